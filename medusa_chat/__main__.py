@@ -1,0 +1,8 @@
+"""`python -m medusa_chat` is the command line."""
+
+import sys
+
+from medusa_chat.cli import main
+
+if __name__ == "__main__":  # the worker process imports this module again (spawn)
+    sys.exit(main())

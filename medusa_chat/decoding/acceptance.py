@@ -1,0 +1,223 @@
+"""Acceptance: which nodes of a draft the backbone agrees to, and its own token after them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.settings import GenerationSettings
+
+MASK32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Details:
+    """Per node, float32 [n] and int64 [n]: see DraftRecord. thresholds: None unless typical."""
+
+    probabilities: Tensor
+    entropies: Tensor
+    thresholds: Tensor | None
+    sampled: Tensor
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """path int64 [depth + 1]: accepted nodes, the root first, padded with the root; length []:
+    how many of them count; node [1]: the last one; next_token [1]: the backbone's own token after
+    it; is_finite []: whether the numbers it came from were. All on the device."""
+
+    path: Tensor
+    length: Tensor
+    node: Tensor
+    next_token: Tensor
+    is_finite: Tensor
+    details: Details | None
+
+
+Rule = Callable[[Draft, Tensor, int, GenerationSettings, bool], Acceptance]
+
+
+def exact(
+    draft: Draft, logits: Tensor, position: int, settings: GenerationSettings, details: bool
+) -> Acceptance:
+    """Take the backbone's own sample at each node and follow the child that equals it.
+
+    logits [n, V] of the draft's nodes; position: the root's place in the text. Every token is the
+    backbone's own, so this is lossless at any temperature for any deterministic tree; greedy is
+    its limit.
+    """
+    sampled = own_tokens(logits, draft.tensors, position, settings)
+    accepted = draft.tokens == sampled.index_select(0, draft.tensors.parents)
+    length = _prefix_lengths(accepted, draft)
+    node = _first_best(length)
+    found = _details(draft, logits, settings, sampled, None) if details else None
+    return _result(draft, logits, node, length, sampled, found)
+
+
+def typical(
+    draft: Draft, logits: Tensor, position: int, settings: GenerationSettings, details: bool
+) -> Acceptance:
+    """Accept a node while p > min(epsilon, delta * exp(-H)) at its parent (Medusa, section 2.3.1).
+
+    The first token and every next token are greedy, so the result is deterministic and
+    temperature only relaxes acceptance. Lossy. At temperature 0 it is greedy decoding.
+    """
+    return _typical(draft, logits, position, settings, details, is_sampled=False)
+
+
+def typical_sampled(
+    draft: Draft, logits: Tensor, position: int, settings: GenerationSettings, details: bool
+) -> Acceptance:
+    """As typical, but the first token and every next token are sampled from the tokens that pass
+    the rule, renormalised. Lossy. At temperature 0 it is greedy decoding."""
+    return _typical(draft, logits, position, settings, details, is_sampled=True)
+
+
+ACCEPTANCE: dict[str, Rule] = {
+    "exact": exact,
+    "typical": typical,
+    "typical-sampled": typical_sampled,
+}
+
+
+def _typical(
+    draft: Draft,
+    logits: Tensor,
+    position: int,
+    settings: GenerationSettings,
+    details: bool,
+    is_sampled: bool,
+) -> Acceptance:
+    if settings.is_greedy:
+        return exact(draft, logits, position, settings, details)
+    log_p = torch.log_softmax(logits.float() / settings.temperature, -1)
+    threshold = thresholds(log_p, settings)
+    at_parent = log_p[draft.tensors.parents, draft.tokens]
+    accepted = at_parent.exp() > threshold.index_select(0, draft.tensors.parents)
+    length = _prefix_lengths(accepted, draft)
+    value = torch.where(draft.tensors.ancestors, at_parent, 0)[:, 1:].sum(1)
+    longest = length == length.max()
+    node = _first_best(torch.where(longest, value, -torch.inf))
+    if is_sampled:
+        passing = log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf)
+        chosen = _with_noise(passing, draft.tensors, position, settings).argmax(-1)
+    else:
+        chosen = logits.argmax(-1)
+    found = _details(draft, logits, settings, chosen, threshold) if details else None
+    return _result(draft, logits, node, length, chosen, found)
+
+
+def thresholds(log_p: Tensor, settings: GenerationSettings) -> Tensor:
+    """min(epsilon, delta * exp(-H)) for rows of log-probabilities [n, V] -> [n]; H in nats."""
+    entropy = torch.special.entr(log_p.exp()).sum(-1)
+    return torch.clamp(
+        settings.posterior_alpha * torch.exp(-entropy), max=settings.posterior_threshold
+    )
+
+
+def own_tokens(
+    logits: Tensor, tensors: TreeTensors, position: int, settings: GenerationSettings
+) -> Tensor:
+    """The backbone's own token after each node: logits [n, V] -> int64 [n].
+
+    Greedy at temperature 0 (the lowest index wins a tie), else a sample by Gumbel-max.
+    """
+    if settings.is_greedy:
+        return logits.argmax(-1)
+    scores = filtered(logits.float() / settings.temperature, settings)
+    return _with_noise(scores, tensors, position, settings).argmax(-1)
+
+
+def filtered(scores: Tensor, settings: GenerationSettings) -> Tensor:
+    """Top-k, then top-p: scores [n, V] with what is left out at -inf."""
+    if 0 < settings.top_k < scores.shape[-1]:
+        lowest = scores.topk(settings.top_k, dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < lowest, -torch.inf)
+    if settings.top_p < 1:
+        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+        share = torch.softmax(ordered, -1)
+        beyond = share.cumsum(-1) - share >= settings.top_p
+        beyond[:, 0] = False
+        scores = scores.masked_fill(torch.zeros_like(beyond).scatter(1, order, beyond), -torch.inf)
+    return scores
+
+
+def _with_noise(
+    scores: Tensor, tensors: TreeTensors, position: int, settings: GenerationSettings
+) -> Tensor:
+    assert settings.seed is not None, "a sampling run needs its seed resolved"
+    places = position + 1 + torch.arange(tensors.paths.shape[1], device=scores.device)
+    noise = gumbel(settings.seed, places, scores.shape[-1])
+    return scores + noise.index_select(0, tensors.depths)
+
+
+def gumbel(seed: int, positions: Tensor, vocabulary: int) -> Tensor:
+    """Gumbel noise float32 [p, V], a function of (seed, position, token) alone.
+
+    All nodes of one depth share it, and a later pass over the same position draws it again: so
+    `exact` gives token for token what plain sampling with the same seed gives, whatever the tree.
+    """
+    low, high = seed & MASK32, seed >> 32
+    start = _mix(torch.full_like(positions, low) + 0x9E3779B9)
+    key = _mix(start ^ (_mix(positions * 0x85EBCA77 + 1) + _mix(start + high)) & MASK32)
+    tokens = torch.arange(vocabulary, device=positions.device) * 0x9E3779B1 & MASK32
+    bits = _mix(_mix((tokens + key.unsqueeze(1)) & MASK32) ^ _mix(key + 0x27D4EB2F).unsqueeze(1))
+    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23
+    return -torch.log(-torch.log(uniform))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 32-bit mixing function (MurmurHash3's finaliser) on int64 tensors."""
+    x = x & MASK32
+    x = (x ^ x >> 16) * 0x85EBCA6B & MASK32
+    x = (x ^ x >> 13) * 0xC2B2AE35 & MASK32
+    return x ^ x >> 16
+
+
+def _prefix_lengths(accepted: Tensor, draft: Draft) -> Tensor:
+    """[n] -> how many nodes the path to each node has, 0 unless all but the root are accepted."""
+    refused = ~accepted
+    refused[0] = False
+    broken = (draft.tensors.ancestors & refused).any(1)
+    return (draft.tensors.depths + 1).masked_fill(broken, 0)
+
+
+def _first_best(values: Tensor) -> Tensor:
+    """Index [1] of the largest value; the lowest node wins a tie."""
+    count = len(values)
+    order = torch.arange(count, 0, -1, device=values.device)
+    return torch.where(values == values.max(), order, 0).argmax().view(1)
+
+
+def _details(
+    draft: Draft,
+    logits: Tensor,
+    settings: GenerationSettings,
+    sampled: Tensor,
+    threshold: Tensor | None,
+) -> Details:
+    temperature = 1.0 if settings.is_greedy else settings.temperature
+    log_p = torch.log_softmax(logits.float() / temperature, -1)
+    probabilities = log_p[draft.tensors.parents, draft.tokens].exp()
+    return Details(probabilities, torch.special.entr(log_p.exp()).sum(-1), threshold, sampled)
+
+
+def _result(
+    draft: Draft,
+    logits: Tensor,
+    node: Tensor,
+    length: Tensor,
+    chosen: Tensor,
+    details: Details | None,
+) -> Acceptance:
+    best = logits.index_select(0, node)
+    return Acceptance(
+        path=draft.tensors.paths.index_select(0, node)[0],
+        length=length.index_select(0, node)[0],
+        node=node,
+        next_token=chosen.index_select(0, node),
+        is_finite=torch.isfinite(best.max()),
+        details=details,
+    )

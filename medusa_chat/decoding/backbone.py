@@ -1,0 +1,206 @@
+"""Backbone: a stock transformers model made ready for trees: decoder, LM head, masks, cache."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_chat.decoding import attention
+from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.kv_cache import KVCache
+from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.errors import ModelError
+
+LAYER_KINDS = {"full_attention", "sliding_attention"}
+# families whose state cannot branch (recurrent), or that bend the scores by distance (ALiBi)
+RECURRENT = (
+    "mamba mamba2 falcon_mamba rwkv jamba bamba zamba zamba2 recurrent_gemma granitemoehybrid "
+    "lfm2 lfm2_moe qwen3_next qwen3_5 nemotron_h xlstm minimax falcon_h1 kimi_linear"
+).split()
+ALIBI = ("bloom", "mpt")
+UNPROVEN = ("llama4", "llama4_text")
+
+
+class Backbone:
+    """A causal language model, its KV cache and its masks, for one text at a time.
+
+    The model is stock; attention "medusa_tree" is ours (see attention.py), "sdpa" and "eager" are
+    transformers'. Raises ModelError for a family whose attention cannot hold a tree.
+    """
+
+    def __init__(self, model: Any, context: int, implementation: str = attention.NAME):
+        self.model = model
+        self.config = model.config
+        refuse_unfit(self.config)
+        if needs_eager(self.config):
+            implementation = "eager"
+        self.model.set_attn_implementation(implementation)
+        self.implementation = implementation
+        self.decoder: Any = self.model.get_decoder()
+        self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
+        first = next(model.parameters())
+        self.device, self.dtype = first.device, first.dtype
+        self.vocabulary = int(self.config.vocab_size)
+        self.context = context
+        self.windows = windows(self.config)
+        self.cache = KVCache(self._shapes(), context + MAX_NODES, first.new_empty(0).to(self.dtype))
+        self._masks: dict[Tree, Tensor] = {}
+
+    def run_tree(self, tokens: Tensor, tree: Tree, tensors: TreeTensors) -> Tensor:
+        """One pass over a draft after the valid rows: tokens [n] -> hidden [n, d] after the
+        final norm. The rows stay behind the cache until `cache.keep`."""
+        mask = {w: self._tree_mask(tree, tensors, w) for w in self.windows}
+        return self._run(tokens, self.cache.length + tensors.depths, mask)
+
+    def run_chunk(self, tokens: Tensor) -> Tensor:
+        """One causal pass over the next tokens [q] of the text -> hidden [q, d]; rows are kept."""
+        start, count = self.cache.length, len(tokens)
+        places = torch.arange(start, start + count, device=self.device)
+        mask = {w: self._causal_mask(places, w) for w in self.windows}
+        hidden = self._run(tokens, places, mask)
+        self.cache.extend(count)
+        return hidden
+
+    def _run(self, tokens: Tensor, positions: Tensor, masks: dict[int | None, Tensor]) -> Tensor:
+        self.cache.begin()
+        out = self.decoder(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            past_key_values=self.cache.layers,
+            attention_mask=self._by_kind(masks),
+            use_cache=True,
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def _by_kind(self, masks: dict[int | None, Tensor]) -> Any:
+        """One mask, or a mask per kind of layer where the model has both kinds."""
+        four = {window: mask[None, None] for window, mask in masks.items()}
+        if len(four) == 1:
+            return next(iter(four.values()))
+        return {
+            "full_attention": four[None],
+            "sliding_attention": next(m for w, m in four.items() if w is not None),
+        }
+
+    def _tree_mask(self, tree: Tree, tensors: TreeTensors, window: int | None) -> Tensor:
+        """Additive mask [n, length + n]: the whole text before the tree, then the ancestors."""
+        length, count = self.cache.length, len(tree)
+        buffer = self._masks.get(tree)
+        if buffer is None:
+            if len(self._masks) > 32:
+                self._masks.clear()
+            buffer = torch.zeros(count, self.cache.capacity, dtype=self.dtype, device=self.device)
+            buffer[:, -count:].masked_fill_(~tensors.ancestors, -torch.inf)
+            self._masks[tree] = buffer
+        mask = buffer[:, self.cache.capacity - count - length :]
+        if window is None or length + tree.depth < window:
+            return mask
+        places = torch.arange(length, device=self.device)
+        places = torch.cat((places, length + tensors.depths))
+        seen = length + tensors.depths[:, None] - places
+        return mask.masked_fill(seen >= window, -torch.inf)
+
+    def _causal_mask(self, places: Tensor, window: int | None) -> Tensor:
+        """Additive mask [q, length + q] of the next tokens of the text."""
+        distance = places[:, None] - torch.arange(int(places[-1]) + 1, device=self.device)
+        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        zeros = torch.zeros(distance.shape, dtype=self.dtype, device=self.device)
+        mask: Tensor = zeros.masked_fill(hidden, -torch.inf)
+        return mask
+
+    @torch.no_grad()
+    def _shapes(self) -> list[tuple[torch.Size, torch.Size]]:
+        """Shapes of each layer's keys and values, from a pass over one token."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.config)
+        probe = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        self.decoder(input_ids=probe, past_key_values=cache, use_cache=True)
+        return [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
+
+    @torch.no_grad()
+    def check(self) -> float:
+        """Compare one tree step with causal passes over its paths, and our logits with the
+        model's own. Returns the largest difference over the largest logit; raises ModelError
+        when it is more than rounding."""
+        text = [(7 * i + 3) % self.vocabulary for i in range(min(8, self.context - 4))]
+        tree = Tree.from_choices([(0,), (1,), (0, 0), (0, 0, 0), (1, 0)])
+        nodes = [(11 * i + 5) % self.vocabulary for i in range(len(tree))]
+        ids = torch.tensor(nodes, device=self.device)
+        self.cache.crop(0)
+        self.run_chunk(torch.tensor(text, device=self.device))
+        mine = self.lm_head(self.run_tree(ids, tree, TreeTensors.of(tree, self.device)))
+        worst = 0.0
+        for node in tree.leaves:
+            path = list(tree.paths[node])
+            whole = torch.tensor([text + [nodes[i] for i in path]], device=self.device)
+            logits = self._reference(whole)[len(text) :]
+            scale = float(logits.abs().max()) or 1.0
+            worst = max(worst, float((mine[path] - logits).abs().max()) / scale)
+        self.cache.crop(0)
+        limit = 1e-3 if self.dtype == torch.float32 else 0.1
+        if not worst <= limit:
+            raise ModelError(
+                f"model family {self.config.model_type} cannot be decoded as a tree: a tree step "
+                f"differs from a causal pass by {worst:.2g} of the largest logit"
+            )
+        return worst
+
+    def _reference(self, ids: Tensor) -> Tensor:
+        """The model's own logits [t, V] of a causal pass with its eager attention."""
+        self.model.set_attn_implementation("eager")
+        try:
+            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
+        finally:
+            self.model.set_attn_implementation(self.implementation)
+        return logits
+
+
+class LogitHead:
+    """The backbone's LM head with the scale or cap its family puts after it: [m, d] -> [m, V]."""
+
+    def __init__(self, linear: nn.Module, config: Any) -> None:
+        self.linear = linear
+        self.scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
+        self.scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
+        self.cap = getattr(config, "final_logit_softcapping", None)  # Gemma
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.linear(hidden)
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.cap is not None:
+            logits = torch.tanh(logits / self.cap) * self.cap
+        return logits
+
+
+def refuse_unfit(config: Any) -> None:
+    """Raise ModelError, by name, for a family whose attention cannot hold a tree."""
+    family = config.model_type
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if family in RECURRENT or not kinds <= LAYER_KINDS:
+        raise ModelError(f"model family {family} is refused: its recurrent state cannot branch")
+    if family in ALIBI or getattr(config, "alibi", False):
+        raise ModelError(f"model family {family} is refused: its ALiBi positions know no tree")
+    if family in UNPROVEN:
+        raise ModelError(f"model family {family} is refused: its chunked attention is not proven")
+
+
+def needs_eager(config: Any) -> bool:
+    """Whether the family's scores are bent in a way that only its eager attention applies."""
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    return capped or config.model_type in ("gpt_oss", "gptj", "falcon")
+
+
+def windows(config: Any) -> tuple[int | None, ...]:
+    """The attention windows of the layers: None for full attention, else its width."""
+    width = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        width = None
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return (width,)
+    found = {None if kind == "full_attention" else width for kind in kinds}
+    return tuple(sorted(found, key=lambda w: w is not None))

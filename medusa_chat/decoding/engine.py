@@ -1,0 +1,287 @@
+"""Engine: prefill, step, stop. One text at a time, as a generator of events."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.acceptance import ACCEPTANCE, Acceptance, Rule
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.drafters import (
+    Autoregressive,
+    Draft,
+    Drafter,
+    Medusa,
+    PromptLookup,
+    TreeTensors,
+)
+from medusa_chat.decoding.events import DraftRecord, Event, Finished, Prefilled, Reason, Stats, Step
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.errors import ContextError, UsageError
+
+PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+CHUNK = 512  # prompt tokens of one prefill pass
+BROKEN = "the model produced invalid numbers (NaN or infinity): its weights or precision are wrong"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One step's result on the host, in the order it was packed on the device."""
+
+    path: list[int]
+    tokens: list[int]  # of every node
+    next_token: int
+    is_finite: bool
+    record: DraftRecord | None
+
+
+class Engine:
+    """Decodes with a backbone and, where there are any, its Medusa heads.
+
+    Between answers it keeps the KV cache and its exact token ids, so that a prompt that starts
+    like the last text is prefilled from where they part. Closing the iterator that `generate`
+    returns cancels: the cache stays valid.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        heads: MedusaHeads | None = None,
+        eos: frozenset[int] = frozenset(),
+    ) -> None:
+        self.backbone = backbone
+        self.heads = heads
+        self.eos = eos
+        self.name = ""
+        self.precision = PRECISIONS.get(backbone.dtype, str(backbone.dtype))
+        self._ids: list[int] = []  # what the cache holds
+        self._root_tensors = TreeTensors.of(ROOT, backbone.device)
+
+    def drafter(self, settings: GenerationSettings, tree: Tree, details: bool = True) -> Drafter:
+        """The drafter that resolved settings name. Raises UsageError when it needs heads."""
+        if settings.drafter == Autoregressive.name:
+            return Autoregressive(self.backbone.device)
+        if settings.drafter == PromptLookup.name:
+            return PromptLookup(settings.nodes or len(tree))
+        if self.heads is None:
+            raise UsageError("the checkpoint has no Medusa heads: use --drafter prompt-lookup")
+        head = self.backbone.lm_head
+        return Medusa(self.heads, head, tree, self.backbone.vocabulary, details)
+
+    def forget(self) -> None:
+        """Empty the cache, so that the next prompt is prefilled whole."""
+        self._ids = []
+        self.backbone.cache.crop(0)
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        drafter: Drafter,
+        settings: GenerationSettings,
+        details: bool = True,
+    ) -> Iterator[Event]:
+        """Decode after `prompt_ids`. settings: resolved, with a seed where it samples.
+
+        details: whether each step records its draft with probabilities. Text stays "" here (see
+        text.py). Raises ContextError when the prompt leaves no room, and UsageError when empty.
+        """
+        rule = ACCEPTANCE[settings.acceptance]
+        self._require_room(prompt_ids)
+        started = perf_counter()
+        first, hidden, reused = self._prefill(prompt_ids, rule, settings)
+        root_id = first.next_token
+        answer: list[int] = [] if root_id in self.eos else [root_id]
+        prefill_seconds = perf_counter() - started
+        yield Prefilled(
+            model=self.name,
+            precision=self.precision,
+            device=str(self.backbone.device),
+            settings=settings.to_json(),
+            prompt_token_ids=tuple(prompt_ids),
+            prompt_tokens=len(prompt_ids),
+            reused_tokens=reused,
+            token_ids=tuple(answer) if first.is_finite else (),
+            text="",
+            seconds=prefill_seconds,
+            context=self.backbone.context,
+        )
+        steps, emitted, seconds = 0, 0, 0.0
+        reason = self._reason(first.is_finite, root_id, len(answer), settings)
+        known: Sequence[int] = [*prompt_ids, root_id]
+        root = torch.tensor([root_id], device=self.backbone.device)
+        while reason is None:
+            started = perf_counter()
+            draft = self._propose(drafter, known, root, hidden)
+            drafted = perf_counter()
+            outcome, root, hidden = self._step(draft, rule, settings, details)
+            known = [outcome.tokens[node] for node in outcome.path[1:]] + [outcome.next_token]
+            fresh, reason = self._cut(known, outcome, len(answer), settings)
+            ended = perf_counter()
+            count = len(fresh) + (reason == "eos")
+            answer += fresh
+            steps, emitted, seconds = steps + 1, emitted + count, seconds + ended - started
+            yield Step(
+                index=steps - 1,
+                token_ids=tuple(fresh),
+                text="",
+                seconds=ended - started,
+                path=tuple(outcome.path[: count + 1]),
+                draft=outcome.record,
+                heads_seconds=drafted - started,
+            )
+        yield Finished(
+            reason=reason,
+            token_ids=tuple(answer),
+            text="",
+            tail="",
+            stats=Stats.of(len(answer), steps, emitted, seconds, prefill_seconds),
+            message=BROKEN if reason == "error" else "",
+        )
+
+    def _require_room(self, prompt_ids: Sequence[int]) -> None:
+        if not prompt_ids:
+            raise UsageError("the prompt is empty: type something")
+        context = self.backbone.context
+        if len(prompt_ids) >= context:
+            raise ContextError(
+                f"the prompt has {len(prompt_ids)} tokens and the context holds {context}: "
+                "shorten it, start a new chat, or raise --max-context where the model allows it"
+            )
+
+    @torch.inference_mode()
+    def _prefill(
+        self, prompt_ids: Sequence[int], rule: Rule, settings: GenerationSettings
+    ) -> tuple[Outcome, Tensor, int]:
+        """Bring the prompt into the cache; the first token, its hidden state, tokens reused."""
+        reused = min(_common_prefix(self._ids, prompt_ids), len(prompt_ids) - 1)
+        self._ids = self._ids[:reused]
+        self.backbone.cache.crop(reused)
+        rest = torch.tensor(prompt_ids[reused:], device=self.backbone.device)
+        for chunk in rest.split(CHUNK):
+            hidden = self.backbone.run_chunk(chunk)
+            self._ids += chunk.tolist()
+        last = hidden[-1:]
+        draft = Draft(rest[-1:], ROOT, self._root_tensors)
+        logits = self.backbone.lm_head(last)
+        accepted = rule(draft, logits, len(prompt_ids) - 1, settings, False)
+        outcome = self._read(draft, accepted)
+        if not outcome.is_finite:
+            self.forget()  # nothing of a broken pass is reused
+        return outcome, last, reused
+
+    @torch.inference_mode()
+    def _propose(
+        self, drafter: Drafter, known: Sequence[int], root: Tensor, hidden: Tensor
+    ) -> Draft:
+        room = self.backbone.context - 1 - self.backbone.cache.length
+        return drafter.propose(known, root, hidden, room)
+
+    @torch.inference_mode()
+    def _step(
+        self, draft: Draft, rule: Rule, settings: GenerationSettings, details: bool
+    ) -> tuple[Outcome, Tensor, Tensor]:
+        """One pass of the backbone over the draft; what was accepted is in the cache after it."""
+        cache = self.backbone.cache
+        hidden = self.backbone.run_tree(draft.tokens, draft.tree, draft.tensors)
+        accepted = rule(draft, self.backbone.lm_head(hidden), cache.length, settings, details)
+        outcome = self._read(draft, accepted)
+        if outcome.is_finite:
+            cache.keep(accepted.path, len(outcome.path))
+            self._ids += [outcome.tokens[node] for node in outcome.path]
+        return outcome, accepted.next_token, hidden.index_select(0, accepted.node)
+
+    def _read(self, draft: Draft, accepted: Acceptance) -> Outcome:
+        """The step's one copy to the host."""
+        whole = [
+            accepted.length.view(1),
+            accepted.next_token,
+            accepted.is_finite.view(1),
+            accepted.path,
+            draft.tokens,
+        ]
+        found = accepted.details
+        figures: list[Tensor] = []
+        if found is not None:
+            whole.append(found.sampled)
+            figures = [found.probabilities, found.entropies]
+            figures += [t for t in (found.thresholds, draft.probabilities) if t is not None]
+        words = torch.cat([t.to(torch.int32) for t in whole])
+        if figures:
+            words = torch.cat((words, torch.cat(figures).float().view(torch.int32)))
+        host = words.cpu()
+        values = host.tolist()
+        length, next_token, is_finite = values[:3]
+        n, deep = len(draft.tree), 3 + len(accepted.path)
+        tokens = values[deep : deep + n]
+        record = None
+        if found is not None:
+            sampled = values[deep + n : deep + 2 * n]
+            rows = host[deep + 2 * n :].view(torch.float32).view(-1, n).tolist()
+            record = _record(draft, tokens, sampled, rows, found.thresholds is not None)
+        return Outcome(values[3 : 3 + length], tokens, next_token, bool(is_finite), record)
+
+    def _cut(
+        self, known: Sequence[int], outcome: Outcome, produced: int, settings: GenerationSettings
+    ) -> tuple[list[int], Reason | None]:
+        """What of a step's tokens is emitted (without an end token), and why decoding ends."""
+        if not outcome.is_finite:
+            return [], "error"
+        fresh: list[int] = []
+        for token in known:
+            reason = self._reason(True, token, produced + len(fresh) + 1, settings, False)
+            if reason == "eos":
+                return fresh, "eos"
+            fresh.append(token)
+            if reason is not None:
+                return fresh, reason
+        full = self.backbone.cache.length >= self.backbone.context
+        return fresh, "context" if full else None
+
+    def _reason(
+        self,
+        is_finite: bool,
+        token: int,
+        produced: int,
+        settings: GenerationSettings,
+        at_end: bool = True,
+    ) -> Reason | None:
+        """Why decoding ends with this token, the `produced`-th of the answer; None: it goes on."""
+        if not is_finite:
+            return "error"
+        if token in self.eos:
+            return "eos"
+        if produced >= settings.max_new_tokens:
+            return "length"
+        full = at_end and self.backbone.cache.length >= self.backbone.context
+        return "context" if full else None
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+def _record(
+    draft: Draft, tokens: list[int], sampled: list[int], rows: list[list[float]], typical: bool
+) -> DraftRecord:
+    """The draft as the trace holds it; what the root has no figure for is None."""
+    rest = rows[2:]
+    threshold = rest.pop(0) if typical else None
+    shares = rest.pop(0) if rest else None
+    n = len(tokens)
+    return DraftRecord(
+        tokens=tuple(tokens),
+        parents=draft.tree.parents,
+        ranks=(None, *draft.tree.ranks[1:]),
+        draft_probabilities=(None, *shares[1:]) if shares else (None,) * n,
+        probabilities=(None, *rows[0][1:]),
+        entropies=tuple(rows[1]),
+        thresholds=tuple(threshold) if threshold else (None,) * n,
+        sampled=tuple(sampled),
+    )

@@ -1,0 +1,152 @@
+"""What decoding tells: Prefilled, then Step after Step, then Finished. Plain values, no torch."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
+
+VERSION = 1
+Reason = Literal["eos", "length", "stop", "context", "cancelled", "error"]
+
+
+@dataclass(frozen=True)
+class DraftRecord:
+    """The candidate tree of one step, a list entry per node, the root first.
+
+    probabilities: the backbone's p of the node at its parent. entropies (nats), thresholds
+    (None unless typical) and sampled (the backbone's own token) speak of the node as a parent.
+    ranks: the node's place among its head's predictions. texts: each token's own text, filled in
+    by the text layer. None where a figure does not exist.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    ranks: tuple[int | None, ...]
+    draft_probabilities: tuple[float | None, ...]
+    probabilities: tuple[float | None, ...]
+    entropies: tuple[float | None, ...]
+    thresholds: tuple[float | None, ...]
+    sampled: tuple[int | None, ...]
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Figures of one answer. seconds: decoding without prefill. steps: backbone passes after it.
+
+    acceleration_rate: tokens emitted by steps (an end token counts) / steps; None without a step.
+    """
+
+    new_tokens: int
+    steps: int
+    acceleration_rate: float | None
+    seconds: float
+    prefill_seconds: float
+    tokens_per_second: float | None
+
+    @classmethod
+    def of(
+        cls, new_tokens: int, steps: int, emitted: int, seconds: float, prefill_seconds: float
+    ) -> Self:
+        """From the counts of one answer; emitted: tokens that steps gave, an end token included."""
+        return cls(
+            new_tokens=new_tokens,
+            steps=steps,
+            acceleration_rate=emitted / steps if steps else None,
+            seconds=seconds,
+            prefill_seconds=prefill_seconds,
+            tokens_per_second=emitted / seconds if seconds else None,
+        )
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """The prompt is in the cache and the first token is there. settings: all of them, resolved."""
+
+    model: str
+    precision: str
+    device: str
+    settings: dict[str, Any]
+    prompt_token_ids: tuple[int, ...]
+    prompt_tokens: int
+    reused_tokens: int
+    token_ids: tuple[int, ...]
+    text: str
+    seconds: float
+    context: int = 0
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass of the backbone. path: the accepted nodes, the root (0) first.
+
+    token_ids: the accepted path after the root, then the next token. heads_seconds: the part of
+    `seconds` that proposing the draft took. draft: None when details were not asked for.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    seconds: float
+    path: tuple[int, ...]
+    draft: DraftRecord | None = None
+    heads_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end. token_ids: everything generated, without the end token.
+
+    prefilled.text + every step.text + tail = text. message: why, when reason is "error".
+    """
+
+    reason: Reason
+    token_ids: tuple[int, ...]
+    text: str
+    tail: str
+    stats: Stats
+    message: str = ""
+
+
+Event = Prefilled | Step | Finished
+KINDS: dict[str, type] = {"prefilled": Prefilled, "step": Step, "finished": Finished}
+NAMES = {kind: name for name, kind in KINDS.items()}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as one line of a trace holds it; a figure that is not finite becomes null."""
+    return {"event": NAMES[type(event)], **_plain(event)}
+
+
+def from_json(values: dict[str, Any]) -> Event:
+    """The event of one trace line. Unknown fields are ignored; raises ValueError if it is none."""
+    kind = KINDS.get(values.get("event", ""))
+    if kind is None:
+        raise ValueError(f"not a trace line: event is {values.get('event')!r}")
+    known = {f.name: _frozen(values[f.name]) for f in fields(kind) if f.name in values}
+    if kind is Prefilled:
+        known["settings"] = dict(values.get("settings", {}))
+    if kind is Step and known.get("draft") is not None:
+        draft = values["draft"]
+        known["draft"] = DraftRecord(
+            **{f.name: _frozen(draft[f.name]) for f in fields(DraftRecord) if f.name in draft}
+        )
+    if kind is Finished:
+        stats = values["stats"]
+        known["stats"] = Stats(**{f.name: stats.get(f.name) for f in fields(Stats)})
+    event: Event = kind(**known)
+    return event
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (Prefilled, Step, Finished, DraftRecord, Stats)):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

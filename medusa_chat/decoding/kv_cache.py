@@ -1,0 +1,97 @@
+"""KVCache: preallocated keys and values; the accepted rows of a step are moved into place."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class Layer(CacheLayerMixin):
+    """One layer's view of the cache: writes where the cache says, gives back the live part."""
+
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.start = 0
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the cache allocated everything."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [1, H, q, D] after `start`; return keys and values [1, H, start + q, D]."""
+        end = self.start + key_states.shape[2]
+        assert self.keys is not None and self.values is not None
+        self.keys[:, :, self.start : end] = key_states
+        self.values[:, :, self.start : end] = value_states
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.start + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.start
+
+    def get_max_length(self) -> int:
+        assert self.keys is not None
+        return int(self.keys.shape[2])
+
+
+class KVCache:
+    """Keys and values of every layer, `capacity` positions, in one tensor per shape.
+
+    length: how many positions are valid. A pass of the backbone writes its rows after them
+    (`layers` is what transformers gets); `keep` then makes some of those rows valid. Rows after
+    `length` are never read.
+    """
+
+    def __init__(
+        self, shapes: list[tuple[torch.Size, torch.Size]], capacity: int, like: Tensor
+    ) -> None:
+        """shapes: per layer those of keys and values [1, H, any, D]. like: dtype and device."""
+        flat = [shape for pair in shapes for shape in pair]
+        self.length = 0
+        self.capacity = capacity
+        self._blocks: list[Tensor] = []
+        views: dict[int, Tensor] = {}
+        for kind in dict.fromkeys((shape[1], shape[3]) for shape in flat):
+            members = [i for i, shape in enumerate(flat) if (shape[1], shape[3]) == kind]
+            block = like.new_zeros(len(members), 1, kind[0], capacity, kind[1])
+            self._blocks.append(block)
+            views |= {i: block[row] for row, i in enumerate(members)}
+        self._layers = [Layer(views[2 * i], views[2 * i + 1]) for i in range(len(shapes))]
+        self.layers = Cache(layers=self._layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the allocation in bytes."""
+        return sum(block.nbytes for block in self._blocks)
+
+    def begin(self) -> None:
+        """Let the next pass write after the valid rows."""
+        for layer in self._layers:
+            layer.start = self.length
+
+    def keep(self, rows: Tensor, count: int) -> None:
+        """Move the rows of the last pass that were accepted to follow the valid ones.
+
+        rows int64 [r], relative to the pass; the first `count` of them become valid, what is
+        moved beyond them is never read.
+        """
+        start = self.length
+        for block in self._blocks:
+            block[:, :, :, start : start + len(rows)] = block.index_select(3, rows + start)
+        self.length = start + count
+
+    def extend(self, count: int) -> None:
+        """Make the first `count` rows of the last pass valid, where they stand."""
+        self.length += count
+
+    def crop(self, length: int) -> None:
+        """Forget everything after `length` positions."""
+        self.length = min(self.length, length)

@@ -1,0 +1,108 @@
+"""GenerationSettings: how one answer is to be decoded. Frozen, validated, without torch."""
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Self
+
+from medusa_chat.errors import UsageError
+
+DRAFTER_NAMES = ("medusa", "prompt-lookup", "none")
+ACCEPTANCE_NAMES = ("exact", "typical", "typical-sampled")
+MAX_NODES = 256
+
+# name -> (lowest, highest, is the highest allowed?)
+RANGES: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0.0, 2.0, True),
+    "top_p": (0.0, 1.0, True),
+    "posterior_threshold": (0.0, 1.0, True),
+    "posterior_alpha": (0.0, 1.0, False),
+}
+WHOLE_RANGES: dict[str, tuple[int, int]] = {
+    "top_k": (0, 1_000_000),
+    "max_new_tokens": (1, 1_000_000),
+    "nodes": (1, MAX_NODES),
+    "seed": (0, 2**63 - 1),
+}
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """Settings of one answer; names and defaults are the command line's.
+
+    drafter: None lets the model decide (medusa where there are heads, else prompt-lookup).
+    posterior_threshold, posterior_alpha: epsilon and delta of typical acceptance
+    (Medusa, arXiv 2401.10774, section 2.3.1).
+    tree: "auto", the name of a preset, or the path of a JSON file. nodes counts the root; None
+    leaves the tree as it is. seed: None draws a fresh one, which the first event records.
+    Raises UsageError on a value outside its range.
+    """
+
+    drafter: str | None = None
+    acceptance: str = "exact"
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
+    tree: str = "auto"
+    nodes: int | None = None
+    max_new_tokens: int = 512
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require_choice("drafter", self.drafter, (None, *DRAFTER_NAMES))
+        _require_choice("acceptance", self.acceptance, ACCEPTANCE_NAMES)
+        for name, (low, high, closed) in RANGES.items():
+            _require_number(name, getattr(self, name), low, high, closed)
+        for name, (low, high) in WHOLE_RANGES.items():
+            _require_whole(name, getattr(self, name), low, high, name in ("nodes", "seed"))
+        if not isinstance(self.tree, str) or not self.tree:
+            raise UsageError(f"tree is {self.tree!r}: give auto, a preset's name or a JSON file")
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise UsageError(f"stop is {self.stop!r}: give texts that are not empty")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the temperature makes every acceptance plain greedy decoding."""
+        return self.temperature < 1e-3
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as the first event of a trace records them."""
+        return asdict(self) | {"stop": list(self.stop)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Settings from recorded or posted values; unknown names are refused."""
+        unknown = set(values) - {field.name for field in fields(cls)}
+        if unknown:
+            raise UsageError(f"unknown setting {sorted(unknown)[0]!r}")
+        stop = values.get("stop") or ()
+        if not isinstance(stop, (list, tuple)):
+            raise UsageError(f"stop is {stop!r}: give a list of texts")
+        return cls(**{**values, "stop": tuple(stop)})
+
+    def resolved(self, **chosen: Any) -> Self:
+        """The same settings with what was left open filled in."""
+        return replace(self, **chosen)
+
+
+def _require_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        names = ", ".join(str(choice) for choice in allowed if choice)
+        raise UsageError(f"{name} is {value!r}: choose one of {names}")
+
+
+def _require_number(name: str, value: object, low: float, high: float, closed: bool) -> None:
+    text = f"from {low:g} to {high:g}" if closed else f"from {low:g} to below {high:g}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UsageError(f"{name} is {value!r}: give a number {text}")
+    if value < low or value > high or (value == high and not closed):
+        raise UsageError(f"{name} is {value:g}: give a number {text}")
+
+
+def _require_whole(name: str, value: object, low: int, high: int, optional: bool) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{name} is {value!r}: give a whole number from {low} to {high}")

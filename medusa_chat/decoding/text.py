@@ -1,0 +1,139 @@
+"""From token ids to printable text: streaming decoding, stop strings, the text of one token."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
+
+
+class TextStream:
+    """Token ids in, printable text out. Half a character, and text that may yet turn into a stop
+    string, is held back; nothing is given from a stop string on.
+
+    >>> stream = TextStream(tokenizer, stop=("###",))
+    >>> text = "".join(stream.push(token) for token in ids) + stream.tail()
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+        """tokenizer: a fast transformers tokenizer."""
+        self._backend = tokenizer.backend_tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stop = tuple(stop)
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, token: int) -> str:
+        """The text that this token makes certain; "" once a stop string was met."""
+        piece = self._stream.step(self._backend, token)
+        if self.is_stopped or not piece:
+            return ""
+        self._held += piece
+        found = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
+        if found:
+            self.is_stopped = True
+            shown, self._held = self._held[: min(found)], ""
+            return shown
+        cut = len(self._held) - self._held_back()
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def tail(self) -> str:
+        """What was held back for stop strings, once nothing more comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _held_back(self) -> int:
+        """Length of the longest end of the held text that a stop string starts with."""
+        longest = min(len(self._held), max((len(text) - 1 for text in self._stop), default=0))
+        for length in range(longest, 0, -1):
+            if any(text.startswith(self._held[-length:]) for text in self._stop):
+                return length
+        return 0
+
+
+class TokenTexts:
+    """The own text of single tokens, kept once made; a byte of a character shows as <0xE2>."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    def __call__(self, token: int) -> str:
+        if token not in self._texts:
+            self._texts[token] = self._text(token)
+        return self._texts[token]
+
+    def _text(self, token: int) -> str:
+        text = self._tokenizer.decode([token])
+        piece = self._tokenizer.convert_ids_to_tokens(token) or ""
+        if "\ufffd" in text:
+            table = _byte_table()
+            return "".join(f"<0x{table[c]:02X}>" if c in table else c for c in piece)
+        return " " + text.lstrip(" ") if piece.startswith("\u2581") else str(text)
+
+
+def _byte_table() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte -> the byte."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    moved = [byte for byte in range(256) if byte not in kept]
+    return {chr(b): b for b in kept} | {chr(256 + i): b for i, b in enumerate(moved)}
+
+
+def with_text(
+    events: Generator[Event, None, None],
+    tokenizer: Any,
+    texts: TokenTexts,
+    stop: Sequence[str] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """The engine's events with their text filled in.
+
+    A stop string ends the answer with the step that completes it ("stop"), `should_stop`, asked
+    after every event, with the step that runs ("cancelled"); both close `events`. The texts of
+    all events and the tail join to `finished.text`.
+    """
+    stream = TextStream(tokenizer, stop)
+    shown, ids = "", list[int]()
+    steps, emitted, seconds, prefill = 0, 0, 0.0, 0.0
+    for event in events:
+        if isinstance(event, Finished):
+            tail = stream.tail()
+            yield replace(event, text=shown + tail, tail=tail)
+            return
+        fresh, text = _push(stream, event.token_ids)
+        shown += text
+        ids += fresh
+        if isinstance(event, Prefilled):
+            prefill = event.seconds
+            yield replace(event, token_ids=tuple(fresh), text=text)
+        else:
+            steps, emitted, seconds = steps + 1, emitted + len(fresh), seconds + event.seconds
+            yield _named(replace(event, token_ids=tuple(fresh), text=text), texts)
+        if stream.is_stopped or should_stop():
+            events.close()
+            tail = stream.tail()
+            stats = Stats.of(len(ids), steps, emitted, seconds, prefill)
+            reason: Reason = "stop" if stream.is_stopped else "cancelled"
+            yield Finished(reason, tuple(ids), shown + tail, tail, stats)
+            return
+
+
+def _push(stream: TextStream, ids: Sequence[int]) -> tuple[list[int], str]:
+    """Push ids until a stop string: the ids used and their text."""
+    used, text = list[int](), ""
+    for token in ids:
+        if stream.is_stopped:
+            break
+        used.append(token)
+        text += stream.push(token)
+    return used, text
+
+
+def _named(step: Step, texts: TokenTexts) -> Step:
+    """The step with the text of every node of its draft."""
+    if step.draft is None:
+        return step
+    return replace(step, draft=replace(step.draft, texts=tuple(map(texts, step.draft.tokens))))

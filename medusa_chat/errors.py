@@ -1,0 +1,41 @@
+"""What medusa-chat refuses, each message one line that says what to do. A leaf: imports nothing."""
+
+
+class MedusaChatError(Exception):
+    """A refusal that the user can act on; shown as one line, without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(MedusaChatError):
+    """Input outside its allowed range or form."""
+
+    exit_code = 2
+
+
+class DeviceError(MedusaChatError):
+    """The device asked for is not there."""
+
+    exit_code = 3
+
+
+class ModelError(MedusaChatError):
+    """A checkpoint or backbone that is missing, broken, gated or refused."""
+
+    exit_code = 4
+
+
+class ContextError(UsageError):
+    """A prompt that leaves no room in the context."""
+
+
+class OutOfMemoryError(MedusaChatError):
+    """The model or the answer does not fit in memory."""
+
+    exit_code = 5
+
+
+class PortInUseError(MedusaChatError):
+    """The port asked for is taken."""
+
+    exit_code = 6

@@ -1,0 +1,92 @@
+"""Where files are: what ships with the program, and what it keeps for the user.
+
+assets/ and presets/ lie beside the package in a checkout and an editable install, inside it in a
+wheel. Everything of the user lies where the platform wants it, or under one folder of their choice.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+APP = "medusa-chat"
+DATA_DIR_VARIABLE = "MEDUSA_CHAT_DATA_DIR"  # an environment variable: the worker inherits it
+PACKAGE = Path(__file__).resolve().parent
+
+
+def asset(*parts: str) -> Path:
+    """A file or folder of assets/; it need not exist."""
+    return _shipped("assets").joinpath(*parts)
+
+
+def preset(*parts: str) -> Path:
+    """A file or folder of presets/; it need not exist."""
+    return _shipped("presets").joinpath(*parts)
+
+
+def _shipped(folder: str) -> Path:
+    inside = PACKAGE / folder
+    return inside if inside.is_dir() else PACKAGE.parent / folder
+
+
+def use_data_dir(folder: str | Path) -> None:
+    """Keep everything of the user under `folder` (`--data-dir`), here and in child processes."""
+    os.environ[DATA_DIR_VARIABLE] = str(Path(folder).expanduser().resolve())
+
+
+def data_dir() -> Path:
+    """What the user made and must not lose: chats, trained heads."""
+    return _of_user("data")
+
+
+def state_dir() -> Path:
+    """What can be made again by measuring: tuner results, logs, traces."""
+    return _of_user("state")
+
+
+def cache_dir() -> Path:
+    """What can be thrown away at any time."""
+    return _of_user("cache")
+
+
+def config_dir() -> Path:
+    """The user's own settings and presets."""
+    return _of_user("config")
+
+
+def _of_user(kind: str) -> Path:
+    """Folder of one kind; it need not exist. platformdirs is imported only when it is needed."""
+    if chosen := os.environ.get(DATA_DIR_VARIABLE):
+        return Path(chosen) / kind
+    import platformdirs
+
+    return Path(getattr(platformdirs, f"user_{kind}_dir")(APP, appauthor=False))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file whole or not at all, even when the machine stops in between.
+
+    Its folder is made when it is missing. Raises OSError; no half file stays behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with open(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last; Windows has no such call and needs none."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,100 @@
+"""presets/* and the user's own files -> Tree. Every refusal is one line; torch is not needed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from medusa_chat import paths
+from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.errors import UsageError
+
+MAX_BYTES = 1_000_000
+
+
+def tree_names() -> tuple[str, ...]:
+    """Names of the trees that ship with the program, sorted; "auto" is none of them."""
+    return tuple(sorted(file.stem for file in paths.preset("trees").glob("*.json")))
+
+
+def load_tree(name: str, nodes: int | None = None) -> Tree:
+    """The tree of a preset or a JSON file, cut to its first `nodes` nodes (the root counted).
+
+    A file holds {"choices": [...]} or its bare list, as the reference writes `medusa_choices`, or
+    {"parents": [...], "ranks": [...]} as a trace does. Raises UsageError, also when the tree has
+    fewer nodes than asked for.
+    """
+    tree = _read_tree(_tree_file(name))
+    if nodes is None:
+        return tree
+    if not 1 <= nodes <= len(tree):
+        raise UsageError(f"nodes is {nodes}: tree {name} has 1 to {len(tree)} nodes, root counted")
+    return tree.head(nodes)
+
+
+def _tree_file(name: str) -> Path:
+    if name in tree_names():
+        return paths.preset("trees", f"{name}.json")
+    if _is_file(name):
+        return Path(name)
+    names = ", ".join(("auto", *tree_names()))
+    raise UsageError(f"there is no tree {name[:80]!r}: give a JSON file, or one of {names}")
+
+
+def _is_file(name: str) -> bool:
+    """Path.is_file, but a name no file can have (null bytes, too long) is simply none."""
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _read_tree(file: Path) -> Tree:
+    try:
+        return _tree(_read_json(file))
+    except UsageError as error:
+        raise UsageError(f"tree file {file}: {str(error)[:200]}") from None
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise UsageError(f"larger than {MAX_BYTES // 1_000_000} MB")
+        return json.loads(data.decode("utf-8-sig"))
+    except OSError as error:
+        raise UsageError(error.strerror or "cannot be read") from None
+    except (ValueError, RecursionError):  # also not UTF-8, numbers of 5000 digits
+        raise UsageError("it is not JSON") from None
+
+
+def _tree(value: Any) -> Tree:
+    if isinstance(value, dict) and "parents" in value:
+        return _from_parents(value["parents"], value.get("ranks"))
+    choices = value.get("choices") if isinstance(value, dict) else value
+    if not isinstance(choices, list) or not all(map(_is_ranks, choices)):
+        raise UsageError(
+            'give {"choices": [[0], [1], [0, 0]]}, its bare list, or {"parents": [...], '
+            f'"ranks": [...]}}, with ranks from 0 to {MAX_NODES - 1}'
+        )
+    return Tree.from_choices(choices)
+
+
+def _from_parents(parents: Any, ranks: Any) -> Tree:
+    if not isinstance(parents, list) or not isinstance(ranks, list):
+        raise UsageError("parents and ranks are lists, an entry per node")
+    ranks = [-1 if rank is None else rank for rank in ranks[:1]] + ranks[1:]
+    if not _is_ranks(ranks[1:]) or not all(type(value) is int for value in parents + ranks[:1]):
+        raise UsageError(
+            "parents are whole numbers, -1 for the root; "
+            f"ranks are whole numbers from 0 to {MAX_NODES - 1}, null for the root"
+        )
+    return Tree(tuple(parents), tuple(ranks))
+
+
+def _is_ranks(value: Any) -> bool:
+    """Whether a JSON value is a list of ranks that some tree could have."""
+    return isinstance(value, list) and all(
+        type(rank) is int and 0 <= rank < MAX_NODES for rank in value
+    )

@@ -1,0 +1,22 @@
+"""What every test gets: its own data folder, no network, and property tests without a clock."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from medusa_chat.paths import DATA_DIR_VARIABLE
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+
+# A busy machine is no reason to fail, and CI runs the same examples every time.
+hypothesis.settings.register_profile("here", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture(autouse=True)
+def own_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests neither read nor write what the user has."""
+    monkeypatch.setenv(DATA_DIR_VARIABLE, str(tmp_path / "medusa-chat-data"))

@@ -1,0 +1,72 @@
+"""Tiny random models of every family that the engine is proven on."""
+
+import torch
+import transformers
+
+VOCABULARY = 48
+CONTEXT = 96
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.4,  # wide enough that the next token is rarely a near tie
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+FAMILIES = {
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 8}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-mixed": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 8}),
+    "gemma": ("Gemma", {"head_dim": 8}),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "head_dim": 8,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 8,
+        },
+    ),
+    "phi3": ("Phi3", {}),
+    "gpt-neox": ("GPTNeoX", {}),
+    "gpt2": ("GPT2", {}),
+    "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", {"logits_scaling": 0.5, "attention_multiplier": 0.3}),
+    "cohere": ("Cohere", {"logit_scale": 3.0}),
+}
+RENAMED = {
+    "gpt2": {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+        "intermediate_size": "n_inner",
+    }
+}
+
+
+def tiny(family: str, seed: int = 0, **changes: object):
+    """A random model of `family` in fp32, ready to decode."""
+    name, extra = FAMILIES[family]
+    values = COMMON | extra | changes
+    values = {RENAMED.get(family, {}).get(key, key): value for key, value in values.items()}
+    if family == "gpt2":
+        del values["num_key_value_heads"]
+    config = getattr(transformers, f"{name}Config")(**values)
+    torch.manual_seed(seed)
+    kind = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+    model = getattr(transformers, kind.get(name, f"{name}ForCausalLM"))(config)
+    return model.eval().requires_grad_(False)
