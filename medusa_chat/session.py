@@ -1,0 +1,282 @@
+"""Session: the one door of every front end to a model. One queue of jobs, append-only traces.
+
+Two runners stand behind it: InProcess (generate, chat, bench, tests) and Child (the page), whose
+worker process holds torch, so that the page never competes with decoding for the interpreter and
+a crash of the model ends the worker, not the app. This module never imports torch.
+"""
+
+import multiprocessing
+import os
+import threading
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from medusa_chat.decoding.events import Event, Finished, Stats
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import MedusaChatError, ModelError
+from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt
+
+NO_STATS = Stats(0, 0, None, 0.0, 0.0, None)
+
+
+class Runner(Protocol):
+    """Where the model lives. One call of load or reply at a time; stop from any thread."""
+
+    def load(self, request: LoadRequest) -> Iterator[LoadPhase]: ...
+    def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class WorkerGone(MedusaChatError):
+    """The worker process ended by itself."""
+
+
+class InProcess:
+    """The model in this process."""
+
+    def __init__(self) -> None:
+        self._loaded: Any = None
+        self._stop = threading.Event()
+
+    def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
+        from medusa_chat.worker import load
+
+        self._loaded = None
+        for phase, loaded in load(request):
+            self._loaded = loaded
+            yield phase
+
+    def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
+        from medusa_chat.worker import reply
+
+        self._stop.clear()
+        yield from reply(self._loaded, prompt, settings, self._stop.is_set)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def close(self) -> None:
+        self._loaded = None
+
+
+class Child:
+    """The model in a process of its own, started at once and restarted after a crash."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        from medusa_chat.worker import serve
+
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=serve, args=(theirs,), daemon=True, name="medusa-chat-worker"
+        )
+        self._process.start()
+        theirs.close()
+
+    def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
+        if not self._process.is_alive():
+            self._start()
+        yield from self._call("load", request)
+
+    def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
+        yield from self._call("reply", prompt, settings)
+
+    def _call(self, *request: object) -> Iterator[Any]:
+        """Send a request and yield what comes back; raises what the worker refused."""
+        try:
+            self._pipe.send(request)
+            while True:
+                kind, value = self._pipe.recv()
+                if kind == "end":
+                    return
+                if kind == "refused":
+                    raise value
+                yield value
+        except (EOFError, ConnectionError) as error:
+            self._process.join(1)
+            code = self._process.exitcode
+            raise WorkerGone(f"the model's process ended (exit code {code})") from error
+
+    def stop(self) -> None:
+        try:
+            self._pipe.send(("stop",))
+        except (OSError, ValueError):
+            return  # the worker is gone: nothing runs that could be stopped
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join(5)
+        self._pipe.close()
+
+
+@dataclass(eq=False)
+class Job:
+    """One answer asked for: its place in the queue and its append-only trace."""
+
+    prompt: Prompt
+    settings: GenerationSettings
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    trace: list[Event] = field(default_factory=list)
+    state: Literal["waiting", "running", "finished"] = "waiting"
+    error: str = ""
+    is_cancelled: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def end(self) -> None:
+        """Nothing comes any more."""
+        self.state = "finished"
+        self.done.set()
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """What the page shows of the model. status "failed": message says why and what to do."""
+
+    status: Literal["empty", "loading", "ready", "failed"] = "empty"
+    phase: str = ""
+    message: str = ""
+    model: ModelInfo | None = None
+
+
+class Session:
+    """One model and the jobs that want it, first come first served."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.state = ModelState()
+        self._request: LoadRequest | None = None
+        self._jobs: deque[Job | LoadRequest] = deque()
+        self._running: Job | None = None
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
+        """Load at once, in this thread; raises what the worker refuses."""
+        self._request = request
+        self.state = ModelState("loading", "start")
+        try:
+            for phase in self.runner.load(request):
+                self.state = ModelState("loading", phase.name)
+                if phase.model is not None:
+                    self.state = ModelState("ready", model=phase.model)
+                yield phase
+        except MedusaChatError as error:
+            self.state = ModelState("failed", message=str(error))
+            raise
+
+    def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
+        """Answer at once, in this thread. Closing the iterator cancels."""
+        return self.runner.reply(prompt, settings)
+
+    def submit(self, prompt: Prompt, settings: GenerationSettings) -> Job:
+        """Queue a job for the session's own thread and return it at once."""
+        job = Job(prompt, settings)
+        self._enqueue(job)
+        return job
+
+    def submit_load(self, request: LoadRequest) -> None:
+        """Queue a load for the session's own thread; `state` follows it."""
+        self.state = ModelState("loading", "start")
+        self._enqueue(request)
+
+    def position(self, job: Job) -> int:
+        """How many jobs come before this one; 0 when it runs or has ended."""
+        with self._changed:
+            if job not in self._jobs:
+                return 0
+            return self._jobs.index(job) + (self._running is not None)
+
+    def stop(self, job: Job) -> None:
+        """End a job: at its next step when it runs, at once while it waits."""
+        with self._changed:
+            job.is_cancelled = True
+            if job is self._running:
+                self.runner.stop()
+            elif job in self._jobs:
+                self._jobs.remove(job)
+                job.trace.append(Finished("cancelled", (), "", "", NO_STATS))
+                job.end()
+
+    def close(self) -> None:
+        """End the session's thread and the runner."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self.runner.close()
+
+    def _enqueue(self, job: Job | LoadRequest) -> None:
+        with self._changed:
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._jobs and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                job = self._jobs.popleft()
+                self._running = job if isinstance(job, Job) else None
+            if isinstance(job, LoadRequest):
+                self._load_quietly(job)
+            else:
+                self._run(job)
+            with self._changed:
+                self._running = None
+
+    def _load_quietly(self, request: LoadRequest) -> None:
+        try:
+            for _ in self.load(request):
+                pass
+        except Exception as error:  # shown on the page: the app itself goes on
+            self.state = ModelState("failed", message=_sentence(error))
+
+    def _run(self, job: Job) -> None:
+        job.state = "running"
+        try:
+            if self.state.status != "ready":
+                raise ModelError(self.state.message or "no model is loaded: load one first")
+            for event in self.runner.reply(job.prompt, job.settings):
+                job.trace.append(event)
+                if job.is_cancelled:
+                    self.runner.stop()
+        except Exception as error:  # shown on the page: the next job still runs
+            job.error = _sentence(error)
+            if isinstance(error, WorkerGone):
+                self._restart()
+        finally:
+            job.end()
+
+    def _restart(self) -> None:
+        """Load the model again, before any job that waits."""
+        with self._changed:
+            if self._request is not None and not self._is_closed:
+                self.state = ModelState("loading", "restart")
+                self._jobs.appendleft(self._request)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, WorkerGone):
+        return f"{error}. It is being restarted; your conversation is kept: send again."
+    if isinstance(error, MedusaChatError):
+        return str(error)
+    if os.environ.get("MEDUSA_CHAT_DEBUG"):
+        raise error
+    return f"unexpected {type(error).__name__}: {error}"

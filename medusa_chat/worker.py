@@ -1,0 +1,153 @@
+"""The worker: what runs beside torch. Jobs in, events out; over a pipe in a child process."""
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from medusa_chat.checkpoint import LoadedModel, load
+from medusa_chat.decoding.events import Event, Finished
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.errors import MedusaChatError, ModelError, OutOfMemoryError, UsageError
+from medusa_chat.messages import LoadRequest, Message, Prompt
+
+__all__ = ["load", "reply", "serve"]
+
+
+def reply(
+    loaded: LoadedModel | None,
+    prompt: Prompt,
+    settings: GenerationSettings,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Answer a conversation, or continue a raw text. Raises what cannot be answered."""
+    import torch
+
+    from medusa_chat.decoding.text import with_text
+
+    if loaded is None:
+        raise ModelError("no model is loaded: load one first")
+    resolved, tree = resolve(loaded, settings)
+    ids, text = encode(loaded, prompt)
+    engine = loaded.engine
+    drafter = engine.drafter(resolved, tree)
+    events = engine.generate(ids, drafter, resolved)
+    try:
+        for event in with_text(events, loaded.tokenizer, loaded.texts, resolved.stop, should_stop):
+            if isinstance(event, Finished):
+                loaded.said = (text + event.text, [*ids, *event.token_ids])
+            yield event
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            "out of memory in the answer: try fewer nodes, a shorter chat or --precision nf4"
+        ) from error
+    finally:
+        events.close()
+
+
+def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[GenerationSettings, Tree]:
+    """Fill in drafter, tree, nodes and seed; the tree itself. Raises UsageError."""
+    from medusa_chat.checkpoint import auto_tree
+    from medusa_chat.presets import load_tree
+
+    info = loaded.info
+    drafter = settings.drafter or ("medusa" if info.heads else "prompt-lookup")
+    if settings.tree != "auto":
+        tree, name = load_tree(settings.tree, settings.nodes), settings.tree
+    else:
+        device = loaded.engine.backbone.device
+        nodes = settings.nodes
+        tree, _ = auto_tree(loaded.calibration, info.heads, device, info.precision, nodes)
+        name = "auto"
+    if drafter == "none":
+        tree, name = ROOT, "none"
+    seed = secrets.randbits(32) if settings.seed is None else settings.seed
+    return settings.resolved(drafter=drafter, tree=name, nodes=len(tree), seed=seed), tree
+
+
+def encode(loaded: LoadedModel, prompt: Prompt) -> tuple[list[int], str]:
+    """The prompt's token ids and the text they stand for.
+
+    A conversation is rendered by the tokenizer's chat template. What the last answer made of it
+    keeps its exact ids: only the text after it is tokenised, so that the cache is reused whole.
+    """
+    tokenizer = loaded.tokenizer
+    if isinstance(prompt, str):
+        return tokenizer(prompt)["input_ids"], prompt
+    if not tokenizer.chat_template:
+        raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
+    messages = [_neutral(tokenizer, message) for message in prompt]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template may refuse roles or their order in its own words
+        raise UsageError(f"the chat template refuses this conversation: {error}") from error
+    said, ids = loaded.said
+    if said and text.startswith(said):
+        rest = tokenizer(text[len(said) :], add_special_tokens=False)["input_ids"]
+        return [*ids, *rest], text
+    return tokenizer(text, add_special_tokens=False)["input_ids"], text
+
+
+def _neutral(tokenizer: Any, message: Message) -> Message:
+    """The message with special tokens in its text broken up, so that they stay plain text."""
+    content = message["content"]
+    for token in tokenizer.all_special_tokens:
+        content = content.replace(token, f"{token[:1]}\u200b{token[1:]}")
+    return {**message, "content": content}
+
+
+def serve(pipe: Connection) -> None:
+    """The worker process: requests in, ("event", value) out, then ("end", None) or
+    ("refused", error). A ("stop",) that arrives while an answer runs ends it."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _import_ahead()
+    loaded: LoadedModel | None = None
+    try:
+        while True:
+            name, *arguments = pipe.recv()
+            if name == "stop":
+                continue  # it came after its answer had ended
+            try:
+                if name == "load":
+                    loaded = None
+                    loaded = _serve_load(pipe, *arguments)
+                else:
+                    for event in reply(loaded, *arguments, should_stop=_stop_asked(pipe)):
+                        pipe.send(("event", event))
+                pipe.send(("end", None))
+            except MedusaChatError as error:
+                pipe.send(("refused", error))
+            except (OSError, EOFError):
+                raise
+            except Exception as error:  # told to the session, which shows it; the worker lives on
+                pipe.send(("refused", RuntimeError(f"{type(error).__name__}: {error}")))
+    except (EOFError, OSError, KeyboardInterrupt):
+        return  # the app is gone, and with it the reason to live
+
+
+def _serve_load(pipe: Connection, request: LoadRequest) -> LoadedModel | None:
+    loaded = None
+    for phase, model in load(request):
+        loaded = model
+        pipe.send(("event", phase))
+    return loaded
+
+
+def _stop_asked(pipe: Connection) -> Callable[[], bool]:
+    """Whether a stop has arrived since the answer began."""
+
+    def asked() -> bool:
+        while pipe.poll():
+            if pipe.recv() == ("stop",):
+                return True
+        return False
+
+    return asked
+
+
+def _import_ahead() -> None:
+    """Import what every load needs before the first one is asked for."""
+    import torch  # noqa: F401
+    import transformers  # noqa: F401

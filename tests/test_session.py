@@ -1,0 +1,110 @@
+"""The queue, the traces, and a worker process that dies."""
+
+import os
+import signal
+import time
+
+import pytest
+from checkpoints import write_checkpoint
+
+from medusa_chat.decoding.events import Finished, Prefilled
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import ModelError
+from medusa_chat.messages import LoadRequest
+from medusa_chat.session import Child, InProcess, Session
+
+SETTINGS = GenerationSettings(max_new_tokens=12, seed=1)
+LONG = GenerationSettings(max_new_tokens=200, seed=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("session") / "model")
+
+
+def wait_for(what, seconds=60):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def child(folder):
+    session = Session(Child())
+    session.submit_load(LoadRequest(str(folder)))
+    yield session
+    session.close()
+
+
+def test_the_child_answers_like_this_process(child, folder):
+    here = Session(InProcess())
+    list(here.load(LoadRequest(str(folder))))
+    job = child.submit("hello", SETTINGS)
+    assert job.done.wait(90), child.state
+    assert not job.error
+    mine = [event for event in here.reply("hello", SETTINGS)]
+    assert job.trace[-1].token_ids == mine[-1].token_ids
+    assert isinstance(job.trace[0], Prefilled) and isinstance(job.trace[-1], Finished)
+
+
+def test_jobs_wait_in_order_and_can_be_stopped(child):
+    jobs = [child.submit("hello", LONG) for _ in range(3)]
+    wait_for(lambda: jobs[0].trace)
+    assert [child.position(job) for job in jobs] == [0, 1, 2]
+    child.stop(jobs[2])
+    child.stop(jobs[0])
+    assert jobs[0].done.wait(30) and jobs[0].trace[-1].reason == "cancelled"
+    assert jobs[1].done.wait(60) and jobs[1].trace[-1].reason == "length"
+    assert jobs[2].done.wait(30) and jobs[2].trace[-1].reason == "cancelled"
+    assert len(jobs[2].trace) == 1
+
+
+def test_a_refused_answer_leaves_the_worker_ready(child):
+    job = child.submit("x" * 5000, SETTINGS)
+    assert job.done.wait(90) and "context holds" in job.error
+    again = child.submit("hello", SETTINGS)
+    assert again.done.wait(30) and not again.error
+
+
+def test_a_killed_worker_is_restarted_and_waiting_jobs_still_run(child):
+    first = child.submit("hello", LONG)
+    second = child.submit("hello", SETTINGS)
+    wait_for(lambda: first.trace)
+    os.kill(child.runner.pid, signal.SIGKILL)
+    started = time.monotonic()
+    assert first.done.wait(10) and time.monotonic() - started < 5
+    assert "restarted" in first.error
+    assert second.done.wait(90) and not second.error, second.error
+    assert second.trace[-1].reason == "length"
+
+
+def test_a_failed_load_says_why_and_refuses_jobs(child):
+    child.submit_load(LoadRequest("/no/such/folder"))
+    job = child.submit("hello", SETTINGS)
+    assert job.done.wait(90) and "no checkpoint" in job.error
+    assert child.state.status == "failed" and "no checkpoint" in child.state.message
+
+
+def test_closing_a_reply_cancels_and_the_model_stays_usable(folder):
+    session = Session(InProcess())
+    with pytest.raises(ModelError, match="no model is loaded"):
+        list(session.reply("hello", SETTINGS))
+    list(session.load(LoadRequest(str(folder))))
+    whole = list(session.reply("hello", SETTINGS))[-1].token_ids
+    events = session.reply("hello", SETTINGS)
+    next(events)
+    events.close()
+    assert list(session.reply("hello", SETTINGS))[-1].token_ids == whole
+
+
+def test_stop_from_outside_ends_the_answer_at_a_step(folder):
+    session = Session(InProcess())
+    list(session.load(LoadRequest(str(folder))))
+    seen = []
+    for event in session.reply("hello", LONG):
+        seen.append(event)
+        if len(seen) == 3:
+            session.runner.stop()
+    assert seen[-1].reason == "cancelled" and len(seen) == 5
+    assert "".join(e.text for e in seen[:-1]) + seen[-1].tail == seen[-1].text
