@@ -1,0 +1,466 @@
+"""The command line as a contract: names, exit codes, one line for each refusal."""
+
+import json
+import os
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medusa_chat import cli, doctor, paths, terminal
+from medusa_chat.cli import main
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step, from_json
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import (
+    ContextError,
+    DeviceError,
+    MedusaChatError,
+    ModelError,
+    OutOfMemoryError,
+    PortInUseError,
+)
+from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt
+from medusa_chat.session import NO_STATS
+
+MODEL = ModelInfo("demo", "llama", "fp32", "cpu", 1, 3, 64, "sparse-8", 8, "", 1, True, ("note",))
+
+
+class Scripted:
+    """A runner that says "Once upon a time" a word a step, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.request: LoadRequest | None = None
+        self.asked: list[tuple[Prompt, GenerationSettings]] = []
+        self.refusal: Exception | None = None
+        self.reason: Any = "eos"
+        self.interrupt_at: int | None = None
+        self.is_stopped = False
+        self.is_closed = False
+
+    def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
+        self.request = request
+        yield LoadPhase("weights")
+        yield LoadPhase("ready", MODEL)
+
+    def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
+        self.asked.append((prompt, settings))
+        if self.refusal is not None:
+            raise self.refusal
+        chosen = settings.to_json()
+        yield Prefilled("demo", "fp32", "cpu", chosen, (1, 2), 2, 0, (3,), "Once", 0.1)
+        words = (" upon", " a", " time")
+        for index, word in enumerate(words):
+            if index == self.interrupt_at:
+                signal.raise_signal(signal.SIGINT)
+            if self.is_stopped:
+                yield Finished("cancelled", (3,), "Once", "", NO_STATS)
+                return
+            yield Step(index, (4 + index,), word, 0.1, (0,))
+        stats = Stats(4, 3, 1.0, 0.3, 0.1, 10.0)
+        yield Finished(self.reason, (3, 4, 5, 6), "Once upon a time", "", stats, "it broke")
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    scripted = Scripted()
+    monkeypatch.setattr(cli, "InProcess", lambda: scripted)
+    monkeypatch.setattr(cli, "Child", lambda: scripted)
+    return scripted
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    """Exit code and the one line on stderr; nothing may be on stdout."""
+    code = main(argv)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("medusa-chat: ") and err.count("\n") == 1, err
+    return code, err
+
+
+# Answers.
+
+
+def test_answer_goes_to_stdout_and_figures_to_stderr(runner: Scripted, capsys: Any) -> None:
+    assert main(["generate", "--prompt", "Tell me"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Once upon a time\n"
+    assert "4 tokens, 3 steps, 1.00 tokens/step, 10.0 tokens/s, ended by eos" in err
+    assert runner.asked[0][0] == [{"role": "user", "content": "Tell me"}]
+    assert runner.is_closed
+
+
+def test_raw_prompt_is_passed_as_it_is(runner: Scripted, capsys: Any) -> None:
+    assert main(["generate", "--raw", "--prompt", " Once "]) == 0
+    assert runner.asked[0][0] == " Once "
+
+
+def test_json_is_one_event_a_line_and_the_trace_has_the_same(
+    runner: Scripted, capsys: Any, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    assert main(["generate", "--prompt", "x", "--json", "--trace", str(trace)]) == 0
+    out, _ = capsys.readouterr()
+    assert trace.read_text("utf-8") == out
+    events = [from_json(json.loads(line)) for line in out.splitlines()]
+    assert [type(event) for event in events] == [Prefilled, Step, Step, Step, Finished]
+    assert out.startswith('{"event":"prefilled",')
+
+
+def test_every_option_reaches_the_request_and_the_settings(runner: Scripted, capsys: Any) -> None:
+    options = (
+        "--checkpoint c --backbone b --precision bf16 --device cuda:1 --max-context 64 --offline "
+        "--drafter medusa --acceptance typical --temperature 0.5 --top-p 0.9 --top-k 7 "
+        "--posterior-threshold 0.1 --posterior-alpha 0.2 --tree mc_sim_7b_63 --nodes 9 "
+        "--max-new-tokens 5 --seed 3 --stop A --stop B"
+    )
+    assert main(["generate", "--prompt", "x", *options.split()]) == 0
+    assert runner.request == LoadRequest("c", "b", "bf16", "cuda:1", 64, True)
+    expected = GenerationSettings(
+        *("medusa", "typical", 0.5, 0.9, 7, 0.1, 0.2, "mc_sim_7b_63", 9, 5, 3, ("A", "B"))
+    )
+    assert runner.asked[0][1] == expected
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_defaults_are_the_contract(runner: Scripted, capsys: Any) -> None:
+    assert main(["generate", "--prompt", "x"]) == 0
+    assert runner.request == LoadRequest()
+    assert runner.asked[0][1] == GenerationSettings()
+
+
+def test_prompts_of_a_file_are_answered_one_after_another(
+    runner: Scripted, capsys: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    chat = [{"role": "system", "content": ""}, {"role": "user", "content": "b"}]
+    file.write_text(f'{{"prompt": "a\\u2028"}}\n\n{json.dumps({"messages": chat})}\r\n', "utf-8")
+    assert main(["generate", "--prompts", str(file)]) == 0
+    assert capsys.readouterr().out == "Once upon a time\nOnce upon a time\n"
+    assert [asked for asked, _ in runner.asked] == [
+        [{"role": "user", "content": "a\u2028"}],
+        chat,
+    ]
+
+
+def test_prompt_file_and_messages_file(runner: Scripted, capsys: Any, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "é"}]
+    (tmp_path / "chat.json").write_text(json.dumps(chat), "utf-8")
+    (tmp_path / "prompt.txt").write_bytes(b"\xef\xbb\xbf\xc3\xa9\r\n")
+    assert main(["generate", "--messages", str(tmp_path / "chat.json")]) == 0
+    assert main(["generate", "--prompt-file", str(tmp_path / "prompt.txt")]) == 0
+    assert [asked[0]["content"] for asked, _ in runner.asked] == ["é", "é\n"]  # type: ignore[index]
+
+
+def test_broken_characters_are_replaced_and_said(runner: Scripted, capsys: Any) -> None:
+    assert main(["generate", "--prompt", "a\ud800\0b\udfff"]) == 0
+    assert runner.asked[0][0] == [{"role": "user", "content": "a\ufffdb\ufffd"}]
+    err = capsys.readouterr().err
+    assert "2 broken characters" in err and "1 null bytes" in err
+
+
+def test_terminal_controls_of_an_answer_are_not_obeyed() -> None:
+    assert "\x1b[2J\x9b\r\a\tx\n".translate(terminal.CONTROLS) == "\ufffd[2J\ufffd\ufffd\ufffd\tx\n"
+
+
+# Ends.
+
+
+def test_interrupt_ends_the_answer_in_order(runner: Scripted, capsys: Any, tmp_path: Path) -> None:
+    runner.interrupt_at = 1
+    trace = tmp_path / "trace.jsonl"
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["generate", "--prompt", "x", "--trace", str(trace)]) == 130
+    assert json.loads(trace.read_text("utf-8").splitlines()[-1])["reason"] == "cancelled"
+    assert signal.getsignal(signal.SIGINT) is before
+    assert runner.is_closed
+
+
+def test_error_while_decoding_is_one_line(runner: Scripted, capsys: Any) -> None:
+    runner.reason = "error"
+    assert main(["generate", "--prompt", "x", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert err == "medusa-chat: it broke\n"
+    assert json.loads(out.splitlines()[-1])["reason"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MedusaChatError("x"), 1),
+        (ContextError("x"), 2),
+        (DeviceError("x"), 3),
+        (ModelError("two\nlines"), 4),
+        (OutOfMemoryError("x"), 5),
+        (MemoryError(), 5),
+        (PortInUseError("x"), 6),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes(runner: Scripted, capsys: Any, error: Exception, code: int) -> None:
+    runner.refusal = error
+    assert main(["generate", "--prompt", "x"]) == code
+    assert capsys.readouterr().err.count("\n") == (code != 130)
+
+
+def test_our_own_bugs_keep_their_traceback(runner: Scripted) -> None:
+    runner.refusal = ZeroDivisionError("ours")
+    with pytest.raises(ZeroDivisionError):
+        main(["generate", "--prompt", "x"])
+
+
+# Refusals, all before a model is loaded.
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--temperature", "nan"], "temperature is nan"),
+        (["--temperature", "2.1"], "from 0 to 2"),
+        (["--temperature", "-0.1"], "from 0 to 2"),
+        (["--temperature", "warm"], "--temperature"),
+        (["--top-p", "inf"], "top_p is inf"),
+        (["--top-k", "-1"], "top_k is -1"),
+        (["--posterior-threshold", "1.5"], "posterior_threshold is 1.5"),
+        (["--posterior-alpha", "1"], "below 1"),
+        (["--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["--max-new-tokens", "1.5"], "--max-new-tokens"),
+        (["--nodes", "0"], "nodes is 0"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--stop", ""], "not empty"),
+        (["--drafter", "eagle"], "medusa, prompt-lookup, none"),
+        (["--acceptance", "maybe"], "exact, typical, typical-sampled"),
+        (["--tree", "oak"], "one of auto, chain-3"),
+        (["--tree", ""], "tree is ''"),
+        (["--tree", "chain-3", "--nodes", "9"], "chain-3 has 1 to 4 nodes"),
+        (["--precision", "int4"], "auto, fp32, bf16, fp16, int8, nf4"),
+        (["--device", "tpu"], "auto, cpu, cuda, cuda:N or mps"),
+        (["--max-context", "0"], "--max-context"),
+        (["--raw", "--messages", "x"], "exactly one"),
+        (["--unknown"], "--unknown"),
+    ],
+)
+def test_options_out_of_range(runner: Scripted, capsys: Any, options: list[str], word: str) -> None:
+    code, line = refused(capsys, "generate", "--prompt", "x", *options)
+    assert code == 2
+    assert word in line
+    assert runner.request is None
+
+
+@pytest.mark.parametrize("prompt", ["", " \n\t", "\0", "\u2003"])
+def test_prompt_without_text(runner: Scripted, capsys: Any, prompt: str) -> None:
+    assert main(["generate", "--prompt", prompt]) == 2
+    assert "--prompt is empty" in capsys.readouterr().err
+    assert runner.request is None
+
+
+@pytest.mark.parametrize("options", [[], ["--prompt", "x", "--prompt-file", "y"]])
+def test_exactly_one_source_of_the_prompt(
+    runner: Scripted, capsys: Any, options: list[str]
+) -> None:
+    assert refused(capsys, "generate", *options)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "word"),
+    [
+        ("--prompt-file", b"\xff\xfe", "not UTF-8"),
+        ("--prompt-file", b"x" * 10_000_001, "larger than 10 MB"),
+        ("--prompt-file", b" \n", "is empty"),
+        ("--messages", b"[", "not JSON"),
+        ("--messages", b"[" * 100_000, "not JSON"),
+        ("--messages", b"{}", "give a list"),
+        ("--messages", b"[]", "give a list"),
+        ("--messages", b"[3]", "message 1"),
+        ("--messages", b'[{"role": "user"}]', "message 1"),
+        ("--messages", b'[{"role": "user", "content": "x", "path": "/"}]', "message 1"),
+        ("--messages", b'[{"role": "user", "content": {"path": "/"}}]', "content is not a text"),
+        ("--messages", b'[{"role": "tool", "content": "x"}]', "role is 'tool'"),
+        ("--messages", b'[{"role": ["user"], "content": "x"}]', "role is ['user']"),
+        ("--messages", b'[{"role": "assistant", "content": "x"}]', "not the user's"),
+        ("--messages", b'[{"role": "user", "content": " "}]', "message 1 is empty"),
+        ("--prompts", b"", "no prompts"),
+        ("--prompts", b'{"prompt": "x"}\nnonsense', "line 2 is not JSON"),
+        ("--prompts", b'{"prompt": 3}', "line 1"),
+        ("--prompts", b'{"prompt": ""}', "line 1 is empty"),
+        ("--prompts", b'{"prompt": "x", "messages": []}', "line 1"),
+        ("--prompts", b'["x"]', "line 1"),
+    ],
+)
+def test_files_that_hold_no_prompt(
+    runner: Scripted, capsys: Any, tmp_path: Path, option: str, content: bytes, word: str
+) -> None:
+    file = tmp_path / "given"
+    file.write_bytes(content)
+    code, line = refused(capsys, "generate", option, str(file))
+    assert code == 2
+    assert word in line and "given" in line
+    assert runner.request is None
+
+
+@pytest.mark.parametrize("option", ["--prompt-file", "--messages", "--prompts"])
+@pytest.mark.parametrize("name", ["absent", ".", "a\0b", "x" * 5000])
+def test_files_that_cannot_be_read(
+    runner: Scripted, capsys: Any, tmp_path: Path, option: str, name: str
+) -> None:
+    assert refused(capsys, "generate", option, str(tmp_path / name))[0] == 2
+
+
+def test_raw_refuses_messages(runner: Scripted, capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "x"}]')
+    code, line = refused(capsys, "generate", "--raw", "--messages", str(tmp_path / "chat.json"))
+    assert code == 2 and "--raw" in line
+
+
+@pytest.mark.parametrize("place", ["absent/trace.jsonl", "."])
+def test_trace_that_cannot_be_written(
+    runner: Scripted, capsys: Any, tmp_path: Path, place: str
+) -> None:
+    code, line = refused(capsys, "generate", "--prompt", "x", "--trace", str(tmp_path / place))
+    assert code == 2 and "cannot write" in line
+    assert runner.request is None
+
+
+# The other commands.
+
+
+def test_version_and_unknown_commands(capsys: Any) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "medusa-chat 0.1.0\n"
+    assert refused(capsys, "dance")[0] == 2
+
+
+def test_weakening_variables_are_forgotten(
+    runner: Scripted, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in cli.WEAKENING_VARIABLES:
+        monkeypatch.setenv(name, "1")
+    assert main(["generate", "--prompt", "x"]) == 0
+    err = capsys.readouterr().err
+    for name in cli.WEAKENING_VARIABLES:
+        assert name not in os.environ
+        assert name in err
+
+
+def page(monkeypatch: pytest.MonkeyPatch, code: int = 0) -> dict[str, Any]:
+    """What the page is opened with."""
+    opened: dict[str, Any] = {}
+
+    def launch(session: Any, **options: Any) -> int:
+        opened.update(options, session=session)
+        return code
+
+    module = types.ModuleType("medusa_chat.ui.app")
+    module.launch = launch  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "medusa_chat.ui.app", module)
+    return opened
+
+
+@pytest.mark.parametrize("command", [[], ["ui"]])
+def test_page_is_what_runs_without_a_command(
+    runner: Scripted, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    opened = page(monkeypatch, code=130)
+    options = ["--port", "8000", "--no-browser", "--auth", "me:a:b", "--checkpoint", "c"]
+    assert main([*command, *options]) == 130
+    assert opened["port"] == 8000
+    assert opened["auth"] == ("me", "a:b")
+    assert not opened["open_browser"] and not opened["share"]
+    assert "mc_sim_7b_63" in opened["trees"]
+    assert runner.is_closed
+
+
+@pytest.mark.parametrize("auth", ["", "me", "me:", ":secret"])
+def test_auth_needs_both_parts(
+    runner: Scripted, capsys: Any, monkeypatch: pytest.MonkeyPatch, auth: str
+) -> None:
+    page(monkeypatch)
+    code, line = refused(capsys, "ui", "--auth", auth)
+    assert code == 2
+    assert "USER:PASSWORD" in line
+
+
+def test_doctor_says_what_is_here(capsys: Any) -> None:
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["sections"]["packages"]["torch"]
+    assert report["sections"]["cpu"]["cores"] == os.cpu_count()
+    assert "--data-dir" in report["sections"]["folders"]["data"]
+    assert main(["doctor"]) == 0
+    assert "torch is built for" in capsys.readouterr().out
+
+
+def test_doctor_fails_only_for_a_device_asked_for(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: doctor.Report({"devices": {"cuda": []}}))
+    assert main(["doctor"]) == 0
+    assert main(["doctor", "--device", "cuda"]) == 3
+    assert "no CUDA device" in capsys.readouterr().err
+    monkeypatch.setattr(doctor, "examine", lambda: doctor.Report({"devices": {"cuda": ["H200"]}}))
+    assert main(["doctor", "--device", "cuda:0"]) == 0
+
+
+def test_half_a_safetensors_file_is_not_whole(tmp_path: Path) -> None:
+    import numpy
+    from safetensors.numpy import save_file
+
+    file = tmp_path / "model.safetensors"
+    save_file({"a": numpy.zeros(100, dtype="float32")}, file, metadata={"made": "here"})
+    assert doctor.is_whole(file)
+    whole = file.read_bytes()
+    for size in (0, 4, 20, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        assert not doctor.is_whole(file)
+    assert not doctor.is_whole(tmp_path / "absent.json")
+
+
+def test_bench_prints_a_table_or_json_and_saves_it(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    result = {"machine": {}, "rows": []}
+    module = types.ModuleType("medusa_chat.bench")
+    module.run = lambda request, **options: result | {"options": options["rounds"]}  # type: ignore[attr-defined]
+    module.table = lambda result: "a table"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "medusa_chat.bench", module)
+    file = tmp_path / "speed.json"
+    assert main(["bench", "--rounds", "2", "--output", str(file)]) == 0
+    assert capsys.readouterr().out == "a table\n"
+    assert json.loads(file.read_text("utf-8")) == result | {"options": 2}
+    assert main(["bench", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["options"] == 5
+    assert refused(capsys, "bench", "--tree", "oak")[0] == 2
+    assert refused(capsys, "bench", "--output", str(tmp_path / "absent" / "x"))[0] == 2
+
+
+# Files.
+
+
+def test_data_dir_holds_everything(
+    runner: Scripted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert main(["generate", "--prompt", "x", "--data-dir", str(tmp_path / "mine")]) == 0
+    folders = {paths.data_dir(), paths.state_dir(), paths.cache_dir(), paths.config_dir()}
+    assert len(folders) == 4
+    assert all(folder.is_relative_to(tmp_path / "mine") for folder in folders)
+    monkeypatch.delenv(paths.DATA_DIR_VARIABLE)
+    assert not paths.data_dir().is_relative_to(tmp_path)
+
+
+def test_text_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "file.json"
+    paths.write_text(file, "é\n")
+    assert file.read_bytes() == "é\n".encode()
+    with pytest.raises(UnicodeEncodeError):
+        paths.write_text(file, "\ud800")
+    assert file.read_text("utf-8") == "é\n"
+    assert list(file.parent.iterdir()) == [file]
