@@ -1,0 +1,220 @@
+"""The page as a server: built, opened on a port, closed with Ctrl-C."""
+
+import contextlib
+import io
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import gradio as gr
+from starlette.middleware import Middleware
+
+from medusa_chat.errors import PortInUseError, UsageError
+from medusa_chat.paths import asset
+from medusa_chat.session import Session
+from medusa_chat.ui.chat import build_chat
+from medusa_chat.ui.guard import Guard
+from medusa_chat.ui.theme import theme
+
+FIRST_PORT, LAST_PORT = 7860, 7959
+EVERYWHERE = ("0.0.0.0", "::")
+USER = "medusa"
+INTERRUPTED = 130
+Auth = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Page:
+    """An open page. share_url: None when it is not shared. auth: what opens it, None if nothing."""
+
+    blocks: gr.Blocks
+    url: str
+    share_url: str | None
+    auth: Auth | None
+
+    def close(self) -> None:
+        """End the server; the session stays with its owner."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.blocks.close(verbose=False)
+
+
+def build_app(session: Session, trees: Sequence[str]) -> gr.Blocks:
+    """The page over a session. trees: names of tree presets offered beside "auto"."""
+    with gr.Blocks(title="medusa-chat", analytics_enabled=False, fill_width=True) as blocks:
+        build_chat(session, trees)
+    page: gr.Blocks = blocks
+    return page
+
+
+def launch(
+    session: Session,
+    *,
+    trees: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    share: bool = False,
+    auth: Auth | None = None,
+    open_browser: bool = True,
+    root_path: str | None = None,
+    tell: Callable[[str], None] = print,
+) -> int:
+    """Open the page and serve it until Ctrl-C; returns the exit code.
+
+    tell gets each line the user must see: the address, a generated password, a share that failed.
+    Raises PortInUseError for an explicit port that is taken, UsageError for what cannot be opened.
+    """
+    page = open_page(
+        session,
+        trees=trees,
+        host=host,
+        port=port,
+        share=share,
+        auth=auth,
+        open_browser=open_browser,
+        root_path=root_path,
+    )
+    for line in greeting(page, share=share, was_generated=auth is None):
+        tell(line)
+    try:
+        while page.blocks.server.thread.is_alive():
+            page.blocks.server.thread.join(1)  # without a limit Windows would not see Ctrl-C
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        page.close()
+    return 0
+
+
+def open_page(
+    session: Session,
+    *,
+    trees: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    share: bool = False,
+    auth: Auth | None = None,
+    open_browser: bool = False,
+    root_path: str | None = None,
+) -> Page:
+    """Open the page and return; what others can reach never opens without a password."""
+    host, root_path = host.strip("[]"), root_path or ""
+    if auth is None and (share or not _is_local(host)):
+        auth = (USER, secrets.token_urlsafe(16))
+    if auth is not None and not all(auth):
+        raise UsageError("--auth needs a user and a password: USER:PASSWORD")
+    blocks = build_app(session, trees)
+    proxy = urlsplit(root_path).netloc
+    guard = Middleware(
+        Guard,
+        hosts=[host, *_own_names(host)],
+        allow_share=share,
+        allow_addresses=host in EVERYWHERE,
+        origins=[proxy] if proxy else [],
+    )
+    quiet = io.StringIO()  # Gradio prints to stdout, which is for results
+    with contextlib.redirect_stdout(quiet), _port_errors(port):
+        _, url, share_url = blocks.launch(
+            server_name=f"[{host}]" if ":" in host else host,
+            server_port=_port(host, port),
+            share=share,
+            auth=auth,
+            inbrowser=open_browser,
+            root_path=root_path,
+            app_kwargs={"middleware": [guard]},
+            **_looks(),
+            **_refusals(),
+        )
+    return Page(blocks, url, share_url, auth)
+
+
+def greeting(page: Page, *, share: bool, was_generated: bool) -> list[str]:
+    """The lines a user must see once the page is open."""
+    lines = [f"medusa-chat is open at {page.url} (Ctrl-C ends it)"]
+    if share and page.share_url:
+        lines.append(f"shared at {page.share_url} for up to a week")
+    elif share:
+        lines.append("no internet: not shared")
+    if page.auth and was_generated:
+        lines.append(f"user {page.auth[0]}, password {page.auth[1]}")
+    return lines
+
+
+def _looks() -> dict[str, Any]:
+    return {
+        "theme": theme(),
+        "css": asset("css", "page.css").read_text(encoding="utf-8"),
+        "footer_links": [],
+    }
+
+
+def _refusals() -> dict[str, Any]:
+    """What Gradio would do by itself and must not."""
+    return {
+        "prevent_thread_lock": True,
+        "quiet": True,
+        "inline": False,
+        "ssr_mode": False,
+        "pwa": False,
+        "mcp_server": False,
+        "run_history": False,
+        "enable_monitoring": False,
+        "show_error": False,
+        "max_file_size": "1mb",
+        "num_workers": 0,
+    }
+
+
+def _port(host: str, port: int | None) -> int:
+    """The port to use: the one asked for, or the first free one of the usual range."""
+    if port is not None:
+        if not _is_free(host, port):
+            raise PortInUseError(f"port {port} is in use: choose another with --port, or leave it")
+        return port
+    for candidate in range(FIRST_PORT, LAST_PORT + 1):
+        if _is_free(host, candidate):
+            return candidate
+    raise PortInUseError(f"ports {FIRST_PORT} to {LAST_PORT} are in use: choose one with --port")
+
+
+@contextlib.contextmanager
+def _port_errors(port: int | None) -> Iterator[None]:
+    """What Gradio says when somebody else took the port in between."""
+    try:
+        yield
+    except OSError as error:
+        if "port" not in str(error):
+            raise
+        raise PortInUseError(f"port {port or 'chosen'} was taken: try again") from error
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Whether a server could bind here, and nobody listens on the local address either."""
+    for name in {host, "127.0.0.1"}:
+        family = socket.AF_INET6 if ":" in name else socket.AF_INET
+        with socket.socket(family) as probe:
+            if os.name == "posix":  # elsewhere it would let two servers share a port
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((name, port))
+            except socket.gaierror:
+                raise UsageError(f"host {name!r} is not known: give an address") from None
+            except OverflowError:
+                raise UsageError(f"port is {port}: give 1 to 65535") from None
+            except OSError:
+                return False
+    return True
+
+
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _own_names(host: str) -> list[str]:
+    if _is_local(host):
+        return []
+    name = socket.gethostname()
+    return [name, f"{name}.local"]

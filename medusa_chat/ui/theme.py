@@ -1,0 +1,76 @@
+"""The look that Gradio itself draws: Medusa green on slate, system fonts only."""
+
+import gradio as gr
+
+GREEN = gr.themes.Color(
+    c50="#effcf4",
+    c100="#dcfae7",
+    c200="#bbf3d0",
+    c300="#86e5ad",
+    c400="#4acb81",
+    c500="#1fae5f",
+    c600="#138c4a",
+    c700="#0f7040",
+    c800="#105935",
+    c900="#0e492d",
+    c950="#062917",
+    name="medusa",
+)
+FONT = ("system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Arial", "sans-serif")
+MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
+
+
+def theme() -> gr.themes.Base:
+    """The page's theme. Named fonts of the system: nothing is fetched from elsewhere."""
+    return gr.themes.Base(
+        primary_hue=GREEN,
+        secondary_hue=GREEN,
+        neutral_hue=gr.themes.colors.slate,
+        radius_size=gr.themes.sizes.radius_lg,
+        font=[gr.themes.Font(name) for name in FONT],
+        font_mono=[gr.themes.Font(name) for name in MONO],
+    ).set(
+        body_background_fill="#f6f8f7",
+        body_background_fill_dark="#0d1311",
+        background_fill_primary="#ffffff",
+        background_fill_primary_dark="#141c19",
+        background_fill_secondary="#f1f5f3",
+        background_fill_secondary_dark="#1a2420",
+        block_background_fill="*background_fill_primary",
+        block_border_width="0px",
+        block_shadow="none",
+        border_color_primary="#dbe3df",
+        border_color_primary_dark="#2b3833",
+        input_background_fill="#ffffff",
+        input_background_fill_dark="#101815",
+        input_placeholder_color="#64736c",
+        input_placeholder_color_dark="#8fa199",
+        input_border_width="1px",
+        input_border_color="#b8c5be",
+        input_border_color_dark="#41524b",
+        input_border_color_focus="*primary_600",
+        input_border_color_focus_dark="*primary_400",
+        body_text_color="#16211c",
+        body_text_color_dark="#e6eeea",
+        body_text_color_subdued="#55645d",
+        body_text_color_subdued_dark="#9fb0a8",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover_dark="*primary_800",
+        button_primary_text_color="#ffffff",
+        button_secondary_background_fill="#ffffff",
+        button_secondary_background_fill_hover="#eef3f0",
+        button_secondary_background_fill_dark="#1b2622",
+        button_secondary_background_fill_hover_dark="#24332d",
+        button_secondary_border_color="#b8c5be",
+        button_secondary_border_color_dark="#41524b",
+        button_secondary_text_color="*body_text_color",
+        button_border_width="1px",
+        slider_color="*primary_600",
+        slider_color_dark="*primary_400",
+        checkbox_background_color_selected="*primary_700",
+        checkbox_background_color_selected_dark="*primary_600",
+        checkbox_border_color_selected="*primary_700",
+        checkbox_border_color_selected_dark="*primary_600",
+    )

@@ -1,0 +1,191 @@
+"""ScriptedRunner: a model made of a text and dice, so that the page can be tested without one."""
+
+import math
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from medusa_chat.decoding.events import DraftRecord, Event, Finished, Prefilled, Stats, Step
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT, Tree, chain
+from medusa_chat.errors import MedusaChatError
+from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt
+
+WORDS = (
+    "Medusa adds a few small heads to a model . Each head guesses one token further ahead , and "
+    "the guesses are put together into a tree of candidates . One pass of the model checks the "
+    "whole tree , the longest path it agrees with is kept , and the rest is thrown away .\n"
+    "- It is **lossless** with exact acceptance .\n- Here is `code` and a < b && c > d .\n\n"
+).split(" ")
+PIECES = [WORDS[0]] + [w if w in ".," else f" {w}" for w in WORDS[1:]]
+ACCURACY = (0.62, 0.15, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01, 0.01, 0.005)
+
+
+def best_tree(nodes: int, depth: int = 4) -> Tree:
+    """The `nodes` most promising nodes: products of made-up rank accuracies, deeper is worse."""
+    worth = {(): 1.0}
+    frontier: list[tuple[int, ...]] = [()]
+    for level in range(depth):
+        grown = [(*c, r) for c in frontier for r in range(len(ACCURACY))]
+        worth |= {c: worth[c[:-1]] * ACCURACY[c[-1]] * 0.85**level for c in grown}
+        frontier = sorted(grown, key=lambda c: -worth[c])[: nodes * 2]
+    order = sorted(worth, key=lambda c: (-worth[c], len(c)))[1:]
+    chosen = [c for c in order[: nodes * 3]]
+    kept: set[tuple[int, ...]] = {()}
+    taken = []
+    for choice in chosen:
+        if choice[:-1] in kept and len(taken) < nodes - 1:
+            kept.add(choice)
+            taken.append(choice)
+    return Tree.from_choices(taken)
+
+
+@dataclass
+class ScriptedRunner:
+    """Answers every prompt with the same words, `steps` steps long, `delay` seconds a step.
+
+    last: the steps of the last answer, what a picture is compared with. fail_at: raise there.
+    """
+
+    delay: float = 0.02
+    prefill: float = 0.05
+    load_delay: float = 0.0
+    steps: int = 40
+    nodes: int = 16
+    fail_at: int | None = None
+    pieces: Sequence[str] = tuple(PIECES)
+    last: list[Step] = field(default_factory=list)
+    prompts: list[Prompt] = field(default_factory=list)
+    settings: list[GenerationSettings] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
+        yield LoadPhase("read")
+        time.sleep(self.load_delay)
+        yield LoadPhase("ready", self.model)
+
+    @property
+    def model(self) -> ModelInfo:
+        return ModelInfo(
+            name="scripted",
+            family="llama",
+            precision="fp32",
+            device="cpu",
+            parameters=8_123_456,
+            heads=4,
+            context=2048,
+            tree="demo",
+            nodes=self.nodes,
+            tree_reason="the checkpoint's own tree, cut to 16 nodes on a CPU",
+            memory_bytes=64 * 2**20,
+            has_template=True,
+            notes=("attention: medusa_sdpa",),
+        )
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
+        self._stop.clear()
+        self.prompts.append(prompt)
+        self.settings.append(settings)
+        self.last.clear()
+        is_plain = settings.drafter == "none"
+        tree = ROOT if is_plain else chain(3) if settings.tree == "chain" else best_tree(self.nodes)
+        drafter = settings.drafter or "medusa"
+        resolved = settings.resolved(drafter=drafter, nodes=len(tree), seed=settings.seed or 7)
+        if self._stop.wait(self.prefill):
+            yield Finished("cancelled", (), "", "", Stats(0, 0, None, 0.0, self.prefill, None))
+            return
+        yield Prefilled(
+            *("scripted", "fp32", "cpu", resolved.to_json(), tuple(range(12)), 12, 0, (0,)),
+            text=self.pieces[0],
+            seconds=self.prefill,
+            context=2048,
+        )
+        yield from self._decode(tree, settings)
+
+    def _decode(self, tree: Tree, settings: GenerationSettings) -> Iterator[Event]:
+        dice = random.Random(settings.seed or 7)
+        said, tokens, seconds, reason = [self.pieces[0]], [0], 0.0, "eos"
+        for index in range(self.steps):
+            delay = self.delay if len(tree) > 1 else self.delay * 0.8
+            if self._stop.wait(delay):
+                reason = "cancelled"
+                break
+            if index == self.fail_at:
+                raise MedusaChatError("the script says: fail here, then go on")
+            step = scripted_step(index, tree, tokens[-1], dice, settings, delay, self.pieces)
+            self.last.append(step)
+            tokens += step.token_ids
+            said.append(step.text)
+            seconds += delay
+            yield step
+            if len(tokens) >= settings.max_new_tokens:
+                reason = "length"
+                break
+        count = len(tokens) - 1
+        rate = count / len(self.last) if self.last else None
+        stats = Stats(
+            len(tokens),
+            len(self.last),
+            rate,
+            seconds,
+            self.prefill,
+            count / seconds if seconds else None,
+        )
+        yield Finished(reason, tuple(tokens), "".join(said), "", stats)
+
+
+def scripted_step(
+    index: int,
+    tree: Tree,
+    root: int,
+    dice: random.Random,
+    settings: GenerationSettings,
+    seconds: float,
+    pieces: Sequence[str],
+) -> Step:
+    """A step whose true continuation is the next words; a head's guess is right by ACCURACY."""
+    truth = [(root + 1 + depth) % len(pieces) for depth in range(tree.depth + 1)]
+    right = {}  # depth -> the rank at which the head has the truth
+    for depth in range(1, tree.depth + 1):
+        right[depth] = dice.choices(range(len(ACCURACY) + 1), (*ACCURACY, 0.1))[0]
+    tokens, path = [root], [0]
+    for node in range(1, len(tree)):
+        depth, rank = tree.depths[node], tree.ranks[node]
+        is_true = rank == right[depth]
+        other = (truth[depth - 1] + 3 + rank * 5 + depth) % len(pieces)
+        other = (other + 1) % len(pieces) if other == truth[depth - 1] else other
+        tokens.append(truth[depth - 1] if is_true else other)
+        if is_true and tree.parents[node] == path[-1]:
+            path.append(node)
+    is_typical = settings.acceptance != "exact" and not settings.is_greedy
+    entropies = [round(dice.uniform(0.3, 2.5), 4) for _ in range(len(tree))]
+    thresholds = [min(0.09, 0.3 * math.exp(-h)) if is_typical else None for h in entropies]
+    emitted = tuple(tokens[node] for node in path[1:]) + (truth[len(path) - 1],)
+    taken = set(path)
+    draft = DraftRecord(
+        tokens=tuple(tokens),
+        parents=tree.parents,
+        ranks=tuple(None if rank < 0 else rank for rank in tree.ranks),
+        draft_probabilities=tuple(
+            None if rank < 0 else round(ACCURACY[rank] * dice.uniform(0.5, 1.5), 4)
+            for rank in tree.ranks
+        ),
+        probabilities=tuple(
+            None if not node else round(dice.uniform(0.3, 0.95) if node in taken else 0.012, 6)
+            for node in range(len(tree))
+        ),
+        entropies=tuple(entropies),
+        thresholds=tuple(thresholds),
+        sampled=tuple(None if is_typical else truth[depth] for depth in tree.depths),
+        texts=tuple(pieces[token] for token in tokens),
+    )
+    text = "".join(pieces[token] for token in emitted)
+    return Step(index, emitted, text, seconds, tuple(path), draft, seconds * 0.06)

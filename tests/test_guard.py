@@ -1,0 +1,128 @@
+"""The guard: who may ask, how much, and what every answer carries."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from medusa_chat.ui.guard import HEADERS, Guard, name_of
+
+LOCAL = {"host": "127.0.0.1:7860"}
+
+
+async def app(scope: dict, receive: Any, send: Any) -> None:
+    """Answers with the number of body bytes it got."""
+    total, more = 0, True
+    while more:
+        message = await receive()
+        total += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(total).encode()})
+
+
+def ask(
+    guard: Guard,
+    method: str = "GET",
+    headers: dict[str, str] | Iterable[tuple[str, str]] = LOCAL,
+    chunks: Iterable[bytes] = (b"",),
+) -> tuple[int, dict[str, str], str]:
+    """(status, headers, body) of one request whose body comes in chunks."""
+    pairs = headers.items() if isinstance(headers, dict) else headers
+    raw = [(name.encode(), value.encode()) for name, value in pairs]
+    scope = {"type": "http", "method": method, "path": "/", "headers": raw}
+    chunks, sent = list(chunks), []
+
+    async def receive() -> dict:
+        chunk = chunks.pop(0)
+        return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    asyncio.run(guard(scope, receive, send))
+    found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], found, b"".join(m.get("body", b"") for m in sent).decode()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:7860", "localhost", "[::1]:7860", "LOCALHOST:1"])
+def test_local_hosts_pass(host):
+    assert ask(Guard(app), headers={"host": host})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.com", "127.0.0.1.nip.io:7860", "localhost.evil.com", "10.0.0.1", "x.gradio.live", ""]
+    + ["[::1", "127.0.0.1@evil.com:7860x"],
+)
+def test_other_hosts_are_refused(host):
+    status, headers, body = ask(Guard(app), headers={"host": host})
+    assert status == 403 and "host name" in body
+    assert headers["content-security-policy"]
+
+
+def test_a_request_without_one_host_is_refused():
+    assert ask(Guard(app), headers={})[0] == 403
+    twice = [("host", "127.0.0.1"), ("host", "evil.com")]
+    assert ask(Guard(app), headers=twice)[0] == 403
+
+
+def test_given_share_and_address_hosts_pass_only_when_asked_for():
+    assert ask(Guard(app, ["box.lan"]), headers={"host": "box.lan:80"})[0] == 200
+    assert ask(Guard(app, allow_share=True), headers={"host": "a.gradio.live"})[0] == 200
+    assert ask(Guard(app, allow_share=True), headers={"host": "gradio.live.evil.com"})[0] == 403
+    assert ask(Guard(app, allow_addresses=True), headers={"host": "10.0.0.1:7860"})[0] == 200
+    assert ask(Guard(app, allow_addresses=True), headers={"host": "evil.com"})[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "http://127.0.0.1:7860"}, 200),
+        ({}, 200),  # no browser
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": "https://evil.com"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-origin", "origin": "http://127.0.0.1:7860"}, 200),
+    ],
+)
+def test_a_post_comes_from_the_page_itself(headers, status):
+    assert ask(Guard(app), "POST", LOCAL | headers)[0] == status
+
+
+def test_a_proxy_in_front_is_an_origin():
+    guard = Guard(app, origins=["chat.example.com"])
+    assert ask(guard, "POST", LOCAL | {"origin": "https://chat.example.com"})[0] == 200
+    assert ask(guard, headers={"host": "chat.example.com"})[0] == 200
+
+
+def test_large_bodies_are_refused_by_header_and_by_count():
+    guard = Guard(app, max_body=1000)
+    assert ask(guard, "POST", LOCAL | {"content-length": "1001"}, [b"x"])[0] == 413
+    assert ask(guard, "POST", LOCAL | {"content-length": "-1"}, [b"x"])[0] == 413
+    assert ask(guard, "POST", LOCAL | {"content-length": "10"}, [b"x" * 600] * 2)[0] == 413
+    assert ask(guard, "POST", LOCAL, [b"x" * 600, b"y" * 400])[2] == "1000"
+
+
+def test_every_answer_carries_the_security_headers():
+    _, headers, _ = ask(Guard(app))
+    assert {name.lower(): value for name, value in HEADERS.items()} == headers
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert "img-src 'self' data: blob:" in headers["content-security-policy"]
+
+
+def test_a_websocket_from_elsewhere_is_closed():
+    sent = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    raw = [(b"host", b"127.0.0.1:7860"), (b"origin", b"https://evil.com")]
+    asyncio.run(Guard(app)({"type": "websocket", "path": "/", "headers": raw}, None, send))
+    assert sent[0]["type"] == "websocket.close"
+
+
+def test_names_are_read_from_hosts():
+    assert [name_of(h) for h in ("A.b:80", "[::1]:80", "x.", "")] == ["a.b", "::1", "x", ""]

@@ -1,0 +1,409 @@
+"""The page without a browser: what may come in, what is drawn, how a trace is folded."""
+
+import asyncio
+import json
+import math
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from scripted import ScriptedRunner, best_tree
+
+from medusa_chat.decoding.events import Step
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import PortInUseError, UsageError
+from medusa_chat.messages import LoadRequest
+from medusa_chat.session import Session
+from medusa_chat.ui import app as page
+from medusa_chat.ui.answer import Answer, shown
+from medusa_chat.ui.desk import Chat, Desk
+from medusa_chat.ui.inputs import MAX_CHARACTERS, checked
+from medusa_chat.ui.tree_view import margin, printable, states, step_view, to_line
+
+TREES = ("chain", "full")
+
+
+def trace(runner: ScriptedRunner, **settings) -> list:
+    return list(runner.reply([{"role": "user", "content": "hi"}], GenerationSettings(**settings)))
+
+
+# ---- inputs ----
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["temperature", "posterior_threshold", "posterior_alpha", "max_new_tokens"],
+)
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -1, 1e9, True, None, "1", [1], {"a": 1}, 10**30]
+)
+def test_numbers_out_of_range_or_of_no_number_are_refused(name, value):
+    with pytest.raises(UsageError) as refused:
+        checked({name: value}, TREES)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) <= 300
+
+
+@pytest.mark.parametrize(
+    "posted",
+    [
+        {"acceptance": "other"},
+        {"acceptance": ["exact"]},
+        {"acceptance": None},
+        {"tree": "../../secret.json"},
+        {"tree": ["auto"]},
+        {"tree": None},
+        {"vanilla": "yes"},
+        {"vanilla": 1},
+        {"vanilla": None},
+        {"seed": "-1"},
+        {"seed": "1.5"},
+        {"seed": "9" * 20},
+        {"seed": "٣"},
+        {"seed": 5.0},
+        {"seed": ["1"]},
+        {"max_new_tokens": 1.5},
+        {"text": ["a"]},
+        {"text": None},
+        {"text": {"text": "a"}},
+        {"system": 3},
+        {"step": -1},
+        {"step": True},
+        {"step": "1"},
+        {"history": "text"},
+        {"history": [{"role": "tool", "content": "x"}]},
+        {"history": [{"role": "user", "content": [{"type": "file"}]}]},
+        {"history": [{"role": "user", "content": "x", "metadata": {}}]},
+        {"history": [{"role": ["user"], "content": "x"}]},
+        {"surprise": 1},
+    ],
+)
+def test_what_no_event_posts_is_refused(posted):
+    with pytest.raises(UsageError):
+        checked(posted, TREES)
+
+
+def test_good_inputs_become_settings():
+    inputs = checked(
+        {
+            "text": "hi",
+            "vanilla": True,
+            "temperature": 0,
+            "max_new_tokens": 64.0,
+            "seed": " 12 ",
+            "tree": "chain",
+            "acceptance": "typical",
+            "posterior_alpha": 0.99,
+        },
+        TREES,
+    )
+    assert inputs.settings == GenerationSettings(
+        drafter="none",
+        acceptance="typical",
+        max_new_tokens=64,
+        seed=12,
+        tree="chain",
+        posterior_alpha=0.99,
+    )
+    assert checked({"seed": ""}, TREES).settings.seed is None
+
+
+@pytest.mark.parametrize("text", ["", "  \n\t ", "\0\0", "\u2003"])
+def test_a_message_without_a_character_is_refused(text):
+    with pytest.raises(UsageError, match="empty"):
+        checked({"text": text}, TREES)
+
+
+def test_texts_reach_the_model_clean_and_otherwise_unchanged():
+    text = "  a\0b \ud83d\ude00 \ud800 \udc00x\n\tﷺ  "
+    assert checked({"text": text}, TREES).text == "  ab 😀 \ufffd \ufffdx\n\tﷺ  "
+    entry = {"role": "user", "content": "\udfff"}
+    assert checked({"history": [entry]}, TREES).history[0]["content"] == "\ufffd"
+
+
+def test_a_paste_has_a_limit():
+    assert len(checked({"text": "x" * MAX_CHARACTERS}, TREES).text) == MAX_CHARACTERS
+    with pytest.raises(UsageError, match="1,000,001 characters"):
+        checked({"text": "x" * (MAX_CHARACTERS + 1)}, TREES)
+
+
+# ---- the picture as data ----
+
+
+def test_states_follow_from_the_path():
+    # 0 has 1 and 2, 1 has 3, 2 has 4, 3 has 5
+    assert states((-1, 0, 0, 1, 2, 3), (0, 1)) == "aarruu"
+    assert states((-1,), (0,)) == "a"
+
+
+def test_margin_is_the_log_of_p_over_threshold():
+    assert margin(0.09, 0.03) == round(math.log(3), 2)
+    assert margin(0.0, 0.1) == -99.0 and margin(0.1, 0.0) == 99.0
+    assert margin(None, 0.1) is None and margin(0.1, None) is None
+
+
+def test_tokens_are_shown_as_what_they_are():
+    assert printable(" the") == "·the"
+    assert printable("\n") == "⏎" and printable("\t") == "⇥" and printable("") == "∅"
+    assert printable("<0xE2>") == "<0xE2>"
+    assert printable("\u202e\x00") == "<202E><00>"
+    assert len(printable("x" * 1000)) == 24
+
+
+@pytest.mark.parametrize("settings", [{}, {"acceptance": "typical", "temperature": 0.7}])
+def test_a_step_of_64_nodes_fits_in_10_kb(settings):
+    runner = ScriptedRunner(nodes=64, delay=0.001, prefill=0)
+    events = trace(runner, **settings)
+    step = next(e for e in events if isinstance(e, Step) and len(e.path) > 1)
+    view = step_view(step)
+    assert len(view["state"]) == len(view["text"]) == len(view["parent"]) == 64
+    assert [n for n, s in enumerate(view["state"]) if s == "a"] == list(step.path)
+    if settings:
+        assert view["margin"][1] == margin(step.draft.probabilities[1], step.draft.thresholds[0])
+    else:
+        assert all(view["same"][node] == 1 for node in step.path[1:])
+    answer = Answer()
+    answer.take(events)
+    line = answer.panel(30.0)
+    assert len(line.encode()) < 10_000 and "<" not in line
+    assert json.loads(line)["step"]["index"] == len(answer.steps) - 1
+
+
+def test_a_step_without_a_record_has_numbers_only():
+    view = step_view(Step(3, (5, 6), "a b", 0.01, (0, 1)))
+    assert view == {"index": 3, "tokens": 2, "accepted": 1, "ms": 10.0, "heads_ms": 0.0}
+
+
+def test_json_for_the_page_is_inert():
+    assert "<" not in to_line({"a": "</script><script>${alert(1)}"})
+    assert json.loads(to_line("a\nb<\u2028")) == "a\nb<\u2028"
+
+
+# ---- a trace folded ----
+
+
+def test_folding_event_by_event_equals_folding_at_once():
+    events = trace(ScriptedRunner(delay=0.001, prefill=0, steps=20))
+    slow, fast = Answer(), Answer()
+    lives = []
+    for event in events:
+        slow.take([event])
+        lives.append(slow.live)
+    fast.take(events)
+    assert slow.text == fast.text == events[-1].text
+    assert slow.panel(None) == fast.panel(None)
+    assert all(later.startswith(earlier) for earlier, later in zip(lives, lives[1:], strict=False))
+    texts = [json.loads(line) for line in slow.live.splitlines()]
+    assert "".join(texts) == events[-1].text
+    figures = slow.figures(plain=None)
+    assert figures["steps"] == 20 and figures["ratio"] is None
+    assert figures["per_step"] == pytest.approx(events[-1].stats.acceleration_rate, rel=1e-3)
+    assert figures["used"] == 12 + len(events[-1].token_ids)
+
+
+def test_the_ratio_has_a_measured_baseline():
+    runner = ScriptedRunner(delay=0.001, prefill=0, steps=20)
+    plain, medusa = Answer(), Answer()
+    plain.take(trace(runner, drafter="none"))
+    medusa.take(trace(runner))
+    assert plain.plain_rate and medusa.plain_rate is None
+    assert {len(s.draft.tokens) for s in plain.steps} == {1}
+    expected = medusa.rate / plain.plain_rate
+    assert medusa.figures(plain.plain_rate)["ratio"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_bars_of_a_long_answer_are_its_last():
+    answer = Answer()
+    answer.take(trace(ScriptedRunner(delay=0, prefill=0, steps=400), max_new_tokens=5000))
+    panel = json.loads(answer.panel(None, 170))
+    assert panel["first"] == 160 and len(panel["bars"]) == 240
+    assert panel["pinned"] and panel["step"]["index"] == 170
+
+
+def test_messages_are_shown_without_a_changed_character():
+    text = "1. a\n   - b\n\tcode\n\n"
+    assert shown([{"role": "user", "content": text}], {})[0]["content"] == [
+        {"type": "text", "text": text}
+    ]
+
+
+# ---- the events ----
+
+
+@pytest.fixture
+def desk():
+    session = Session(ScriptedRunner(delay=0.005, prefill=0.01, steps=30))
+    list(session.load(LoadRequest()))
+    yield Desk(session, TREES)
+    session.close()
+
+
+DEFAULTS = (False, "exact", 0.7, 0.09, 0.3, "auto", 512, "", "")
+
+
+async def watch(desk: Desk, chat: Chat, steps: int | None = None) -> list:
+    views = []
+    stream = desk.stream(chat)
+    async for view in stream:
+        views.append(view)
+        if steps is not None and len(chat.answer.steps) >= steps:
+            await stream.aclose()
+            break
+    return views
+
+
+def test_a_turn_ends_in_the_conversation_once(desk):
+    chat = Chat()
+    desk.begin(chat, "hi", *DEFAULTS)
+    job = chat.job
+    views = asyncio.run(watch(desk, chat))
+    assert json.loads(views[0][0].splitlines()[0]).keys() == {"status"}
+    desk.commit(chat)
+    assert [m["role"] for m in chat.messages] == ["user", "assistant"]
+    assert chat.messages[1]["content"] == job.trace[-1].text and not chat.is_running
+    assert job.prompt == [{"role": "user", "content": "hi"}]
+
+
+def test_a_closed_tab_stops_its_job(desk):
+    chat = Chat()
+    desk.begin(chat, "hi", *DEFAULTS)
+    asyncio.run(watch(desk, chat, steps=3))
+    assert chat.job.done.wait(2) and chat.job.is_cancelled
+    assert len(chat.job.trace) < 30
+
+
+def test_a_second_message_while_one_runs_is_refused_and_harmless(desk):
+    chat = Chat()
+    desk.begin(chat, "one", *DEFAULTS)
+    job = chat.job
+    refused = desk.begin(chat, "two", *DEFAULTS)
+    assert len(refused) == 6 and chat.job is job and len(chat.messages) == 1
+    asyncio.run(watch(desk, chat))
+    desk.commit(chat)
+    desk.commit(chat)
+    assert len(chat.messages) == 2
+
+
+def test_a_failure_before_any_text_gives_the_message_back(desk):
+    desk.session.runner.fail_at = 0
+    desk.session.runner.reply = lambda prompt, settings: iter(_raise())
+    chat = Chat()
+    desk.begin(chat, "keep me", *DEFAULTS)
+    asyncio.run(watch(desk, chat))
+    view = desk.commit(chat)
+    assert view[2] == "keep me" and "wanted failure" in view[1] and chat.messages == []
+
+
+def _raise():
+    raise UsageError("wanted failure")
+    yield
+
+
+def test_a_failure_in_the_middle_keeps_the_text(desk):
+    desk.session.runner.fail_at = 5
+    chat = Chat()
+    desk.begin(chat, "hi", *DEFAULTS)
+    asyncio.run(watch(desk, chat))
+    view = desk.commit(chat)
+    assert chat.messages[1]["content"] and chat.notes[1].startswith("stopped: the script says")
+    assert "the script says" in view[1]
+
+
+def test_a_bad_setting_is_one_line_and_queues_nothing(desk):
+    chat = Chat()
+    view = desk.begin(chat, "hi", *(False, "exact", 3, *DEFAULTS[3:]))
+    assert "temperature" in view[1] and chat.job is None and chat.messages == []
+
+
+def test_epsilon_and_delta_are_off_where_they_do_nothing(desk):
+    for acceptance, temperature, used in (
+        ("exact", 0.7, False),
+        ("typical", 0.0, False),
+        ("typical", 0.7, True),
+        ("typical-sampled", 0.7, True),
+    ):
+        assert desk.explain(acceptance, temperature)[1]["interactive"] is used
+
+
+# ---- the server ----
+
+
+def test_the_page_never_imports_torch():
+    code = (
+        "import sys, medusa_chat.ui.app as a; from medusa_chat.session import Session;"
+        "from scripted import ScriptedRunner; a.build_app(Session(ScriptedRunner()), ['chain']);"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=here.parent,
+        env={"PYTHONPATH": f"{here.parent}:{here}", "PATH": ""},
+        timeout=60,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_taken_port_is_one_clear_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=f"port {port} is in use"):
+            page.open_page(Session(ScriptedRunner()), port=port)
+
+
+def test_what_strangers_can_reach_has_a_password_and_the_guard(monkeypatch):
+    monkeypatch.setattr("gradio.networking.setup_tunnel", _no_internet)
+    opened = page.open_page(Session(ScriptedRunner()), share=True)
+    try:
+        assert opened.share_url is None and len(opened.auth[1]) >= 22
+        config, url = f"{opened.url}config", opened.url
+        assert httpx.get(config).status_code == 401
+        login = httpx.post(f"{url}login", data=login_form(opened.auth))
+        assert login.status_code == 200
+        assert httpx.get(config, cookies=login.cookies).status_code == 200
+        assert httpx.get(url, headers={"host": "evil.com"}).status_code == 403
+        assert httpx.get(url, headers={"host": "x.gradio.live"}).status_code == 200
+        crossing = {"origin": "https://evil.com"}
+        assert httpx.post(f"{url}login", headers=crossing).status_code == 403
+        assert httpx.post(f"{url}gradio_api/upload", content=b"x" * 5_000_000).status_code == 413
+    finally:
+        opened.close()
+
+
+def login_form(auth: tuple[str, str]) -> dict[str, str]:
+    return {"username": auth[0], "password": auth[1]}
+
+
+def _no_internet(**_: object) -> str:
+    raise OSError("no route")
+
+
+def test_launch_tells_where_and_ends_with_ctrl_c(monkeypatch):
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    thread = SimpleNamespace(is_alive=lambda: True, join=interrupted)
+    blocks = SimpleNamespace(server=SimpleNamespace(thread=thread), close=lambda verbose: None)
+    opened = page.Page(blocks, "http://127.0.0.1:7860/", None, None)
+    monkeypatch.setattr(page, "open_page", lambda session, **_: opened)
+    lines = []
+    assert page.launch(Session(ScriptedRunner()), tell=lines.append) == 130
+    assert lines == ["medusa-chat is open at http://127.0.0.1:7860/ (Ctrl-C ends it)"]
+
+
+def test_greeting_says_what_the_user_must_know():
+    opened = page.Page(None, "http://127.0.0.1:7860/", None, ("medusa", "secret"))
+    lines = page.greeting(opened, share=True, was_generated=True)
+    assert "no internet: not shared" in lines and "user medusa, password secret" in lines
+    assert "secret" not in " ".join(page.greeting(opened, share=True, was_generated=False))
+
+
+def test_best_tree_has_the_nodes_asked_for():
+    assert [len(best_tree(n)) for n in (2, 16, 64)] == [2, 16, 64]
