@@ -1,0 +1,253 @@
+"""The demo's tokenizer and backbone: a byte-level BPE and a small Llama, trained from nothing."""
+
+import hashlib
+import json
+import math
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+PLACEHOLDER = re.compile(r"\[(name|user|your|city)[^]]*\]", re.IGNORECASE)
+
+# folder -> (files, share of its rows kept in one pass)
+MIX = {
+    "sgd": (["train.jsonl"], 0.6),
+    "topical_chat": (["valid_freq.jsonl", "valid_rare.jsonl"], 1.0),
+    "synthetic_persona_chat": (["valid.jsonl", "test.jsonl"], 1.0),
+    "stories": (["pratham_en.jsonl", "african_storybook_en_ccby.jsonl"], 1.0),
+    "taskmaster": (["tm4_coffee.jsonl", "tm3_movies.jsonl"], 1.0),
+    "oasst_en100": (["train.jsonl"], 1.0),
+    "chatterbot": (["train.jsonl"], 2.0),
+    "personality_chat_mit": (["train.jsonl"], 2.0),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the backbone's weights, but for the data itself."""
+
+    vocabulary: int = 4096
+    hidden: int = 256
+    layers: int = 6
+    heads: int = 4
+    key_value_heads: int = 2
+    intermediate: int = 768
+    context: int = 1024
+    dialogues: int = 40_000
+    sequence: int = 1024
+    rows: int = 4
+    steps: int = 1000
+    learning_rate: float = 3e-3
+    matrix_learning_rate: float = 3e-3
+    decay_from: float = 0.6
+    seed: int = 0
+
+
+def read_rows(folder: Path, name: str) -> Iterator[dict]:
+    """Rows of one set, placeholders dropped; yields {"source", "messages"}."""
+    files, share = MIX[name]
+    keep = random.Random(name)
+    for file in files:
+        for line in (folder / "train" / name / file).read_text("utf-8").rstrip("\n").split("\n"):
+            row = json.loads(line)
+            if any(PLACEHOLDER.search(m["content"]) for m in row["messages"]):
+                continue
+            for _ in range(int(share) + (keep.random() < share % 1)):
+                yield {"source": name, "messages": row["messages"]}
+
+
+def data_hashes(folder: Path) -> dict[str, str]:
+    """sha256 of every file read, so that a build can be compared with another."""
+    return {
+        f"{name}/{file}": hashlib.sha256((folder / "train" / name / file).read_bytes()).hexdigest()
+        for name, (files, _) in MIX.items()
+        for file in files
+    }
+
+
+def train_tokenizer(texts: Iterator[str], recipe: Recipe, template: str):
+    """A byte-level BPE that keeps digits apart, as a transformers tokenizer."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=recipe.vocabulary,
+        special_tokens=SPECIAL,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        bos_token="<|begin|>",
+        eos_token="<|end|>",
+        additional_special_tokens=SPECIAL[3:],
+        model_max_length=recipe.context,
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def render(messages: list[dict]) -> str:
+    """One conversation as the chat template writes it (checked against it by build.py)."""
+    return "<|begin|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>" for m in messages)
+
+
+def pack(conversations: list[list[int]], length: int, seed: int) -> torch.Tensor:
+    """Conversations joined into rows [n, length + 1], each row starting with a conversation."""
+    order = list(range(len(conversations)))
+    random.Random(seed).shuffle(order)
+    rows, row = [], []
+    for index in order:
+        row += conversations[index]
+        if len(row) > length:
+            rows.append(row[: length + 1])
+            row = []
+    return torch.tensor(rows, dtype=torch.int16)
+
+
+def new_model(recipe: Recipe):
+    """A Llama with tied embeddings and random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(recipe.seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=recipe.vocabulary,
+            hidden_size=recipe.hidden,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=recipe.heads,
+            num_key_value_heads=recipe.key_value_heads,
+            intermediate_size=recipe.intermediate,
+            max_position_embeddings=recipe.context,
+            tie_word_embeddings=True,
+            pad_token_id=SPECIAL.index("<|pad|>"),
+            bos_token_id=SPECIAL.index("<|begin|>"),
+            eos_token_id=SPECIAL.index("<|end|>"),
+        )
+    )
+
+
+def rate(step: int, recipe: Recipe) -> float:
+    """Share of the peak learning rate: warm up, hold, then fall linearly to zero."""
+    start = recipe.decay_from * recipe.steps
+    return min(1.0, (step + 1) / 50, max(0.0, (recipe.steps - step) / (recipe.steps - start)))
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is orthogonalised by five Newton-Schulz steps (Jordan 2024).
+
+    torch.optim.Muon always works in bf16, which is thirty times slower than fp32 on a CPU
+    without bf16 units; this one works in bf16 on CUDA and in fp32 elsewhere.
+    """
+
+    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                average = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                average.lerp_(p.grad, 1 - group["momentum"])
+                update = orthogonal(p.grad.lerp(average, group["momentum"]))
+                scale = 0.2 * math.sqrt(max(p.shape))
+                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(
+                    update, alpha=-group["lr"] * scale
+                )
+
+
+def orthogonal(x: torch.Tensor) -> torch.Tensor:
+    """The nearest (semi-)orthogonal matrix to x [n, m], roughly."""
+    work = x.to(torch.bfloat16 if x.is_cuda else torch.float32)
+    work = work.T if x.shape[0] > x.shape[1] else work
+    work = work / (work.norm() + 1e-7)
+    for _ in range(5):
+        gram = work @ work.T
+        work = 3.4445 * work + (-4.7750 * gram + 2.0315 * gram @ gram) @ work
+    return (work.T if x.shape[0] > x.shape[1] else work).to(x.dtype)
+
+
+def optimizers(model, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for embeddings and norms."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
+    chosen = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    return [
+        Muon(matrices, lr=recipe.matrix_learning_rate),
+        torch.optim.AdamW(rest, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def loss_of(model, rows: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of the next token over rows [b, length + 1]."""
+    rows = rows.long()
+    with torch.autocast(rows.device.type, torch.bfloat16, enabled=rows.device.type == "cuda"):
+        hidden = model.model(input_ids=rows[:, :-1], use_cache=False).last_hidden_state
+        logits = model.lm_head(hidden)
+    return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+
+
+def train(model, rows: torch.Tensor, held_out: torch.Tensor, recipe: Recipe, state: Path):
+    """Train to recipe.steps, resuming from `state`; yields (step, loss, held-out loss or None)."""
+    optimizer_list = optimizers(model, recipe)
+    peaks = [o.param_groups[0]["lr"] for o in optimizer_list]
+    step = 0
+    if state.exists():
+        saved = torch.load(state, weights_only=True)
+        model.load_state_dict(saved["model"])
+        for optimizer, values in zip(optimizer_list, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(values)
+        step = saved["step"]
+    device = next(model.parameters()).device
+    while step < recipe.steps:
+        epoch, offset = divmod(step * recipe.rows, len(rows) - recipe.rows)
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(epoch))
+        batch = rows[order[offset : offset + recipe.rows]].to(device)
+        for optimizer, peak in zip(optimizer_list, peaks, strict=True):
+            optimizer.param_groups[0]["lr"] = peak * rate(step, recipe)
+        loss = loss_of(model, batch)
+        loss.backward()
+        if not math.isfinite(loss.item()):
+            raise RuntimeError(f"the loss is not finite at step {step}")
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizer_list:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        step += 1
+        checked = step % 100 == 0 or step == recipe.steps
+        if checked:
+            save_state(state, model, optimizer_list, step, recipe)
+        yield step, loss.item(), evaluate(model, held_out) if checked else None
+
+
+def evaluate(model, rows: torch.Tensor) -> float:
+    """Mean loss over held-out rows, four at a time."""
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        return sum(loss_of(model, r.to(device)).item() for r in rows.split(4)) / len(rows.split(4))
+
+
+def save_state(path: Path, model, optimizer_list, step: int, recipe: Recipe) -> None:
+    """Write the whole training state beside `path`, then put it in place at once."""
+    saved = {
+        "model": model.state_dict(),
+        "optimizers": [o.state_dict() for o in optimizer_list],
+        "step": step,
+        "recipe": asdict(recipe),
+    }
+    partial = path.with_suffix(".part")
+    torch.save(saved, partial)
+    partial.replace(path)

@@ -1,0 +1,331 @@
+"""Make the demo checkpoint from nothing: `python assets/demo/build.py DATA_FOLDER`.
+
+Stages, each kept in the (git-ignored) work folder and skipped when it is there already:
+tokenizer, tokens, backbone, answers (self-distillation), heads, calibration, checkpoint.
+Stop it at any time and run it again: it goes on where it was.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+import backbone  # noqa: E402
+import dialogues  # noqa: E402
+from backbone import Recipe  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
+from medusa_chat.decoding.tree import Tree  # noqa: E402
+from medusa_chat.errors import MedusaChatError  # noqa: E402
+from medusa_chat.training.accuracy import count_ranks  # noqa: E402
+from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
+from medusa_chat.training.distill import DistillRecipe, answer_prompts  # noqa: E402
+from medusa_chat.training.trainer import (  # noqa: E402
+    HeadRecipe,
+    TrainStep,
+    new_heads,
+    train_heads,
+)
+from medusa_chat.training.tree_search import expected_length, search_tree  # noqa: E402
+
+SIZE_LIMIT = 24_000_000
+PROMPT_TOKENS = 400
+CALIBRATION = "medusa_calibration.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the heads are made, once the backbone is there."""
+
+    prompts: int = 2500
+    held_out_prompts: int = 150
+    answer_tokens: int = 96
+    heads: int = 5
+    head_steps: int = 600
+    head_learning_rate: float = 2e-3
+    nodes: int = 64
+    default_nodes: int = 16
+
+
+EARLY = Plan(prompts=300, held_out_prompts=60, head_steps=150)
+
+
+def conversations(data: Path, recipe: Recipe) -> list[dict]:
+    """Every training conversation: the given sets, then our own generated dialogues."""
+    rows = [row for name in backbone.MIX for row in backbone.read_rows(data, name)]
+    templates = data / "train" / "templates_raw"
+    rows += dialogues.generate(templates, recipe.dialogues, recipe.seed)
+    return rows
+
+
+def make_tokenizer(work: Path, rows: list[dict], recipe: Recipe):
+    """Train the tokenizer once and load it from the work folder afterwards."""
+    from transformers import AutoTokenizer
+
+    folder = work / "tokenizer"
+    if not folder.exists():
+        template = (HERE / "chat_template.jinja").read_text("utf-8")
+        texts = (m["content"] for row in rows for m in row["messages"])
+        backbone.train_tokenizer(texts, recipe, template).save_pretrained(work / "tokenizer.part")
+        (work / "tokenizer.part").replace(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for row in random.Random(0).sample(rows, 200):
+        assert backbone.render(row["messages"]) == tokenizer.apply_chat_template(
+            row["messages"], tokenize=False
+        ), "render() and the chat template disagree"
+    return tokenizer
+
+
+def make_tokens(work: Path, rows: list[dict], tokenizer, recipe: Recipe) -> torch.Tensor:
+    """Packed training rows [n, sequence + 1] of int16."""
+    path = work / "tokens.pt"
+    if not path.exists():
+        texts = [backbone.render(row["messages"]) for row in rows]
+        ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        torch.save(backbone.pack(ids, recipe.sequence, recipe.seed), path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+    return torch.load(path, weights_only=True)
+
+
+def held_out_rows(data: Path, tokenizer, recipe: Recipe) -> torch.Tensor:
+    """Rows that training never sees: SGD's dev split and dialogues of another seed."""
+    lines = (data / "train/sgd/dev.jsonl").read_text("utf-8").split("\n")[:80]
+    rows = [json.loads(line) for line in lines]
+    rows += dialogues.generate(data / "train/templates_raw", 150, recipe.seed + 1)
+    texts = [backbone.render(row["messages"]) for row in rows]
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return backbone.pack(ids, recipe.sequence, 0)
+
+
+def make_backbone(work: Path, tokens: torch.Tensor, held_out: torch.Tensor, recipe: Recipe):
+    """Train the backbone, or take it up where it stopped."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = backbone.new_model(recipe).to(device)
+    log = work / "backbone.log"
+    bar = tqdm(total=recipe.steps, desc="backbone", unit="step")
+    started = time.monotonic()
+    for step, loss, checked in backbone.train(
+        model, tokens, held_out, recipe, work / "backbone.pt"
+    ):
+        bar.update(step - bar.n)
+        bar.set_postfix(loss=f"{loss:.3f}")
+        if checked is not None:
+            with log.open("a") as file:
+                file.write(f"{step} {loss:.4f} {checked:.4f} {time.monotonic() - started:.0f}\n")
+    bar.close()
+    if not bar.n:
+        saved = torch.load(work / "backbone.pt", weights_only=True)
+        model.load_state_dict(saved["model"])
+    return model
+
+
+def saved_backbone(work: Path, recipe: Recipe, early: bool):
+    """The trained model in eval mode on the CPU or GPU; early: at whatever step it is."""
+    saved = torch.load(work / "backbone.pt", weights_only=True)
+    if saved["step"] < recipe.steps and not early:
+        sys.exit(f"the backbone is at step {saved['step']} of {recipe.steps}: see --early")
+    model = backbone.new_model(recipe)
+    model.load_state_dict(saved["model"])
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def prompts_of(
+    rows: list[dict], tokenizer, count: int, seed: int, known: Sequence[list[int]] = ()
+) -> list[list[int]]:
+    """`count` different prompts, none of them known: conversations cut before a random answer."""
+    chance = random.Random(seed)
+    refused = {tuple(prompt) for prompt in known}
+    prompts: dict[tuple[int, ...], None] = {}
+    for row in chance.sample(rows, len(rows)):
+        turns = [i for i, m in enumerate(row["messages"]) if m["role"] == "assistant"]
+        ids = tuple(encode_prompt(tokenizer, row["messages"][: chance.choice(turns)]))
+        if len(ids) <= PROMPT_TOKENS and ids not in refused:
+            prompts[ids] = None
+        if len(prompts) == count:
+            break
+    return [list(prompt) for prompt in prompts]
+
+
+def held_out_conversations(data: Path, recipe: Recipe) -> list[dict]:
+    """Conversations of SGD's dev split and dialogues of another seed, as many of each."""
+    lines = (data / "train/sgd/dev.jsonl").read_text("utf-8").rstrip("\n").split("\n")
+    rows = [json.loads(line) for line in lines[:400]]
+    return rows + list(dialogues.generate(data / "train/templates_raw", 400, recipe.seed + 1))
+
+
+def make_answers(
+    model, prompts: list[list[int]], recipe: DistillRecipe, path: Path
+) -> list[Example]:
+    """The backbone's answers to the prompts, as training examples."""
+    answers = answer_prompts(model, prompts, recipe, path)
+    bar = tqdm(answers, total=len(prompts), desc=path.stem, unit="answer")
+    return [answer.example for answer in bar if len(answer.answer_ids) > 2]
+
+
+def make_heads(
+    work: Path, model, examples: list[Example], held_out: list[Example], plan: Plan
+) -> MedusaHeads:
+    """Heads that share the LM head, trained once on the backbone's own answers."""
+    path = work / "heads.safetensors"
+    if not path.exists():
+        heads = new_heads(model.lm_head, plan.heads)
+        recipe = HeadRecipe(steps=plan.head_steps, learning_rate=plan.head_learning_rate)
+        events = train_heads(
+            model, model.lm_head, heads, examples, recipe, held_out, work / "heads.pt"
+        )
+        bar = tqdm(total=recipe.steps, desc="heads", unit="step")
+        for event in events:
+            top1 = " ".join(f"{share:.2f}" for share in event.top1)
+            if isinstance(event, TrainStep):
+                bar.update(event.step - bar.n)
+                bar.set_postfix(loss=f"{event.loss:.3f}", top1=top1)
+            else:
+                bar.write(f"heads, step {event.step}: held-out top-1 {top1}", file=sys.stderr)
+        bar.close()
+        save_file(heads.to("cpu", torch.bfloat16).to_tensors(), path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+    return MedusaHeads.from_tensors(load_file(path)).float().to(model.device)
+
+
+def make_calibration(
+    work: Path, model, heads: MedusaHeads, held_out: list[Example], plan: Plan
+) -> dict:
+    """Rank accuracies on held-out greedy answers, and the tree that they ask for."""
+    path = work / CALIBRATION
+    if not path.exists():
+        events = count_ranks(model, heads, held_out)
+        *_, counts = tqdm(events, desc="calibration", unit="batch")
+        accuracies = [[round(a, 5) for a in row] for row in counts.accuracies]
+        calibration = {
+            "version": 1,
+            "accuracies": accuracies,
+            "choices": [list(c) for c in search_tree(accuracies, plan.nodes).choices[1:]],
+            "nodes": plan.default_nodes,
+            "measured_on": f"{len(held_out)} greedy answers of the backbone to held-out prompts",
+            "positions": counts.labels[0],
+        }
+        write_whole(path, json.dumps(calibration) + "\n")
+    return json.loads(path.read_text("utf-8"))
+
+
+def make_checkpoint(work: Path, model, tokenizer) -> Path:
+    """A stock Hugging Face folder in bf16 with the heads and the calibration beside it."""
+    folder, partial = work / "checkpoint", work / "checkpoint.part"
+    if folder.exists():
+        return folder
+    shutil.rmtree(partial, ignore_errors=True)
+    # a copy: the model that was passed stays in fp32
+    deepcopy(model).to("cpu", torch.bfloat16).save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    ends = sorted({tokenizer.eos_token_id, model.config.eos_token_id})
+    GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=ends,
+        pad_token_id=tokenizer.pad_token_id,
+    ).save_pretrained(partial)
+    shutil.copyfile(work / "heads.safetensors", partial / "medusa_lm_head.safetensors")
+    shutil.copyfile(work / CALIBRATION, partial / CALIBRATION)
+    partial.replace(folder)
+    return folder
+
+
+def publish(folder: Path, output: Path) -> None:
+    """Copy the checkpoint's files into `output`, each at once. Refuses one that is too large."""
+    sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+    for name, size in sizes.items():
+        print(f"{size:>12,} {name}")
+    total = sum(sizes.values())
+    print(f"{total:>12,} bytes in all, of {SIZE_LIMIT:,}")
+    if total > SIZE_LIMIT:
+        sys.exit(f"the checkpoint is {total - SIZE_LIMIT:,} bytes too large: nothing was published")
+    output.mkdir(parents=True, exist_ok=True)
+    for name in sizes:
+        shutil.copyfile(folder / name, output / f"{name}.part")
+        (output / f"{name}.part").replace(output / name)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    partial = path.with_suffix(".part")
+    partial.write_text(text, "utf-8")
+    partial.replace(path)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, help="folder with train/ (see README.md)")
+    parser.add_argument("--work", type=Path, default=HERE / ".build", help="resumable state")
+    parser.add_argument("--output", type=Path, default=HERE)
+    parser.add_argument(
+        "--early",
+        action="store_true",
+        help="take the backbone as far as it is, with fewer answers and steps, for a first look "
+        "(in a work folder of its own)",
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    recipe, plan = Recipe(), EARLY if arguments.early else Plan()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    hashes = backbone.data_hashes(arguments.data)
+    shown = {"recipe": asdict(recipe), "heads": asdict(plan), "data": hashes}
+    print(json.dumps(shown, indent=1))
+    rows = conversations(arguments.data, recipe)
+    tokenizer = make_tokenizer(arguments.work, rows, recipe)
+    if not arguments.early:
+        tokens = make_tokens(arguments.work, rows, tokenizer, recipe)
+        held_out = held_out_rows(arguments.data, tokenizer, recipe)
+        print(f"{len(tokens) * recipe.sequence:,} training tokens", file=sys.stderr)
+        make_backbone(arguments.work, tokens, held_out, recipe)
+    model = saved_backbone(arguments.work, recipe, arguments.early)
+    finish(arguments, model, tokenizer, rows, recipe, plan)
+
+
+def finish(arguments, model, tokenizer, rows: list[dict], recipe: Recipe, plan: Plan) -> None:
+    """Everything after the backbone: answers, heads, calibration, checkpoint."""
+    work = arguments.work
+    unseen = held_out_conversations(arguments.data, recipe)
+    asked = prompts_of(unseen, tokenizer, plan.held_out_prompts, recipe.seed)
+    prompts = prompts_of(rows, tokenizer, plan.prompts, recipe.seed, known=asked)
+    greedy = DistillRecipe(plan.answer_tokens, temperatures=(0.0,))
+    held_out = make_answers(model, asked, greedy, work / "held_out_answers.jsonl")
+    sampled = DistillRecipe(plan.answer_tokens)
+    answers = make_answers(model, prompts, sampled, work / "answers.jsonl")
+    heads = make_heads(work, model, answers, held_out, plan)
+    calibration = make_calibration(work, model, heads, held_out, plan)
+    report(calibration)
+    publish(make_checkpoint(work, model, tokenizer), arguments.output)
+
+
+def report(calibration: dict) -> None:
+    """Print what the calibration promises."""
+    accuracies = calibration["accuracies"]
+    tree = Tree.from_choices(calibration["choices"])
+    for head, row in enumerate(accuracies):
+        print(f"head {head}: top-1 {row[0]:.3f}, top-5 {sum(row[:5]):.3f}")
+    for nodes in (1, 2, 4, 8, 16, 32, 64):
+        length = expected_length(tree.head(nodes), accuracies)
+        print(f"{nodes:>3} nodes: {length:.2f} tokens a step expected")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MedusaChatError as error:
+        sys.exit(str(error))

@@ -1,0 +1,65 @@
+"""The tree that a table of rank accuracies asks for. Plain numbers, no torch."""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import isfinite, prod
+
+from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.decoding.tree import Choice, Tree
+from medusa_chat.errors import UsageError
+
+Accuracies = Sequence[Sequence[float]]
+
+
+def search_tree(accuracies: Accuracies, nodes: int) -> Tree:
+    """The tree of at most `nodes` nodes, the root counted, with the longest expected path.
+
+    accuracies[k][i]: how often the (i+1)-th prediction of head k, alone, is right. A node is worth
+    the product of the accuracies along its path; nodes are added by falling worth, which is never
+    above the parent's, so every first m of them are the best tree of m nodes. Nodes worth nothing
+    are left out. Medusa, arXiv 2401.10774, section 2.3.3. Raises UsageError on a bad table.
+    """
+    _require_accuracies(accuracies)
+    if not 1 <= nodes <= MAX_NODES:
+        raise UsageError(f"nodes is {nodes}: give a whole number from 1 to {MAX_NODES}")
+    frontier: list[tuple[float, int, Choice]] = []
+    choices: list[Choice] = []
+    _push_children(frontier, (), accuracies, 1.0)
+    while frontier and len(choices) < nodes - 1:
+        negative, _, choice = heappop(frontier)
+        choices.append(choice)
+        _push_children(frontier, choice, accuracies, -negative)
+    return Tree.from_choices(choices)
+
+
+def expected_length(tree: Tree, accuracies: Accuracies) -> float:
+    """Tokens a step that the table promises: 1, and the worth of every node but the root."""
+    if tree.depth > len(accuracies):
+        raise UsageError(f"the tree is {tree.depth} deep, the table has {len(accuracies)} heads")
+    return 1.0 + sum(node_value(choice, accuracies) for choice in tree.choices[1:])
+
+
+def node_value(choice: Choice, accuracies: Accuracies) -> float:
+    """Product of the accuracies along the path; a rank that was not measured counts nothing."""
+    return prod(
+        accuracies[depth][rank] if rank < len(accuracies[depth]) else 0.0
+        for depth, rank in enumerate(choice)
+    )
+
+
+def _push_children(
+    frontier: list[tuple[float, int, Choice]], choice: Choice, accuracies: Accuracies, worth: float
+) -> None:
+    if len(choice) < len(accuracies):
+        for rank, accuracy in enumerate(accuracies[len(choice)]):
+            if worth * accuracy > 0:
+                child = (*choice, rank)
+                heappush(frontier, (-worth * accuracy, len(child), child))
+
+
+def _require_accuracies(accuracies: Accuracies) -> None:
+    for head, row in enumerate(accuracies):
+        if any(not isfinite(a) or not 0 <= a <= 1 for a in row) or sum(row) > 1 + 1e-6:
+            raise UsageError(
+                f"accuracies of head {head}: shares of 0 to 1 that add up to 1 at most"
+            )

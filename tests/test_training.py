@@ -1,0 +1,460 @@
+"""Training: labels, loss, trainer, self-distillation, accuracies and the tree they ask for."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.training.accuracy import count_ranks, rank_accuracies
+from medusa_chat.training.data import (
+    Example,
+    collate,
+    encode,
+    encode_prompt,
+    grouped,
+    read_conversations,
+)
+from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
+from medusa_chat.training.loss import IGNORED, hidden_and_targets, medusa_loss, targets_of
+from medusa_chat.training.trainer import (
+    Evaluated,
+    HeadRecipe,
+    TrainStep,
+    new_heads,
+    rate_at,
+    train_heads,
+)
+from medusa_chat.training.tree_search import expected_length, node_value, search_tree
+
+END = 1
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+CHAT = PLAIN + "{% if add_generation_prompt %}<assistant>{% endif %}"
+NEWLINES = CHAT.replace("</s>", "</s>\n")
+FORGETFUL = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'user' or loop.last %}{{ m.content }}"
+    "{% endif %}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TALK = [
+    {"role": "user", "content": "ab"},
+    {"role": "assistant", "content": "cde"},
+    {"role": "user", "content": "f"},
+    {"role": "assistant", "content": "gh"},
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Models this small are slower on several threads, and much slower on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make_tokenizer(template: str = CHAT) -> PreTrainedTokenizerFast:
+    special = ["<pad>", "</s>", "<user>", "<assistant>"]
+    words = special + list("abcdefghijklmnop\n<>/")
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        eos_token="</s>",
+        pad_token="<pad>",
+        additional_special_tokens=special[2:],
+        chat_template=template,
+    )
+
+
+def make_model(seed: int = 0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+        eos_token_id=END,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def make_examples(count: int = 12, seed: int = 0) -> list[Example]:
+    generator = torch.Generator().manual_seed(seed)
+    examples = []
+    for number in range(count):
+        length = int(torch.randint(8, 20, (1,), generator=generator))
+        ids = torch.randint(2, 32, (length,), generator=generator).tolist()
+        is_label = (False,) * 3 + (True,) * (length - 3)
+        examples.append(Example(tuple(ids), is_label, f"row {number}"))
+    return examples
+
+
+# ------------------------------------------------------------------------------------ data
+
+
+def write_rows(path, *rows) -> None:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def test_conversations_keep_their_file_and_line(tmp_path):
+    path = tmp_path / "talk.jsonl"
+    write_rows(path, {"messages": TALK, "source": "x"}, "", {"messages": TALK})
+    conversations = list(read_conversations(path))
+    assert [c.place for c in conversations] == [f"{path}:1", f"{path}:3"]
+    assert list(conversations[0].messages) == TALK
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "{oops",
+        [1],
+        {"messages": []},
+        {"messages": [{"role": "robot", "content": "x"}]},
+        {"messages": [{"role": "user", "content": None}]},
+        {"messages": [{"role": "user", "content": "only asked"}]},
+    ],
+)
+def test_bad_row_is_refused_with_its_line(tmp_path, bad):
+    path = tmp_path / "talk.jsonl"
+    write_rows(path, {"messages": TALK}, bad)
+    with pytest.raises(UsageError, match="talk.jsonl:2: "):
+        list(read_conversations(path))
+
+
+@pytest.mark.parametrize("template", [CHAT, NEWLINES])
+def test_labels_are_the_answers_and_their_end_tokens(template):
+    tokenizer = make_tokenizer(template)
+    ids, is_label = encode(tokenizer, TALK)
+    learnt = [token for token, chosen in zip(ids, is_label, strict=True) if chosen]
+    assert "".join(tokenizer.convert_ids_to_tokens(learnt)) == "cde</s>gh</s>"
+
+
+def test_prompt_is_the_conversation_up_to_its_first_label():
+    tokenizer = make_tokenizer()
+    ids, is_label = encode(tokenizer, TALK)
+    assert encode_prompt(tokenizer, TALK[:1]) == ids[: is_label.index(True)]
+
+
+def test_template_that_rewrites_earlier_turns_is_refused():
+    with pytest.raises(UsageError, match="chat template"):
+        encode(make_tokenizer(FORGETFUL), TALK)
+
+
+def test_template_without_generation_prompt_never_labels_the_user():
+    ids, is_label = encode(make_tokenizer(PLAIN), TALK)
+    labelled = make_tokenizer().convert_ids_to_tokens(
+        [token for token, chosen in zip(ids, is_label, strict=True) if chosen]
+    )
+    assert not {"a", "b", "f", "<user>"} & set(labelled)
+
+
+def test_tokenizer_without_template_is_refused():
+    with pytest.raises(UsageError, match="no chat template"):
+        encode(make_tokenizer(""), TALK)
+
+
+def test_batches_hold_every_example_once_within_the_budget():
+    examples = make_examples(40)
+    for seed in range(3):
+        groups = grouped(examples, 60, seed)
+        held = sorted(e.place for group in groups for e in group)
+        assert held == sorted(e.place for e in examples)
+        assert all(collate(group).ids.numel() <= 60 for group in groups)
+        assert len(groups) == len(grouped(examples, 60, seed + 1))
+
+
+def test_padding_changes_no_hidden_state_and_is_no_label():
+    model, examples = make_model(), make_examples(6)
+    together, wanted = hidden_and_targets(model, collate(examples), 3)
+    alone = [hidden_and_targets(model, collate([example]), 3) for example in examples]
+    torch.testing.assert_close(together, torch.cat([hidden for hidden, _ in alone]))
+    assert torch.equal(wanted, torch.cat([targets for _, targets in alone]))
+
+
+# ------------------------------------------------------------------------------------ loss
+
+
+def test_head_k_is_asked_for_the_token_at_t_plus_k_plus_2():
+    ids = torch.arange(10, 18).unsqueeze(0)
+    targets = targets_of(ids, torch.ones_like(ids, dtype=torch.bool), 2)[0]
+    assert targets[:, 0].tolist() == [12, 13, 14, 15, 16, 17, IGNORED, IGNORED]
+    assert targets[:, 1].tolist() == [13, 14, 15, 16, 17, IGNORED, IGNORED, IGNORED]
+
+
+def test_no_target_lies_outside_an_answer_or_across_two():
+    is_label = torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1]], dtype=torch.bool)
+    ids = torch.arange(8).unsqueeze(0)
+    targets = targets_of(ids, is_label, 5)[0]
+    found = {(t, k): int(targets[t, k]) for t, k in (targets != IGNORED).nonzero().tolist()}
+    assert found == {(1, 0): 3, (2, 0): 4, (5, 0): 7, (1, 1): 4}
+
+
+def test_text_shorter_than_the_heads_has_no_targets():
+    for length in (1, 2, 3):
+        ids = torch.zeros(1, length, dtype=torch.long)
+        targets = targets_of(ids, torch.ones_like(ids, dtype=torch.bool), 5)
+        assert (targets != IGNORED).sum() == max(0, length - 2)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_untrained_head_says_what_the_lm_head_says(own):
+    model = make_model()
+    heads = new_heads(model.lm_head, 3, own_lm_head=own)
+    hidden = torch.randn(7, 32)
+    logits = heads(hidden, model.lm_head)
+    torch.testing.assert_close(logits, model.lm_head(hidden).expand(3, -1, -1))
+
+
+def test_loss_is_the_weighted_sum_however_it_is_chunked():
+    model, heads = make_model(), MedusaHeads(3, 32)
+    torch.nn.init.normal_(heads.weight, std=0.1)
+    hidden, targets = hidden_and_targets(model, collate(make_examples()), 3)
+    logits = heads(hidden, model.lm_head)
+    direct = sum(
+        0.8 ** (k + 1)
+        * torch.nn.functional.cross_entropy(logits[k], targets[:, k], ignore_index=IGNORED)
+        for k in range(3)
+    )
+    gradient = torch.autograd.grad(direct, heads.weight)[0]
+    for rows in (16, 50, 1000):
+        result = medusa_loss(heads, model.lm_head, hidden, targets, rows_at_once=rows)
+        torch.testing.assert_close(result.total, direct)
+        torch.testing.assert_close(
+            torch.autograd.grad(result.total, heads.weight)[0], gradient, atol=1e-6, rtol=1e-4
+        )
+
+
+# --------------------------------------------------------------------------------- trainer
+
+
+def planted(distance: int, count: int = 48) -> list[Example]:
+    """Random text in which only the token `distance` places back tells anything."""
+    generator = torch.Generator().manual_seed(1)
+    examples = []
+    for _ in range(count):
+        ids = torch.randint(2, 10, (24,), generator=generator).tolist()
+        for place in range(distance, 24):
+            if place % (2 * distance) >= distance:
+                ids[place] = ids[place - distance] + 10
+        examples.append(Example(tuple(ids), (True,) * 24))
+    return examples
+
+
+@pytest.mark.parametrize("head", [0, 1, 2])
+def test_planted_pattern_is_learnt_by_the_right_head_only(head):
+    model = make_model()
+    with torch.no_grad():  # the hidden state at t tells of the token at t, and of nothing else
+        model.model.layers[0].self_attn.o_proj.weight.zero_()
+        model.model.layers[0].mlp.down_proj.weight.zero_()
+    examples = planted(head + 2)
+    heads = new_heads(model.lm_head, 3)
+    recipe = HeadRecipe(steps=40, batch_tokens=1200, learning_rate=3e-2, warmup_steps=2)
+    list(train_heads(model, model.lm_head, heads, examples, recipe))
+    batch = collate(examples)
+    right = [pattern_hits(model, heads, batch, head + 2, k) for k in range(3)]
+    assert right[head] > 0.9
+    assert all(share < 0.5 for k, share in enumerate(right) if k != head)
+
+
+def pattern_hits(model, heads, batch, distance: int, head: int) -> float:
+    """Share of the planted tokens that the head foresees, each from k + 2 places before it."""
+    with torch.no_grad():
+        hidden = model.get_decoder()(input_ids=batch.ids).last_hidden_state
+        best = heads(hidden.flatten(0, 1), model.lm_head)[head].argmax(-1).view(batch.ids.shape)
+    places = [p for p in range(distance, 24) if p % (2 * distance) >= distance and p >= head + 2]
+    hits = [best[:, p - head - 2] == batch.ids[:, p] for p in places]
+    return torch.stack(hits).float().mean().item()
+
+
+def test_training_yields_falling_losses_and_evaluations():
+    model, examples = make_model(), planted(2)
+    heads = new_heads(model.lm_head, 2)
+    recipe = HeadRecipe(steps=20, batch_tokens=600, learning_rate=1e-2, evaluate_every=10)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    events = list(train_heads(model, model.lm_head, heads, examples, recipe, examples[:4]))
+    steps = [event for event in events if isinstance(event, TrainStep)]
+    assert [event.step for event in steps] == list(range(1, 21))
+    assert steps[-1].loss < steps[0].loss and len(steps[0].top1) == 2
+    assert [e.step for e in events if isinstance(e, Evaluated)] == [10, 20]
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_interrupted_run_gives_the_same_heads(tmp_path):
+    model, examples = make_model(), make_examples()
+    recipe = HeadRecipe(steps=9, batch_tokens=60, save_every=2)
+    whole = new_heads(model.lm_head, 2)
+    list(train_heads(model, model.lm_head, whole, examples, recipe))
+    for stop in (1, 4, 5):
+        state = tmp_path / f"state{stop}.pt"
+        first = new_heads(model.lm_head, 2)
+        run = train_heads(model, model.lm_head, first, examples, recipe, state=state)
+        list(itertools.islice(run, stop))
+        run.close()
+        again = new_heads(model.lm_head, 2)
+        list(train_heads(model, model.lm_head, again, examples, recipe, state=state))
+        assert torch.equal(again.weight, whole.weight) and torch.equal(again.bias, whole.bias)
+
+
+def test_state_of_another_recipe_is_refused(tmp_path):
+    model, examples = make_model(), make_examples()
+    heads, state = new_heads(model.lm_head, 2), tmp_path / "state.pt"
+    list(train_heads(model, model.lm_head, heads, examples, HeadRecipe(steps=1), state=state))
+    with pytest.raises(UsageError, match="another recipe"):
+        list(train_heads(model, model.lm_head, heads, examples, HeadRecipe(steps=2), state=state))
+
+
+def test_loss_that_is_not_finite_stops_with_its_row_named():
+    model, examples = make_model(), make_examples()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = float("nan")
+    clean = [Example(e.ids, e.is_label, e.place) for e in examples]
+    poisoned = Example((3, 4, 0, 5, 6, 7), (True,) * 6, "talk.jsonl:7")
+    heads = new_heads(model.lm_head, 2)
+    # examples of one length, so that no padding brings the poisoned token to the others
+    same = [Example(e.ids[:6], (True,) * 6, e.place) for e in clean]
+    with pytest.raises(MedusaChatError, match=r"step 1: look at talk\.jsonl:7,"):
+        recipe = HeadRecipe(steps=3)
+        list(train_heads(model, model.lm_head, heads, [*same, poisoned], recipe))
+    assert torch.equal(heads.weight, torch.zeros_like(heads.weight))
+
+
+def test_rate_warms_up_and_falls_to_zero():
+    recipe = HeadRecipe(steps=100, warmup_steps=10)
+    rates = [rate_at(step, recipe) for step in range(101)]
+    assert rates[0] == 0.1 and rates[9] == 1.0 and rates[100] < 1e-9
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+# --------------------------------------------------------------------------------- distill
+
+PROMPTS = [[5, 6, 7], [8], [9, 10], [3, 4, 5, 6], [7, 7]]
+
+
+def test_greedy_answers_are_those_of_generate_one_by_one(tmp_path):
+    model = make_model()
+    recipe = DistillRecipe(max_new_tokens=12, temperatures=(0.0,), rows=2)
+    answers = list(answer_prompts(model, PROMPTS, recipe, tmp_path / "a.jsonl"))
+    assert sorted(answer.index for answer in answers) == list(range(5))
+    for answer in answers:
+        ids = torch.tensor([PROMPTS[answer.index]])
+        plain = model.generate(ids, do_sample=False, max_new_tokens=12, eos_token_id=END)
+        assert list(answer.answer_ids) == plain[0, ids.shape[1] :].tolist()
+        assert END not in answer.answer_ids[:-1]
+        assert sum(answer.example.is_label) == len(answer.answer_ids)
+
+
+def test_interrupted_answers_go_on_where_they_were(tmp_path):
+    model, recipe = make_model(), DistillRecipe(max_new_tokens=8, rows=2)
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    expected = list(answer_prompts(model, PROMPTS, recipe, whole))
+    for size in (0, 10, len(whole.read_bytes()) // 2, len(whole.read_bytes())):
+        cut.write_bytes(whole.read_bytes()[:size])
+        assert list(answer_prompts(model, PROMPTS, recipe, cut)) == expected
+        assert cut.read_bytes() == whole.read_bytes()
+    assert list(read_answers(whole)) == expected
+
+
+def test_answers_to_other_prompts_are_refused(tmp_path):
+    model, recipe = make_model(), DistillRecipe(max_new_tokens=4, rows=2)
+    path = tmp_path / "a.jsonl"
+    list(answer_prompts(model, PROMPTS, recipe, path))
+    with pytest.raises(UsageError, match="other prompts"):
+        list(answer_prompts(model, [[11], *PROMPTS[1:]], recipe, path))
+
+
+def test_making_answers_leaves_the_random_state_alone(tmp_path):
+    model, recipe = make_model(), DistillRecipe(max_new_tokens=4, rows=8)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    list(answer_prompts(model, PROMPTS, recipe, tmp_path / "a.jsonl"))
+    assert torch.equal(torch.rand(3), expected)
+
+
+# -------------------------------------------------------------------------------- accuracy
+
+
+def test_rank_accuracies_equal_a_count_by_hand():
+    model, examples = make_model(), make_examples()
+    heads = new_heads(model.lm_head, 3)
+    torch.nn.init.normal_(heads.weight, std=0.2)
+    hits, asked = torch.zeros(3, 4), torch.zeros(3)
+    for example in examples:
+        ids = torch.tensor([example.ids])
+        with torch.no_grad():
+            hidden = model.get_decoder()(input_ids=ids).last_hidden_state[0]
+            order = heads(hidden, model.lm_head).argsort(-1, descending=True)
+        for k in range(3):
+            for t in range(2, len(example.ids) - k - 2):
+                asked[k] += 1
+                for rank in range(4):
+                    hits[k, rank] += order[k, t, rank] == example.ids[t + k + 2]
+    measured = torch.tensor(rank_accuracies(model, heads, examples, ranks=4))
+    torch.testing.assert_close(measured, hits / asked[:, None])
+    *_, last = count_ranks(model, heads, examples, 4, batch_tokens=50)
+    assert last.labels == tuple(asked.int().tolist()) and last.done == last.total
+
+
+# ----------------------------------------------------------------------------- tree search
+
+TABLE = [[0.6, 0.2, 0.05], [0.5, 0.3, 0.1], [0.4, 0.1, 0.1]]
+
+
+def test_node_is_worth_the_product_along_its_path():
+    assert node_value((0, 1, 2), TABLE) == pytest.approx(0.6 * 0.3 * 0.1)
+    tree = Tree.from_choices([(0,), (1,), (0, 1)])
+    assert expected_length(tree, TABLE) == pytest.approx(1 + 0.6 + 0.2 + 0.6 * 0.3)
+
+
+def test_searched_trees_are_nested_in_order_of_worth():
+    whole = search_tree(TABLE, 30)
+    worth = [node_value(choice, TABLE) for choice in whole.choices]
+    assert worth == sorted(worth, reverse=True) and len(whole) == 30
+    for nodes in range(1, 31):
+        assert search_tree(TABLE, nodes) == whole.head(nodes)
+
+
+@pytest.mark.parametrize("table", [[[0.5, 0.4], [0.7, 0.2]], [[0.3, 0.6], [0.1, 0.8], [0.9, 0.0]]])
+def test_searched_tree_is_as_good_as_the_best_of_all(table):
+    places = [
+        choice
+        for depth in range(1, len(table) + 1)
+        for choice in itertools.product(range(2), repeat=depth)
+    ]
+    for nodes in range(1, 6):
+        best = max(
+            1 + sum(node_value(choice, table) for choice in chosen)
+            for chosen in itertools.combinations(places, nodes - 1)
+            if all(choice[:-1] in {(), *chosen} for choice in chosen)
+        )
+        assert expected_length(search_tree(table, nodes), table) == pytest.approx(best)
+
+
+def test_nodes_worth_nothing_are_left_out():
+    assert len(search_tree([[0.5, 0.0], [0.0, 0.0]], 64)) == 2
+    assert len(search_tree([], 64)) == 1
+
+
+@pytest.mark.parametrize("table", [[[1.2]], [[-0.1]], [[float("nan")]], [[0.6, 0.6]]])
+def test_table_that_is_no_table_of_shares_is_refused(table):
+    with pytest.raises(UsageError, match="head 0"):
+        search_tree(table, 8)
+    with pytest.raises(UsageError, match="nodes is 0"):
+        search_tree(TABLE, 0)
+
+
+def test_tree_deeper_than_the_table_is_refused():
+    with pytest.raises(UsageError, match="2 deep"):
+        expected_length(Tree.from_choices([(0,), (0, 0)]), [[0.5]])
