@@ -108,6 +108,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         model = _read_model(found.backbone, config, precision, device)
         heads = _read_heads(found, model, device)
         context = _context(request.max_context, model.config)
+        parameters = sum(p.numel() for p in model.parameters())
         notes = [reason, *_replace(model)]
         backbone = Backbone(model, context)
         yield LoadPhase("check"), None
@@ -127,7 +128,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         family=model.config.model_type,
         precision=precision,
         device=str(device),
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters,
         heads=len(heads) if heads else 0,
         context=context,
         tree="auto",
@@ -382,8 +383,10 @@ def _replace(model: Any) -> Sequence[str]:
 
 
 def _memory(model: Any, heads: Any) -> int:
+    """Bytes of every storage once: merged weights are views of each other."""
     parts = [*model.parameters(), *(heads.parameters() if heads is not None else [])]
-    return sum(p.nbytes for p in parts)
+    storages = {s.data_ptr(): s.nbytes() for s in (p.untyped_storage() for p in parts)}
+    return sum(storages.values())
 
 
 def _warm_up(loaded: LoadedModel, tree: Tree) -> None:

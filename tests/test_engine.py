@@ -15,6 +15,7 @@ from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Finished, Prefilled, Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
 from medusa_chat.errors import ContextError, ModelError, UsageError
 from medusa_chat.presets import load_tree
@@ -396,3 +397,31 @@ def test_sums_and_records_hold(llama):
             assert 0 <= draft.probabilities[node] <= 1
             assert 0 <= draft.draft_probabilities[node] <= 1
         assert all(entropy >= 0 for entropy in draft.entropies)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "mistral-window", "qwen2", "qwen2-mixed"])
+def test_merged_layers_decode_like_the_stock_ones(family):
+    expected = [tokens(engine_of(tiny(family)), temperature=t) for t in (0.0, 1.0)]
+    model = tiny(family)
+    notes = replace_submodules(model)
+    assert "2 layers merged" in notes and "5 norms fused" in notes
+    engine = engine_of(model)
+    assert engine.backbone.check() < 1e-4  # against the stock layers' eager attention
+    for temperature, plain in zip((0.0, 1.0), expected, strict=True):
+        assert tokens(engine, temperature=temperature) == plain
+        for drafter in drafters_of(engine, plain, TREES["dense"], temperature):
+            assert tokens(engine, drafter=drafter, temperature=temperature) == plain
+
+
+@pytest.mark.parametrize("family", ["gemma", "gpt2", "phi3", "cohere"])
+def test_layers_of_other_families_stay_as_they_are(family):
+    assert not any("merged" in note for note in replace_submodules(tiny(family)))
+
+
+def test_merged_weights_are_held_once():
+    model = tiny("llama")
+    replace_submodules(model)
+    layer = model.model.layers[0]
+    merged = layer.qkv.weight.untyped_storage().data_ptr()
+    projections = (layer.stock.self_attn.q_proj, layer.stock.self_attn.v_proj)
+    assert {p.weight.untyped_storage().data_ptr() for p in projections} == {merged}

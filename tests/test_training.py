@@ -177,10 +177,10 @@ def test_batches_hold_every_example_once_within_the_budget():
 
 def test_padding_changes_no_hidden_state_and_is_no_label():
     model, examples = make_model(), make_examples(6)
-    together, wanted = hidden_and_targets(model, collate(examples), 3)
+    together, wanted, _ = hidden_and_targets(model, collate(examples), 3)
     alone = [hidden_and_targets(model, collate([example]), 3) for example in examples]
-    torch.testing.assert_close(together, torch.cat([hidden for hidden, _ in alone]))
-    assert torch.equal(wanted, torch.cat([targets for _, targets in alone]))
+    torch.testing.assert_close(together, torch.cat([hidden for hidden, *_ in alone]))
+    assert torch.equal(wanted, torch.cat([targets for _, targets, _ in alone]))
 
 
 # ------------------------------------------------------------------------------------ loss
@@ -220,7 +220,7 @@ def test_untrained_head_says_what_the_lm_head_says(own):
 def test_loss_is_the_weighted_sum_however_it_is_chunked():
     model, heads = make_model(), MedusaHeads(3, 32)
     torch.nn.init.normal_(heads.weight, std=0.1)
-    hidden, targets = hidden_and_targets(model, collate(make_examples()), 3)
+    hidden, targets, _ = hidden_and_targets(model, collate(make_examples()), 3)
     logits = heads(hidden, model.lm_head)
     direct = sum(
         0.8 ** (k + 1)
@@ -260,7 +260,7 @@ def test_planted_pattern_is_learnt_by_the_right_head_only(head):
         model.model.layers[0].mlp.down_proj.weight.zero_()
     examples = planted(head + 2)
     heads = new_heads(model.lm_head, 3)
-    recipe = HeadRecipe(steps=40, batch_tokens=1200, learning_rate=3e-2, warmup_steps=2)
+    recipe = HeadRecipe(steps=150, batch_labels=256, learning_rate=6e-2, warmup_steps=2)
     list(train_heads(model, model.lm_head, heads, examples, recipe))
     batch = collate(examples)
     right = [pattern_hits(model, heads, batch, head + 2, k) for k in range(3)]

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
+from medusa_chat.training.muon import Muon
+
 SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 PLACEHOLDER = re.compile(r"\[(name|user|your|city)[^]]*\]", re.IGNORECASE)
 
@@ -144,40 +146,6 @@ def rate(step: int, recipe: Recipe) -> float:
     """Share of the peak learning rate: warm up, hold, then fall linearly to zero."""
     start = recipe.decay_from * recipe.steps
     return min(1.0, (step + 1) / 50, max(0.0, (recipe.steps - step) / (recipe.steps - start)))
-
-
-class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised by five Newton-Schulz steps (Jordan 2024).
-
-    torch.optim.Muon always works in bf16, which is thirty times slower than fp32 on a CPU
-    without bf16 units; this one works in bf16 on CUDA and in fp32 elsewhere.
-    """
-
-    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                average = self.state[p].setdefault("momentum", torch.zeros_like(p))
-                average.lerp_(p.grad, 1 - group["momentum"])
-                update = orthogonal(p.grad.lerp(average, group["momentum"]))
-                scale = 0.2 * math.sqrt(max(p.shape))
-                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(
-                    update, alpha=-group["lr"] * scale
-                )
-
-
-def orthogonal(x: torch.Tensor) -> torch.Tensor:
-    """The nearest (semi-)orthogonal matrix to x [n, m], roughly."""
-    work = x.to(torch.bfloat16 if x.is_cuda else torch.float32)
-    work = work.T if x.shape[0] > x.shape[1] else work
-    work = work / (work.norm() + 1e-7)
-    for _ in range(5):
-        gram = work @ work.T
-        work = 3.4445 * work + (-4.7750 * gram + 2.0315 * gram @ gram) @ work
-    return (work.T if x.shape[0] > x.shape[1] else work).to(x.dtype)
 
 
 def optimizers(model, recipe: Recipe) -> list[torch.optim.Optimizer]:

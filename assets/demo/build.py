@@ -56,7 +56,7 @@ class Plan:
     answer_tokens: int = 96
     heads: int = 5
     head_steps: int = 600
-    head_learning_rate: float = 2e-3
+    head_learning_rate: float = 2e-2
     nodes: int = 64
     default_nodes: int = 16
 

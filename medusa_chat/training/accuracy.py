@@ -51,7 +51,7 @@ def count_ranks(
     hits = torch.zeros(len(heads), ranks, dtype=torch.long)
     labels = torch.zeros(len(heads), dtype=torch.long)
     for done, group in enumerate(groups, start=1):
-        hidden, targets = hidden_and_targets(model, collate(group), len(heads))
+        hidden, targets, _ = hidden_and_targets(model, collate(group), len(heads))
         for rows, wanted in zip(hidden.split(256), targets.split(256), strict=True):
             hits += rank_hits(heads, lm_head, rows, wanted, ranks).cpu()
         labels += (targets != IGNORED).sum(0).cpu()

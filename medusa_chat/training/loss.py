@@ -41,8 +41,9 @@ def targets_of(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
     return targets
 
 
-def hidden_and_targets(model: Any, batch: Batch, heads: int) -> tuple[Tensor, Tensor]:
-    """Hidden states after the final norm [n, d] and targets [n, K] where any head has a label."""
+def hidden_and_targets(model: Any, batch: Batch, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where any head has a label: hidden states after the final norm [n, d], targets [n, K], and
+    the row of the batch [n] they stand in."""
     device = model.get_input_embeddings().weight.device
     ids = batch.ids.to(device)
     targets = targets_of(ids, batch.is_label.to(device), heads)
@@ -50,7 +51,7 @@ def hidden_and_targets(model: Any, batch: Batch, heads: int) -> tuple[Tensor, Te
         hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     chosen = (targets != IGNORED).any(-1)
     # indexing outside inference mode copies, so autograd may keep the result
-    return hidden[chosen], targets[chosen]
+    return hidden[chosen], targets[chosen], chosen.nonzero()[:, 0]
 
 
 def medusa_loss(

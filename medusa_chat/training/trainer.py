@@ -7,25 +7,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.training.data import Batch, Example, collate, grouped
 from medusa_chat.training.loss import HeadLosses, LMHead, hidden_and_targets, medusa_loss
+from medusa_chat.training.muon import Muon
+
+Optimizers = list[tuple[torch.optim.Optimizer, float]]
 
 
 @dataclass(frozen=True)
 class HeadRecipe:
     """Settings of a Medusa-1 run; its defaults suit heads that share the LM head.
 
-    batch_tokens counts padding. decay: the weight of head k (from 1) is decay^k. evaluate_every
-    and save_every count steps; the last step does both.
+    learning_rate: Muon's, for the residual layers; other_learning_rate: AdamW's, for biases and
+    LM heads of their own. batch_tokens counts padding. cache_hidden: run the backbone once over
+    everything and keep its hidden states (d values a label), then take batches of batch_labels;
+    else run it at every step over batches of batch_tokens. decay: the weight of head k (from 1) is
+    decay^k. evaluate_every and save_every count steps; the last step does both.
     """
 
     steps: int = 500
     batch_tokens: int = 4096
-    learning_rate: float = 1e-3
+    batch_labels: int = 1024
+    cache_hidden: bool = True
+    learning_rate: float = 2e-2
+    other_learning_rate: float = 2e-3
     warmup_steps: int = 20
     decay: float = 0.8
     weight_decay: float = 0.0
@@ -34,6 +43,16 @@ class HeadRecipe:
     evaluate_every: int = 100
     save_every: int = 100
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Places where a head has a label: hidden [n, d], targets [n, K], owners [n] index names."""
+
+    hidden: Tensor
+    targets: Tensor
+    owners: Tensor
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -94,24 +113,37 @@ def train_heads(
         raise UsageError("no examples to train the heads on")
     model.requires_grad_(False).eval()
     heads.requires_grad_(True)
-    optimizer = torch.optim.AdamW(heads.parameters(), weight_decay=recipe.weight_decay)
-    start = _restore(state, heads, optimizer, recipe)
-    for step, batch in _stream(examples, recipe, start):
-        rate = recipe.learning_rate * rate_at(step, recipe)
-        optimizer.param_groups[0]["lr"] = rate
-        result = _loss(model, lm_head, heads, batch, recipe)
+    optimizers = optimizers_of(heads, recipe)
+    start = _restore(state, heads, optimizers, recipe)
+    source = _cached if recipe.cache_hidden else _streamed
+    for step, rows in source(model, len(heads), examples, recipe, start):
+        rate = rate_at(step, recipe)
+        for optimizer, peak in optimizers:
+            optimizer.param_groups[0]["lr"] = peak * rate
+        result = _loss(lm_head, heads, rows, recipe)
         if not math.isfinite(result.total.item()):
-            raise MedusaChatError(_blame(model, lm_head, heads, batch, recipe, step))
+            raise MedusaChatError(_blame(lm_head, heads, rows, recipe, step))
         result.total.backward()
         nn.utils.clip_grad_norm_(heads.parameters(), recipe.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer, _ in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         done = step + 1
         if state and (done % recipe.save_every == 0 or done == recipe.steps):
-            _save(state, heads, optimizer, done, recipe)
-        yield _train_step(done, recipe, result, rate)
+            _save(state, heads, optimizers, done, recipe)
+        yield _train_step(done, recipe, result, rate * recipe.learning_rate)
         if held_out and (done % recipe.evaluate_every == 0 or done == recipe.steps):
             yield evaluate(model, lm_head, heads, held_out, recipe, done)
+
+
+def optimizers_of(heads: MedusaHeads, recipe: HeadRecipe) -> Optimizers:
+    """Muon for the residual layers' matrices, AdamW for everything else, each with its peak."""
+    decay = recipe.weight_decay
+    rest = [p for p in heads.parameters() if p is not heads.weight]
+    return [
+        (Muon([heads.weight], recipe.learning_rate, weight_decay=decay), recipe.learning_rate),
+        (torch.optim.AdamW(rest, weight_decay=decay), recipe.other_learning_rate),
+    ]
 
 
 def rate_at(step: int, recipe: HeadRecipe) -> float:
@@ -133,50 +165,73 @@ def evaluate(
 ) -> Evaluated:
     """Loss and top-1 of every head over the examples, each over its own labels."""
     groups = grouped(examples, recipe.batch_tokens, recipe.seed)
-    results = [_loss(model, lm_head, heads, collate(group), recipe) for group in groups]
+    batches = [rows_of(model, len(heads), collate(group)) for group in groups]
+    results = [_loss(lm_head, heads, rows, recipe) for rows in batches]
     labels = torch.stack([r.labels for r in results]).sum(0).clamp(min=1)
     losses = torch.stack([r.losses * r.labels for r in results]).sum(0) / labels
     hits = torch.stack([r.hits for r in results]).sum(0) / labels
     return Evaluated(step, tuple(losses.tolist()), tuple(hits.tolist()))
 
 
-def _stream(
-    examples: Sequence[Example], recipe: HeadRecipe, start: int
-) -> Iterator[tuple[int, Batch]]:
-    """(step, batch) from step `start` to the last, every epoch in an order of its own."""
+def rows_of(model: Any, heads: int, batch: Batch) -> Rows:
+    """Run the frozen backbone over a batch."""
+    hidden, targets, places = hidden_and_targets(model, batch, heads)
+    names = tuple(example.place for example in batch.examples)
+    return Rows(hidden, targets, places, names)
+
+
+def _streamed(
+    model: Any, heads: int, examples: Sequence[Example], recipe: HeadRecipe, start: int
+) -> Iterator[tuple[int, Rows]]:
+    """(step, rows) from step `start` on, the backbone run at every step."""
     step = 0
     for epoch in range(recipe.steps):
         for group in grouped(examples, recipe.batch_tokens, recipe.seed + epoch):
             if step >= recipe.steps:
                 return
             if step >= start:
-                yield step, collate(group)
+                yield step, rows_of(model, heads, collate(group))
             step += 1
 
 
-def _loss(
-    model: Any, lm_head: LMHead, heads: MedusaHeads, batch: Batch, recipe: HeadRecipe
-) -> HeadLosses:
-    hidden, targets = hidden_and_targets(model, batch, len(heads))
-    return medusa_loss(heads, lm_head, hidden, targets, recipe.decay, recipe.rows_at_once)
+def _cached(
+    model: Any, heads: int, examples: Sequence[Example], recipe: HeadRecipe, start: int
+) -> Iterator[tuple[int, Rows]]:
+    """(step, rows) from step `start` on, the backbone run once over everything."""
+    names: tuple[str, ...] = ()
+    parts = []
+    for group in grouped(examples, recipe.batch_tokens, recipe.seed):
+        rows = rows_of(model, heads, collate(group))
+        parts.append((rows.hidden, rows.targets, rows.owners + len(names)))
+        names += rows.names
+    hidden, targets, owners = (torch.cat(column) for column in zip(*parts, strict=True))
+    if not len(hidden):
+        raise UsageError("the examples hold no label that a head could learn: longer answers")
+    size = min(recipe.batch_labels, len(hidden))
+    steps_an_epoch = len(hidden) // size
+    for step in range(start, recipe.steps):
+        epoch, place = divmod(step, steps_an_epoch)
+        generator = torch.Generator().manual_seed(recipe.seed + epoch)
+        order = torch.randperm(len(hidden), generator=generator).to(hidden.device)
+        chosen = order[place * size : (place + 1) * size]
+        yield step, Rows(hidden[chosen], targets[chosen], owners[chosen], names)
+
+
+def _loss(lm_head: LMHead, heads: MedusaHeads, rows: Rows, recipe: HeadRecipe) -> HeadLosses:
+    at_once = recipe.rows_at_once
+    return medusa_loss(heads, lm_head, rows.hidden, rows.targets, recipe.decay, at_once)
 
 
 @torch.no_grad()
-def _blame(
-    model: Any,
-    lm_head: LMHead,
-    heads: MedusaHeads,
-    batch: Batch,
-    recipe: HeadRecipe,
-    step: int,
-) -> str:
-    """Which examples of the batch have a loss that is not finite on their own."""
-    guilty = [
-        example.place or "an example without a name"
-        for example in batch.examples
-        if not math.isfinite(_loss(model, lm_head, heads, collate([example]), recipe).total.item())
-    ]
-    names = ", ".join(guilty[:3]) or "none of the batch's rows alone"
+def _blame(lm_head: LMHead, heads: MedusaHeads, rows: Rows, recipe: HeadRecipe, step: int) -> str:
+    """Which examples have a row whose loss is not finite by itself."""
+    guilty: dict[str, None] = {}
+    for row in range(len(rows.hidden)):
+        one = slice(row, row + 1)
+        alone = Rows(rows.hidden[one], rows.targets[one], rows.owners[one], rows.names)
+        if not math.isfinite(_loss(lm_head, heads, alone, recipe).total.item()):
+            guilty[rows.names[int(rows.owners[row])] or "an example without a name"] = None
+    names = ", ".join(list(guilty)[:3]) or "none of the batch's rows alone"
     return f"the loss is not finite at step {step + 1}: look at {names}, or lower the learning rate"
 
 
@@ -188,12 +243,12 @@ def _train_step(step: int, recipe: HeadRecipe, result: HeadLosses, rate: float) 
 
 
 def _save(
-    path: Path, heads: MedusaHeads, optimizer: torch.optim.Optimizer, step: int, recipe: HeadRecipe
+    path: Path, heads: MedusaHeads, optimizers: Optimizers, step: int, recipe: HeadRecipe
 ) -> None:
     """Write the whole state beside `path`, then put it in place at once."""
     saved = {
         "heads": heads.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer, _ in optimizers],
         "step": step,
         "recipe": asdict(recipe),
     }
@@ -203,7 +258,7 @@ def _save(
 
 
 def _restore(
-    path: Path | None, heads: MedusaHeads, optimizer: torch.optim.Optimizer, recipe: HeadRecipe
+    path: Path | None, heads: MedusaHeads, optimizers: Optimizers, recipe: HeadRecipe
 ) -> int:
     """Steps done by the state at `path`, which is loaded; 0 without one. Raises UsageError."""
     if path is None or not path.exists():
@@ -212,5 +267,6 @@ def _restore(
     if saved["recipe"] != asdict(recipe):
         raise UsageError(f"{path} belongs to another recipe: remove it or give another file")
     heads.load_state_dict(saved["heads"])
-    optimizer.load_state_dict(saved["optimizer"])
+    for (optimizer, _), values in zip(optimizers, saved["optimizers"], strict=True):
+        optimizer.load_state_dict(values)
     return int(saved["step"])

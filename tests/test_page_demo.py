@@ -1,0 +1,160 @@
+"""The page in a real browser on the real demo model, in its worker process."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from test_page import (
+    Served,
+    _browser_or_skip,
+    browser,  # noqa: F401
+    drawn_path,
+    last_answer,
+    open_tab,  # noqa: F401
+    send,
+    wait_end,
+)
+
+from medusa_chat.decoding.events import Finished, Prefilled, Step
+from medusa_chat.messages import LoadRequest
+from medusa_chat.session import Child, Job, Session
+
+# Lengths of the live text as it changes, so that growth is seen however fast it is.
+WATCH = """() => {
+  window.lengths = [];
+  const at = document.querySelector('.live-text');
+  new MutationObserver(() => window.lengths.push(at.textContent.length))
+    .observe(at, {childList: true, characterData: true, subtree: true});
+}"""
+
+
+class Recording(Session):
+    """A session that remembers the jobs it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(Child())
+        self.jobs: list[Job] = []
+
+    def submit(self, prompt, settings):
+        self.jobs.append(super().submit(prompt, settings))
+        return self.jobs[-1]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    _browser_or_skip()
+    from medusa_chat.ui.app import open_page
+
+    session = Recording()
+    session.submit_load(LoadRequest("demo", device="cpu"))
+    page = open_page(session, trees=("sparse-16", "mc_sim_7b_63"))
+    yield Served(page.url, session, None)
+    page.close()
+    session.close()
+
+
+@pytest.fixture
+def tab(served, open_tab):  # noqa: F811
+    """An open tab, once the model is there, with time for a busy machine."""
+    return open_tab()
+
+
+def test_the_demo_streams_and_its_tree_is_the_traces(served, tab):
+    tab.evaluate(WATCH)
+    send(tab, "Tell me a story about a fox")
+    wait_end(tab)
+    trace = served.session.jobs[-1].trace
+    lengths = tab.evaluate("window.lengths.filter(n => n > 0)")
+    assert len(lengths) > 1 and lengths == sorted(lengths)
+    assert isinstance(trace[0], Prefilled) and isinstance(trace[-1], Finished)
+    assert last_answer(tab).split() == trace[-1].text.split()
+    last = [event for event in trace if isinstance(event, Step)][-1]
+    tab.wait_for_selector(f'svg.tree[data-step="{last.index}"]')
+    assert drawn_path(tab) == list(last.path)
+    assert tab.locator("svg.tree .chip").count() == len(last.draft.tokens) == 16
+
+
+def test_the_second_turn_reuses_the_cache(served, tab):
+    send(tab, "What is the capital of Spain?")
+    wait_end(tab)
+    first = served.session.jobs[-1].trace
+    send(tab, "and of France?")
+    wait_end(tab)
+    second = served.session.jobs[-1].trace
+    kept = first[0].prompt_tokens + len(first[-1].token_ids)
+    assert second[0].reused_tokens >= kept - 1
+    assert second[0].prompt_token_ids[:kept] == (
+        *first[0].prompt_token_ids,
+        *first[-1].token_ids,
+    )
+
+
+def test_vanilla_and_medusa_say_the_same_with_one_seed(served, tab):
+    tab.click("#settings button")
+    tab.get_by_label("Seed").fill("7")
+    tab.check("#vanilla input")
+    send(tab, "Tell me a story about a lamp")
+    wait_end(tab)
+    plain = served.session.jobs[-1]
+    assert plain.trace[0].settings["drafter"] == "none"
+    tab.click("#clear")
+    tab.uncheck("#vanilla input")
+    send(tab, "Tell me a story about a lamp")
+    wait_end(tab)
+    medusa = served.session.jobs[-1]
+    assert medusa.trace[0].settings["drafter"] == "medusa"
+    assert medusa.trace[-1].token_ids == plain.trace[-1].token_ids
+    assert medusa.trace[-1].stats.steps < plain.trace[-1].stats.steps
+    assert "×" in tab.locator("[data-figure='vs plain'] .value").inner_text()
+
+
+def test_a_prompt_over_the_context_is_one_line_and_stays_in_the_box(served, tab):
+    tab.fill("#box textarea", "word " * 3000)
+    tab.click("#send")
+    tab.wait_for_function(
+        "document.querySelector('.live-error').textContent.includes('context holds 1024')"
+    )
+    assert tab.input_value("#box textarea").startswith("word word")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills by signal")
+def test_a_dead_worker_is_said_and_replaced(served, tab):
+    os.kill(served.session.runner.pid, signal.SIGKILL)
+    send(tab, "hello")
+    tab.wait_for_function("document.querySelector('.live-error').textContent.includes('restarted')")
+    tab.wait_for_selector('.status-line[data-status="ready"]', timeout=60_000)
+    tab.fill("#box textarea", "hello again")
+    tab.click("#send")
+    tab.wait_for_function("document.querySelectorAll('#history .bot').length > 0", timeout=30_000)
+
+
+PAGE_PROCESS = """
+import sys
+
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.messages import LoadRequest
+from medusa_chat.session import Child, Session
+from medusa_chat.ui.app import open_page
+
+if __name__ == "__main__":
+    session = Session(Child())
+    session.submit_load(LoadRequest("demo", device="cpu"))
+    page = open_page(session)
+    job = session.submit([{"role": "user", "content": "hello"}], GenerationSettings())
+    assert job.done.wait(90) and job.trace[-1].text, job.error
+    print([name for name in ("torch", "transformers") if name in sys.modules])
+    page.close()
+    session.close()
+"""
+
+
+def test_the_process_of_a_running_page_has_no_torch(tmp_path):
+    script = tmp_path / "page.py"
+    script.write_text(PAGE_PROCESS)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.stdout.strip() == "[]", done.stderr[-2000:]
