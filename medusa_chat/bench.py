@@ -11,7 +11,9 @@ from typing import Any
 from medusa_chat.checkpoint import Checkpoint, LoadedModel, load
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
+from medusa_chat.presets import load_tree
 from medusa_chat.worker import encode, resolve
 
 PROMPTS = (
@@ -63,15 +65,18 @@ def run(
     """Measure at temperature 0, a warm-up round apart. Returns {"machine", "rows"}.
 
     Every round answers the same prompts with every contestant, in an order that moves on by one
-    each round; an answer's time includes its prefill and starts from an empty cache.
+    each round; an answer's time includes its prefill and starts from an empty cache. Our own
+    steps are timed without the record that a trace keeps of each. Raises UsageError without heads.
     """
     loaded = _loaded(request, progress)
+    if not loaded.info.heads:
+        raise UsageError(f"{loaded.info.name} has no Medusa heads: there is nothing to compare")
     prompts = [encode(loaded, [{"role": "user", "content": text}])[0] for text in PROMPTS]
     plain, medusa = Steps(), Steps()
     contestants = [
         *_generates(request, loaded, max_new_tokens, progress),
         _ours("plain", "none", loaded, tree, max_new_tokens, plain),
-        _ours("medusa", None, loaded, tree, max_new_tokens, medusa),
+        _ours("medusa", "medusa", loaded, tree, max_new_tokens, medusa),
     ]
     for number in range(rounds + 1):
         progress(f"round {number} of {rounds}" if number else "warm-up")
@@ -80,7 +85,7 @@ def run(
     for record in (plain, medusa):
         del record.steps[:1], record.tokens[:1], record.seconds[:1]
     rows = list(_rows(contestants, plain, medusa, loaded))
-    return {"machine": machine(loaded), "rows": rows}
+    return {"machine": machine(loaded, tree), "rows": rows}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -95,7 +100,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def machine(loaded: LoadedModel) -> dict[str, Any]:
+def machine(loaded: LoadedModel, tree: str) -> dict[str, Any]:
     """What the figures were measured on."""
     import torch
     import transformers
@@ -103,6 +108,7 @@ def machine(loaded: LoadedModel) -> dict[str, Any]:
     info = loaded.info
     is_cuda = info.device.startswith("cuda")
     name = torch.cuda.get_device_name() if is_cuda else platform.processor() or platform.machine()
+    shape = info.tree_reason if tree == "auto" else f"{len(load_tree(tree))} nodes"
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
     return {
         "device": f"{info.device} ({name}, {threads})",
@@ -110,7 +116,7 @@ def machine(loaded: LoadedModel) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "model": f"{info.name}, {info.parameters / 1e6:.1f} M parameters, {info.precision}",
-        "tree": f"{info.nodes} nodes: {info.tree_reason}",
+        "tree": f"{tree}: {shape}",
         "prompts": len(PROMPTS),
     }
 
@@ -161,7 +167,7 @@ def _generates(
 
 def _ours(
     name: str,
-    drafter: str | None,
+    drafter: str,
     loaded: LoadedModel,
     tree: str,
     max_new_tokens: int,
@@ -193,7 +199,7 @@ def _ours(
         record.seconds[-1] += event.stats.seconds
         return event.token_ids, seconds
 
-    command = f"medusa-chat generate --drafter {settings.drafter} --tree {tree} --temperature 0"
+    command = f"medusa-chat bench --tree {tree} --max-new-tokens {max_new_tokens}"
     return Contestant(name, answer, command)
 
 
@@ -218,6 +224,8 @@ def _rows(
     bench = "medusa-chat bench"
     ours = by_name["medusa"].command
     yield _row("medusa / plain", rates["medusa"], "tokens/s", bench, "plain", rates["plain"])
+    if not all(medusa.steps) or not all(plain.steps):
+        raise UsageError("the answers end before the first step: raise --max-new-tokens")
     lengths = [t / s for t, s in zip(medusa.tokens, medusa.steps, strict=True)]
     yield _row("acceleration rate", lengths, "tokens/step", ours)
     yield _row("plain step", plain.milliseconds, "ms", by_name["plain"].command)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,8 +94,6 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     """
     yield LoadPhase("resolve"), None
     found = Checkpoint.find(request)
-    import torch
-
     from medusa_chat.decoding.backbone import Backbone
     from medusa_chat.decoding.engine import Engine
     from medusa_chat.decoding.text import TokenTexts
@@ -102,22 +101,17 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     device = choose_device(request.device)
     precision, reason = choose_precision(request.precision, device)
     yield LoadPhase("read"), None
-    try:
+    with _fitting(found.name, device, precision):
         config = _read_config(found.backbone)
         tokenizer = _read_tokenizer(found.backbone)
         model = _read_model(found.backbone, config, precision, device)
         heads = _read_heads(found, model, device)
-        context = _context(request.max_context, model.config)
+        context = _context(request.max_context, model.config.get_text_config())
         parameters = sum(p.numel() for p in model.parameters())
         notes = [reason, *_replace(model)]
         backbone = Backbone(model, context)
         yield LoadPhase("check"), None
         difference = backbone.check()
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            f"{found.name} does not fit on {device} at {precision}: try --precision nf4, a smaller "
-            "--max-context, or a smaller model"
-        ) from error
     engine = Engine(backbone, heads, end_tokens(model, tokenizer))
     engine.name, engine.precision = found.name, precision
     calibration = Calibration.read(found.calibration) if found.calibration else None
@@ -140,8 +134,23 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     )
     yield LoadPhase("warm up"), None
     loaded = LoadedModel(engine, tokenizer, TokenTexts(tokenizer), calibration, info)
-    _warm_up(loaded, tree)
+    with _fitting(found.name, device, precision):
+        _warm_up(loaded, tree)
     yield LoadPhase("ready", info), loaded
+
+
+@contextmanager
+def _fitting(name: str, device: "torch.device", precision: str) -> Iterator[None]:
+    """Turn out of memory into a refusal that says what to try."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"{name} does not fit on {device} at {precision}: try --precision nf4, a smaller "
+            "--max-context, or a smaller model"
+        ) from error
 
 
 def choose_device(name: str) -> "torch.device":
@@ -214,7 +223,7 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     for text in ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>"):
         if tokenizer.chat_template and text in str(tokenizer.chat_template):
             found.add(tokenizer.get_vocab().get(text))
-    vocabulary = int(model.config.vocab_size)
+    vocabulary = int(model.config.get_text_config().vocab_size)
     return frozenset(i for i in found if isinstance(i, int) and 0 <= i < vocabulary)
 
 
@@ -350,7 +359,8 @@ def _read_heads(found: Checkpoint, model: Any, device: "torch.device") -> "Medus
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{found.heads} cannot be read: {_first_line(error)}") from error
     heads = MedusaHeads.from_tensors(tensors)
-    hidden, vocabulary = int(model.config.hidden_size), int(model.config.vocab_size)
+    config = model.config.get_text_config()
+    hidden, vocabulary = int(config.hidden_size), int(config.vocab_size)
     if heads.weight.shape[-1] != hidden:
         raise ModelError(
             f"{found.heads} is for hidden size {heads.weight.shape[-1]} and the backbone has "

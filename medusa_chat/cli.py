@@ -182,7 +182,7 @@ def bench(
     request: LoadRequest,
     tree: TreeName = "auto",
     rounds: Annotated[int, Option(min=1, metavar="N", help="Interleaved repeats.")] = 5,
-    max_new_tokens: Annotated[int, Option(min=1, metavar="N", help="Tokens an answer.")] = 128,
+    max_new_tokens: Annotated[int, Option(min=2, metavar="N", help="Tokens an answer.")] = 128,
     as_json: AsJson = False,
     output: Annotated[Path | None, Option(metavar="FILE", help="Write the JSON here too.")] = None,
 ) -> None:

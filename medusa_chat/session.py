@@ -67,21 +67,27 @@ class Child:
     """The model in a process of its own, started at once and restarted after a crash."""
 
     def __init__(self) -> None:
+        self._sending = threading.Lock()  # a message may be more than one write
+        self._is_closed = False
         self._start()
 
     def _start(self) -> None:
         from medusa_chat.worker import serve
 
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
+        pipe, theirs = context.Pipe()
+        process = context.Process(
             target=serve, args=(theirs,), daemon=True, name="medusa-chat-worker"
         )
-        self._process.start()
+        process.start()
         theirs.close()
+        with self._sending:
+            self._pipe, self._process = pipe, process
+            if self._is_closed:
+                process.kill()
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
-        if not self._process.is_alive():
+        if not self._process.is_alive() and not self._is_closed:
             self._start()
         yield from self._call("load", request)
 
@@ -90,23 +96,42 @@ class Child:
 
     def _call(self, *request: object) -> Iterator[Any]:
         """Send a request and yield what comes back; raises what the worker refused."""
+        is_over = False
         try:
-            self._pipe.send(request)
+            self._send(request)
             while True:
                 kind, value = self._pipe.recv()
+                is_over = kind in ("end", "refused")
                 if kind == "end":
                     return
                 if kind == "refused":
                     raise value
                 yield value
-        except (EOFError, ConnectionError) as error:
+        except (EOFError, OSError) as error:
+            is_over = True
             self._process.join(1)
             code = self._process.exitcode
             raise WorkerGone(f"the model's process ended (exit code {code})") from error
+        finally:
+            if not is_over:  # closed before its end: nothing of it may reach the next request
+                self._drain()
+
+    def _drain(self) -> None:
+        """Stop what runs and drop the rest of it."""
+        self.stop()
+        try:
+            while self._pipe.recv()[0] not in ("end", "refused"):
+                pass
+        except (EOFError, OSError):
+            return  # the worker is gone, and the rest with it
+
+    def _send(self, message: object) -> None:
+        with self._sending:
+            self._pipe.send(message)
 
     def stop(self) -> None:
         try:
-            self._pipe.send(("stop",))
+            self._send(("stop",))
         except (OSError, ValueError):
             return  # the worker is gone: nothing runs that could be stopped
 
@@ -116,8 +141,11 @@ class Child:
         return self._process.pid
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.join(5)
+        with self._sending:
+            self._is_closed = True
+            process = self._process
+        process.kill()
+        process.join(5)
         self._pipe.close()
 
 
@@ -157,6 +185,7 @@ class Session:
         self.runner = runner
         self.state = ModelState()
         self._request: LoadRequest | None = None
+        self._lost: LoadRequest | None = None  # a load that took the worker with it
         self._jobs: deque[Job | LoadRequest] = deque()
         self._running: Job | None = None
         self._changed = threading.Condition()
@@ -189,7 +218,9 @@ class Session:
 
     def submit_load(self, request: LoadRequest) -> None:
         """Queue a load for the session's own thread; `state` follows it."""
-        self.state = ModelState("loading", "start")
+        with self._changed:
+            if self._running is None and not self._jobs:
+                self.state = ModelState("loading", "start")
         self._enqueue(request)
 
     def position(self, job: Job) -> int:
@@ -214,7 +245,12 @@ class Session:
         """End the session's thread and the runner."""
         with self._changed:
             self._is_closed = True
+            waiting = [job for job in self._jobs if isinstance(job, Job)]
+            self._jobs.clear()
             self._changed.notify_all()
+        for job in waiting:
+            job.error = "the app was closed"
+            job.end()
         self.runner.close()
 
     def _enqueue(self, job: Job | LoadRequest) -> None:
@@ -245,11 +281,18 @@ class Session:
         try:
             for _ in self.load(request):
                 pass
+        except WorkerGone as error:
+            self._lost = request
+            message = f"{error} while loading: send again to retry, or choose a smaller model"
+            self.state = ModelState("failed", message=message)
         except Exception as error:  # shown on the page: the app itself goes on
             self.state = ModelState("failed", message=_sentence(error))
 
     def _run(self, job: Job) -> None:
         job.state = "running"
+        if self._lost is not None:
+            request, self._lost = self._lost, None
+            self._load_quietly(request)
         try:
             if self.state.status != "ready":
                 raise ModelError(self.state.message or "no model is loaded: load one first")

@@ -36,8 +36,8 @@ def reply(
     events = engine.generate(ids, drafter, resolved)
     try:
         for event in with_text(events, loaded.tokenizer, loaded.texts, resolved.stop, should_stop):
-            if isinstance(event, Finished):
-                loaded.said = (text + event.text, [*ids, *event.token_ids])
+            if isinstance(event, Finished) and not isinstance(prompt, str):
+                loaded.said = _said(loaded, text, ids, event)
             yield event
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
@@ -47,6 +47,15 @@ def reply(
         events.close()
 
 
+def _said(loaded: LoadedModel, text: str, ids: list[int], event: Finished) -> tuple[str, list[int]]:
+    """The conversation as the model has it, text and ids; empty where the answer's text is not
+    all that its ids say (a stop string, half a character, an error)."""
+    whole = loaded.tokenizer.decode(list(event.token_ids), clean_up_tokenization_spaces=False)
+    if event.reason == "error" or whole != event.text:
+        return "", []
+    return text + event.text, [*ids, *event.token_ids]
+
+
 def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[GenerationSettings, Tree]:
     """Fill in drafter, tree, nodes and seed; the tree itself. Raises UsageError."""
     from medusa_chat.checkpoint import auto_tree
@@ -54,15 +63,17 @@ def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[Generati
 
     info = loaded.info
     drafter = settings.drafter or ("medusa" if info.heads else "prompt-lookup")
-    if settings.tree != "auto":
+    if drafter == "none":
+        tree, name = ROOT, "none"
+    elif settings.tree != "auto":
         tree, name = load_tree(settings.tree, settings.nodes), settings.tree
     else:
         device = loaded.engine.backbone.device
-        nodes = settings.nodes
-        tree, _ = auto_tree(loaded.calibration, info.heads, device, info.precision, nodes)
+        wanted = settings.nodes
+        tree, _ = auto_tree(loaded.calibration, info.heads, device, info.precision, wanted)
         name = "auto"
-    if drafter == "none":
-        tree, name = ROOT, "none"
+    if drafter == "prompt-lookup":
+        name = "prompt-lookup"  # its tree is made anew at every step; only the size was chosen
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     return settings.resolved(drafter=drafter, tree=name, nodes=len(tree), seed=seed), tree
 
@@ -93,7 +104,8 @@ def encode(loaded: LoadedModel, prompt: Prompt) -> tuple[list[int], str]:
 def _neutral(tokenizer: Any, message: Message) -> Message:
     """The message with special tokens in its text broken up, so that they stay plain text."""
     content = message["content"]
-    for token in tokenizer.all_special_tokens:
+    added = tokenizer.added_tokens_decoder.values()
+    for token in {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}:
         content = content.replace(token, f"{token[:1]}\u200b{token[1:]}")
     return {**message, "content": content}
 

@@ -228,6 +228,17 @@ def test_a_conversation_keeps_its_ids_and_cache(folder):
         assert again[-1].token_ids == second[-1].token_ids
 
 
+def test_a_stop_string_leaves_nothing_in_the_next_prompt(folder):
+    model = loaded(folder)
+    talk = [{"role": "user", "content": "hi"}]
+    whole = answer(model, talk)[-1].text
+    cut = answer(model, talk, stop=(whole[2],))[-1]
+    assert cut.reason == "stop" and cut.text == whole[: whole.index(whole[2])]
+    fresh = loaded(folder)
+    for messages in (talk, [*talk, {"role": "assistant", "content": cut.text}, *talk]):
+        assert encode(model, messages) == encode(fresh, messages)
+
+
 def test_without_a_template_a_conversation_says_what_to_use(tmp_path):
     model = loaded(write_checkpoint(tmp_path / "m", template=None))
     with pytest.raises(UsageError, match="--raw"):

@@ -318,7 +318,7 @@ def test_the_context_is_filled_and_never_overrun(family):
         prompt = [(3 * i) % VOCABULARY for i in range(length)]
         plain = decode(engine, prompt, max_new_tokens=100)
         assert plain[-1].reason == "context"
-        assert len(plain[-1].token_ids) == 32 - length + 1
+        assert len(plain[-1].token_ids) == 32 - length
         for drafter in drafters_of(engine, list(plain[-1].token_ids), TREES["dense"], 0.0):
             drafted = decode(engine, prompt, drafter=drafter, max_new_tokens=100)
             assert drafted[-1].token_ids == plain[-1].token_ids
@@ -361,6 +361,7 @@ def test_a_checkpoint_without_heads_says_what_to_use():
         ("Mamba", {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}),
         ("Bloom", {"vocab_size": 32, "hidden_size": 16, "n_layer": 1, "n_head": 2}),
         ("Jamba", {"vocab_size": 32}),
+        ("GPTNeo", {"vocab_size": 32}),
     ],
 )
 def test_families_that_cannot_work_are_refused_by_name(name, values):

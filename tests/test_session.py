@@ -86,6 +86,24 @@ def test_a_failed_load_says_why_and_refuses_jobs(child):
     assert child.state.status == "failed" and "no checkpoint" in child.state.message
 
 
+def test_closing_a_childs_reply_leaves_nothing_for_the_next(child):
+    job = child.submit("hello", SETTINGS)
+    assert job.done.wait(90)
+    events = child.reply("hello", LONG)
+    next(events), next(events)
+    events.close()
+    again = list(child.reply("hello", SETTINGS))
+    assert isinstance(again[0], Prefilled)
+    assert again[-1].token_ids == job.trace[-1].token_ids
+
+
+def test_closing_ends_the_jobs_that_wait(child):
+    jobs = [child.submit("hello", LONG) for _ in range(3)]
+    child.close()
+    assert all(job.done.wait(10) for job in jobs[1:])
+    assert "closed" in jobs[2].error
+
+
 def test_closing_a_reply_cancels_and_the_model_stays_usable(folder):
     session = Session(InProcess())
     with pytest.raises(ModelError, match="no model is loaded"):
@@ -106,5 +124,5 @@ def test_stop_from_outside_ends_the_answer_at_a_step(folder):
         seen.append(event)
         if len(seen) == 3:
             session.runner.stop()
-    assert seen[-1].reason == "cancelled" and len(seen) == 4
+    assert seen[-1].reason == "cancelled" and len(seen) == 5
     assert "".join(e.text for e in seen[:-1]) + seen[-1].tail == seen[-1].text

@@ -101,8 +101,23 @@ def test_cancel_closes_the_engine_and_tells_so():
 
     asked = iter([False, False, True])
     got = list(with_text(events(), TOKENIZER, TokenTexts(TOKENIZER), (), lambda: next(asked)))
-    assert closed and got[-1].reason == "cancelled" and got[-1].text == "hel"
-    assert got[-1].stats.steps == 2 and got[-1].stats.new_tokens == 3
+    assert closed and got[-1].reason == "cancelled" and got[-1].text == "hell"
+    assert got[-1].stats.steps == 3 and got[-1].stats.new_tokens == 4
+
+
+def test_a_stop_that_comes_with_the_end_changes_nothing():
+    answer = ids_of("hi")
+    got = list(
+        with_text(engine_events(answer, [1]), TOKENIZER, TokenTexts(TOKENIZER), (), lambda: True)
+    )
+    assert [event.text for event in got] == ["h", "i", "hi"] and got[-1].reason == "cancelled"
+    asked = iter([False, True])
+    got = list(
+        with_text(
+            engine_events(answer, [1]), TOKENIZER, TokenTexts(TOKENIZER), (), lambda: next(asked)
+        )
+    )
+    assert got[-1].reason == "length"
 
 
 def test_token_texts_show_bytes_of_split_characters():

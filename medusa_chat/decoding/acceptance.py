@@ -49,6 +49,10 @@ def exact(
     its limit.
     """
     sampled = own_tokens(logits, draft.tensors, position, settings)
+    if len(draft.tree) == 1:  # nothing to accept: the root is
+        found = _details(draft, logits, settings, sampled, None) if details else None
+        root = draft.tensors.depths
+        return _result(draft, logits, root, root + 1, sampled, found)
     accepted = draft.tokens == sampled.index_select(0, draft.tensors.parents)
     length = _prefix_lengths(accepted, draft)
     node = _first_best(length)

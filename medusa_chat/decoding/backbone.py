@@ -9,6 +9,7 @@ from medusa_chat.decoding import attention
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.kv_cache import KVCache
 from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.decoding.submodules import lean_decoder
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
 
@@ -19,7 +20,7 @@ RECURRENT = (
     "lfm2 lfm2_moe qwen3_next qwen3_5 nemotron_h xlstm minimax falcon_h1 kimi_linear"
 ).split()
 ALIBI = ("bloom", "mpt")
-UNPROVEN = ("llama4", "llama4_text")
+UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # windows that no mask of ours reaches
 
 
 class Backbone:
@@ -31,13 +32,13 @@ class Backbone:
 
     def __init__(self, model: Any, context: int, implementation: str = attention.NAME):
         self.model = model
-        self.config = model.config
+        self.config = model.config.get_text_config()
         refuse_unfit(self.config)
         if needs_eager(self.config):
             implementation = "eager"
         self.model.set_attn_implementation(implementation)
         self.implementation = implementation
-        self.decoder: Any = self.model.get_decoder()
+        self.decoder: Any = lean_decoder(self.model.get_decoder(), implementation)
         self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
         first = next(model.parameters())
         self.device, self.dtype = first.device, first.dtype
@@ -117,8 +118,14 @@ class Backbone:
 
         cache = DynamicCache(config=self.config)
         probe = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        self.decoder(input_ids=probe, past_key_values=cache, use_cache=True)
-        return [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
+        try:
+            self.model.get_decoder()(input_ids=probe, past_key_values=cache, use_cache=True)
+            return [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
+        except (AttributeError, TypeError) as error:
+            family = self.config.model_type
+            raise ModelError(
+                f"model family {family} is refused: it keeps no standard cache of keys and values"
+            ) from error
 
     @torch.no_grad()
     def check(self) -> float:
@@ -185,7 +192,7 @@ def refuse_unfit(config: Any) -> None:
     if family in ALIBI or getattr(config, "alibi", False):
         raise ModelError(f"model family {family} is refused: its ALiBi positions know no tree")
     if family in UNPROVEN:
-        raise ModelError(f"model family {family} is refused: its chunked attention is not proven")
+        raise ModelError(f"model family {family} is refused: its local attention is not proven")
 
 
 def needs_eager(config: Any) -> bool:

@@ -171,6 +171,3 @@ class PromptLookup:
             ends = self._ends.get(tuple(self._ids[-n:]), [])
             places |= dict.fromkeys(end for end in reversed(ends[-64:]) if end < len(self._ids))
         return list(places)
-
-
-DRAFTERS = {kind.name: kind for kind in (Autoregressive, Medusa, PromptLookup)}

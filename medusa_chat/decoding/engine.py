@@ -95,6 +95,7 @@ class Engine:
         first, hidden, reused = self._prefill(prompt_ids, rule, settings)
         root_id = first.next_token
         answer: list[int] = [] if root_id in self.eos else [root_id]
+        limit, at_limit = self._limit(len(prompt_ids), settings)
         prefill_seconds = perf_counter() - started
         yield Prefilled(
             model=self.name,
@@ -110,7 +111,7 @@ class Engine:
             context=self.backbone.context,
         )
         steps, emitted, seconds = 0, 0, 0.0
-        reason = self._reason(first.is_finite, root_id, len(answer), settings)
+        _, reason = self._cut([root_id], first, 0, limit, at_limit)
         known: Sequence[int] = [*prompt_ids, root_id]
         root = torch.tensor([root_id], device=self.backbone.device)
         while reason is None:
@@ -119,7 +120,7 @@ class Engine:
             drafted = perf_counter()
             outcome, root, hidden = self._step(draft, rule, settings, details)
             known = [outcome.tokens[node] for node in outcome.path[1:]] + [outcome.next_token]
-            fresh, reason = self._cut(known, outcome, len(answer), settings)
+            fresh, reason = self._cut(known, outcome, len(answer), limit, at_limit)
             ended = perf_counter()
             count = len(fresh) + (reason == "eos")
             answer += fresh
@@ -190,7 +191,10 @@ class Engine:
         accepted = rule(draft, self.backbone.lm_head(hidden), cache.length, settings, details)
         outcome = self._read(draft, accepted)
         if outcome.is_finite:
-            cache.keep(accepted.path, len(outcome.path))
+            if outcome.path == list(range(len(outcome.path))):
+                cache.extend(len(outcome.path))  # the rows stand where they belong
+            else:
+                cache.keep(accepted.path, len(outcome.path))
             self._ids += [outcome.tokens[node] for node in outcome.path]
         return outcome, accepted.next_token, hidden.index_select(0, accepted.node)
 
@@ -209,9 +213,10 @@ class Engine:
             whole.append(found.sampled)
             figures = [found.probabilities, found.entropies]
             figures += [t for t in (found.thresholds, draft.probabilities) if t is not None]
-        words = torch.cat([t.to(torch.int32) for t in whole])
+        words = torch.cat(whole)
         if figures:
-            words = torch.cat((words, torch.cat(figures).float().view(torch.int32)))
+            bits = torch.cat(figures).float().view(torch.int32)
+            words = torch.cat((words.to(torch.int32), bits))
         host = words.cpu()
         values = host.tolist()
         length, next_token, is_finite = values[:3]
@@ -224,40 +229,27 @@ class Engine:
             record = _record(draft, tokens, sampled, rows, found.thresholds is not None)
         return Outcome(values[3 : 3 + length], tokens, next_token, bool(is_finite), record)
 
+    def _limit(self, prompt_tokens: int, settings: GenerationSettings) -> tuple[int, Reason]:
+        """How many tokens the answer may have, and what it means to reach that."""
+        room = self.backbone.context - prompt_tokens
+        if settings.max_new_tokens <= room:
+            return settings.max_new_tokens, "length"
+        return room, "context"
+
     def _cut(
-        self, known: Sequence[int], outcome: Outcome, produced: int, settings: GenerationSettings
+        self, known: Sequence[int], outcome: Outcome, produced: int, limit: int, at_limit: Reason
     ) -> tuple[list[int], Reason | None]:
         """What of a step's tokens is emitted (without an end token), and why decoding ends."""
         if not outcome.is_finite:
             return [], "error"
         fresh: list[int] = []
         for token in known:
-            reason = self._reason(True, token, produced + len(fresh) + 1, settings, False)
-            if reason == "eos":
+            if token in self.eos:
                 return fresh, "eos"
             fresh.append(token)
-            if reason is not None:
-                return fresh, reason
-        full = self.backbone.cache.length >= self.backbone.context
-        return fresh, "context" if full else None
-
-    def _reason(
-        self,
-        is_finite: bool,
-        token: int,
-        produced: int,
-        settings: GenerationSettings,
-        at_end: bool = True,
-    ) -> Reason | None:
-        """Why decoding ends with this token, the `produced`-th of the answer; None: it goes on."""
-        if not is_finite:
-            return "error"
-        if token in self.eos:
-            return "eos"
-        if produced >= settings.max_new_tokens:
-            return "length"
-        full = at_end and self.backbone.cache.length >= self.backbone.context
-        return "context" if full else None
+            if produced + len(fresh) >= limit:
+                return fresh, at_limit
+        return fresh, None
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

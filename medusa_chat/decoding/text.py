@@ -92,12 +92,13 @@ def with_text(
     """The engine's events with their text filled in.
 
     A stop string ends the answer with the step that completes it ("stop"), `should_stop`, asked
-    after every event, with the step that runs ("cancelled"); both close `events`. The texts of
-    all events and the tail join to `finished.text`.
+    after every event, with the next step unless that is the end ("cancelled"); both close
+    `events`. The texts of all events and the tail join to `finished.text`.
     """
     stream = TextStream(tokenizer, stop)
     shown, ids = "", list[int]()
     steps, emitted, seconds, prefill = 0, 0, 0.0, 0.0
+    is_last = False
     for event in events:
         if isinstance(event, Finished):
             tail = stream.tail()
@@ -111,14 +112,18 @@ def with_text(
             yield replace(event, token_ids=tuple(fresh), text=text)
         else:
             steps, emitted, seconds = steps + 1, emitted + len(fresh), seconds + event.seconds
-            yield _named(replace(event, token_ids=tuple(fresh), text=text), texts)
-        if stream.is_stopped or should_stop():
+            cut = replace(event, token_ids=tuple(fresh), text=text)
+            if stream.is_stopped:
+                cut = replace(cut, path=event.path[: len(fresh) + 1])
+            yield _named(cut, texts)
+        if stream.is_stopped or is_last:
             events.close()
             tail = stream.tail()
             stats = Stats.of(len(ids), steps, emitted, seconds, prefill)
             reason: Reason = "stop" if stream.is_stopped else "cancelled"
             yield Finished(reason, tuple(ids), shown + tail, tail, stats)
             return
+        is_last = should_stop()
 
 
 def _push(stream: TextStream, ids: Sequence[int]) -> tuple[list[int], str]:
