@@ -277,6 +277,7 @@ def _read_tokenizer(folder: Path) -> Any:
         raise ModelError(f"the tokenizer in {folder} is broken: {_first_line(error)}") from error
     if not tokenizer.is_fast:
         raise ModelError(f"the tokenizer in {folder} has no fast version: add a tokenizer.json")
+    tokenizer.model_max_length = int(1e30)  # the engine knows the context, and refuses in one line
     return tokenizer
 
 
