@@ -79,7 +79,7 @@ function places(parents) {
 
 function lay(step, drafter, width) {
   const { depth, row, rows, columns } = places(step.parent);
-  const pitch = Math.max(118, Math.min(196, (width - 2 + GAP) / columns));
+  const pitch = Math.max(108, Math.min(196, (width - 2 + GAP) / columns));
   const chip = pitch - GAP;
   const wide = Math.ceil(pitch * columns - GAP + 2);
   const high = TOP + rows * ROW + 2;
