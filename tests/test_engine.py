@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.events import Finished, Prefilled, Step
+from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import replace_submodules
@@ -155,13 +155,13 @@ def medusa(**options) -> GenerationSettings:
 
 
 def test_a_right_draft_is_accepted_whole(llama):
+    """The oracle's tree holds the answer among wrong siblings: every step but the last, which
+    the budget cuts, takes a whole path of it."""
     plain = tokens(llama)
-    events = decode(llama, drafter=Oracle(plain, chain(4), period=10**6))
-    steps = [event for event in events if isinstance(event, Step)]
-    accepted = [len(step.path) for step in steps if all(step.draft.ranks[1:])]
-    assert max(len(step.token_ids) for step in steps) >= 2 and accepted == []
-    wide = decode(llama, drafter=Oracle(plain, cartesian(2, 2, 2), period=10**6))
-    assert wide[-1].stats.acceleration_rate > 3.5
+    events = decode(llama, drafter=Oracle(plain, cartesian(2, 2, 2), period=10**6))
+    assert list(events[-1].token_ids) == plain
+    assert {len(step.path) for step in events[1:-2]} == {4}
+    assert {len(step.token_ids) for step in events[1:-2]} == {4}
 
 
 def test_wrong_drafts_are_never_accepted(llama):

@@ -53,7 +53,6 @@ class Drafter(Protocol):
     """Proposes a draft from what is certain."""
 
     name: str
-    tree: Tree
 
     def propose(self, tokens: Sequence[int], root: Tensor, hidden: Tensor, depth: int) -> Draft:
         """tokens: every id certain since the last call, on the host, the root last (the prompt
@@ -66,7 +65,6 @@ class Autoregressive:
     """Drafter "none": plain decoding, one token a step."""
 
     name = "none"
-    tree = ROOT
 
     def __init__(self, device: torch.device) -> None:
         self._tensors = TreeTensors.of(ROOT, device)
@@ -127,7 +125,6 @@ class PromptLookup:
     into one tree: longer matches first, then later ones. Needs no heads."""
 
     name = "prompt-lookup"
-    tree = ROOT
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
