@@ -32,7 +32,8 @@ from medusa_chat.options import (
 )
 from medusa_chat.presets import tree_names
 from medusa_chat.prompts import as_asked, read_prompts
-from medusa_chat.session import Child, InProcess, Session
+from medusa_chat.runners import Child, InProcess
+from medusa_chat.session import Session
 from medusa_chat.terminal import answer, load, note, opened, progress, refusing, require_folder
 
 GROUP_FLAGS = ("--help", "--version")

@@ -1,152 +1,24 @@
 """Session: the one door of every front end to a model. One queue of jobs, append-only traces.
 
-Two runners stand behind it: InProcess (generate, chat, bench, tests) and Child (the page), whose
-worker process holds torch, so that the page never competes with decoding for the interpreter and
-a crash of the model ends the worker, not the app. This module never imports torch.
+Behind it stands a runner (runners.py): the model in this process, or in a child process of its
+own. This module never imports torch.
 """
 
-import multiprocessing
 import os
 import threading
 import uuid
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from medusa_chat.decoding.events import Event, Finished, Stats
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, ModelError
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt
+from medusa_chat.runners import Runner, WorkerGone
 
 NO_STATS = Stats(0, 0, None, 0.0, 0.0, None)
-
-
-class Runner(Protocol):
-    """Where the model lives. One call of load or reply at a time; stop from any thread."""
-
-    def load(self, request: LoadRequest) -> Iterator[LoadPhase]: ...
-    def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]: ...
-    def stop(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class WorkerGone(MedusaChatError):
-    """The worker process ended by itself."""
-
-
-class InProcess:
-    """The model in this process."""
-
-    def __init__(self) -> None:
-        self._loaded: Any = None
-        self._stop = threading.Event()
-
-    def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
-        from medusa_chat.worker import load
-
-        self._loaded = None
-        for phase, loaded in load(request):
-            self._loaded = loaded
-            yield phase
-
-    def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
-        from medusa_chat.worker import reply
-
-        self._stop.clear()
-        yield from reply(self._loaded, prompt, settings, self._stop.is_set)
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def close(self) -> None:
-        self._loaded = None
-
-
-class Child:
-    """The model in a process of its own, started at once and restarted after a crash."""
-
-    def __init__(self) -> None:
-        self._sending = threading.Lock()  # a message may be more than one write
-        self._is_closed = False
-        self._start()
-
-    def _start(self) -> None:
-        from medusa_chat.worker import serve
-
-        context = multiprocessing.get_context("spawn")
-        pipe, theirs = context.Pipe()
-        process = context.Process(
-            target=serve, args=(theirs,), daemon=True, name="medusa-chat-worker"
-        )
-        process.start()
-        theirs.close()
-        with self._sending:
-            self._pipe, self._process = pipe, process
-            if self._is_closed:
-                process.kill()
-
-    def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
-        if not self._process.is_alive() and not self._is_closed:
-            self._start()
-        yield from self._call("load", request)
-
-    def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
-        yield from self._call("reply", prompt, settings)
-
-    def _call(self, *request: object) -> Iterator[Any]:
-        """Send a request and yield what comes back; raises what the worker refused."""
-        is_over = False
-        try:
-            self._send(request)
-            while True:
-                kind, value = self._pipe.recv()
-                is_over = kind in ("end", "refused")
-                if kind == "end":
-                    return
-                if kind == "refused":
-                    raise value
-                yield value
-        except (EOFError, OSError) as error:
-            is_over = True
-            self._process.join(1)
-            code = self._process.exitcode
-            raise WorkerGone(f"the model's process ended (exit code {code})") from error
-        finally:
-            if not is_over:  # closed before its end: nothing of it may reach the next request
-                self._drain()
-
-    def _drain(self) -> None:
-        """Stop what runs and drop the rest of it."""
-        self.stop()
-        try:
-            while self._pipe.recv()[0] not in ("end", "refused"):
-                pass
-        except (EOFError, OSError):
-            return  # the worker is gone, and the rest with it
-
-    def _send(self, message: object) -> None:
-        with self._sending:
-            self._pipe.send(message)
-
-    def stop(self) -> None:
-        try:
-            self._send(("stop",))
-        except (OSError, ValueError):
-            return  # the worker is gone: nothing runs that could be stopped
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the worker."""
-        return self._process.pid
-
-    def close(self) -> None:
-        with self._sending:
-            self._is_closed = True
-            process = self._process
-        process.kill()
-        process.join(5)
-        self._pipe.close()
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ MODULES = {
     for file in sorted(PACKAGE.rglob("*.py"))
 }
 FRONT_ENDS = {
-    *("cli", "options", "prompts", "terminal", "ui", "session", "compare", "history"),
+    *("cli", "options", "prompts", "terminal", "ui", "session", "runners", "compare", "history"),
     *("worker", "bench", "doctor"),
 }
 HEAVY = {"torch", "transformers", "tokenizers", "accelerate", "bitsandbytes", "peft", "gradio"}
@@ -30,7 +30,9 @@ ALLOWED = {
     "messages": set(),
     "checkpoint": {"messages", "decoding", "hub", "paths", "presets", "errors"},
     "worker": {"messages", "checkpoint", "hub", "presets", "paths", "decoding", "errors"},
-    "session": {"worker", "messages", "decoding", "errors"},
+    "runners": {"worker", "messages", "decoding", "errors"},
+    "session": {"runners", "messages", "decoding", "errors"},
+    "compare": {"session", "messages", "decoding", "errors"},
     "ui": {
         *("ui", "session", "messages", "prompts", "compare", "presets", "history", "paths"),
         *("decoding", "errors"),

@@ -22,7 +22,8 @@ from test_page import (
 import medusa_chat
 from medusa_chat.decoding.events import Finished, Prefilled, Step
 from medusa_chat.messages import LoadRequest
-from medusa_chat.session import Child, Job, Session
+from medusa_chat.runners import Child
+from medusa_chat.session import Job, Session
 
 # Lengths of the live text as it changes, so that growth is seen however fast it is.
 WATCH = """() => {
@@ -138,7 +139,8 @@ import sys
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
-from medusa_chat.session import Child, Session
+from medusa_chat.runners import Child
+from medusa_chat.session import Session
 from medusa_chat.ui.app import open_page
 
 if __name__ == "__main__":

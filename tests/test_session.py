@@ -11,7 +11,8 @@ from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.session import Child, InProcess, Session
+from medusa_chat.runners import Child, InProcess
+from medusa_chat.session import Session
 
 SETTINGS = GenerationSettings(max_new_tokens=12, seed=1)
 LONG = GenerationSettings(max_new_tokens=200, seed=1)

@@ -22,6 +22,7 @@ from medusa_chat.ui import app as page
 from medusa_chat.ui.answer import Answer, shown
 from medusa_chat.ui.desk import Chat, Desk
 from medusa_chat.ui.inputs import MAX_CHARACTERS, checked
+from medusa_chat.ui.panel import figures, panel_line
 from medusa_chat.ui.tree_view import margin, printable, states, step_view, to_line
 
 TREES = ("chain", "full")
@@ -167,7 +168,7 @@ def test_a_step_of_64_nodes_fits_in_10_kb(settings):
         assert all(view["same"][node] == 1 for node in step.path[1:])
     answer = Answer()
     answer.take(events)
-    line = answer.panel(30.0)
+    line = panel_line(answer, 30.0)
     assert len(line.encode()) < 10_000 and "<" not in line
     assert json.loads(line)["step"]["index"] == len(answer.steps) - 1
 
@@ -194,14 +195,14 @@ def test_folding_event_by_event_equals_folding_at_once():
         lives.append(slow.live)
     fast.take(events)
     assert slow.text == fast.text == events[-1].text
-    assert slow.panel(None) == fast.panel(None)
+    assert panel_line(slow, None) == panel_line(fast, None)
     assert all(later.startswith(earlier) for earlier, later in zip(lives, lives[1:], strict=False))
     texts = [json.loads(line) for line in slow.live.splitlines()]
     assert "".join(texts) == events[-1].text
-    figures = slow.figures(plain=None)
-    assert figures["steps"] == 20 and figures["ratio"] is None
-    assert figures["per_step"] == pytest.approx(events[-1].stats.acceleration_rate, rel=1e-3)
-    assert figures["used"] == 12 + len(events[-1].token_ids)
+    found = figures(slow, plain=None)
+    assert found["steps"] == 20 and found["ratio"] is None
+    assert found["per_step"] == pytest.approx(events[-1].stats.acceleration_rate, rel=1e-3)
+    assert found["used"] == 12 + len(events[-1].token_ids)
 
 
 def test_the_ratio_has_a_measured_baseline():
@@ -212,13 +213,13 @@ def test_the_ratio_has_a_measured_baseline():
     assert plain.plain_rate and medusa.plain_rate is None
     assert {len(s.draft.tokens) for s in plain.steps} == {1}
     expected = medusa.rate / plain.plain_rate
-    assert medusa.figures(plain.plain_rate)["ratio"] == pytest.approx(expected, rel=1e-3)
+    assert figures(medusa, plain.plain_rate)["ratio"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_bars_of_a_long_answer_are_its_last():
     answer = Answer()
     answer.take(trace(ScriptedRunner(delay=0, prefill=0, steps=400), max_new_tokens=5000))
-    panel = json.loads(answer.panel(None, 170))
+    panel = json.loads(panel_line(answer, None, 170))
     assert panel["first"] == 160 and len(panel["bars"]) == 240
     assert panel["pinned"] and panel["step"]["index"] == 170
 

@@ -1,13 +1,12 @@
-"""Answer: the events of one job folded into text, figures and pictures. No gradio."""
+"""Answer: the events of one job folded into text and rates. No gradio."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Step
-from medusa_chat.ui.tree_view import step_view, to_line
+from medusa_chat.ui.tree_view import to_line
 
-MAX_BARS = 240
 PLAIN_STEPS = 8  # fewer say nothing about a speed
 NOTES = {
     "cancelled": "stopped",
@@ -92,51 +91,6 @@ class Answer:
         """The plain speed this answer measured; None when it is no such measurement."""
         ended = self.finished is not None and self.finished.reason != "error"
         return self.rate if ended and self.is_plain and len(self.steps) >= PLAIN_STEPS else None
-
-    def figures(self, plain: float | None) -> dict[str, Any]:
-        """The numbers beside the picture. plain: tokens per second of plain decoding, measured
-        on this model."""
-        first, steps = self.prefilled, len(self.steps)
-        used = first.prompt_tokens + len(first.token_ids) + self.tokens if first else None
-        return {
-            "rate": _round(self.rate),
-            "per_step": _round(self.tokens / steps if steps else None),
-            "ms": _round(self.seconds / steps * 1000 if steps else None),
-            "steps": steps,
-            "used": used,
-            "context": first.context or None if first else None,
-            "plain": _round(plain),
-            "ratio": _round(self.rate / plain if self.rate and plain else None),
-            "is_plain": self.is_plain,
-            "prefill_ms": _round(first.seconds * 1000 if first else None),
-        }
-
-    def panel(self, plain: float | None, index: int | None = None) -> str:
-        """JSON for the picture: figures, bars, and step `index` (None: the latest)."""
-        first = max(0, len(self.steps) - MAX_BARS)
-        settings = self.prefilled.settings if self.prefilled else {}
-        is_pinned = index is not None and index < len(self.steps)
-        place = -1 if index is None or not is_pinned else index
-        step = self.steps[place] if self.steps else None
-        return to_line(
-            {
-                "answer": self.number,
-                "pinned": is_pinned,
-                "drafter": settings.get("drafter"),
-                "acceptance": settings.get("acceptance"),
-                "temperature": settings.get("temperature"),
-                "epsilon": settings.get("posterior_threshold"),
-                "delta": settings.get("posterior_alpha"),
-                "figures": self.figures(plain),
-                "first": first,
-                "bars": [len(step.token_ids) for step in self.steps[first:]],
-                "step": step_view(step) if step else None,
-            }
-        )
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
 
 
 def shown(messages: Sequence[dict[str, str]], notes: dict[int, str]) -> list[dict[str, Any]]:

@@ -18,8 +18,10 @@ from medusa_chat.paths import asset
 from medusa_chat.session import Session
 from medusa_chat.ui.chat import build_chat
 from medusa_chat.ui.guard import Guard
+from medusa_chat.ui.status import build_status
 from medusa_chat.ui.theme import theme
 
+STYLES = ("page.css", "chat.css", "tree.css")
 FIRST_PORT, LAST_PORT = 7860, 7959
 EVERYWHERE = ("0.0.0.0", "::")
 USER = "medusa"
@@ -45,7 +47,10 @@ class Page:
 def build_app(session: Session, trees: Sequence[str]) -> gr.Blocks:
     """The page over a session. trees: names of tree presets offered beside "auto"."""
     with gr.Blocks(title="medusa-chat", analytics_enabled=False, fill_width=True) as blocks:
-        build_chat(session, trees)
+        build_status(session)
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Chat", id="chat", elem_id="chat"):
+                build_chat(session, trees)
     page: gr.Blocks = blocks
     return page
 
@@ -144,11 +149,8 @@ def greeting(page: Page, *, share: bool, was_generated: bool) -> list[str]:
 
 
 def _looks() -> dict[str, Any]:
-    return {
-        "theme": theme(),
-        "css": asset("css", "page.css").read_text(encoding="utf-8"),
-        "footer_links": [],
-    }
+    styles = [asset("css", name).read_text(encoding="utf-8") for name in STYLES]
+    return {"theme": theme(), "css": "\n".join(styles), "footer_links": []}
 
 
 def _refusals() -> dict[str, Any]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import gradio as gr
 
-from medusa_chat.paths import asset
 from medusa_chat.session import Session
 from medusa_chat.ui.desk import Chat, Desk
+from medusa_chat.ui.drawn import AT_ONCE, QUIET, drawn
 
 EXAMPLES = (
     "Book a table for two in San Jose",
@@ -25,9 +25,6 @@ WELCOME = (
     "candidate tokens; the picture shows which path was accepted, and why the rest was not.</p>"
     "</div>"
 )
-# An event of the page's own: nobody else's business, and no spinner over the answer.
-QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}  # never behind an answer
 UNLIMITED: dict[str, Any] = {**QUIET, "concurrency_limit": None}  # the session queues
 
 
@@ -35,7 +32,6 @@ def build_chat(session: Session, trees: Sequence[str]) -> None:
     """Put the Chat tab into the gr.Blocks that is open. trees: presets beside "auto"."""
     desk = Desk(session, trees)
     chat = gr.State(Chat())
-    status = _drawn("status", desk.status())
     with gr.Row(elem_id="columns"):
         with gr.Column(elem_id="left", scale=5, min_width=320):
             with gr.Column(elem_id="talk"):
@@ -55,7 +51,7 @@ def build_chat(session: Session, trees: Sequence[str]) -> None:
                     group_consecutive_messages=False,
                     placeholder=" ",
                 )
-                live = _drawn("live")
+                live = drawn("live")
             with gr.Column(elem_id="composer"):
                 box = gr.Textbox(
                     elem_id="box",
@@ -78,7 +74,7 @@ def build_chat(session: Session, trees: Sequence[str]) -> None:
                     )
         with gr.Column(elem_id="right", scale=6, min_width=320):
             controls = _settings(desk, trees)
-            panel = _drawn("tree")
+            panel = drawn("tree")
 
     settings = [vanilla, *controls]
     after = [history, live, box, empty, send, stop]
@@ -95,7 +91,6 @@ def build_chat(session: Session, trees: Sequence[str]) -> None:
     stop.click(desk.stop, [chat], None, **AT_ONCE)
     clear.click(desk.clear, [chat], [*after, panel], **AT_ONCE)
     panel.pick(desk.pick, [chat], [panel], **AT_ONCE)
-    gr.Timer(1.0).tick(desk.status, None, [status], **AT_ONCE)
 
 
 def _settings(desk: Desk, trees: Sequence[str]) -> list[gr.components.Component]:
@@ -126,14 +121,3 @@ def _settings(desk: Desk, trees: Sequence[str]) -> list[gr.components.Component]
             **AT_ONCE,
         )
     return [acceptance, temperature, epsilon, delta, tree, max_new_tokens, seed, system]
-
-
-def _drawn(name: str, value: str = "") -> gr.HTML:
-    """A block drawn by assets/js/<name>.js from JSON; its template never mentions the value."""
-    return gr.HTML(
-        value,
-        elem_id=name,
-        html_template=f'<div class="{name}-block"></div>',
-        js_on_load=asset("js", f"{name}.js").read_text(encoding="utf-8"),
-        apply_default_css=False,
-    )

@@ -13,7 +13,8 @@ from medusa_chat.messages import Message
 from medusa_chat.session import Job, Session
 from medusa_chat.ui.answer import Answer, shown
 from medusa_chat.ui.inputs import checked
-from medusa_chat.ui.status import phase_text, status_line
+from medusa_chat.ui.panel import panel_line
+from medusa_chat.ui.status import phase_text
 from medusa_chat.ui.tree_view import to_line
 
 POLL_SECONDS = 0.06
@@ -162,10 +163,6 @@ class Desk:
             return "At temperature 0 every acceptance is greedy decoding: ε and δ are off.", False
         return RULES[acceptance], True
 
-    def status(self) -> str:
-        """JSON for the line at the top."""
-        return status_line(self.session.state)
-
     def _waiting_for(self, job: Job, answer: Answer) -> str:
         if answer.prefilled is not None:
             return ""
@@ -181,7 +178,7 @@ class Desk:
 
     def _panel(self, answer: Answer, step: int | None = None) -> str:
         key = answer.model_key
-        return answer.panel(answer.plain_rate or (self.plain.get(key) if key else None), step)
+        return panel_line(answer, answer.plain_rate or (self.plain.get(key) if key else None), step)
 
     def _view(self, chat: Chat, line: str = "", box: object = None) -> tuple[Any, ...]:
         """history, live, box, empty, send, stop: all that follows from the chat's state."""

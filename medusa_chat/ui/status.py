@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import gradio as gr
+
 from medusa_chat.messages import ModelInfo
-from medusa_chat.session import ModelState
+from medusa_chat.session import ModelState, Session
+from medusa_chat.ui.drawn import AT_ONCE, drawn
 from medusa_chat.ui.tree_view import to_line
 
 PHASES = {
@@ -14,6 +17,12 @@ PHASES = {
     "check": "checking weights",
     "warm up": "warming up",
 }
+
+
+def build_status(session: Session) -> None:
+    """Put the line at the top of the gr.Blocks that is open; it looks again every second."""
+    line = drawn("status", status_line(session.state))
+    gr.Timer(1.0).tick(lambda: status_line(session.state), None, [line], **AT_ONCE)
 
 
 def status_line(state: ModelState) -> str:

@@ -1,0 +1,22 @@
+"""Blocks that our own scripts draw, and how the page's private events run."""
+
+from typing import Any
+
+import gradio as gr
+
+from medusa_chat.paths import asset
+
+# An event of the page's own: nobody else's business, and no spinner over the answer.
+QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}  # never behind an answer
+
+
+def drawn(name: str, value: str = "") -> gr.HTML:
+    """A block drawn by assets/js/<name>.js from JSON; its template never mentions the value."""
+    return gr.HTML(
+        value,
+        elem_id=name,
+        html_template=f'<div class="{name}-block"></div>',
+        js_on_load=asset("js", f"{name}.js").read_text(encoding="utf-8"),
+        apply_default_css=False,
+    )
