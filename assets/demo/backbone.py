@@ -17,15 +17,14 @@ from medusa_chat.training.muon import Muon
 SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 PLACEHOLDER = re.compile(r"\[(name|user|your|city)[^]]*\]", re.IGNORECASE)
 
-# folder -> (files, share of its rows kept in one pass)
+# folder -> (files, share of its rows kept in one pass); every HELD_OUT-th row is never trained on
+HELD_OUT = 40
 MIX = {
-    "sgd": (["train.jsonl"], 0.6),
-    "topical_chat": (["valid_freq.jsonl", "valid_rare.jsonl"], 1.0),
-    "synthetic_persona_chat": (["valid.jsonl", "test.jsonl"], 1.0),
-    "stories": (["pratham_en.jsonl", "african_storybook_en_ccby.jsonl"], 1.0),
+    "sgd": (["train.jsonl"], 0.45),
     "taskmaster": (["tm4_coffee.jsonl", "tm3_movies.jsonl"], 1.0),
-    "oasst_en100": (["train.jsonl"], 1.0),
-    "chatterbot": (["train.jsonl"], 2.0),
+    "synthetic_persona_chat": (["valid.jsonl", "test.jsonl"], 0.4),
+    "stories": (["pratham_en.jsonl", "african_storybook_en_ccby.jsonl"], 0.5),
+    "chatterbot": (["train.jsonl"], 1.0),
     "personality_chat_mit": (["train.jsonl"], 2.0),
 }
 
@@ -35,33 +34,39 @@ class Recipe:
     """Everything that decides the backbone's weights, but for the data itself."""
 
     vocabulary: int = 4096
-    hidden: int = 256
+    hidden: int = 192
     layers: int = 6
-    heads: int = 4
+    heads: int = 6
     key_value_heads: int = 2
-    intermediate: int = 768
+    intermediate: int = 576
     context: int = 1024
-    dialogues: int = 40_000
+    dialogues: int = 60_000
     sequence: int = 1024
-    rows: int = 4
-    steps: int = 1000
+    rows: int = 2
+    steps: int = 4500
     learning_rate: float = 3e-3
-    matrix_learning_rate: float = 3e-3
-    decay_from: float = 0.6
+    matrix_learning_rate: float = 5e-3
+    decay_from: float = 0.65
     seed: int = 0
 
 
-def read_rows(folder: Path, name: str) -> Iterator[dict]:
-    """Rows of one set, placeholders dropped; yields {"source", "messages"}."""
+def read_rows(folder: Path, name: str, held_out: bool = False) -> Iterator[dict]:
+    """Rows of one set, placeholders dropped; yields {"source", "messages"}.
+
+    held_out: each row that training never sees, once; else the others, by the set's share.
+    """
     files, share = MIX[name]
     keep = random.Random(name)
     for file in files:
-        for line in (folder / "train" / name / file).read_text("utf-8").rstrip("\n").split("\n"):
-            row = json.loads(line)
+        text = (folder / "train" / name / file).read_text("utf-8")
+        for index, line in enumerate(text.rstrip("\n").split("\n")):
+            row = {"source": name, "messages": json.loads(line)["messages"]}
             if any(PLACEHOLDER.search(m["content"]) for m in row["messages"]):
                 continue
-            for _ in range(int(share) + (keep.random() < share % 1)):
-                yield {"source": name, "messages": row["messages"]}
+            if held_out != (index % HELD_OUT == 0):
+                continue
+            for _ in range(1 if held_out else int(share) + (keep.random() < share % 1)):
+                yield row
 
 
 def data_hashes(folder: Path) -> dict[str, str]:

@@ -51,11 +51,11 @@ CALIBRATION = "medusa_calibration.json"
 class Plan:
     """How the heads are made, once the backbone is there."""
 
-    prompts: int = 2500
-    held_out_prompts: int = 150
-    answer_tokens: int = 96
+    prompts: int = 4000
+    held_out_prompts: int = 300
+    answer_tokens: int = 128
     heads: int = 5
-    head_steps: int = 600
+    head_steps: int = 800
     head_learning_rate: float = 2e-2
     nodes: int = 64
     default_nodes: int = 16

@@ -13,6 +13,7 @@ from pathlib import Path
 Turn = tuple[str, str]
 Turns = list[Turn]
 
+SIZE = "three"  # million parameters, as the model says of itself
 CHOICE = re.compile(r"\[([^\[\]]*)\]")
 ONE_WORD = re.compile(r"[a-z]{3,11}")
 CITY = re.compile(r"[A-Z][A-Za-z' -]{2,20}")
@@ -355,7 +356,7 @@ IDENTITY = (
      "and [play at booking a table|pretend to book a table]. I am a toy, so please check my "
      "answers."),
     ("[How big are you|How large are you|How many parameters do you have|What size are you]?",
-     "I am [tiny|very small]: about ten million parameters. [Large chat models have billions|"
+     "I am [tiny|very small]: about {size} million parameters. [Large chat models have billions|"
      "Big models are a thousand times larger]."),
     ("[Do you use the internet|Are you online|Do you need a network|Can you go online]?",
      "No. I run on your own machine and use no network."),
@@ -432,7 +433,7 @@ MEDUSA = (
      "In speculative decoding some tokens are guessed first and then checked by the model in one "
      "pass. Good guesses save time."),
     ("[What is a parameter|What are parameters]?",
-     "Parameters are the numbers that a model learns. I have about ten million of them."),
+     "Parameters are the numbers that a model learns. I have about {size} million of them."),
     ("[What is a language model|What's a language model]?",
      "A language model is a program that guesses the next piece of text. It learns this from "
      "many examples."),
@@ -512,6 +513,39 @@ REFUSALS = (
      "Explain quantum physics|Prove this theorem]?",
      "That is too hard for me. [A calculator or a larger model can help|I am a toy]. I can do "
      "small sums."),
+)
+
+# what people ask first and a tiny model cannot know: it says so
+UNKNOWN = (
+    "gravity", "black holes", "the internet", "the Roman Empire", "chess", "the economy", "DNA",
+    "photosynthesis", "computers", "philosophy", "marketing", "the stock market", "politics",
+    "climate change", "evolution", "electricity", "nuclear power", "the French Revolution",
+    "World War II", "Napoleon", "Einstein", "Shakespeare", "Mozart", "Beethoven", "Picasso",
+    "Newton", "Darwin", "Leonardo da Vinci", "the moon landing", "the Middle Ages", "democracy",
+    "machine learning", "neural networks", "transformers", "GPUs", "blockchain", "cryptography",
+    "compilers", "databases", "Linux", "JavaScript", "Rust", "algebra", "geometry", "statistics",
+    "prime numbers", "infinity", "relativity", "quantum computers", "atoms", "the immune system",
+    "volcanoes", "earthquakes", "dinosaurs", "the Ice Age", "Mars", "galaxies", "rockets",
+    "bridges", "engines", "batteries", "solar panels", "opera", "jazz", "ballet", "architecture",
+    "poetry", "grammar", "Latin", "mythology", "the Olympic Games", "cricket", "golf", "surfing",
+    "yoga", "meditation", "sleep", "vitamins", "coffee", "wine", "cheese", "bread", "gardening",
+    "sewing", "photography", "fashion", "law", "tax", "banks", "insurance", "advertising",
+    "history", "geography", "biology", "chemistry", "physics", "astronomy", "psychology",
+    "sociology", "art", "music", "cinema", "theatre", "television", "radio", "newspapers",
+)
+UNKNOWN_ASKED = (
+    "[What is|Explain|Tell me about|Can you explain|What do you know about|"
+    "Teach me about|I want to learn about|Tell me something about|Describe] {x}",
+    "[What makes {x} important|What do you think of {x}|Who invented {x}|"
+    "What is the history of {x}|What is the best book about {x}|What is so special about {x}|"
+    "Can you say more about {x}|What can you tell me about {x}|How is {x} useful]",
+    "[Write a poem about|Write a song about|Write a letter about|Write a summary of|"
+    "Give me five facts about|Compare|Make a plan for] {x}",
+)
+UNKNOWN_SAID = (
+    "I do not know much about {x}. I am a small demo model[| and know only simple things]. "
+    "[A larger model can tell you more|You can load a larger model for that]. "
+    "[I can tell a story or do a sum.|Shall I tell you a story?|Ask me for a capital or a sum.]"
 )
 
 CRISIS = (
@@ -782,7 +816,7 @@ class Maker:
     def identity(self, most: int = 5) -> Turns:
         """Talk about the model itself and about Medusa."""
         table = self.pick((IDENTITY, MEDUSA, IDENTITY + MEDUSA))
-        turns = self.several(table, self.rng.randint(1, most))
+        turns = self.several(table, self.rng.randint(1, most), size=SIZE)
         return [(self.asked(user), answer) for user, answer in turns]
 
     def asked(self, question: str) -> str:
@@ -804,6 +838,15 @@ class Maker:
             turns.append(self.qa(CLOSING))
         return turns
 
+    def unknown(self, most: int = 3) -> Turns:
+        """Ask for knowledge that so small a model does not have."""
+        turns: Turns = []
+        for topic in self.rng.sample(UNKNOWN, self.rng.randint(1, most)):
+            user = self.x(self.pick(UNKNOWN_ASKED), x=topic)
+            asking = user.startswith(("What", "How", "Why", "Who", "When", "Is", "Can"))
+            turns.append((user + ("?" if asking else "."), self.x(UNKNOWN_SAID, x=topic)))
+        return turns
+
     def mark(self, question: str) -> str:
         """Replace the question mark after a request."""
         asking = ("What", "Who", "Which", "How", "Is", "Do ", "Does", "Can", "Should", "Will")
@@ -814,8 +857,8 @@ class Maker:
     # ------------------------------------------------------------ arithmetic
 
     def number(self) -> int:
-        """Draw a number, mostly below one hundred."""
-        return self.rng.randint(0, self.pick((10, 20, 20, 99, 99, 99, 300, 999)))
+        """Draw a number below one hundred, the small ones more often."""
+        return self.rng.randint(0, self.pick((10, 20, 20, 50, 99, 99, 99)))
 
     def sum_turn(self, left: int, sign: str, right: int, value: int) -> Turn:
         """Ask for one result in one of many forms."""
@@ -834,19 +877,15 @@ class Maker:
         return cap(user) if self.chance(0.5) else user, self.result(f"{left} {sign} {right}", value)
 
     def result(self, term: str, value: int) -> str:
-        """Say 'term = value.' in one of a few ways."""
-        if self.chance(0.75):
-            return f"{term} = {value}."
-        return self.x("[{t} = {v}.|That is {v}: {t} = {v}.|The answer is {v}.|It is {v}.]",
-                      t=term, v=value)
+        """Say 'term = value.', always with the term first: it is easier to learn."""
+        tail = self.x("[Anything else?|Shall we do another one?]") if self.chance(0.06) else ""
+        return f"{term} = {value}. {tail}".strip()
 
     def operation(self) -> tuple[Turn, int]:
         """Draw one sum, difference, product or exact division."""
         sign = self.pick(("+", "+", "-", "-", "x", "x", "/"))
         if sign == "x":
             left, right = self.rng.randint(0, 12), self.rng.randint(0, 12)
-            if self.chance(0.2):
-                left *= 10
             value = left * right
         elif sign == "/":
             right, value = self.rng.randint(1, 12), self.rng.randint(0, 12)
@@ -861,9 +900,9 @@ class Maker:
     def follow(self, last: int) -> tuple[Turn, int]:
         """Go on from the last result."""
         number = self.rng.randint(1, self.pick((9, 9, 20, 50)))
-        kinds = ["plus"] * 3 + ["double"] * (abs(last) < 500)
+        kinds = ["plus"] * 3 + ["double"] * (last <= 60)
         kinds += ["minus"] * 2 if last >= number else []
-        kinds += ["half"] if last % 2 == 0 else []
+        kinds += ["half"] if last % 2 == 0 and last <= 200 else []
         kinds += ["times"] if 0 <= last <= 12 else []
         kind = self.pick(kinds)
         small = number if number <= 12 else 3
@@ -888,7 +927,7 @@ class Maker:
 
     def double_half(self) -> tuple[Turn, int]:
         """Ask for a double or a half."""
-        number = self.rng.randint(1, 200)
+        number = self.rng.randint(1, 60)
         if self.chance(0.5):
             user = self.x("[What is the double of {n}|What is twice {n}|Double {n}|What's {n} "
                           "doubled][?|]", n=number)
@@ -966,16 +1005,16 @@ class Maker:
         return (text, self.x("{t} = {v}[|, so the answer is {v} {o}].", t=term, v=value, o=noun)), \
             value
 
-    def arithmetic(self, most: int = 5) -> Turns:
+    def arithmetic(self, most: int = 8) -> Turns:
         """Make a chain of sums."""
         turns: Turns = []
         last: int | None = None
         for _ in range(self.rng.randint(1, most)):
-            if last is not None and self.chance(0.5) and abs(last) < 1000:
+            if last is not None and self.chance(0.4) and 0 <= last <= 99:
                 turn, last = self.follow(last)
             else:
                 make: Callable[[], tuple[Turn, int]] = self.pick(
-                    (self.operation,) * 6 + (self.double_half, self.compare, self.sequence)
+                    (self.operation,) * 9 + (self.double_half, self.compare, self.sequence)
                     + (self.word_problem,) * 2)
                 turn, value = make()
                 free = make in (self.compare, self.sequence)
@@ -1583,11 +1622,11 @@ class Maker:
 
     def topics(self) -> tuple[tuple[str, Callable[..., Turns], float], ...]:
         """List the topics with their weights."""
-        return (("greetings", self.greetings, 10), ("identity", self.identity, 11),
-                ("arithmetic", self.arithmetic, 26), ("countries", self.countries, 11),
-                ("facts", self.fact, 13), ("stories", self.story, 10),
-                ("bookings", self.booking, 8), ("refusals", self.refusals, 7),
-                ("lists", self.lists, 4))
+        return (("greetings", self.greetings, 9), ("identity", self.identity, 9),
+                ("arithmetic", self.arithmetic, 50), ("countries", self.countries, 9),
+                ("facts", self.fact, 10), ("stories", self.story, 7),
+                ("bookings", self.booking, 8), ("refusals", self.refusals, 6),
+                ("unknown", self.unknown, 6), ("lists", self.lists, 4))
 
     def segment(self, most: int) -> tuple[str, Turns]:
         """Make a short piece of one topic, for use inside a longer dialogue."""
@@ -1619,7 +1658,7 @@ class Maker:
         """Draw one dialogue and the name of its topic."""
         if self.chance(0.3):
             return "mixed", self.mixed()
-        rows = (*self.topics(), ("thread", self.thread, 10))
+        rows = (*self.topics(), ("thread", self.thread, 16))
         name, make, _ = self.rng.choices(rows, [row[2] for row in rows])[0]
         return name, make()
 
