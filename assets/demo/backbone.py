@@ -189,6 +189,8 @@ def train(model, rows: torch.Tensor, held_out: torch.Tensor, recipe: Recipe, sta
         epoch, offset = divmod(step * recipe.rows, len(rows) - recipe.rows)
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(epoch))
         batch = rows[order[offset : offset + recipe.rows]].to(device)
+        if step < recipe.decay_from * recipe.steps:
+            batch = halves(batch)
         for optimizer, peak in zip(optimizer_list, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * rate(step, recipe)
         loss = loss_of(model, batch)
@@ -204,6 +206,12 @@ def train(model, rows: torch.Tensor, held_out: torch.Tensor, recipe: Recipe, sta
         if checked:
             save_state(state, model, optimizer_list, step, recipe)
         yield step, loss.item(), evaluate(model, held_out) if checked else None
+
+
+def halves(rows: torch.Tensor) -> torch.Tensor:
+    """Rows [b, 2n + 1] as [2b, n + 1]: attention costs half; whole rows come in the decay."""
+    middle = rows.shape[1] // 2
+    return torch.cat([rows[:, : middle + 1], rows[:, middle:]])
 
 
 def evaluate(model, rows: torch.Tensor) -> float:
