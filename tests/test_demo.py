@@ -17,9 +17,11 @@ SHIPPED = {
     "config.json",
     "dialogues.py",
     "generation_config.json",
+    "measure.py",
     "medusa_calibration.json",
     "medusa_lm_head.safetensors",
     "model.safetensors",
+    "talks.json",
     "tokenizer.json",
     "tokenizer_config.json",
 }
