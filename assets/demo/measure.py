@@ -72,7 +72,7 @@ def templates(data: Path) -> Path:
 
 @torch.inference_mode()
 def perplexity(model: LoadedModel, rows: list[dict]) -> tuple[float, float, int]:
-    """(of the assistant's tokens, of all tokens, how many of the assistant's), rows cut at 1,024."""
+    """(of the assistant, of all tokens, how many tokens of the assistant); rows cut at 1,024."""
     sums, counts = [0.0, 0.0], [0, 0]
     for row in rows:
         ids, is_label = encode(model.tokenizer, row["messages"])
