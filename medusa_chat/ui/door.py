@@ -1,5 +1,6 @@
 """Door: what guests of a shared link pass before anything of the page. A password, a cookie."""
 
+import asyncio
 import hashlib
 import hmac
 import secrets
@@ -19,6 +20,7 @@ from medusa_chat.ui.throttle import SLOW_DOWN, Throttle
 
 COOKIE = "medusa-share"
 MAX_FORM = 4096
+LOOK_SECONDS = 0.5
 CLOSED_PATHS = ("login", "logout", "token", "monitoring", "runs")  # of the owner, not of guests
 OUR_HEADERS = ("x-forwarded-host", "x-forwarded-proto", "x-gradio-server", GUEST_HEADER)
 ENDED = "This link has ended. Ask the person who gave it to you for a new one."
@@ -53,7 +55,8 @@ class Door:
             answer.headers["Cache-Control"] = "no-store"
             await answer(scope, receive, with_headers(send))
         else:
-            await self.app(self._as_guest(scope, link), receive, self._while_open(link, send))
+            inside = self._as_guest(scope, link)
+            await self.app(inside, self._until_end(link, receive), self._while_open(link, send))
 
     async def _answer(self, link: Link, request: Request) -> Response | None:
         """What the door itself says; None lets the request pass."""
@@ -100,6 +103,21 @@ class Door:
             samesite="lax",
         )
         return answer
+
+    def _until_end(self, link: Link, receive: Receive) -> Receive:
+        """To the page the guest leaves when the link ends: what runs for them is stopped."""
+
+        async def receiving() -> Message:
+            coming = asyncio.ensure_future(receive())
+            try:
+                while self.share.link is link:
+                    if (await asyncio.wait({coming}, timeout=LOOK_SECONDS))[0]:
+                        return coming.result()
+                return {"type": "http.disconnect"}
+            finally:
+                coming.cancel()
+
+        return receiving
 
     def _while_open(self, link: Link, send: Send) -> Send:
         """What streams to a guest ends with the link."""

@@ -79,7 +79,7 @@ class Share:
 
     def begin(self, hours: int = DEFAULT_HOURS) -> threading.Thread:
         """Make a link that lives for `hours`; the thread ends when there is one, or none."""
-        if hours not in HOURS:
+        if type(hours) is not int or hours not in HOURS:
             raise UsageError(f"hours is {hours!r:.40}: choose one of {', '.join(map(str, HOURS))}")
         self.stop()
         with self._lock:
