@@ -293,11 +293,11 @@ def proxied(behind: int, at: int, keeps: bool) -> Iterator[None]:
     async def forward(request: Request) -> StreamingResponse:
         path = request.url.path if keeps else request.url.path.removeprefix("/chat") or "/"
         url = httpx.URL(path=path, query=request.url.query.encode())
-        headers = [pair for pair in request.headers.raw if pair[0] != b"accept-encoding"]
+        headers = request.headers.raw
         body = await request.body()
         asked = client.build_request(request.method, url, headers=headers, content=body)
         got = await client.send(asked, stream=True)
-        kept = {"content-type", "location", "set-cookie", "cache-control"}
+        kept = {"content-type", "content-encoding", "location", "set-cookie", "cache-control"}
         passed = {name: value for name, value in got.headers.items() if name in kept}
         done = BackgroundTask(got.aclose)
         return StreamingResponse(got.aiter_raw(), got.status_code, passed, background=done)

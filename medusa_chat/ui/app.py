@@ -119,6 +119,8 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         origins=[proxy] if proxy else [],
     )
 
+    shell = Middleware(Shell, prefix=urlsplit(root_path).path)
+
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         token = secrets.token_urlsafe(32)
@@ -136,7 +138,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
             auth=auth,
             inbrowser=options.open_browser,
             root_path=root_path,
-            app_kwargs={"middleware": [guard, Middleware(Shell)], "lifespan": lifespan},
+            app_kwargs={"middleware": [guard, shell], "lifespan": lifespan},
             **_looks(),
             **_refusals(),
         )

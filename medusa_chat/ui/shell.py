@@ -11,14 +11,23 @@ ADVERTS = re.compile(rb'<meta\s+(?:property="og:|name="twitter:)[^>]*/>')  # of 
 
 
 class Shell:
-    """ASGI middleware that puts our head, skeleton and first script into Gradio's HTML page."""
+    """ASGI middleware that puts our head, skeleton and first script into Gradio's HTML page.
 
-    def __init__(self, app: ASGIApp) -> None:
+    prefix: the page's path behind a proxy; taken off where the proxy left it on.
+    """
+
+    def __init__(self, app: ASGIApp, prefix: str = "") -> None:
         self.app = app
+        self.prefix = prefix.rstrip("/")
         self.head, self.body = head_part(), body_part()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        if self.prefix and scope["path"].startswith(f"{self.prefix}/"):
+            path = scope["path"][len(self.prefix) :]
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        if scope["method"] not in ("GET", "HEAD"):
             return await self.app(scope, receive, send)
         start: Message | None = None
         body = b""
