@@ -111,12 +111,14 @@ def ui(
     port: Annotated[
         int | None, Option(min=1, max=65535, help="Default: the first free of 7860 to 7959.")
     ] = None,
-    share: Annotated[bool, Option("--share", help="A public link, with a password.")] = False,
+    share: Annotated[
+        bool, Option("--share", help="A public link with a password, for 24 hours.")
+    ] = False,
     auth: Annotated[str | None, Option(metavar="USER:PASSWORD", help="Ask for it.")] = None,
     no_browser: Annotated[bool, Option("--no-browser", help="Open no browser.")] = False,
     root_path: Annotated[
-        str | None, Option(metavar="PATH", help="Path of the page behind a proxy.")
-    ] = None,
+        str, Option(metavar="PATH", help="Path or address of the page behind a proxy.")
+    ] = "",
 ) -> int:
     """Open the page. This is what runs without a command."""
     user, colon, password = (auth or "").partition(":")
@@ -124,10 +126,9 @@ def ui(
         raise UsageError("auth is not USER:PASSWORD: both are needed, with a colon between")
     with closing(Session(Child())) as session:
         session.submit_load(request)  # the worker loads while gradio is imported
-        from medusa_chat.ui.app import launch
+        from medusa_chat.ui.app import PageOptions, launch
 
-        return launch(
-            session,
+        options = PageOptions(
             trees=tree_names(),
             host=host,
             port=port,
@@ -136,6 +137,7 @@ def ui(
             open_browser=not no_browser,
             root_path=root_path,
         )
+        return launch(session, options)
 
 
 @app.command()

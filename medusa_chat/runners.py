@@ -6,7 +6,10 @@ interpreter and a crash of the model ends the worker, not the app. Never imports
 
 import multiprocessing
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from medusa_chat.decoding.events import Event
@@ -16,12 +19,20 @@ from medusa_chat.messages import LoadPhase, LoadRequest, Prompt
 
 
 class Runner(Protocol):
-    """Where the model lives. One call of load or reply at a time; stop from any thread."""
+    """Where the model lives. One call of load or reply at a time; stop from any thread.
+
+    on_gone is called, from any thread, when the model's process ends by itself; only a runner
+    that calls it is asked `gone`: why the process is no more, None while it lives.
+    """
+
+    on_gone: Callable[[], None] | None
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]: ...
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
+    def gone(self) -> "WorkerGone | None": ...
+    def memory(self) -> int | None: ...
 
 
 class WorkerGone(MedusaChatError):
@@ -30,6 +41,8 @@ class WorkerGone(MedusaChatError):
 
 class InProcess:
     """The model in this process."""
+
+    on_gone: Callable[[], None] | None = None
 
     def __init__(self) -> None:
         self._loaded: Any = None
@@ -55,9 +68,17 @@ class InProcess:
     def close(self) -> None:
         self._loaded = None
 
+    def gone(self) -> WorkerGone | None:
+        return None
+
+    def memory(self) -> int | None:
+        return None
+
 
 class Child:
-    """The model in a process of its own, started at once and restarted after a crash."""
+    """The model in a process of its own, started at once; load starts a new one after its end."""
+
+    on_gone: Callable[[], None] | None = None
 
     def __init__(self) -> None:
         self._sending = threading.Lock()  # a message may be more than one write
@@ -78,9 +99,16 @@ class Child:
             self._pipe, self._process = pipe, process
             if self._is_closed:
                 process.kill()
+        threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+
+    def _watch(self, process: BaseProcess) -> None:
+        """Sleep until the process ends; say so, unless it was to end or has a successor."""
+        wait([process.sentinel])
+        if process is self._process and not self._is_closed and self.on_gone is not None:
+            self.on_gone()
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
-        if not self._process.is_alive() and not self._is_closed:
+        if self.gone() and not self._is_closed:
             self._start()
         yield from self._call("load", request)
 
@@ -102,9 +130,8 @@ class Child:
                 yield value
         except (EOFError, OSError) as error:
             is_over = True
-            self._process.join(1)
-            code = self._process.exitcode
-            raise WorkerGone(f"the model's process ended (exit code {code})") from error
+            wait([self._process.sentinel], 1)
+            raise WorkerGone(f"the model's process ended ({_end_of(self._process)})") from error
         finally:
             if not is_over:  # closed before its end: nothing of it may reach the next request
                 self._drain()
@@ -133,6 +160,21 @@ class Child:
         """Process id of the worker."""
         return self._process.pid
 
+    def gone(self) -> WorkerGone | None:
+        process = self._process
+        if not wait([process.sentinel], 0):
+            return None
+        return WorkerGone(f"the model's process ended ({_end_of(process)})")
+
+    def memory(self) -> int | None:
+        """Bytes of main memory the worker holds now; None where that cannot be read."""
+        import psutil
+
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
+            return None
+
     def close(self) -> None:
         with self._sending:
             self._is_closed = True
@@ -140,3 +182,13 @@ class Child:
         process.kill()
         process.join(5)
         self._pipe.close()
+
+
+def _end_of(process: BaseProcess) -> str:
+    """How a process ended. Another thread may be reading the code just now: asked again."""
+    for _ in range(50):
+        code = process.exitcode
+        if code is not None:
+            return f"signal {-code}" if code < 0 else f"exit code {code}"
+        time.sleep(0.01)
+    return "without an exit code"

@@ -6,6 +6,7 @@ own. This module never imports torch.
 
 import os
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Iterator
@@ -18,6 +19,12 @@ from medusa_chat.errors import MedusaChatError, ModelError
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt
 from medusa_chat.runners import Runner, WorkerGone
 
+MAX_DEATHS = 3  # of the worker in a row: then restarting is left to the user
+STEADY_SECONDS = 60.0  # a worker that was ready for so long has broken the row
+REMEDY = (
+    "Send a message to try again; if it ends again, choose a smaller model or --max-context, "
+    "or close other programs."
+)
 NO_STATS = Stats(0, 0, None, 0.0, 0.0, None)
 
 
@@ -42,7 +49,8 @@ class Job:
 
 @dataclass(frozen=True)
 class ModelState:
-    """What the page shows of the model. status "failed": message says why and what to do."""
+    """What the page shows of the model. message: why it "failed" and what to do; why it is
+    "loading" when the worker's end is the reason."""
 
     status: Literal["empty", "loading", "ready", "failed"] = "empty"
     phase: str = ""
@@ -57,21 +65,27 @@ class Session:
         self.runner = runner
         self.state = ModelState()
         self._request: LoadRequest | None = None
-        self._lost: LoadRequest | None = None  # a load that took the worker with it
+        self._lost: LoadRequest | None = None  # a load that was given up
+        self._deaths = 0  # of the worker in a row
+        self._ready_at = 0.0
+        self._is_suspect = False  # the worker may be gone: to be asked
         self._jobs: deque[Job | LoadRequest] = deque()
         self._running: Job | None = None
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread: threading.Thread | None = None
+        runner.on_gone = self._suspect
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
         """Load at once, in this thread; raises what the worker refuses."""
         self._request = request
-        self.state = ModelState("loading", "start")
+        why = self.state.message if self.state.status == "loading" else ""
+        self.state = ModelState("loading", "restart" if why else "start", why)
         try:
             for phase in self.runner.load(request):
-                self.state = ModelState("loading", phase.name)
+                self.state = ModelState("loading", phase.name, why)
                 if phase.model is not None:
+                    self._ready_at = time.monotonic()
                     self.state = ModelState("ready", model=phase.model)
                 yield phase
         except MedusaChatError as error:
@@ -136,10 +150,13 @@ class Session:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._jobs and not self._is_closed:
+                while not (self._jobs or self._is_suspect or self._is_closed):
                     self._changed.wait()
                 if self._is_closed:
                     return
+                if self._is_suspect:
+                    self._look()
+                    continue
                 job = self._jobs.popleft()
                 self._running = job if isinstance(job, Job) else None
             if isinstance(job, LoadRequest):
@@ -154,9 +171,7 @@ class Session:
             for _ in self.load(request):
                 pass
         except WorkerGone as error:
-            self._lost = request
-            message = f"{error} while loading: send again to retry, or choose a smaller model"
-            self.state = ModelState("failed", message=message)
+            self._restart(error)
         except Exception as error:  # shown on the page: the app itself goes on
             self.state = ModelState("failed", message=_sentence(error))
 
@@ -164,7 +179,9 @@ class Session:
         job.state = "running"
         if self._lost is not None:
             request, self._lost = self._lost, None
+            self._deaths = MAX_DEATHS - 1  # one attempt, then this job says why
             self._load_quietly(request)
+            self._deaths = 0
         try:
             if self.state.status != "ready":
                 raise ModelError(self.state.message or "no model is loaded: load one first")
@@ -175,16 +192,38 @@ class Session:
         except Exception as error:  # shown on the page: the next job still runs
             job.error = _sentence(error)
             if isinstance(error, WorkerGone):
-                self._restart()
+                self._deaths = 0  # this request ended it, and the next one is another
+                self._restart(error)
         finally:
             job.end()
 
-    def _restart(self) -> None:
-        """Load the model again, before any job that waits."""
+    def _suspect(self) -> None:
+        """Wake the session's thread, from any thread, to look whether the worker is gone."""
         with self._changed:
-            if self._request is not None and not self._is_closed:
-                self.state = ModelState("loading", "restart")
+            self._is_suspect = True
+            self._changed.notify_all()
+
+    def _look(self) -> None:
+        """Restart a worker that ended while it was idle."""
+        self._is_suspect = False
+        error = self.runner.gone()
+        if error is not None and self.state.status == "ready":
+            self._restart(error)
+
+    def _restart(self, error: WorkerGone) -> None:
+        """Load the model again, before any job that waits; give up where that cannot help."""
+        with self._changed:
+            if self._request is None or self._is_closed:
+                return
+            if self.state.status == "ready" and time.monotonic() > self._ready_at + STEADY_SECONDS:
+                self._deaths = 0
+            self._deaths += 1
+            if self._deaths < MAX_DEATHS:
+                self.state = ModelState("loading", "restart", str(error))
                 self._jobs.appendleft(self._request)
+                return
+            self._deaths, self._lost = 0, self._request
+            self.state = ModelState("failed", message=f"{error}, again and again. {REMEDY}")
 
 
 def _sentence(error: Exception) -> str:

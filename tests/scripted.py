@@ -90,6 +90,12 @@ class ScriptedRunner:
     def close(self) -> None:
         self._stop.set()
 
+    def gone(self) -> None:
+        return None
+
+    def memory(self) -> int | None:
+        return 256 * 2**20
+
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
         self._stop.clear()
         self.prompts.append(prompt)

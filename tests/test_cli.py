@@ -355,12 +355,13 @@ def page(monkeypatch: pytest.MonkeyPatch, code: int = 0) -> dict[str, Any]:
     """What the page is opened with."""
     opened: dict[str, Any] = {}
 
-    def launch(session: Any, **options: Any) -> int:
+    def launch(session: Any, options: dict[str, Any]) -> int:
         opened.update(options, session=session)
         return code
 
     module = types.ModuleType("medusa_chat.ui.app")
     module.launch = launch  # type: ignore[attr-defined]
+    module.PageOptions = dict  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "medusa_chat.ui.app", module)
     return opened
 

@@ -49,10 +49,10 @@ def scripted_session() -> Session:
 @pytest.fixture(scope="module", params=[scripted_session])
 def served(request) -> Iterator[Served]:
     _browser_or_skip()
-    from medusa_chat.ui.app import open_page
+    from medusa_chat.ui.app import PageOptions, open_page
 
     session = request.param()
-    page = open_page(session, trees=("chain",))
+    page = open_page(session, PageOptions(trees=("chain",)))
     runner = session.runner if isinstance(session.runner, ScriptedRunner) else None
     yield Served(page.url, session, runner)
     page.close()

@@ -33,6 +33,13 @@ WATCH = """() => {
     .observe(at, {childList: true, characterData: true, subtree: true});
 }"""
 
+# What the status says, word for word, however short it stays.
+WATCH_STATUS = """() => {
+  window.said = [];
+  const at = document.querySelector('.status-line .sentence');
+  new MutationObserver(() => window.said.push(at.textContent)).observe(at, {childList: true});
+}"""
+
 
 class Recording(Session):
     """A session that remembers the jobs it was given."""
@@ -49,11 +56,11 @@ class Recording(Session):
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     _browser_or_skip()
-    from medusa_chat.ui.app import open_page
+    from medusa_chat.ui.app import PageOptions, open_page
 
     session = Recording()
     session.submit_load(LoadRequest("demo", device="cpu"))
-    page = open_page(session, trees=("sparse-16", "mc_sim_7b_63"))
+    page = open_page(session, PageOptions(trees=("sparse-16", "mc_sim_7b_63")))
     yield Served(page.url, session, None)
     page.close()
     session.close()
@@ -125,13 +132,17 @@ def test_a_prompt_over_the_context_is_one_line_and_stays_in_the_box(served, tab)
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills by signal")
 def test_a_dead_worker_is_said_and_replaced(served, tab):
-    os.kill(served.session.runner.pid, signal.SIGKILL)
     send(tab, "hello")
-    tab.wait_for_function("document.querySelector('.live-error').textContent.includes('restarted')")
+    wait_end(tab)
+    turns = tab.locator("#history .bot").count()
+    tab.evaluate(WATCH_STATUS)
+    os.kill(served.session.runner.pid, signal.SIGKILL)
+    tab.wait_for_function("window.said.some(text => text.includes('signal 9): restarting'))")
     tab.wait_for_selector('.status-line[data-status="ready"]', timeout=60_000)
-    tab.fill("#box textarea", "hello again")
-    tab.click("#send")
-    tab.wait_for_function("document.querySelectorAll('#history .bot').length > 0", timeout=30_000)
+    assert tab.locator("#history .bot").count() == turns
+    send(tab, "hello again")
+    wait_end(tab)
+    assert tab.locator("#history .bot").count() == turns + 1
 
 
 PAGE_PROCESS = """

@@ -6,12 +6,13 @@ import time
 
 import pytest
 from checkpoints import write_checkpoint
+from scripted import ScriptedRunner
 
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
-from medusa_chat.messages import LoadRequest
-from medusa_chat.runners import Child, InProcess
+from medusa_chat.messages import LoadPhase, LoadRequest
+from medusa_chat.runners import Child, InProcess, WorkerGone
 from medusa_chat.session import Session
 
 SETTINGS = GenerationSettings(max_new_tokens=12, seed=1)
@@ -78,6 +79,74 @@ def test_a_killed_worker_is_restarted_and_waiting_jobs_still_run(child):
     assert "restarted" in first.error
     assert second.done.wait(90) and not second.error, second.error
     assert second.trace[-1].reason == "length"
+
+
+def is_ready(session):
+    return session.state.status == "ready"
+
+
+def test_a_worker_killed_while_idle_is_noticed_within_a_second_and_replaced(child):
+    wait_for(lambda: is_ready(child))
+    pid = child.runner.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not is_ready(child), seconds=1)
+    assert child.state.status == "loading" and "signal 9" in child.state.message
+    wait_for(lambda: is_ready(child))
+    assert child.runner.pid != pid
+    job = child.submit("hello", SETTINGS)
+    assert job.done.wait(60) and not job.error
+
+
+def test_a_worker_killed_while_loading_is_replaced_and_waiting_jobs_still_run(child):
+    job = child.submit("hello", SETTINGS)
+    os.kill(child.runner.pid, signal.SIGKILL)
+    wait_for(lambda: "signal 9" in child.state.message, seconds=5)
+    assert child.state.status == "loading"
+    assert job.done.wait(90) and not job.error, job.error
+
+
+class Dying:
+    """A runner whose loads end the worker, until it is told to live."""
+
+    on_gone = None
+
+    def __init__(self):
+        self.loads, self.lives = 0, False
+
+    def load(self, request):
+        self.loads += 1
+        yield LoadPhase("read")
+        if not self.lives:
+            raise WorkerGone("the model's process ended (signal 9)")
+        yield LoadPhase("ready", ScriptedRunner().model)
+
+    def reply(self, prompt, settings):
+        yield from ScriptedRunner(delay=0, prefill=0, steps=2).reply(prompt, settings)
+
+    def gone(self):
+        return None if self.lives else WorkerGone("the model's process ended (signal 9)")
+
+    def stop(self): ...
+    def close(self): ...
+
+
+def test_a_worker_that_keeps_ending_is_not_restarted_for_ever():
+    session = Session(Dying())
+    session.submit_load(LoadRequest())
+    wait_for(lambda: session.state.status == "failed")
+    assert session.runner.loads == 3
+    assert "signal 9" in session.state.message and "--max-context" in session.state.message
+    job = session.submit("hello", SETTINGS)
+    assert job.done.wait(10) and "again and again" in job.error
+    assert session.runner.loads == 4 and session.state.status == "failed"
+    session.runner.lives = True
+    job = session.submit("hello", SETTINGS)
+    assert job.done.wait(10) and not job.error
+    session.runner.lives = False
+    session.runner.on_gone()  # while idle: the row begins again
+    wait_for(lambda: session.state.status == "failed")
+    assert session.runner.loads == 7
+    session.close()
 
 
 def test_a_failed_load_says_why_and_refuses_jobs(child):

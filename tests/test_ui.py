@@ -23,7 +23,9 @@ from medusa_chat.ui.answer import Answer, shown
 from medusa_chat.ui.desk import Chat, Desk
 from medusa_chat.ui.inputs import MAX_CHARACTERS, checked
 from medusa_chat.ui.panel import figures, panel_line
+from medusa_chat.ui.share import Share
 from medusa_chat.ui.tree_view import margin, printable, states, step_view, to_line
+from medusa_chat.ui.tunnel import Entrance, ShareError, Tunnel
 
 TREES = ("chain", "full")
 
@@ -335,7 +337,9 @@ def test_epsilon_and_delta_are_off_where_they_do_nothing(desk):
 def test_the_page_never_imports_torch():
     code = (
         "import sys, medusa_chat.ui.app as a; from medusa_chat.session import Session;"
-        "from scripted import ScriptedRunner; a.build_app(Session(ScriptedRunner()), ['chain']);"
+        "from scripted import ScriptedRunner; "
+        "from medusa_chat.ui.share import Share;"
+        "a.build_app(Session(ScriptedRunner()), ['chain'], Share(lambda: 0));"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     here = Path(__file__).parent
@@ -356,21 +360,21 @@ def test_a_taken_port_is_one_clear_line():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(PortInUseError, match=f"port {port} is in use"):
-            page.open_page(Session(ScriptedRunner()), port=port)
+            page.open_page(Session(ScriptedRunner()), page.PageOptions(port=port))
 
 
-def test_what_strangers_can_reach_has_a_password_and_the_guard(monkeypatch):
-    monkeypatch.setattr("gradio.networking.setup_tunnel", _no_internet)
-    opened = page.open_page(Session(ScriptedRunner()), share=True)
+def test_what_strangers_can_reach_has_a_password_and_the_guard():
+    opened = page.open_page(Session(ScriptedRunner()), page.PageOptions(host="0.0.0.0"))
     try:
-        assert opened.share_url is None and len(opened.auth[1]) >= 22
-        config, url = f"{opened.url}config", opened.url
+        assert len(opened.auth[1]) >= 22
+        url = f"http://127.0.0.1:{opened.blocks.server_port}/"
+        config = f"{url}config"
         assert httpx.get(config).status_code == 401
         login = httpx.post(f"{url}login", data=login_form(opened.auth))
         assert login.status_code == 200
         assert httpx.get(config, cookies=login.cookies).status_code == 200
         assert httpx.get(url, headers={"host": "evil.com"}).status_code == 403
-        assert httpx.get(url, headers={"host": "x.gradio.live"}).status_code == 200
+        assert httpx.get(url, headers={"host": "x.gradio.live"}).status_code == 403
         crossing = {"origin": "https://evil.com"}
         assert httpx.post(f"{url}login", headers=crossing).status_code == 403
         assert httpx.post(f"{url}gradio_api/upload", content=b"x" * 5_000_000).status_code == 413
@@ -378,12 +382,31 @@ def test_what_strangers_can_reach_has_a_password_and_the_guard(monkeypatch):
         opened.close()
 
 
+def test_share_at_the_start_makes_a_link_or_says_why_not(monkeypatch):
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    def offline(port: int) -> None:
+        raise ShareError("No internet: the link could not be made.")
+
+    thread = SimpleNamespace(is_alive=lambda: True, join=interrupted)
+    server = SimpleNamespace(thread=thread)
+    blocks = SimpleNamespace(server=server, close=lambda verbose: None)
+    for tunnel, line in (
+        (offline, "not shared: No internet: the link could not be made."),
+        (lambda port: Tunnel("https://a.gradio.live", lambda: None), "shared at https://a.gradio"),
+    ):
+        share = Share(lambda: 7, tunnel)
+        opened = page.Page(blocks, "http://127.0.0.1:7860/", None, share, Entrance())
+        monkeypatch.setattr(page, "open_page", lambda session, options, opened=opened: opened)
+        lines = []
+        assert page.launch(Session(ScriptedRunner()), page.PageOptions(share=True), lines.append)
+        assert len(lines) == 2 and lines[1].startswith(line)
+        assert share.link is None  # closed with the page
+
+
 def login_form(auth: tuple[str, str]) -> dict[str, str]:
     return {"username": auth[0], "password": auth[1]}
-
-
-def _no_internet(**_: object) -> str:
-    raise OSError("no route")
 
 
 def test_launch_tells_where_and_ends_with_ctrl_c(monkeypatch):
@@ -392,18 +415,19 @@ def test_launch_tells_where_and_ends_with_ctrl_c(monkeypatch):
 
     thread = SimpleNamespace(is_alive=lambda: True, join=interrupted)
     blocks = SimpleNamespace(server=SimpleNamespace(thread=thread), close=lambda verbose: None)
-    opened = page.Page(blocks, "http://127.0.0.1:7860/", None, None)
-    monkeypatch.setattr(page, "open_page", lambda session, **_: opened)
+    share = Share(lambda: 7)
+    opened = page.Page(blocks, "http://127.0.0.1:7860/", None, share, Entrance())
+    monkeypatch.setattr(page, "open_page", lambda session, options: opened)
     lines = []
-    assert page.launch(Session(ScriptedRunner()), tell=lines.append) == 130
+    assert page.launch(Session(ScriptedRunner()), page.PageOptions(), lines.append) == 130
     assert lines == ["medusa-chat is open at http://127.0.0.1:7860/ (Ctrl-C ends it)"]
 
 
 def test_greeting_says_what_the_user_must_know():
-    opened = page.Page(None, "http://127.0.0.1:7860/", None, ("medusa", "secret"))
-    lines = page.greeting(opened, share=True, was_generated=True)
-    assert "no internet: not shared" in lines and "user medusa, password secret" in lines
-    assert "secret" not in " ".join(page.greeting(opened, share=True, was_generated=False))
+    auth = ("medusa", "secret")
+    opened = page.Page(None, "http://127.0.0.1:7860/", auth, Share(lambda: 7), Entrance())
+    assert "user medusa, password secret" in page.greeting(opened, was_generated=True)
+    assert "secret" not in " ".join(page.greeting(opened, was_generated=False))
 
 
 def test_best_tree_has_the_nodes_asked_for():

@@ -1,6 +1,17 @@
-// The line at the top: model facts as chips, or one sentence. Text goes in by textContent only.
+// The line at the top: model facts as chips, or one sentence. Text goes in by textContent only,
+// and only what changed is touched: an open list stays open, a screen reader hears sentences only.
 const root = element.querySelector(".status-block") || element;
+const bar = make("div", "status-line");
+const sentence = make("span", "sentence");
+const facts = make("dl", "facts");
+const notes = make("details", "notes");
+const list = make("ul", "");
+sentence.setAttribute("role", "status");
+notes.append(make("summary", "", "why"), list);
+bar.append(make("span", "dot"), sentence, facts, notes);
+root.replaceChildren(bar);
 let seen = null;
+let listed = "";
 
 function make(tag, name, text) {
   const node = document.createElement(tag);
@@ -9,35 +20,57 @@ function make(tag, name, text) {
   return node;
 }
 
-function draw() {
-  const value = props.value || "";
-  if (value === seen) return;
-  seen = value;
-  if (!value) return;
-  const line = JSON.parse(value);
-  const wasOpen = Boolean(root.querySelector("details[open]"));
-  const bar = make("div", "status-line");
-  bar.dataset.status = line.status;
-  bar.setAttribute("role", "status");
-  bar.append(make("span", "brand", "medusa-chat"), make("span", "dot"));
-  if (line.text) bar.append(make("span", "sentence", line.text));
-  for (const [label, text, title] of line.facts) {
-    const fact = make("span", "fact");
-    fact.append(make("span", "label", label), make("span", "what", text));
-    if (title) fact.title = title;
-    bar.append(fact);
-  }
-  if (line.notes.length) {
-    const notes = make("details", "notes");
-    notes.open = wasOpen;
-    notes.append(make("summary", "", "why"));
-    const list = make("ul", "");
-    for (const note of line.notes) list.append(make("li", "", note));
-    notes.append(list);
-    bar.append(notes);
-  }
-  root.replaceChildren(bar);
+function set(node, text) {
+  if (node.textContent !== text) node.textContent = text;
 }
 
+function drawFacts(all) {
+  while (facts.children.length > all.length) facts.lastChild.remove();
+  all.forEach(([label, text, title], place) => {
+    let fact = facts.children[place];
+    if (!fact) {
+      fact = make("div", "fact");
+      fact.append(make("dt", "label"), make("dd", "what"));
+      facts.append(fact);
+    }
+    fact.dataset.fact = label;
+    if (fact.title !== title) fact.title = title;
+    set(fact.firstChild, label);
+    set(fact.lastChild, text);
+  });
+}
+
+function drawNotes(line) {
+  const titled = line.facts.filter(([, , title]) => title);
+  const all = [...titled.map(([label, text, title]) => `${label} ${text}: ${title}`), ...line.notes];
+  notes.hidden = !line.notes.length;
+  if (all.join("\n") === listed) return;
+  listed = all.join("\n");
+  list.replaceChildren(...all.map((note) => make("li", "", note)));
+}
+
+function draw() {
+  const value = props.value || "";
+  if (!value || value === seen) return;
+  seen = value;
+  const line = JSON.parse(value);
+  bar.dataset.status = line.status;
+  set(sentence, line.text);
+  bar.classList.toggle("has-part", line.part !== null);
+  if (line.part !== null) bar.style.setProperty("--part", line.part);
+  drawFacts(line.facts);
+  drawNotes(line);
+}
+
+// A click or Esc elsewhere closes the list.
+document.addEventListener("click", (event) => {
+  if (notes.open && !notes.contains(event.target)) notes.open = false;
+});
+notes.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !notes.open) return;
+  event.stopPropagation();
+  notes.open = false;
+  notes.firstChild.focus();
+});
 watch("value", draw);
 draw();

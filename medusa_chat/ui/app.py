@@ -5,7 +5,8 @@ import io
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,11 +18,15 @@ from medusa_chat.errors import PortInUseError, UsageError
 from medusa_chat.paths import asset
 from medusa_chat.session import Session
 from medusa_chat.ui.chat import build_chat
-from medusa_chat.ui.guard import Guard
-from medusa_chat.ui.status import build_status
+from medusa_chat.ui.door import Door
+from medusa_chat.ui.guard import GUEST, Guard
+from medusa_chat.ui.header import build_header
+from medusa_chat.ui.share import Share
+from medusa_chat.ui.shell import Shell
 from medusa_chat.ui.theme import theme
+from medusa_chat.ui.tunnel import Entrance, ShareError
 
-STYLES = ("page.css", "chat.css", "tree.css")
+STYLES = ("page.css", "share.css", "chat.css", "tree.css")
 FIRST_PORT, LAST_PORT = 7860, 7959
 EVERYWHERE = ("0.0.0.0", "::")
 USER = "medusa"
@@ -30,24 +35,41 @@ Auth = tuple[str, str]
 
 
 @dataclass(frozen=True)
+class PageOptions:
+    """How the page is opened. trees: names of tree presets offered beside "auto". port: None is
+    the first free one. root_path: a path or a whole address, where a proxy in front has it."""
+
+    trees: Sequence[str] = ()
+    host: str = "127.0.0.1"
+    port: int | None = None
+    share: bool = False
+    auth: Auth | None = None
+    open_browser: bool = False
+    root_path: str = ""
+
+
+@dataclass(frozen=True)
 class Page:
-    """An open page. share_url: None when it is not shared. auth: what opens it, None if nothing."""
+    """An open page. auth: what opens it from elsewhere than its own machine, None if nothing."""
 
     blocks: gr.Blocks
     url: str
-    share_url: str | None
     auth: Auth | None
+    share: Share
+    entrance: Entrance
 
     def close(self) -> None:
-        """End the server; the session stays with its owner."""
+        """End the link and the server; the session stays with its owner."""
+        self.share.stop()
+        self.entrance.close()
         with contextlib.redirect_stdout(io.StringIO()):
             self.blocks.close(verbose=False)
 
 
-def build_app(session: Session, trees: Sequence[str]) -> gr.Blocks:
+def build_app(session: Session, trees: Sequence[str], share: Share) -> gr.Blocks:
     """The page over a session. trees: names of tree presets offered beside "auto"."""
     with gr.Blocks(title="medusa-chat", analytics_enabled=False, fill_width=True) as blocks:
-        build_status(session)
+        build_header(session, share)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat"):
                 build_chat(session, trees)
@@ -55,36 +77,20 @@ def build_app(session: Session, trees: Sequence[str]) -> gr.Blocks:
     return page
 
 
-def launch(
-    session: Session,
-    *,
-    trees: Sequence[str] = (),
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    share: bool = False,
-    auth: Auth | None = None,
-    open_browser: bool = True,
-    root_path: str | None = None,
-    tell: Callable[[str], None] = print,
-) -> int:
+def launch(session: Session, options: PageOptions, tell: Callable[[str], None] = print) -> int:
     """Open the page and serve it until Ctrl-C; returns the exit code.
 
     tell gets each line the user must see: the address, a generated password, a share that failed.
     Raises PortInUseError for an explicit port that is taken, UsageError for what cannot be opened.
     """
-    page = open_page(
-        session,
-        trees=trees,
-        host=host,
-        port=port,
-        share=share,
-        auth=auth,
-        open_browser=open_browser,
-        root_path=root_path,
-    )
-    for line in greeting(page, share=share, was_generated=auth is None):
+    page = open_page(session, options)
+    for line in greeting(page, was_generated=options.auth is None):
         tell(line)
     try:
+        if options.share:
+            page.share.begin().join()
+            for line in share_lines(page.share):
+                tell(line)
         while page.blocks.server.thread.is_alive():
             page.blocks.server.thread.join(1)  # without a limit Windows would not see Ctrl-C
     except KeyboardInterrupt:
@@ -94,63 +100,76 @@ def launch(
     return 0
 
 
-def open_page(
-    session: Session,
-    *,
-    trees: Sequence[str] = (),
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    share: bool = False,
-    auth: Auth | None = None,
-    open_browser: bool = False,
-    root_path: str | None = None,
-) -> Page:
+def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     """Open the page and return; what others can reach never opens without a password."""
-    host, root_path = host.strip("[]"), root_path or ""
-    if auth is None and (share or not _is_local(host)):
+    host, root_path = options.host.strip("[]"), options.root_path or ""
+    proxy = urlsplit(root_path).netloc
+    auth = options.auth
+    if auth is None and not _is_local(host):
         auth = (USER, secrets.token_urlsafe(16))
     if auth is not None and not all(auth):
         raise UsageError("--auth needs a user and a password: USER:PASSWORD")
-    blocks = build_app(session, trees)
-    proxy = urlsplit(root_path).netloc
+    entrance = Entrance()
+    share = Share(_not_behind_an_address if proxy else entrance.open)
+    blocks = build_app(session, options.trees, share)
     guard = Middleware(
         Guard,
         hosts=[host, *_own_names(host)],
-        allow_share=share,
         allow_addresses=host in EVERYWHERE,
         origins=[proxy] if proxy else [],
     )
+
+    shell = Middleware(Shell, prefix=urlsplit(root_path).path)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        token = secrets.token_urlsafe(32)
+        app.tokens[token] = GUEST
+        ticket = f"access-token-{app.cookie_id}={token}" if auth else ""
+        entrance.attach(Door(app, share, root_path=urlsplit(root_path).path, ticket=ticket))
+        yield
+
     quiet = io.StringIO()  # Gradio prints to stdout, which is for results
-    with contextlib.redirect_stdout(quiet), _port_errors(port):
-        _, url, share_url = blocks.launch(
+    with contextlib.redirect_stdout(quiet), _port_errors(options.port):
+        _, url, _ = blocks.launch(
             server_name=f"[{host}]" if ":" in host else host,
-            server_port=_port(host, port),
-            share=share,
+            server_port=_port(host, options.port),
+            share=False,
             auth=auth,
-            inbrowser=open_browser,
+            inbrowser=options.open_browser,
             root_path=root_path,
-            app_kwargs={"middleware": [guard]},
+            app_kwargs={"middleware": [guard, shell], "lifespan": lifespan},
             **_looks(),
             **_refusals(),
         )
-    return Page(blocks, url, share_url, auth)
+    return Page(blocks, url, auth, share, entrance)
 
 
-def greeting(page: Page, *, share: bool, was_generated: bool) -> list[str]:
+def greeting(page: Page, *, was_generated: bool) -> list[str]:
     """The lines a user must see once the page is open."""
     lines = [f"medusa-chat is open at {page.url} (Ctrl-C ends it)"]
-    if share and page.share_url:
-        lines.append(f"shared at {page.share_url} for up to a week")
-    elif share:
-        lines.append("no internet: not shared")
     if page.auth and was_generated:
         lines.append(f"user {page.auth[0]}, password {page.auth[1]}")
     return lines
 
 
+def share_lines(share: Share) -> list[str]:
+    """The lines a user must see once a link was asked for."""
+    link = share.state.link
+    if link is None:
+        return [f"not shared: {share.state.message}"]
+    until = time.strftime("%A %H:%M", time.localtime(link.expires))
+    return [f"shared at {link.url} until {until}, password {link.password}"]
+
+
+def _not_behind_an_address() -> int:
+    raise ShareError("Sharing needs a --root-path that is a path, like /chat, not an address.")
+
+
 def _looks() -> dict[str, Any]:
     styles = [asset("css", name).read_text(encoding="utf-8") for name in STYLES]
-    return {"theme": theme(), "css": "\n".join(styles), "footer_links": []}
+    icon = str(asset("icons", "medusa.svg"))
+    return {"theme": theme(), "css": "\n".join(styles), "footer_links": [], "favicon_path": icon}
 
 
 def _refusals() -> dict[str, Any]:

@@ -2,12 +2,17 @@
 
 import ipaddress
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from medusa_chat.ui.throttle import SLOW_DOWN, Throttle
+
+GUEST = "medusa_chat.guest"  # the door's mark in a request's scope; its user name for Gradio
+GUEST_HEADER = "x-medusa-guest"  # the same mark where only headers arrive
 MAX_BODY = 4 * 1024 * 1024
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 READING = ("GET", "HEAD", "OPTIONS")
@@ -31,11 +36,12 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that answers 403 and 413 before Gradio sees a request.
+    """ASGI middleware that answers 403, 413 and 429 before Gradio sees a request.
 
-    hosts: names allowed in Host beside the local ones, without a port. allow_share: let in
-    *.gradio.live. allow_addresses: let in every bare IP address, which no page can rebind; for a
-    server that listens on all interfaces. origins: hosts of a proxy in front, allowed in Origin.
+    hosts: names allowed in Host beside the local ones, without a port. allow_addresses: let in
+    every bare IP address, which no page can rebind; for a server that listens on all interfaces.
+    origins: hosts of a proxy in front, allowed in Origin. Guests of a shared link come through
+    the door, which has checked their Host.
     """
 
     def __init__(
@@ -43,7 +49,6 @@ class Guard:
         app: ASGIApp,
         hosts: Iterable[str] = (),
         *,
-        allow_share: bool = False,
         allow_addresses: bool = False,
         origins: Iterable[str] = (),
         max_body: int = MAX_BODY,
@@ -52,9 +57,9 @@ class Guard:
         self.origins = {origin.lower() for origin in origins}
         named = {name_of(origin) for origin in self.origins}
         self.hosts = {*LOCAL_HOSTS, *(host.lower().strip("[]") for host in hosts), *named}
-        self.allow_share = allow_share
         self.allow_addresses = allow_addresses
         self.max_body = max_body
+        self.throttle = Throttle()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -62,15 +67,20 @@ class Guard:
         elif reason := self.refusal(scope):
             await self._refuse(scope, receive, send, 403, reason)
         elif scope["type"] == "websocket" or scope["method"] in READING:
-            await self.app(scope, receive, _with_headers(send))
-        else:
+            await self.app(scope, receive, with_headers(send))
+        elif not scope["path"].rstrip("/").endswith("/login"):
             await self._with_body(scope, receive, send)
+        elif self.throttle.is_shut(address := (scope.get("client") or ("",))[0]):
+            await self._refuse(scope, receive, send, 429, SLOW_DOWN)
+        else:
+            await self._with_body(scope, receive, self._counting(address, send))
 
     def refusal(self, scope: Scope) -> str:
         """Why a request may not pass; empty when it may."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if len(headers.getlist("host")) != 1 or not self.knows(name_of(host)):
+        is_known = GUEST in scope or self.knows(name_of(host))
+        if len(headers.getlist("host")) != 1 or not is_known:
             return "this host name is not allowed: open the address medusa-chat printed"
         if scope["type"] == "http" and scope["method"] in READING:
             return ""
@@ -86,9 +96,18 @@ class Guard:
 
     def knows(self, name: str) -> bool:
         """Whether a Host header may carry this name."""
-        if name in self.hosts or (self.allow_share and name.endswith(".gradio.live")):
-            return True
-        return self.allow_addresses and _is_address(name)
+        return name in self.hosts or (self.allow_addresses and _is_address(name))
+
+    def _counting(self, address: str, send: Send) -> Send:
+        """Count a login until it succeeds: Gradio itself lets everybody try for ever."""
+        self.throttle.count(address)
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                self.throttle.forgive(address)
+            await send(message)
+
+        return sending
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body, counting what really arrives, then hand it on."""
@@ -108,7 +127,7 @@ class Guard:
         async def replay() -> Message:
             return messages.pop(0) if messages else await receive()
 
-        await self.app(scope, replay, _with_headers(send))
+        await self.app(scope, replay, with_headers(send))
 
     async def _refuse(
         self, scope: Scope, receive: Receive, send: Send, status: int, reason: str
@@ -117,7 +136,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008, "reason": reason})
         else:
             answer = PlainTextResponse(reason, status, headers={"Connection": "close"})
-            await answer(scope, receive, _with_headers(send))
+            await answer(scope, receive, with_headers(send))
 
 
 def name_of(host: str) -> str:
@@ -136,7 +155,14 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _with_headers(send: Send) -> Send:
+def is_guest(request: Any) -> bool:
+    """Whether an event (gr.Request) comes from a guest of a shared link."""
+    return GUEST_HEADER in request.headers or request.username == GUEST
+
+
+def with_headers(send: Send) -> Send:
+    """The answer with our security headers."""
+
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)

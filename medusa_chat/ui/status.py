@@ -2,11 +2,8 @@
 
 from typing import Any
 
-import gradio as gr
-
 from medusa_chat.messages import ModelInfo
-from medusa_chat.session import ModelState, Session
-from medusa_chat.ui.drawn import AT_ONCE, drawn
+from medusa_chat.session import ModelState
 from medusa_chat.ui.tree_view import to_line
 
 PHASES = {
@@ -17,21 +14,33 @@ PHASES = {
     "check": "checking weights",
     "warm up": "warming up",
 }
+PARTS = {"resolve": 0.1, "read": 0.2, "check": 0.7, "warm up": 0.9}  # of the time, about
+FOR_GUESTS = "The model could not be loaded here. Ask the person who shared this page."
 
 
-def build_status(session: Session) -> None:
-    """Put the line at the top of the gr.Blocks that is open; it looks again every second."""
-    line = drawn("status", status_line(session.state))
-    gr.Timer(1.0).tick(lambda: status_line(session.state), None, [line], **AT_ONCE)
+def status_line(state: ModelState, memory: int | None = None, is_guest: bool = False) -> str:
+    """JSON: facts of the loaded model with the reasons behind them, else one sentence.
 
-
-def status_line(state: ModelState) -> str:
-    """JSON: facts of the loaded model with the reasons behind them, else one sentence."""
-    line: dict[str, Any] = {"status": state.status, "text": "", "facts": [], "notes": []}
+    part: how far loading is, 0 to 1. memory: bytes the model's process holds. A guest is told
+    which model answers, nothing of the machine's folders.
+    """
+    line: dict[str, Any] = {
+        "status": state.status,
+        "text": "",
+        "part": None,
+        "facts": [],
+        "notes": [],
+    }
     if state.model is not None:
-        line |= _facts(state.model)
+        line |= _facts(state.model, memory)
+        if is_guest:
+            line |= {"notes": [], "facts": [[*fact[:2], ""] for fact in line["facts"]]}
+            line["facts"][0][1] = state.model.name.replace("\\", "/").rpartition("/")[2]
     elif state.status == "loading":
-        line["text"] = f"Loading: {phase_text(state)} …"
+        why = f"{_capital(state.message)}: " if state.message else "Loading: "
+        line |= {"text": f"{why}{phase_text(state)} …", "part": PARTS.get(state.phase, 0.0)}
+    elif is_guest:
+        line["text"] = FOR_GUESTS
     else:
         line["text"] = state.message or "No model is loaded."
     return to_line(line)
@@ -42,16 +51,31 @@ def phase_text(state: ModelState) -> str:
     return PHASES.get(state.phase, state.phase)
 
 
-def _facts(model: ModelInfo) -> dict[str, Any]:
+def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
+    """The most important first: a narrow page shows the first ones only."""
     heads = f"{model.heads} heads" if model.heads else "no Medusa heads"
+    own = _size(model.memory_bytes)
+    process = f"; its process holds {_size(memory)} of main memory" if memory else ""
+    is_here = memory and not model.device.startswith("cuda")
     return {
         "facts": [
             ["model", model.name, f"{model.family}, {model.parameters:,} parameters"],
             ["precision", model.precision, ""],
-            ["device", model.device, f"{model.memory_bytes / 2**20:,.0f} MiB"],
-            ["context", f"{model.context:,} tokens", ""],
-            ["heads", heads, ""],
+            ["device", model.device, ""],
             ["tree", f"{model.tree}, {model.nodes} nodes", model.tree_reason],
+            ["heads", heads, ""],
+            ["memory", _size(memory) if memory and is_here else own, f"model {own}{process}"],
+            ["context", f"{model.context:,} tokens", ""],
         ],
-        "notes": [f"tree: {model.tree_reason}", *model.notes],
+        "notes": list(model.notes),
     }
+
+
+def _size(count: int) -> str:
+    """Bytes for people, rounded so that a bar does not flicker."""
+    mebi = count / 2**20
+    return f"{mebi / 1024:.1f} GiB" if mebi >= 1000 else f"{mebi:,.0f} MiB"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

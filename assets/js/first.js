@@ -1,0 +1,117 @@
+// Before Gradio's own script: light or dark without a flash, the skeleton, and what is said when
+// the server is gone. Runs once, at the top of the body.
+(() => {
+  const LOOK = "medusa-look";
+  const DRAFT = "medusa-draft";
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const asked = new URLSearchParams(location.search).get("__theme");
+
+  function kept(store, name) {
+    try {
+      return store.getItem(name);
+    } catch {
+      return null; // storage is switched off: the choice lasts as long as the page
+    }
+  }
+
+  // ---- light and dark ----
+
+  function applyLook() {
+    const look = document.documentElement.dataset.look;
+    const isDark = look === "dark" || (look !== "light" && system.matches);
+    if (document.body.classList.contains("dark") !== isDark)
+      document.body.classList.toggle("dark", isDark);
+    document.documentElement.style.colorScheme = isDark ? "dark" : "light";
+  }
+
+  const first = asked === "dark" || asked === "light" ? asked : kept(localStorage, LOOK);
+  document.documentElement.dataset.look = first === "dark" || first === "light" ? first : "system";
+  applyLook();
+  system.addEventListener("change", applyLook);
+  new MutationObserver(applyLook).observe(document.body, { attributeFilter: ["class"] });
+  new MutationObserver(applyLook).observe(document.documentElement, {
+    attributeFilter: ["data-look"],
+  });
+
+  // ---- the skeleton goes when the page is there ----
+
+  const drawn = new MutationObserver(() => {
+    if (!document.querySelector("#header .status-line, .gradio-container form, .login")) return;
+    drawn.disconnect();
+    document.getElementById("first")?.remove();
+    restoreDraft();
+  });
+  drawn.observe(document.body, { childList: true, subtree: true });
+
+  // ---- the server is gone ----
+
+  const PAUSE = 2500;
+  const root = ((window.gradio_config || {}).root || "").replace(/\/$/, "");
+  const lost = document.getElementById("lost");
+  let misses = 0;
+  let program = null;
+
+  function say(title, text) {
+    lost.replaceChildren(Object.assign(document.createElement("b"), { textContent: title }), text);
+    lost.hidden = false;
+    document.documentElement.classList.add("is-lost");
+  }
+
+  function keepDraft() {
+    const box = document.querySelector("#box textarea");
+    try {
+      if (box && box.value) sessionStorage.setItem(DRAFT, box.value);
+    } catch {
+      // nothing can be kept
+    }
+  }
+
+  function restoreDraft() {
+    const draft = kept(sessionStorage, DRAFT);
+    if (!draft) return;
+    sessionStorage.removeItem(DRAFT);
+    setTimeout(() => {
+      const box = document.querySelector("#box textarea");
+      if (!box || box.value) return;
+      box.value = draft;
+      box.dispatchEvent(new Event("input", { bubbles: true }));
+    }, 500);
+  }
+
+  async function ask() {
+    try {
+      const limit = AbortSignal.timeout(PAUSE * 2);
+      const path = `${root}/gradio_api/app_id`;
+      const answer = await fetch(path, { cache: "no-store", signal: limit });
+      if (answer.status === 410 || answer.status === 401) return "ended";
+      return answer.ok ? (await answer.json()).app_id : null;
+    } catch {
+      return null;
+    }
+  }
+
+  async function look() {
+    const found = document.hidden && !misses ? program : await ask();
+    if (found === "ended") {
+      say("This link has ended", "Ask the person who gave it to you for a new one.");
+      return;
+    }
+    if (found === null) {
+      misses++;
+      if (misses === 2)
+        say(
+          "No connection to medusa-chat",
+          "The program was closed, or the network is gone. This page comes back by itself.",
+        );
+    } else if (misses >= 2 || (program !== null && found !== program)) {
+      keepDraft();
+      location.reload();
+      return;
+    } else {
+      misses = 0;
+      program = found;
+    }
+    setTimeout(look, misses ? 1000 : PAUSE);
+  }
+  look();
+})();

@@ -1,0 +1,151 @@
+// The Share button and its dialog. The value is what the owner may see; guests get an empty one.
+// The server makes the link; it arrives here with the next status.
+const root = element.querySelector(".share-block") || element;
+const button = make("button", "tool named", "Share");
+const dialog = make("dialog", "share-dialog");
+let view = null;
+let seen = "";
+
+function make(tag, name, text) {
+  const node = document.createElement(tag);
+  if (name) node.className = name;
+  if (text !== undefined) node.textContent = text;
+  if (tag === "button") node.type = "button";
+  return node;
+}
+
+function row(label, text, name) {
+  const line = make("div", "share-row");
+  const field = make("input", "");
+  const copy = make("button", "tool named", "Copy");
+  field.id = `share-${name}`;
+  field.readOnly = true;
+  field.value = text;
+  const word = make("label", "", label);
+  word.htmlFor = field.id;
+  copy.setAttribute("aria-label", `Copy: ${label}`);
+  copy.addEventListener("click", async () => {
+    field.select();
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      document.execCommand("copy"); // a page that is not on https
+    }
+    copy.textContent = "Copied";
+  });
+  line.append(word, field, copy);
+  return line;
+}
+
+function left(expires) {
+  const minutes = Math.max(0, Math.round((expires * 1000 - Date.now()) / 60000));
+  const day = { weekday: "short", hour: "2-digit", minute: "2-digit" };
+  const until = new Date(expires * 1000).toLocaleString([], day);
+  const span = minutes < 120 ? `${minutes} minutes` : `${Math.round(minutes / 60)} hours`;
+  return `The link ends in ${span}, ${until}.`;
+}
+
+function drawOff() {
+  const hours = make("select", "");
+  hours.id = "share-hours";
+  for (const count of view.hours) {
+    const option = make("option", "", count === 1 ? "1 hour" : `${count} hours`);
+    option.value = count;
+    option.selected = count === 24;
+    hours.append(option);
+  }
+  const label = make("label", "", "The link ends after");
+  label.htmlFor = hours.id;
+  const begin = make("button", "share-main", "Make a link");
+  begin.addEventListener("click", () => {
+    begin.disabled = true;
+    trigger("begin_share", { hours: Number(hours.value) });
+  });
+  const line = make("div", "share-row");
+  line.append(label, hours);
+  const message = make("p", "share-message", view.message);
+  message.hidden = !view.message;
+  message.setAttribute("role", "alert");
+  return [
+    make(
+      "p",
+      "",
+      "A public link to this page, through Gradio's tunnel. It always asks for a password; guests " +
+        "use this machine's model and see only their own conversation.",
+    ),
+    message,
+    line,
+    begin,
+  ];
+}
+
+function drawMaking() {
+  const line = make("p", "share-making", "Making the link …");
+  line.setAttribute("role", "status");
+  return [line, endButton("Cancel")];
+}
+
+function drawOn() {
+  const image = make("img", "share-qr");
+  image.src = view.qr;
+  image.alt = "QR code of the link that needs no password";
+  const words = make("div", "share-words");
+  words.append(
+    row("Link", view.url, "url"),
+    row("Password", view.password, "password"),
+    row("Link with the password in it", view.address, "address"),
+  );
+  const both = make("div", "share-both");
+  both.append(image, words);
+  const ends = make("p", "", left(view.expires));
+  return [both, ends, endButton("Stop sharing")];
+}
+
+function endButton(text) {
+  const end = make("button", "share-end", text);
+  end.addEventListener("click", () => trigger("end_share", {}));
+  return end;
+}
+
+function drawDialog() {
+  const head = make("div", "share-head");
+  const title = make("h2", "", "Share this chat");
+  const close = make("button", "tool", "×");
+  title.id = "share-title";
+  close.setAttribute("aria-label", "Close");
+  close.addEventListener("click", () => dialog.close());
+  head.append(title, close);
+  const body = { off: drawOff, making: drawMaking, on: drawOn }[view.status]();
+  const hadFocus = dialog.contains(document.activeElement);
+  dialog.replaceChildren(head, ...body);
+  if (hadFocus) (dialog.querySelector(".share-main, .share-end") || close).focus();
+}
+
+function draw() {
+  const value = props.value || "";
+  if (value === seen) return;
+  seen = value;
+  view = value ? JSON.parse(value) : null;
+  root.hidden = !view;
+  if (!view) {
+    dialog.close();
+    return;
+  }
+  const isOn = view.status === "on";
+  button.textContent = isOn ? "Shared" : view.status === "making" ? "Sharing …" : "Share";
+  button.classList.toggle("is-on", isOn);
+  drawDialog();
+}
+
+root.hidden = true;
+dialog.setAttribute("aria-labelledby", "share-title");
+button.setAttribute("aria-haspopup", "dialog");
+button.addEventListener("click", () => {
+  drawDialog();
+  dialog.showModal();
+});
+dialog.addEventListener("keydown", (event) => event.stopPropagation()); // Esc is the dialog's
+dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+root.replaceChildren(button, dialog);
+watch("value", draw);
+draw();

@@ -1,0 +1,60 @@
+"""The header: brand, what the model does, Share, light or dark. The same above every tab."""
+
+import gradio as gr
+
+from medusa_chat.errors import UsageError
+from medusa_chat.session import ModelState, Session
+from medusa_chat.ui.drawn import AT_ONCE, drawn
+from medusa_chat.ui.guard import is_guest
+from medusa_chat.ui.share import Share, share_view
+from medusa_chat.ui.shell import mark
+from medusa_chat.ui.status import status_line
+from medusa_chat.ui.tree_view import to_line
+
+SECONDS = 1.0
+FIRST = ModelState("loading", "start")
+
+
+def build_header(session: Session, share: Share) -> None:
+    """Put the header into the gr.Blocks that is open; it looks again every second."""
+    desk = HeaderDesk(session, share)
+    with gr.Row(elem_id="header"):
+        gr.HTML(f"{mark()}<h1>medusa-chat</h1>", elem_id="brand", js_on_load=None)
+        status = drawn("status", status_line(FIRST))
+        link = drawn("share")
+        drawn("look")
+    for event in (gr.Timer(SECONDS).tick, gr.context.Context.root_block.load):
+        event(desk.look, None, [status, link], **AT_ONCE)
+    link.begin_share(desk.begin_share, None, [link], **AT_ONCE)
+    link.end_share(desk.end_share, None, [link], **AT_ONCE)
+
+
+class HeaderDesk:
+    """What the header's events do. Only the owner, never a guest, sees the link or changes it."""
+
+    def __init__(self, session: Session, share: Share) -> None:
+        self.session = session
+        self.share = share
+
+    def look(self, request: gr.Request) -> tuple[str, str]:
+        """(status, link) as this visitor may see them."""
+        memory = self.session.runner.memory()
+        return status_line(self.session.state, memory, is_guest(request)), self._link(request)
+
+    def begin_share(self, event: gr.EventData, request: gr.Request) -> str:
+        """Begin to make a link; the next look shows what came of it."""
+        if not is_guest(request):
+            try:
+                self.share.begin(event._data.get("hours"))
+            except (UsageError, AttributeError):
+                gr.Warning("Choose how long the link lives.")
+        return self._link(request)
+
+    def end_share(self, request: gr.Request) -> str:
+        """End the link at once."""
+        if not is_guest(request):
+            self.share.stop()
+        return self._link(request)
+
+    def _link(self, request: gr.Request) -> str:
+        return "" if is_guest(request) else to_line(share_view(self.share.state))
