@@ -157,7 +157,9 @@ def _rows_of(position: int, message: Message, answer: Answer | None) -> Iterator
 
 def drawn_row(row: Row, role: str) -> dict[str, Any]:
     """A row as gr.Chatbot takes it without changing a character."""
-    text = f'<span class="answer-note">{_inert(row.text)}</span>' if row.kind == "note" else row.text
+    text = (
+        f'<span class="answer-note">{_inert(row.text)}</span>' if row.kind == "note" else row.text
+    )
     entry: dict[str, Any] = {"role": role, "content": [{"type": "text", "text": text}]}
     if row.kind == "thought":
         entry["metadata"] = {"title": "Thought", "status": "done"}

@@ -8,15 +8,13 @@ import gradio as gr
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.drawn import AT_ONCE, page
-from medusa_chat.ui.inputs import checked, follows
+from medusa_chat.ui.inputs import DRAFTERS, checked, follows
 
 ACCEPTANCES = [
     ("exact: every token is the model's own; the text is that of plain decoding", "exact"),
     ("typical: lossy; takes what is plausible, always the same text", "typical"),
     ("typical-sampled: lossy; samples from what is plausible", "typical-sampled"),
 ]
-DRAFTERS = [("auto: the heads, where there are some", "auto"), ("Medusa heads", "medusa")]
-DRAFTERS += [("prompt lookup: what followed earlier in the text", "prompt-lookup")]
 DEFAULTS: dict[str, Any] = {
     "drafter": "auto",
     "acceptance": "exact",
@@ -33,7 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "stop": "",
 }
 HINTS = {
-    "drafter": "who proposes the candidates",
+    "drafter": "who proposes candidates; auto: the heads, if any",
     "acceptance": "which candidates are kept",
     "temperature": "0: always the likeliest token",
     "top_p": "samples from this share of the probability; 1: all",
@@ -103,14 +101,14 @@ def _made(trees: Sequence[str]) -> dict[str, Any]:
             made["top_k"] = gr.Number(minimum=0, step=1, **words("top_k", "Top-k"))
         with gr.Row():
             made["posterior_threshold"] = gr.Slider(
-                0, 1, step=0.01, **words("posterior_threshold", "ε (posterior threshold)")
+                0, 1, step=0.01, **words("posterior_threshold", "ε (threshold)")
             )
             made["locked"] = gr.Checkbox(elem_id="lock", **words("locked", "lock δ = √ε"))
             made["posterior_alpha"] = gr.Slider(
-                0, 0.999, step=0.001, **words("posterior_alpha", "δ (posterior alpha)")
+                0, 0.999, step=0.001, **words("posterior_alpha", "δ (alpha)")
             )
         with gr.Row():
-            made["drafter"] = gr.Dropdown(DRAFTERS, **words("drafter", "Drafter"))
+            made["drafter"] = gr.Dropdown(list(DRAFTERS), **words("drafter", "Drafter"))
             made["tree"] = gr.Dropdown(["auto", *trees], **words("tree", "Tree"))
             made["nodes"] = gr.Number(
                 minimum=1, maximum=MAX_NODES, step=1, **words("nodes", "Nodes")
@@ -203,5 +201,3 @@ def _drawn(values: Mapping[str, Any]) -> list[Any]:
         gr.update(value=shown[name], interactive=name not in now, info=now.get(name, HINTS[name]))
         for name in DEFAULTS
     ]
-
-

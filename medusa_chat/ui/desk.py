@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import gradio as gr
@@ -118,7 +119,7 @@ class Desk:
             tab.token = known.token
         room = self.room_of(tab)
         room.touch()
-        return (room.token, *self._view(tab))
+        return (room.token, *self.look(tab))
 
     def tick(self, tab: Tab) -> Any:
         """Once a second: tell the tab to look when its room has changed elsewhere."""
@@ -130,7 +131,8 @@ class Desk:
 
     def look(self, tab: Tab, box: object = "") -> View:
         """Show what has changed; box: what is being written."""
-        return self._view(tab, box)
+        view = self._view(tab)
+        return view._replace(box=_returned(self.room_of(tab).take_returned(), box))
 
     async def stream(self, tab: Tab) -> AsyncIterator[tuple[Any, Any, Any]]:
         """(live, text, panel) about 15 times a second until the answer has ended. Any number of
@@ -171,15 +173,17 @@ class Desk:
 
     def begin(self, tab: Tab, text: object, *settings: object) -> View:
         """Send a message, or let it wait for the end of the answer that runs."""
-        return self._do(tab, lambda room, inputs: room.ask(inputs), settings, text=text, box="")
+        posted = {"text": text}
+        view, is_done = self._do(tab, Room.ask, settings, posted)
+        return view._replace(box="") if is_done else view
 
     def regenerate(self, tab: Tab, *settings: object) -> View:
         """Answer the last message again."""
-        return self._do(tab, lambda room, inputs: room.regenerate(inputs), settings)
+        return self._do(tab, Room.regenerate, settings)[0]
 
     def proceed(self, tab: Tab, *settings: object) -> View:
         """Go on with the last answer."""
-        return self._do(tab, lambda room, inputs: room.proceed(inputs), settings)
+        return self._do(tab, Room.proceed, settings)[0]
 
     def undo(self, tab: Tab) -> View:
         """Take the last turn back into the box."""
@@ -193,19 +197,14 @@ class Desk:
         """A row of the conversation was edited."""
         tab.talk_version = 0  # what the browser shows is not what is there: draw it anew
         try:
-            place = checked({"place": _of(event, "index")}, self.trees).place
-            row = self._rows(self.room_of(tab))[place or 0]
+            row = self._row(self.room_of(tab), _of(event, "index"))
         except (MedusaChatError, IndexError):
             return self._view(tab)
         if row.kind != "text":
             gr.Info("Only what was said can be edited.")
             return self._view(tab)
-        return self._do(
-            tab,
-            lambda room, inputs: room.edit(row.position, inputs),
-            settings,
-            text=_of(event, "value"),
-        )
+        posted = {"text": _of(event, "value")}
+        return self._do(tab, lambda room, i: room.edit(row.position, i), settings, posted)[0]
 
     def clear(self, tab: Tab) -> View:
         """A new conversation."""
@@ -248,8 +247,7 @@ class Desk:
         """A row of the conversation was clicked: the panel shows that answer."""
         room = self.room_of(tab)
         try:
-            place = checked({"place": _of(event, "index")}, self.trees).place
-            answer = room.talk.answers.get(self._rows(room)[place or 0].position)
+            answer = room.talk.answers.get(self._row(room, _of(event, "index")).position)
         except (MedusaChatError, IndexError):
             return gr.skip()
         if answer is None or not answer.steps or room.is_running:
@@ -264,19 +262,15 @@ class Desk:
         tab: Tab,
         act: Callable[[Room, Inputs], None],
         settings: Sequence[object],
-        text: object = None,
-        box: str | None = None,
-    ) -> View:
-        """Check what was posted, do it, show what became of it. A refusal changes but a line."""
+        posted: Mapping[str, object] = MappingProxyType({}),
+    ) -> tuple[View, bool]:
+        """Check what was posted and do it: (what became of it, whether it was done)."""
         try:
-            posted = dict(zip(SETTINGS, settings, strict=True))
-            if text is not None:
-                posted["text"] = text
-            act(self.room_of(tab), checked(posted, self.trees))
+            chosen = dict(zip(SETTINGS, settings, strict=True))
+            act(self.room_of(tab), checked(chosen | dict(posted), self.trees))
         except MedusaChatError as error:
-            return self._refused(tab, error)
-        view = self._view(tab)
-        return view if box is None else view._replace(box=box)
+            return self._refused(tab, error), False
+        return self._view(tab), True
 
     def _refused(self, tab: Tab, error: MedusaChatError) -> View:
         view = self._view(tab)
@@ -285,7 +279,7 @@ class Desk:
             return view
         return view._replace(live=_error(str(error)))
 
-    def _view(self, tab: Tab, box: object = "") -> View:
+    def _view(self, tab: Tab) -> View:
         """What the tab does not show yet; what has not changed is skipped."""
         room = self.room_of(tab)
         if room.answer.number != tab.number:
@@ -301,7 +295,7 @@ class Desk:
             history=self._history(room, drawn) if is_talk_new else gr.skip(),
             live=_error(room.error) if room.error and is_still else "" if is_still else gr.skip(),
             text="" if is_still else gr.skip(),
-            box=_returned(room.take_returned(), box),
+            box=gr.skip(),
             empty=gr.update(visible=not has_talk and not is_running) if is_new else gr.skip(),
             send=gr.update(value="Queue" if is_running else "Send") if is_new else gr.skip(),
             stop=gr.update(visible=is_running) if is_new else gr.skip(),
@@ -324,6 +318,13 @@ class Desk:
         talk = room.talk
         first = max(0, len(talk.messages) - MAX_SHOWN)
         return list(rows(talk.messages, talk.notes, talk.answers, first))
+
+    def _row(self, room: Room, place: object) -> Row:
+        """The row of a place that was posted. Raises UsageError or IndexError."""
+        checked_place = checked({"place": place}, self.trees).place
+        if checked_place is None:
+            raise IndexError
+        return self._rows(room)[checked_place]
 
     def _history(self, room: Room, drawn: Sequence[Row]) -> list[dict[str, Any]]:
         messages = room.talk.messages
