@@ -81,8 +81,10 @@ def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[Generati
 def encode(loaded: LoadedModel, prompt: Prompt) -> tuple[list[int], str]:
     """The prompt's token ids and the text they stand for.
 
-    A conversation is rendered by the tokenizer's chat template. What the last answer made of it
-    keeps its exact ids: only the text after it is tokenised, so that the cache is reused whole.
+    A conversation is rendered by the tokenizer's chat template; where its last message is the
+    assistant's, the text ends inside it and the answer goes on from there. What the last answer
+    made of it keeps its exact ids: only the text after it is tokenised, so that the cache is
+    reused whole.
     """
     tokenizer = loaded.tokenizer
     if isinstance(prompt, str):
@@ -91,7 +93,7 @@ def encode(loaded: LoadedModel, prompt: Prompt) -> tuple[list[int], str]:
         raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
     messages = [_neutral(tokenizer, message) for message in prompt]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = _rendered(tokenizer, messages)
     except Exception as error:  # a template may refuse roles or their order in its own words
         raise UsageError(f"the chat template refuses this conversation: {error}") from error
     said, ids = loaded.said
@@ -99,6 +101,19 @@ def encode(loaded: LoadedModel, prompt: Prompt) -> tuple[list[int], str]:
         rest = tokenizer(text[len(said) :], add_special_tokens=False)["input_ids"]
         return [*ids, *rest], text
     return tokenizer(text, add_special_tokens=False)["input_ids"], text
+
+
+def _rendered(tokenizer: Any, messages: list[Message]) -> str:
+    """The conversation as text, up to where the assistant's next token belongs."""
+    if not messages or messages[-1]["role"] != "assistant":
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    else:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+        ending = messages[-1]["content"]
+        trimmed = ending.rstrip()  # some templates strip a message; what it ends with is its own
+        if not text.endswith(ending) and text.endswith(trimmed):
+            text += ending[len(trimmed) :]
+    return str(text)
 
 
 def _neutral(tokenizer: Any, message: Message) -> Message:

@@ -47,6 +47,7 @@ class ScriptedRunner:
     """Answers every prompt with the same words, `steps` steps long, `delay` seconds a step.
 
     last: the steps of the last answer, what a picture is compared with. fail_at: raise there.
+    hold_at: wait before that step until it is moved on, however slow the machine that looks is.
     """
 
     delay: float = 0.02
@@ -55,6 +56,7 @@ class ScriptedRunner:
     steps: int = 40
     nodes: int = 16
     fail_at: int | None = None
+    hold_at: int | None = None
     pieces: Sequence[str] = tuple(PIECES)
     last: list[Step] = field(default_factory=list)
     prompts: list[Prompt] = field(default_factory=list)
@@ -121,6 +123,8 @@ class ScriptedRunner:
         said, tokens, seconds, reason = [self.pieces[0]], [0], 0.0, "eos"
         for index in range(self.steps):
             delay = self.delay if len(tree) > 1 else self.delay * 0.8
+            while self.hold_at is not None and index >= self.hold_at and not self._stop.wait(0.02):
+                pass
             if self._stop.wait(delay):
                 reason = "cancelled"
                 break

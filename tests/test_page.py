@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -71,11 +70,17 @@ def browser(served) -> Iterator:
 
 @pytest.fixture
 def open_tab(served, browser) -> Iterator:
-    """Opens tabs in which every outside address is blocked, recorded and a failure."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(8000)
-    outside, faults = [], []
+    """Opens tabs in which every outside address is blocked, recorded and a failure. person: tabs
+    of one number share a browser, its storage and so its conversation."""
+    contexts, outside, faults = {}, [], []
     local = re.compile(rf"^({re.escape(served.url)}|data:|blob:)")
+
+    def context_of(person):
+        if person not in contexts:
+            contexts[person] = browser.new_context(viewport={"width": 1280, "height": 900})
+            contexts[person].set_default_timeout(30_000)
+            contexts[person].route("**/*", gate)
+        return contexts[person]
 
     def gate(route):
         if local.match(route.request.url):
@@ -84,19 +89,24 @@ def open_tab(served, browser) -> Iterator:
             outside.append(route.request.url)
             route.abort()
 
-    context.route("**/*", gate)
-
-    def opened():
-        tab = context.new_page()
+    def opened(person=0):
+        tab = context_of(person).new_page()
         tab.on("pageerror", lambda error: faults.append(str(error)))
         tab.goto(served.url)
         tab.wait_for_selector('.status-line[data-status="ready"]')
+        wait_attached(tab)
         return tab
 
     yield opened
-    context.close()
+    for context in contexts.values():
+        context.close()
     assert outside == [], "the page asked for something outside this machine"
     assert faults == [], "a script of the page failed"
+
+
+def wait_attached(tab) -> None:
+    """Wait until the tab shows its room: the server's token is in the browser's storage."""
+    tab.wait_for_function("localStorage.getItem('medusa-chat') !== null")
 
 
 def send(tab, text: str) -> None:
@@ -120,15 +130,21 @@ def drawn_path(tab) -> list[int]:
     return chips.evaluate_all("all => all.map(e => Number(e.dataset.node))")
 
 
-def test_an_answer_streams_and_its_tree_is_the_traces(served, open_tab):
+def test_an_answer_streams_and_its_tree_is_the_traces(served, open_tab, monkeypatch):
+    if served.runner:
+        monkeypatch.setattr(served.runner, "hold_at", 10)
     tab = open_tab()
     assert "tree" in tab.inner_text("#status")
     send(tab, "Why are you fast?")
     tab.wait_for_function("document.querySelector('.live-text').textContent.length > 20")
     first = tab.text_content(".live-text")
+    if served.runner:
+        served.runner.hold_at = 30
     tab.wait_for_function(
         "n => document.querySelector('.live-text').textContent.length > n", arg=len(first)
     )
+    if served.runner:
+        served.runner.hold_at = None
     wait_end(tab)
     assert "Why are you fast?" in tab.inner_text("#history .user")
     assert tab.text_content(".live-text") == ""
@@ -158,7 +174,9 @@ def test_a_click_on_a_bar_shows_that_step(served, open_tab):
     tab.wait_for_selector(f'svg.tree[data-step="{served.runner.last[-1].index}"]')
 
 
-def test_stop_ends_early_and_keeps_the_text(served, open_tab):
+def test_stop_ends_early_and_keeps_the_text(served, open_tab, monkeypatch):
+    if served.runner:
+        monkeypatch.setattr(served.runner, "hold_at", 20)
     tab = open_tab()
     send(tab, "Tell me a story about a fox")
     tab.wait_for_function("document.querySelector('.live-text').textContent.length > 20")
@@ -185,24 +203,25 @@ def test_vanilla_measures_the_plain_speed(served, open_tab):
     assert re.fullmatch(r"[\d.]+×", tab.locator("[data-figure='vs plain'] .value").inner_text())
 
 
-def test_a_second_tab_waits_says_so_and_gets_the_model_when_the_first_is_closed(
+def test_another_person_waits_sees_the_place_and_gets_the_model_when_the_first_is_gone(
     served, open_tab, monkeypatch
 ):
     if served.runner:
-        monkeypatch.setattr(served.runner, "delay", 0.2)  # 10 s for an answer nobody reads
-    one, two = open_tab(), open_tab()
+        monkeypatch.setattr(served.runner, "hold_at", 10)  # it ends when it is stopped
+    one, two = open_tab(person=1), open_tab(person=2)
     send(one, "first")
     one.wait_for_function("document.querySelector('.live-text').textContent.length > 5")
     send(two, "second")
     two.wait_for_function(
         "document.querySelector('.live-status').textContent.includes('waiting: 1 ahead')"
     )
-    left = time.monotonic()
+    monkeypatch.setattr("medusa_chat.ui.rooms.GRACE_SECONDS", 0.5)
     one.close()
     two.wait_for_function("document.querySelector('.live-text').textContent.length > 5")
     if served.runner:
         assert served.runner.prompts[-1][-1]["content"] == "second"
-        assert time.monotonic() - left < 5
+    assert "first" not in two.inner_text("#talk")
+    monkeypatch.undo()
     two.click("#stop")
     wait_end(two)
 

@@ -1,6 +1,5 @@
 """The page without a browser: what may come in, what is drawn, how a trace is folded."""
 
-import asyncio
 import json
 import math
 import socket
@@ -16,11 +15,9 @@ from scripted import ScriptedRunner, best_tree
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import PortInUseError, UsageError
-from medusa_chat.messages import LoadRequest
 from medusa_chat.session import Session
 from medusa_chat.ui import app as page
-from medusa_chat.ui.answer import Answer, shown
-from medusa_chat.ui.desk import Chat, Desk
+from medusa_chat.ui.answer import Answer, drawn_row, rows
 from medusa_chat.ui.inputs import MAX_CHARACTERS, checked
 from medusa_chat.ui.panel import figures, panel_line
 from medusa_chat.ui.share import Share
@@ -39,7 +36,7 @@ def trace(runner: ScriptedRunner, **settings) -> list:
 
 @pytest.mark.parametrize(
     "name",
-    ["temperature", "posterior_threshold", "posterior_alpha", "max_new_tokens"],
+    ["temperature", "top_p", "top_k", "posterior_threshold", "posterior_alpha", "max_new_tokens"],
 )
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, -1, 1e9, True, None, "1", [1], {"a": 1}, 10**30]
@@ -76,11 +73,17 @@ def test_numbers_out_of_range_or_of_no_number_are_refused(name, value):
         {"step": -1},
         {"step": True},
         {"step": "1"},
-        {"history": "text"},
-        {"history": [{"role": "tool", "content": "x"}]},
-        {"history": [{"role": "user", "content": [{"type": "file"}]}]},
-        {"history": [{"role": "user", "content": "x", "metadata": {}}]},
-        {"history": [{"role": ["user"], "content": "x"}]},
+        {"place": -1},
+        {"place": [0, 1]},
+        {"drafter": "none"},
+        {"drafter": None},
+        {"nodes": 0},
+        {"nodes": 1.5},
+        {"nodes": 10_000},
+        {"locked": 1},
+        {"stop": ["a"]},
+        {"stop": "\n".join("abcdefghijklmnopq")},
+        {"history": []},
         {"surprise": 1},
     ],
 )
@@ -112,6 +115,16 @@ def test_good_inputs_become_settings():
         posterior_alpha=0.99,
     )
     assert checked({"seed": ""}, TREES).settings.seed is None
+    posted = {"drafter": "prompt-lookup", "nodes": 8.0, "stop": "END\n\n  two\r\n", "top_k": 40.0}
+    assert checked(posted, TREES).settings == GenerationSettings(
+        drafter="prompt-lookup", nodes=8, stop=("END", "  two"), top_k=40
+    )
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.09, 0.3), (0.0, 0.0), (1.0, 0.999)])
+def test_a_locked_delta_is_the_root_of_epsilon_whatever_was_posted(epsilon, delta):
+    posted = {"posterior_threshold": epsilon, "locked": True, "posterior_alpha": 0.7}
+    assert checked(posted, TREES).settings.posterior_alpha == pytest.approx(delta)
 
 
 @pytest.mark.parametrize("text", ["", "  \n\t ", "\0\0", "\u2003"])
@@ -123,8 +136,7 @@ def test_a_message_without_a_character_is_refused(text):
 def test_texts_reach_the_model_clean_and_otherwise_unchanged():
     text = "  a\0b \ud83d\ude00 \ud800 \udc00x\n\tﷺ  "
     assert checked({"text": text}, TREES).text == "  ab 😀 \ufffd \ufffdx\n\tﷺ  "
-    entry = {"role": "user", "content": "\udfff"}
-    assert checked({"history": [entry]}, TREES).history[0]["content"] == "\ufffd"
+    assert checked({"system": "\udfff"}, TREES).system == "\ufffd"
 
 
 def test_a_paste_has_a_limit():
@@ -199,8 +211,9 @@ def test_folding_event_by_event_equals_folding_at_once():
     assert slow.text == fast.text == events[-1].text
     assert panel_line(slow, None) == panel_line(fast, None)
     assert all(later.startswith(earlier) for earlier, later in zip(lives, lives[1:], strict=False))
-    texts = [json.loads(line) for line in slow.live.splitlines()]
-    assert "".join(texts) == events[-1].text
+    told = [part for line in slow.live.splitlines() for part in json.loads(line)]
+    assert "".join(told[1::2]) == events[-1].text
+    assert told[0::2] == [1, *(len(e.token_ids) for e in events if isinstance(e, Step))]
     found = figures(slow, plain=None)
     assert found["steps"] == 20 and found["ratio"] is None
     assert found["per_step"] == pytest.approx(events[-1].stats.acceleration_rate, rel=1e-3)
@@ -228,107 +241,8 @@ def test_the_bars_of_a_long_answer_are_its_last():
 
 def test_messages_are_shown_without_a_changed_character():
     text = "1. a\n   - b\n\tcode\n\n"
-    assert shown([{"role": "user", "content": text}], {})[0]["content"] == [
-        {"type": "text", "text": text}
-    ]
-
-
-# ---- the events ----
-
-
-@pytest.fixture
-def desk():
-    session = Session(ScriptedRunner(delay=0.005, prefill=0.01, steps=30))
-    list(session.load(LoadRequest()))
-    yield Desk(session, TREES)
-    session.close()
-
-
-DEFAULTS = (False, "exact", 0.7, 0.09, 0.3, "auto", 512, "", "")
-
-
-async def watch(desk: Desk, chat: Chat, steps: int | None = None) -> list:
-    views = []
-    stream = desk.stream(chat)
-    async for view in stream:
-        views.append(view)
-        if steps is not None and len(chat.answer.steps) >= steps:
-            await stream.aclose()
-            break
-    return views
-
-
-def test_a_turn_ends_in_the_conversation_once(desk):
-    chat = Chat()
-    desk.begin(chat, "hi", *DEFAULTS)
-    job = chat.job
-    views = asyncio.run(watch(desk, chat))
-    assert json.loads(views[0][0].splitlines()[0]).keys() == {"status"}
-    desk.commit(chat)
-    assert [m["role"] for m in chat.messages] == ["user", "assistant"]
-    assert chat.messages[1]["content"] == job.trace[-1].text and not chat.is_running
-    assert job.prompt == [{"role": "user", "content": "hi"}]
-
-
-def test_a_closed_tab_stops_its_job(desk):
-    chat = Chat()
-    desk.begin(chat, "hi", *DEFAULTS)
-    asyncio.run(watch(desk, chat, steps=3))
-    assert chat.job.done.wait(2) and chat.job.is_cancelled
-    assert len(chat.job.trace) < 30
-
-
-def test_a_second_message_while_one_runs_is_refused_and_harmless(desk):
-    chat = Chat()
-    desk.begin(chat, "one", *DEFAULTS)
-    job = chat.job
-    refused = desk.begin(chat, "two", *DEFAULTS)
-    assert len(refused) == 6 and chat.job is job and len(chat.messages) == 1
-    asyncio.run(watch(desk, chat))
-    desk.commit(chat)
-    desk.commit(chat)
-    assert len(chat.messages) == 2
-
-
-def test_a_failure_before_any_text_gives_the_message_back(desk):
-    desk.session.runner.fail_at = 0
-    desk.session.runner.reply = lambda prompt, settings: iter(_raise())
-    chat = Chat()
-    desk.begin(chat, "keep me", *DEFAULTS)
-    asyncio.run(watch(desk, chat))
-    view = desk.commit(chat)
-    assert view[2] == "keep me" and "wanted failure" in view[1] and chat.messages == []
-
-
-def _raise():
-    raise UsageError("wanted failure")
-    yield
-
-
-def test_a_failure_in_the_middle_keeps_the_text(desk):
-    desk.session.runner.fail_at = 5
-    chat = Chat()
-    desk.begin(chat, "hi", *DEFAULTS)
-    asyncio.run(watch(desk, chat))
-    view = desk.commit(chat)
-    assert chat.messages[1]["content"] and chat.notes[1].startswith("stopped: the script says")
-    assert "the script says" in view[1]
-
-
-def test_a_bad_setting_is_one_line_and_queues_nothing(desk):
-    chat = Chat()
-    view = desk.begin(chat, "hi", *(False, "exact", 3, *DEFAULTS[3:]))
-    assert "temperature" in view[1] and chat.job is None and chat.messages == []
-
-
-def test_epsilon_and_delta_are_off_where_they_do_nothing(desk):
-    for acceptance, temperature, used in (
-        ("exact", 0.7, False),
-        ("typical", 0.0, False),
-        ("typical", 0.7, True),
-        ("typical-sampled", 0.7, True),
-    ):
-        assert desk.explain(acceptance, temperature)[1]["interactive"] is used
+    (row,) = rows([{"role": "user", "content": text}], {}, {})
+    assert drawn_row(row, "user")["content"] == [{"type": "text", "text": text}]
 
 
 # ---- the server ----

@@ -1,18 +1,41 @@
-// The answer while it is written. The value is JSON lines that only grow: a string is more text,
-// {"status": s} what happens before there is text, {"error": s} why nothing comes.
+// The answer while it is written. The value is JSON lines that only grow: a list is pieces of
+// text, [tokens, text, tokens, text ...]; {"status": s} what happens before there is text;
+// {"error": s} why nothing comes. The rendered text has a block of its own; this one shows the
+// status and what the model thinks, hands the pieces to the tint, and says finished sentences to
+// a screen reader, once each.
+const OPEN = "<think>";
+const CLOSE = "</think>";
+const SAY_EVERY = 1200; // ms between two announcements: a voice is slower than a model
+const SENTENCE = /[.!?…](?=["')\]]*\s)|[。！？]|\n/g;
+
 const root = element.querySelector(".live-block") || element;
-const bubble = document.createElement("div");
-const status = document.createElement("div");
-const error = document.createElement("div");
-bubble.className = "live-text";
-status.className = "live-status";
-error.className = "live-error";
+const thought = make("details", "live-thought");
+const summary = make("summary", "", "Thinking …");
+const thoughts = make("div", "live-thoughts");
+const status = make("div", "live-status");
+const error = make("div", "live-error");
+const voice = make("div", "visually-hidden");
 status.setAttribute("role", "status");
 error.setAttribute("role", "alert");
-root.replaceChildren(bubble, status, error);
+voice.id = "voice";
+voice.setAttribute("aria-live", "polite");
+thought.hidden = true;
+thought.append(summary, thoughts);
+root.replaceChildren(thought, status, error, voice);
 
 let read = "";
+let pieces = [];
+let whole = ""; // the text so far
+let spoken = 0; // characters of it, thoughts left out, that were said
+let saidAt = 0;
 let scheduled = false;
+
+function make(tag, name, text) {
+  const node = document.createElement(tag);
+  if (name) node.className = name;
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
 
 function scrollBox() {
   return element.closest("#talk");
@@ -22,9 +45,55 @@ function isAtEnd(box) {
   return box.scrollHeight - box.scrollTop - box.clientHeight < 90;
 }
 
+// [what is said, what is thought, is it still thinking]
+function split(text) {
+  let said = "";
+  let inner = "";
+  let at = 0;
+  const close = text.indexOf(CLOSE);
+  const first = text.indexOf(OPEN);
+  if (close >= 0 && !(first >= 0 && first < close)) {
+    inner = text.slice(0, close);
+    at = close + CLOSE.length;
+  }
+  for (;;) {
+    const open = text.indexOf(OPEN, at);
+    if (open < 0) return [said + text.slice(at), inner, false];
+    said += text.slice(at, open);
+    const end = text.indexOf(CLOSE, open);
+    if (end < 0) return [said, inner + text.slice(open + OPEN.length), true];
+    inner += text.slice(open + OPEN.length, end);
+    at = end + CLOSE.length;
+  }
+}
+
+function think(inner, isOpen) {
+  thought.hidden = !inner.trim();
+  summary.textContent = isOpen ? "Thinking …" : "Thought";
+  if (thoughts.textContent !== inner) thoughts.textContent = inner;
+}
+
+// Whole sentences only, and the rest when the answer is over.
+function say(said, isOver) {
+  if (!isOver && performance.now() < saidAt + SAY_EVERY) return;
+  let end = isOver ? said.length : spoken;
+  for (const match of isOver ? [] : said.slice(spoken).matchAll(SENTENCE)) {
+    end = spoken + match.index + match[0].length;
+  }
+  const text = said.slice(spoken, end).replace(/[*_`#|]+/g, "").trim();
+  spoken = end;
+  if (!text) return;
+  saidAt = performance.now();
+  voice.append(make("p", "", text));
+  while (voice.childElementCount > 40) voice.firstChild.remove();
+}
+
 function reset() {
+  if (whole) say(split(whole)[0], true);
   read = "";
-  bubble.textContent = "";
+  pieces = [];
+  whole = "";
+  spoken = 0;
   status.textContent = "";
   error.textContent = "";
 }
@@ -35,19 +104,24 @@ function fold() {
   if (!value.startsWith(read)) reset();
   const box = scrollBox();
   const follow = box && isAtEnd(box);
-  let text = "";
   const end = value.lastIndexOf("\n") + 1;
+  const before = pieces.length;
   for (const line of value.slice(read.length, end).split("\n")) {
     if (!line) continue;
     const item = JSON.parse(line);
-    if (typeof item === "string") text += item;
+    if (Array.isArray(item)) pieces.push(...item);
     else if ("status" in item) status.textContent = item.status;
     else if ("error" in item) error.textContent = item.error;
   }
   read = value.slice(0, end);
-  if (text) bubble.append(document.createTextNode(text));
+  for (let at = before + 1; at < pieces.length; at += 2) whole += pieces[at];
+  const [said, inner, isThinking] = split(whole);
+  think(inner, isThinking);
+  say(said, false);
   root.dataset.busy = String(Boolean(read) && !error.textContent);
-  if (follow || error.textContent) box.scrollTop = box.scrollHeight;
+  element.closest("#talk")?.setAttribute("data-busy", root.dataset.busy);
+  window.dispatchEvent(new CustomEvent("medusa-live", { detail: { pieces, split } }));
+  if (box && (follow || error.textContent)) box.scrollTop = box.scrollHeight;
 }
 
 watch("value", () => {
@@ -57,14 +131,28 @@ watch("value", () => {
 });
 fold();
 
-// A new turn in the conversation is shown from its end.
+// The rendered text grows in a block of its own, and a new turn is shown from its end.
 const talk = scrollBox();
 if (talk) {
   let height = 0;
-  new ResizeObserver(() => {
+  let wasAtEnd = true;
+  talk.addEventListener("scroll", () => (wasAtEnd = isAtEnd(talk)), { passive: true });
+  const seen = new ResizeObserver(() => {
     const history = talk.querySelector("#history");
     const now = history ? history.offsetHeight : 0;
-    if (now > height) talk.scrollTop = talk.scrollHeight;
+    if (now > height || wasAtEnd) talk.scrollTop = talk.scrollHeight;
     height = now;
-  }).observe(talk.querySelector("#history") || talk);
+  });
+  for (const id of ["history", "live-text"]) {
+    const block = document.getElementById(id);
+    if (block) seen.observe(block);
+  }
+  // The region above says each sentence once: the log must not read the whole answer again.
+  const quiet = () => {
+    for (const node of talk.querySelectorAll("#history [aria-live]:not([aria-live=off])")) {
+      node.setAttribute("aria-live", "off");
+    }
+  };
+  new MutationObserver(quiet).observe(talk, { childList: true, subtree: true });
+  quiet();
 }

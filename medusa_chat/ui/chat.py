@@ -1,13 +1,15 @@
 """The Chat tab: talk on the left, the numbers and the tree of every step on the right."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
 from medusa_chat.session import Session
-from medusa_chat.ui.desk import Chat, Desk
-from medusa_chat.ui.drawn import AT_ONCE, QUIET, drawn
+from medusa_chat.ui.controls import build_controls
+from medusa_chat.ui.desk import SETTINGS, Desk, Tab, View
+from medusa_chat.ui.drawn import AT_ONCE, QUIET, drawn, page
 
 EXAMPLES = (
     "Book a table for two in San Jose",
@@ -15,109 +17,129 @@ EXAMPLES = (
     "Tell me a story about a fox",
     "Why are you fast?",
 )
-ACCEPTANCES = [
-    ("exact", "exact"),
-    ("typical (lossy)", "typical"),
-    ("typical-sampled (lossy)", "typical-sampled"),
-]
 WELCOME = (
     '<div class="welcome"><h2>Chat, and see why it is fast</h2><p>Every step proposes a tree of '
     "candidate tokens; the picture shows which path was accepted, and why the rest was not.</p>"
     "</div>"
 )
 UNLIMITED: dict[str, Any] = {**QUIET, "concurrency_limit": None}  # the session queues
+MULTIPLE: dict[str, Any] = {**UNLIMITED, "trigger_mode": "multiple"}
+LOOK_SECONDS = 1.0
 
 
-def build_chat(session: Session, trees: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class ChatParts:
+    """What other tabs need of this one. settings: the components in the order of desk.SETTINGS."""
+
+    desk: Desk
+    tab: gr.State
+    settings: list[gr.components.Component]
+
+
+def build_chat(session: Session, trees: Sequence[str]) -> ChatParts:
     """Put the Chat tab into the gr.Blocks that is open. trees: presets beside "auto"."""
     desk = Desk(session, trees)
-    chat = gr.State(Chat())
+    tab = gr.State(Tab())
     with gr.Row(elem_id="columns"):
         with gr.Column(elem_id="left", scale=5, min_width=320):
-            with gr.Column(elem_id="talk"):
-                with gr.Column(elem_id="empty") as empty:
-                    gr.HTML(WELCOME, js_on_load=None)
-                    with gr.Row(elem_id="examples"):
-                        examples = [gr.Button(text, size="sm") for text in EXAMPLES]
-                history = gr.Chatbot(
-                    elem_id="history",
-                    label="Conversation",
-                    show_label=False,
-                    container=False,
-                    height=None,
-                    buttons=["copy"],
-                    layout="bubble",
-                    feedback_options=None,
-                    group_consecutive_messages=False,
-                    placeholder=" ",
-                )
-                live = drawn("live")
-            with gr.Column(elem_id="composer"):
-                box = gr.Textbox(
-                    elem_id="box",
-                    label="Message",
-                    show_label=False,
-                    container=False,
-                    placeholder="Write a message",
-                    lines=1,
-                    max_lines=8,
-                    autofocus=True,
-                )
-                with gr.Row(elem_id="actions"):
-                    vanilla = gr.Checkbox(
-                        label="Vanilla (plain)", elem_id="vanilla", container=False
-                    )
-                    clear = gr.Button("Clear", elem_id="clear", size="sm")
-                    send = gr.Button("Send", elem_id="send", size="sm", variant="primary")
-                    stop = gr.Button(
-                        "Stop", elem_id="stop", size="sm", variant="stop", visible=False
-                    )
+            parts = _talk()
+            parts |= _composer()
         with gr.Column(elem_id="right", scale=6, min_width=320):
-            controls = _settings(desk, trees)
+            controls = build_controls(trees, parts["vanilla"])
             panel = drawn("tree")
-
-    settings = [vanilla, *controls]
-    after = [history, live, box, empty, send, stop]
-
-    def begin_with(event: Callable[..., Any], source: gr.components.Component) -> None:
-        begun = event(desk.begin, [chat, source, *settings], after, **UNLIMITED)
-        streamed = begun.then(desk.stream, [chat], [live, panel], **UNLIMITED)
-        streamed.then(desk.commit, [chat], [*after, panel], **UNLIMITED)
-
-    begin_with(box.submit, box)
-    begin_with(send.click, box)
-    for example in examples:
-        begin_with(example.click, example)
-    stop.click(desk.stop, [chat], None, **AT_ONCE)
-    clear.click(desk.clear, [chat], [*after, panel], **AT_ONCE)
-    panel.pick(desk.pick, [chat], [panel], **AT_ONCE)
+    drawn("keys")
+    parts |= {"panel": panel, "system": controls["system"]}
+    settings = [controls[name] for name in SETTINGS]
+    _connect(desk, tab, parts, settings)
+    return ChatParts(desk, tab, settings)
 
 
-def _settings(desk: Desk, trees: Sequence[str]) -> list[gr.components.Component]:
-    """The settings, closed at first; returns them in the order of desk.SETTINGS after vanilla."""
-    with gr.Accordion("Settings", open=False, elem_id="settings"):
-        with gr.Row():
-            acceptance = gr.Dropdown(ACCEPTANCES, value="exact", label="Acceptance")
-            tree = gr.Dropdown(["auto", *trees], value="auto", label="Tree")
-        with gr.Row():
-            temperature = gr.Slider(0, 2, 0.7, step=0.05, label="Temperature")
-            max_new_tokens = gr.Number(512, label="Max new tokens", minimum=1, step=1)
-            seed = gr.Textbox("", label="Seed", placeholder="empty: a fresh one", max_lines=1)
-        why = gr.HTML(desk.rule_of("exact", False)[0], elem_id="rule", js_on_load=None)
-        with gr.Row():
-            epsilon = gr.Slider(
-                0, 1, 0.09, step=0.01, label="ε (posterior threshold)", interactive=False
-            )
-            delta = gr.Slider(
-                0, 0.99, 0.3, step=0.01, label="δ (posterior alpha)", interactive=False
-            )
-        system = gr.Textbox("", label="System prompt (optional)", lines=1, max_lines=6)
-    for control in (acceptance, temperature):
-        control.change(
-            desk.explain,
-            [acceptance, temperature],
-            [why, epsilon, delta],
-            trigger_mode="always_last",
-            **AT_ONCE,
+def _talk() -> dict[str, Any]:
+    """The conversation and the answer that is being written."""
+    parts: dict[str, Any] = {}
+    with gr.Column(elem_id="talk"):
+        with gr.Column(elem_id="empty") as parts["empty"]:
+            gr.HTML(WELCOME, js_on_load=None)
+            with gr.Row(elem_id="examples"):
+                parts["examples"] = [gr.Button(text, size="sm") for text in EXAMPLES]
+        parts["history"] = gr.Chatbot(
+            elem_id="history",
+            label="Conversation",
+            show_label=False,
+            container=False,
+            height=None,
+            buttons=["copy"],
+            editable="all",
+            layout="bubble",
+            feedback_options=None,
+            group_consecutive_messages=False,
+            placeholder=" ",
         )
-    return [acceptance, temperature, epsilon, delta, tree, max_new_tokens, seed, system]
+        parts["text"] = gr.Markdown(elem_id="live-text", elem_classes=["live-text"])
+        parts["live"] = drawn("live")
+        parts["next"] = drawn("next")
+    return parts
+
+
+def _composer() -> dict[str, Any]:
+    """Where the user writes, and what can be done with the conversation."""
+    parts: dict[str, Any] = {}
+    with gr.Column(elem_id="composer"):
+        with gr.Row(elem_id="turns"):
+            for name, label in (("regenerate", "Regenerate"), ("proceed", "Continue")):
+                parts[name] = gr.Button(label, elem_id=name, size="sm", interactive=False)
+            parts["undo"] = gr.Button("Undo", elem_id="undo", size="sm", interactive=False)
+            parts["tint"] = drawn("tint")
+        parts["box"] = gr.Textbox(
+            elem_id="box",
+            label="Message",
+            show_label=False,
+            container=False,
+            placeholder="Write a message",
+            lines=1,
+            max_lines=8,
+            autofocus=True,
+        )
+        with gr.Row(elem_id="actions"):
+            parts["vanilla"] = gr.Checkbox(
+                label="Vanilla (plain)", elem_id="vanilla", container=False
+            )
+            parts["clear"] = gr.Button("New chat", elem_id="clear", size="sm")
+            parts["send"] = gr.Button("Send", elem_id="send", size="sm", variant="primary")
+            parts["stop"] = gr.Button(
+                "Stop", elem_id="stop", size="sm", variant="stop", visible=False
+            )
+    return parts
+
+
+def _connect(
+    desk: Desk, tab: gr.State, parts: dict[str, Any], settings: list[gr.components.Component]
+) -> None:
+    """Which event does what. Every view may ask the tab's script, through `next`, to look again
+    or to follow the answer that runs: so an answer is followed whoever began it."""
+    view = [parts[name] for name in View._fields]
+    box, history, following = parts["box"], parts["history"], parts["next"]
+    token = gr.BrowserState(None, storage_key="medusa-chat", secret="medusa-chat")
+
+    page().load(desk.attach, [tab, token], [token, *view], **AT_ONCE)
+    gr.Timer(LOOK_SECONDS).tick(desk.tick, [tab], [following], **AT_ONCE)
+    following.look(desk.look, [tab, box], view, **AT_ONCE)
+    streamed = following.follow(
+        desk.stream, [tab], [parts["live"], parts["text"], parts["panel"]], **MULTIPLE
+    )
+    streamed.then(desk.look, [tab, box], view, **AT_ONCE)
+    following.drop(desk.drop, [tab], view, **AT_ONCE)
+
+    for event, source in ((box.submit, box), (parts["send"].click, box)):
+        event(desk.begin, [tab, source, *settings], view, **AT_ONCE)
+    for example in parts["examples"]:
+        example.click(desk.begin, [tab, example, *settings], view, **AT_ONCE)
+    parts["regenerate"].click(desk.regenerate, [tab, *settings], view, **AT_ONCE)
+    parts["proceed"].click(desk.proceed, [tab, *settings], view, **AT_ONCE)
+    history.edit(desk.edit, [tab, *settings], view, **AT_ONCE)
+    history.select(desk.choose, [tab], [parts["panel"]], **AT_ONCE)
+    parts["undo"].click(desk.undo, [tab], view, **AT_ONCE)
+    parts["clear"].click(desk.clear, [tab], view, **AT_ONCE)
+    parts["stop"].click(desk.stop, [tab], None, **AT_ONCE)
+    parts["system"].blur(desk.say_system, [tab, parts["system"]], None, **AT_ONCE)
+    parts["panel"].pick(desk.pick, [tab], [parts["panel"]], **AT_ONCE)

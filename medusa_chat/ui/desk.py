@@ -2,53 +2,82 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.messages import Message
 from medusa_chat.session import Job, Session
-from medusa_chat.ui.answer import Answer, shown
-from medusa_chat.ui.inputs import checked
+from medusa_chat.ui.answer import Answer, Row, drawn_row, rows
+from medusa_chat.ui.inputs import Inputs, checked
 from medusa_chat.ui.panel import panel_line
+from medusa_chat.ui.rooms import Room, Rooms
 from medusa_chat.ui.status import phase_text
+from medusa_chat.ui.thoughts import said
 from medusa_chat.ui.tree_view import to_line
 
 POLL_SECONDS = 0.06
 KEEP_ALIVE_SECONDS = 0.5  # a tab that was closed is noticed at the next yield
+SLOW_TEXT = 4000  # characters; rendering a longer text takes longer, so it is drawn less often
 MAX_SHOWN = 200  # messages; a longer conversation is kept, but drawing it all would be slow
-SETTINGS = (
+MAX_TINTED = 40  # answers, the latest: the tint of an older one is not worth its bytes
+SETTINGS = (  # in the order in which events post them
     "vanilla",
+    "drafter",
     "acceptance",
     "temperature",
+    "top_p",
+    "top_k",
     "posterior_threshold",
+    "locked",
     "posterior_alpha",
     "tree",
+    "nodes",
     "max_new_tokens",
     "seed",
+    "stop",
     "system",
 )
-RULES = {
-    "exact": "exact: every token is the model's own; same text as plain decoding "
-    "with the same seed.",
-    "typical": "typical: lossy and deterministic; temperature only relaxes acceptance.",
-    "typical-sampled": "typical-sampled: lossy, sampled from the tokens that pass the test.",
-}
 
 
 @dataclass
-class Chat:
-    """One browser tab: its conversation and the answer that runs or ran last."""
+class Tab:
+    """One browser tab: whose room it shows, what it has drawn, and what it looks at.
 
-    messages: list[Message] = field(default_factory=list)
-    notes: dict[int, str] = field(default_factory=dict)
-    answer: Answer = field(default_factory=Answer)
-    job: Job | None = None
-    is_running: bool = False
+    looks_at: an earlier answer; None is the latest. tinted: numbers of answers it has pieces of.
+    """
+
+    token: str = ""
+    version: int = 0
+    talk_version: int = 0
+    system: str = ""
+    asks: int = 0
     is_streaming: bool = False
+    looks_at: Answer | None = None
+    number: int = 0
+    tinted: set[int] = field(default_factory=set)
+
+
+class View(NamedTuple):
+    """Everything that follows from a room, in the order of the events' outputs."""
+
+    history: Any
+    live: Any
+    text: Any
+    box: Any
+    empty: Any
+    send: Any
+    stop: Any
+    next: Any
+    tint: Any
+    regenerate: Any
+    proceed: Any
+    undo: Any
+    system: Any
+    panel: Any
 
 
 class Desk:
@@ -57,115 +86,270 @@ class Desk:
     def __init__(self, session: Session, trees: Sequence[str]) -> None:
         self.session = session
         self.trees = tuple(trees)
-        self.plain: dict[tuple[str, str, str], float] = {}
+        self.rooms = Rooms(session, self._measure)
+        self._plain: dict[tuple[str, str, str], float] = {}
 
-    def begin(self, chat: Chat, text: object, *settings: object) -> tuple[Any, ...]:
-        """Check, queue the job and show the message; a refusal changes nothing but the line."""
-        if chat.is_running:
-            gr.Info("An answer is still running here: stop it, or wait for its end.")
-            return (gr.skip(),) * 6
-        try:
-            posted = {"text": text, **dict(zip(SETTINGS, settings, strict=True))}
-            inputs = checked(posted | {"history": chat.messages}, self.trees)
-        except MedusaChatError as error:
-            chat.job = None
-            return _refused(str(error))
-        chat.messages = [*inputs.history, {"role": "user", "content": inputs.text}]
-        system = [{"role": "system", "content": inputs.system}] if inputs.system else []
-        chat.answer = Answer(chat.answer.number + 1)
-        chat.is_running = True
-        chat.job = self.session.submit([*system, *chat.messages], inputs.settings)
-        return self._view(chat, box="")
+    # ---- what others ask ----
 
-    async def stream(self, chat: Chat) -> AsyncIterator[tuple[str, str]]:
-        """(live, panel) about 15 times a second until the job has ended; closing it stops."""
-        job, answer = chat.job, chat.answer
-        if job is None or not chat.is_running or chat.is_streaming:
-            yield gr.skip(), gr.skip()
+    def answer_of(self, tab: Tab) -> Answer:
+        """The answer the tab looks at: the one it chose, else the latest."""
+        return tab.looks_at or self.room_of(tab).answer
+
+    def plain_of(self, answer: Answer) -> float | None:
+        """Tokens per second of plain decoding, measured on this answer's model, or None."""
+        key = answer.model_key
+        return answer.plain_rate or (self._plain.get(key) if key else None)
+
+    def measured_plain(self, key: tuple[str, str, str], rate: float) -> None:
+        """Remember the plain speed of a model: (name, precision, device)."""
+        self._plain[key] = rate
+
+    def room_of(self, tab: Tab) -> Room:
+        """The room the tab shows; made when it has none yet, or when it expired."""
+        room = self.rooms.open(tab.token)
+        tab.token = room.token
+        return room
+
+    # ---- events: a tab comes ----
+
+    def attach(self, tab: Tab, token: object) -> tuple[Any, ...]:
+        """A tab opens or reloads: (token for the browser to keep, *everything of its room)."""
+        known = None if tab.token else self.rooms.find(token)
+        if known is not None:
+            tab.token = known.token
+        room = self.room_of(tab)
+        room.touch()
+        return (room.token, *self.look(tab))
+
+    def tick(self, tab: Tab) -> Any:
+        """Once a second: tell the tab to look when its room has changed elsewhere."""
+        room = self.room_of(tab)
+        room.touch()
+        if tab.is_streaming or (tab.version == room.version and not room.is_running):
+            return gr.skip()
+        return self._next(tab, room, "look")
+
+    def look(self, tab: Tab, box: object = "") -> View:
+        """Show what has changed; box: what is being written."""
+        view = self._view(tab)
+        return view._replace(box=_returned(self.room_of(tab).take_returned(), box))
+
+    async def stream(self, tab: Tab) -> AsyncIterator[tuple[Any, Any, Any]]:
+        """(live, text, panel) about 15 times a second until the answer has ended. Any number of
+        tabs may; closing one only ends its view."""
+        room = self.room_of(tab)
+        if tab.is_streaming or not room.is_running:
+            yield gr.skip(), gr.skip(), gr.skip()
             return
-        chat.is_streaming = True
+        tab.is_streaming = True
+        room.enter()
         try:
-            taken, panel, told = 0, self._panel(answer), 0.0
-            while True:
-                is_done = job.done.is_set()  # asked before reading: the last event is not missed
-                events = job.trace[taken:]
-                taken += len(events)
-                before = answer.live
-                answer.take(events)
-                answer.say("" if is_done else self._waiting_for(job, answer))
-                if events:
-                    panel = self._panel(answer)
-                if answer.live != before or events or time.monotonic() > told + KEEP_ALIVE_SECONDS:
-                    told = time.monotonic()
-                    yield answer.live, panel
-                if is_done or job is not chat.job or (job.is_cancelled and job.state == "waiting"):
-                    return
-                await asyncio.sleep(POLL_SECONDS)
+            async for update in self._updates(tab, room):
+                yield update
         finally:
-            chat.is_streaming = False
-            if not job.done.is_set():
-                self.session.stop(job)
+            tab.is_streaming = False
+            room.leave()
 
-    def commit(self, chat: Chat) -> tuple[Any, ...]:
-        """Move what was generated into the conversation, once."""
-        job, answer = chat.job, chat.answer
-        if job is None or not chat.is_running or chat.is_streaming:
-            return (*[gr.skip()] * 6, gr.skip())
-        chat.is_running, chat.job = False, None
-        if answer.plain_rate and answer.model_key:
-            self.plain[answer.model_key] = answer.plain_rate
-        note = f"stopped: {job.error}" if job.error else answer.note
-        line, box = job.error, None
-        if not answer.text and (job.error or answer.finished is None or note):
-            box = chat.messages.pop()["content"]
-            line = line or (answer.finished.message if answer.finished else "") or note
-        else:
-            if note:
-                chat.notes[len(chat.messages)] = note
-            chat.messages = [*chat.messages, {"role": "assistant", "content": answer.text}]
-        return (*self._view(chat, line, box), self._panel(answer))
+    async def _updates(self, tab: Tab, room: Room) -> AsyncIterator[tuple[str, str, str]]:
+        answer, told, drawn = room.answer, 0.0, 0.0
+        before: tuple[str, int] | None = None
+        live, text, panel = "", "", ""
+        while True:
+            is_over = room.answer is not answer or not room.is_running
+            if not is_over:
+                room.fold(self._waiting_for)
+            now = time.monotonic()
+            if (answer.live, len(answer.steps)) != before or now > told + KEEP_ALIVE_SECONDS:
+                before, told = (answer.live, len(answer.steps)), now
+                if is_over or now >= drawn + POLL_SECONDS * len(answer.text) / SLOW_TEXT:
+                    text, drawn = said(answer.text), now
+                live, panel = answer.live, self._panel(tab)
+                yield live, text, panel
+            if is_over:
+                return
+            await asyncio.sleep(POLL_SECONDS)
 
-    def stop(self, chat: Chat) -> None:
-        """End the answer at its next step; the text so far is kept."""
-        if chat.job is not None:
-            self.session.stop(chat.job)
+    # ---- events: what a person does ----
 
-    def clear(self, chat: Chat) -> tuple[Any, ...]:
-        """Forget the conversation, ending the answer that runs."""
-        self.stop(chat)
-        chat.messages, chat.notes, chat.job, chat.is_running = [], {}, None, False
-        chat.answer = Answer(chat.answer.number + 1)
-        return (*self._view(chat, box=""), "")
+    def begin(self, tab: Tab, text: object, *settings: object) -> View:
+        """Send a message, or let it wait for the end of the answer that runs."""
+        posted = {"text": text}
+        view, is_done = self._do(tab, Room.ask, settings, posted)
+        return view._replace(box="") if is_done else view
 
-    def pick(self, chat: Chat, event: gr.EventData) -> str:
-        """The panel with the step the user clicked; without one the latest."""
+    def regenerate(self, tab: Tab, *settings: object) -> View:
+        """Answer the last message again."""
+        return self._do(tab, Room.regenerate, settings)[0]
+
+    def proceed(self, tab: Tab, *settings: object) -> View:
+        """Go on with the last answer."""
+        return self._do(tab, Room.proceed, settings)[0]
+
+    def undo(self, tab: Tab) -> View:
+        """Take the last turn back into the box."""
         try:
-            step = checked({"step": event._data.get("step")}, self.trees).step
-        except (MedusaChatError, AttributeError):
-            step = None
-        return self._panel(chat.answer, step)
-
-    def explain(self, acceptance: object, temperature: object) -> tuple[Any, ...]:
-        """What the acceptance guarantees, and whether epsilon and delta do anything."""
-        try:
-            posted = {"acceptance": acceptance, "temperature": temperature}
-            settings = checked(posted, self.trees).settings
+            text = self.room_of(tab).undo()
         except MedusaChatError as error:
-            return str(error), gr.skip(), gr.skip()
-        text, is_used = self.rule_of(settings.acceptance, settings.is_greedy)
-        return text, gr.update(interactive=is_used), gr.update(interactive=is_used)
+            return self._refused(tab, error)
+        return self._view(tab)._replace(box=text)
 
-    def rule_of(self, acceptance: str, is_greedy: bool) -> tuple[str, bool]:
-        """(the line under the settings, whether epsilon and delta are used)."""
-        if acceptance == "exact":
-            return f"{RULES[acceptance]} ε and δ belong to typical acceptance and are off.", False
-        if is_greedy:
-            return "At temperature 0 every acceptance is greedy decoding: ε and δ are off.", False
-        return RULES[acceptance], True
+    def edit(self, tab: Tab, event: gr.EventData, *settings: object) -> View:
+        """A row of the conversation was edited."""
+        tab.talk_version = 0  # what the browser shows is not what is there: draw it anew
+        try:
+            row = self._row(self.room_of(tab), _of(event, "index"))
+        except (MedusaChatError, IndexError):
+            return self._view(tab)
+        if row.kind != "text":
+            gr.Info("Only what was said can be edited.")
+            return self._view(tab)
+        posted = {"text": _of(event, "value")}
+        return self._do(tab, lambda room, i: room.edit(row.position, i), settings, posted)[0]
 
-    def _waiting_for(self, job: Job, answer: Answer) -> str:
-        if answer.prefilled is not None:
-            return ""
+    def clear(self, tab: Tab) -> View:
+        """A new conversation."""
+        self.room_of(tab).clear()
+        return self._view(tab)._replace(box="")
+
+    def stop(self, tab: Tab) -> None:
+        """End the answer at its next step; the text so far is kept."""
+        self.room_of(tab).stop()
+
+    def drop(self, tab: Tab, event: gr.EventData) -> View:
+        """Forget a message that waits."""
+        try:
+            place = checked({"place": _of(event, "place")}, self.trees).place
+        except MedusaChatError:
+            place = None
+        if place is not None:
+            self.room_of(tab).drop(place)
+        return self._view(tab)
+
+    def say_system(self, tab: Tab, system: object) -> None:
+        """The system prompt was written; it goes with the next message."""
+        try:
+            text = checked({"system": system}, self.trees).system
+        except MedusaChatError as error:
+            gr.Warning(str(error))
+            return
+        tab.system = text
+        self.room_of(tab).say_system(text)
+
+    def pick(self, tab: Tab, event: gr.EventData) -> str:
+        """The panel with the step the user chose; without one the latest."""
+        try:
+            step = checked({"step": _of(event, "step")}, self.trees).step
+        except MedusaChatError:
+            step = None
+        return self._panel(tab, step)
+
+    def choose(self, tab: Tab, event: gr.EventData) -> Any:
+        """A row of the conversation was clicked: the panel shows that answer."""
+        room = self.room_of(tab)
+        try:
+            answer = room.talk.answers.get(self._row(room, _of(event, "index")).position)
+        except (MedusaChatError, IndexError):
+            return gr.skip()
+        if answer is None or not answer.steps or room.is_running:
+            return gr.skip()
+        tab.looks_at = answer
+        return self._panel(tab)
+
+    # ---- what they share ----
+
+    def _do(
+        self,
+        tab: Tab,
+        act: Callable[[Room, Inputs], None],
+        settings: Sequence[object],
+        posted: Mapping[str, object] = MappingProxyType({}),
+    ) -> tuple[View, bool]:
+        """Check what was posted and do it: (what became of it, whether it was done)."""
+        try:
+            chosen = dict(zip(SETTINGS, settings, strict=True))
+            act(self.room_of(tab), checked(chosen | dict(posted), self.trees))
+        except MedusaChatError as error:
+            return self._refused(tab, error), False
+        return self._view(tab), True
+
+    def _refused(self, tab: Tab, error: MedusaChatError) -> View:
+        view = self._view(tab)
+        if self.room_of(tab).is_running:
+            gr.Info(str(error))
+            return view
+        return view._replace(live=_error(str(error)))
+
+    def _view(self, tab: Tab) -> View:
+        """What the tab does not show yet; what has not changed is skipped."""
+        room = self.room_of(tab)
+        if room.answer.number != tab.number:
+            tab.number, tab.looks_at = room.answer.number, None
+        version, talk_version = room.version, room.talk_version
+        is_new, is_talk_new = tab.version != version, tab.talk_version != talk_version
+        tab.version, tab.talk_version = version, talk_version
+        is_running, has_talk = room.is_running, bool(room.talk.messages)
+        can = gr.update(interactive=has_talk and not is_running) if is_new else gr.skip()
+        drawn = self._rows(room) if is_talk_new else []
+        is_still = is_talk_new and not tab.is_streaming
+        return View(
+            history=self._history(room, drawn) if is_talk_new else gr.skip(),
+            live=_error(room.error) if room.error and is_still else "" if is_still else gr.skip(),
+            text="" if is_still else gr.skip(),
+            box=gr.skip(),
+            empty=gr.update(visible=not has_talk and not is_running) if is_new else gr.skip(),
+            send=gr.update(value="Queue" if is_running else "Send") if is_new else gr.skip(),
+            stop=gr.update(visible=is_running) if is_new else gr.skip(),
+            next=self._next(tab, room, "follow" if is_running and not tab.is_streaming else ""),
+            tint=self._tint(tab, room, drawn) if is_talk_new else gr.skip(),
+            regenerate=can,
+            proceed=can,
+            undo=can,
+            system=self._system(tab, room),
+            panel=self._panel(tab) if is_new else gr.skip(),
+        )
+
+    def _system(self, tab: Tab, room: Room) -> Any:
+        if tab.system == room.system:
+            return gr.skip()
+        tab.system = room.system
+        return room.system
+
+    def _rows(self, room: Room) -> list[Row]:
+        talk = room.talk
+        first = max(0, len(talk.messages) - MAX_SHOWN)
+        return list(rows(talk.messages, talk.notes, talk.answers, first))
+
+    def _row(self, room: Room, place: object) -> Row:
+        """The row of a place that was posted. Raises UsageError or IndexError."""
+        checked_place = checked({"place": place}, self.trees).place
+        if checked_place is None:
+            raise IndexError
+        return self._rows(room)[checked_place]
+
+    def _history(self, room: Room, drawn: Sequence[Row]) -> list[dict[str, Any]]:
+        messages = room.talk.messages
+        return [drawn_row(row, messages[row.position]["role"]) for row in drawn]
+
+    def _tint(self, tab: Tab, room: Room, drawn: Sequence[Row]) -> str:
+        """{"rows": [[row, key] ...], "new": {key: pieces}}: what the tab has is not sent again."""
+        tinted = [(place, row) for place, row in enumerate(drawn) if row.pieces][-MAX_TINTED:]
+        found, new = [], {}
+        for place, row in tinted:
+            number = room.talk.answers[row.position].number
+            key = f"{number}.{place - _first_row(drawn, row.position)}"
+            found.append([place, key])
+            if number not in tab.tinted:
+                new[key] = [part for text, tokens in row.pieces for part in (tokens, text)]
+        tab.tinted |= {room.talk.answers[row.position].number for _, row in tinted}
+        return to_line({"rows": found, "new": new})
+
+    def _next(self, tab: Tab, room: Room, ask: str) -> str:
+        """What waits, and what the tab's script shall ask for, once per number."""
+        tab.asks += bool(ask)
+        waiting = [inputs.text[:200] for inputs in room.pending]
+        return to_line({"pending": waiting, "ask": ask, "number": tab.asks})
+
+    def _waiting_for(self, job: Job) -> str:
         if job.state == "running":
             return "prefill: reading the conversation …"
         ahead = self.session.position(job)
@@ -176,27 +360,34 @@ class Desk:
             return f"waiting for the model: {phase_text(state)} …"
         return "starting …"
 
-    def _panel(self, answer: Answer, step: int | None = None) -> str:
-        key = answer.model_key
-        return panel_line(answer, answer.plain_rate or (self.plain.get(key) if key else None), step)
+    def _panel(self, tab: Tab, step: int | None = None) -> str:
+        answer = self.answer_of(tab)
+        if answer.prefilled is None and not self.room_of(tab).is_running:
+            return ""
+        return panel_line(answer, self.plain_of(answer), step)
 
-    def _view(self, chat: Chat, line: str = "", box: object = None) -> tuple[Any, ...]:
-        """history, live, box, empty, send, stop: all that follows from the chat's state."""
-        first = max(0, len(chat.messages) - MAX_SHOWN)
-        return (
-            shown(chat.messages, chat.notes)[first:],
-            _error(line) if line else "",
-            gr.skip() if box is None else box,
-            gr.update(visible=not chat.messages),
-            gr.update(visible=not chat.is_running),
-            gr.update(visible=chat.is_running),
-        )
+    def _measure(self, answer: Answer) -> None:
+        """Remember the plain speed when the answer was one."""
+        if answer.plain_rate and answer.model_key:
+            self.measured_plain(answer.model_key, answer.plain_rate)
+
+
+def _of(event: gr.EventData, name: str) -> object:
+    """A field of what an event brought; None when it brought none."""
+    data = getattr(event, "_data", None)
+    return data.get(name) if isinstance(data, dict) else None
+
+
+def _first_row(drawn: Sequence[Row], position: int) -> int:
+    return next(place for place, row in enumerate(drawn) if row.position == position)
+
+
+def _returned(text: str, box: object) -> Any:
+    """A message that comes back goes before what is being written."""
+    if not text:
+        return gr.skip()
+    return f"{text}\n\n{box}" if isinstance(box, str) and box.strip() else text
 
 
 def _error(line: str) -> str:
     return to_line({"error": line}) + "\n"
-
-
-def _refused(line: str) -> tuple[Any, ...]:
-    """The same six outputs with nothing but the line changed."""
-    return gr.skip(), _error(line), *[gr.skip()] * 4

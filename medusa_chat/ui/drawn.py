@@ -3,6 +3,7 @@
 from typing import Any
 
 import gradio as gr
+from gradio.context import Context
 
 from medusa_chat.paths import asset
 
@@ -20,3 +21,9 @@ def drawn(name: str, value: str = "") -> gr.HTML:
         js_on_load=asset("js", f"{name}.js").read_text(encoding="utf-8"),
         apply_default_css=False,
     )
+
+
+def page() -> gr.Blocks:
+    """The gr.Blocks that is open, for what happens when a browser loads it."""
+    assert isinstance(Context.root_block, gr.Blocks), "build inside a gr.Blocks"
+    return Context.root_block

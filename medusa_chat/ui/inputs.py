@@ -10,25 +10,26 @@ from dataclasses import dataclass
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
-from medusa_chat.messages import Message
 from medusa_chat.prompts import without_broken_characters
 
 MAX_CHARACTERS = 1_000_000
 MAX_STEP = 1_000_000
-ROLES = ("system", "user", "assistant")
-SETTINGS = ("acceptance", "temperature", "posterior_threshold", "posterior_alpha")
-OTHERS = ("tree", "max_new_tokens", "seed", "vanilla", "text", "system", "history", "step")
+MAX_STOPS = 16
+SETTINGS = ("acceptance", "temperature", "top_p", "posterior_threshold", "posterior_alpha")
+WHOLE = ("top_k", "nodes", "max_new_tokens")
+OTHERS = ("drafter", "tree", "seed", "stop", "vanilla", "locked")
+DRAFTERS = ("auto", "medusa", "prompt-lookup")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an event may use. step: None is the latest. history: what goes to the model."""
+    """What an event may use. step: None is the latest. place: a row of the conversation."""
 
     settings: GenerationSettings
     text: str = ""
     system: str = ""
-    history: tuple[Message, ...] = ()
     step: int | None = None
+    place: int | None = None
 
 
 def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
@@ -38,32 +39,62 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
     was wrong and what is allowed.
     """
     try:
-        if unknown := set(posted) - {*SETTINGS, *OTHERS}:
+        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, "text", "system", "step", "place"}:
             raise UsageError(f"unknown input {sorted(unknown)[0]!r}")
         return Inputs(
             settings=_settings(posted, trees),
             text=_message(posted["text"]) if "text" in posted else "",
             system=_clean("the system prompt", posted.get("system", "")).strip(),
-            history=_history(posted.get("history", ())),
-            step=_step(posted.get("step")),
+            step=_count("step", posted.get("step")),
+            place=_count("place", posted.get("place")),
         )
     except UsageError as error:
         raise UsageError(_clean_line(str(error))) from None
 
 
+def follows(epsilon: float) -> float:
+    """The delta that belongs to an epsilon: its square root (Medusa, arXiv 2401.10774, 2.3.1)."""
+    return min(math.sqrt(epsilon), 0.999)
+
+
 def _settings(posted: Mapping[str, object], trees: Sequence[str]) -> GenerationSettings:
     values = {name: posted[name] for name in SETTINGS if name in posted}
-    tree = posted.get("tree", "auto")
-    if not isinstance(tree, str) or tree not in ("auto", *trees):
-        raise UsageError(f"tree is {tree!r:.80}: choose one of {', '.join(('auto', *trees))}")
-    vanilla = posted.get("vanilla", False)
-    if not isinstance(vanilla, bool):
-        raise UsageError(f"Vanilla is {vanilla!r:.80}: switch it on or off")
-    values |= {"tree": tree, "drafter": "none" if vanilla else None}
-    if "max_new_tokens" in posted:
-        values["max_new_tokens"] = _whole(posted["max_new_tokens"])
-    values["seed"] = _seed(posted.get("seed", ""))
-    return GenerationSettings.from_json(values)
+    values |= {name: _whole(posted[name]) for name in WHOLE if name in posted}
+    tree = _choice("tree", posted.get("tree", "auto"), ("auto", *trees))
+    drafter = _choice("drafter", posted.get("drafter", "auto"), DRAFTERS)
+    is_plain = _switch("Vanilla", posted.get("vanilla", False))
+    is_locked = _switch("the lock of delta", posted.get("locked", False))
+    values |= {
+        "tree": tree,
+        "drafter": "none" if is_plain else None if drafter == "auto" else drafter,
+        "seed": _seed(posted.get("seed", "")),
+        "stop": _stops(posted.get("stop", "")),
+    }
+    settings = GenerationSettings.from_json(values)
+    if not is_locked:
+        return settings
+    return settings.resolved(posterior_alpha=follows(settings.posterior_threshold))
+
+
+def _choice(what: str, value: object, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise UsageError(f"{what} is {value!r:.80}: choose one of {', '.join(allowed)}")
+    return value
+
+
+def _switch(what: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{what} is {value!r:.80}: switch it on or off")
+    return value
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    """Stop strings, one a line; an empty line is none."""
+    lines = [line.rstrip("\r") for line in _clean("the stop strings", value).split("\n")]
+    lines = [line for line in lines if line]
+    if len(lines) > MAX_STOPS:
+        raise UsageError(f"there are {len(lines)} stop strings: give at most {MAX_STOPS}")
+    return tuple(lines)
 
 
 def _whole(value: object) -> object:
@@ -98,25 +129,11 @@ def _clean(what: str, value: object) -> str:
     return without_broken_characters(value)
 
 
-def _history(value: object) -> tuple[Message, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise UsageError(f"the conversation is a {type(value).__name__}: give a list of messages")
-    return tuple(_entry(entry) for entry in value)
-
-
-def _entry(entry: object) -> Message:
-    if not isinstance(entry, dict) or set(entry) != {"role", "content"}:
-        raise UsageError("a message of the conversation has a role and a content, nothing else")
-    if entry["role"] not in ROLES:
-        raise UsageError(f"role is {entry['role']!r:.80}: choose one of {', '.join(ROLES)}")
-    return {"role": entry["role"], "content": _clean("a message", entry["content"])}
-
-
-def _step(value: object) -> int | None:
+def _count(what: str, value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STEP:
-        raise UsageError(f"step is {value!r:.80}: give a whole number from 0 to {MAX_STEP}")
+        raise UsageError(f"{what} is {value!r:.80}: give a whole number from 0 to {MAX_STEP}")
     return value
 
 

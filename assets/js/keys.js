@@ -1,0 +1,84 @@
+// The keyboard: what each key does, and a small list of it.
+const KEYS = [
+  ["Enter", "send; while an answer runs: send after it"],
+  ["Shift + Enter", "new line"],
+  ["Esc", "stop the answer"],
+  ["Alt + R", "regenerate the last answer"],
+  ["Ctrl + Shift + O", "new chat"],
+  ["← and →", "one step back or forward in the timeline"],
+  ["/", "write a message"],
+  ["?", "this list"],
+];
+const OWN_ARROWS =
+  "input, textarea, select, [contenteditable=true], [role=slider], [role=tab], [role=radio]," +
+  "[role=listbox], [role=option], [role=menu], [role=tree], .tree-box, svg.bars";
+
+const root = element.querySelector(".keys-block") || element;
+const list = document.createElement("dialog");
+const title = document.createElement("h2");
+const table = document.createElement("dl");
+const close = document.createElement("button");
+list.id = "shortcuts";
+list.setAttribute("aria-labelledby", "shortcuts-title");
+title.id = "shortcuts-title";
+title.textContent = "Keyboard";
+for (const [key, what] of KEYS) {
+  const name = document.createElement("dt");
+  const text = document.createElement("dd");
+  name.append(Object.assign(document.createElement("kbd"), { textContent: key }));
+  text.textContent = what;
+  table.append(name, text);
+}
+close.type = "button";
+close.textContent = "Close";
+close.addEventListener("click", () => list.close());
+list.append(title, table, close);
+root.replaceChildren(list);
+
+function isWriting(node) {
+  return Boolean(node?.closest?.("input, textarea, select, [contenteditable=true]"));
+}
+
+function press(id) {
+  const button = document.getElementById(id);
+  const isThere = button && !button.disabled && button.offsetParent !== null;
+  if (isThere) button.click();
+  return Boolean(isThere);
+}
+
+function write() {
+  const box = document.querySelector("#box textarea");
+  if (!box || box.offsetParent === null) return false;
+  box.focus();
+  return true;
+}
+
+function step(key) {
+  const bars = document.querySelector("#tree svg.bars");
+  if (!bars || bars.getBoundingClientRect().width === 0) return false;
+  bars.dispatchEvent(new KeyboardEvent("keydown", { key, cancelable: true }));
+  return true;
+}
+
+function act(event) {
+  const { key, target } = event;
+  const isPlain = !event.ctrlKey && !event.altKey && !event.metaKey;
+  if (key === "Escape" && isPlain) {
+    const isOpen = target.closest?.("[role=combobox][aria-expanded=true], [role=listbox]");
+    return !isOpen && press("stop");
+  }
+  if (event.ctrlKey && event.shiftKey && key.toLowerCase() === "o") return press("clear") && write();
+  if (event.altKey && !event.ctrlKey && event.code === "KeyR") return press("regenerate");
+  if (!isPlain || isWriting(target)) return false;
+  if (key === "/") return write();
+  if (key === "?") return !list.showModal();
+  if (key === "ArrowLeft" || key === "ArrowRight") {
+    return !target.closest?.(OWN_ARROWS) && step(key);
+  }
+  return false;
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.defaultPrevented || event.isComposing || list.open) return;
+  if (act(event)) event.preventDefault();
+});

@@ -1,0 +1,35 @@
+// Messages that wait for the end of an answer, each with a way to drop it; and what this tab is to
+// ask for next: "look" (something changed elsewhere) or "follow" (an answer runs).
+const root = element.querySelector(".next-block") || element;
+let seen = "";
+let asked = 0;
+
+function line(text, place) {
+  const row = document.createElement("div");
+  const what = document.createElement("span");
+  const drop = document.createElement("button");
+  row.className = "next-line";
+  what.textContent = `next: ${text}`;
+  drop.type = "button";
+  drop.textContent = "×";
+  drop.title = "Do not send it";
+  drop.setAttribute("aria-label", `Do not send: ${text.slice(0, 60)}`);
+  drop.addEventListener("click", () => trigger("drop", { place }));
+  row.append(what, drop);
+  return row;
+}
+
+function show() {
+  const value = props.value || "";
+  if (!value || value === seen) return;
+  seen = value;
+  const { pending, ask, number } = JSON.parse(value);
+  root.replaceChildren(...pending.map(line));
+  if (number <= asked) return;
+  asked = number;
+  if (ask === "look") trigger("look");
+  if (ask === "follow") trigger("follow");
+}
+
+watch("value", show);
+show();
