@@ -4,7 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
-Prompt = Sequence[Message] | str  # a conversation, or a raw text without chat template
+Text = Sequence[Message] | str  # a conversation, or a raw text without chat template
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A text to be answered from an empty cache: nothing of what was said before is reused.
+
+    Two answers that are timed against each other both start like this.
+    """
+
+    text: Text
+
+
+Prompt = Text | Fresh
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from medusa_chat.decoding.events import Event, Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import MedusaChatError, ModelError, OutOfMemoryError, UsageError
-from medusa_chat.messages import LoadRequest, Message, Prompt
+from medusa_chat.messages import Fresh, LoadRequest, Message, Prompt, Text
 
 __all__ = ["load", "reply", "serve"]
 
@@ -29,6 +29,9 @@ def reply(
 
     if loaded is None:
         raise ModelError("no model is loaded: load one first")
+    if isinstance(prompt, Fresh):
+        loaded.engine.forget()
+        loaded.said, prompt = ("", []), prompt.text
     resolved, tree = resolve(loaded, settings)
     ids, text = encode(loaded, prompt)
     engine = loaded.engine
@@ -78,7 +81,7 @@ def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[Generati
     return settings.resolved(drafter=drafter, tree=name, nodes=len(tree), seed=seed), tree
 
 
-def encode(loaded: LoadedModel, prompt: Prompt) -> tuple[list[int], str]:
+def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
     """The prompt's token ids and the text they stand for.
 
     A conversation is rendered by the tokenizer's chat template. What the last answer made of it
