@@ -7,15 +7,16 @@ counts it; who goes first is the caller's choice, to be alternated. All times ar
 the events carry, measured beside the model.
 """
 
+import math
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.messages import Fresh, Text
+from medusa_chat.errors import MedusaChatError, ModelError, UsageError
+from medusa_chat.messages import Fresh, Peek, PeekRequest, Text
 from medusa_chat.session import Job, Session
 
 Side = Literal["plain", "drafted"]
@@ -93,8 +94,8 @@ class Recording:
 class Difference:
     """Where two answers part: the token's place from 0, both tokens as text.
 
-    gap: log p of plain's token less log p of the other at that place, by the backbone; None when
-    it is not known.
+    gap: log p of plain's token less log p of the other at that place, by the backbone at
+    temperature 1; None while nobody asked (`with_gap`), or where an answer had ended.
     """
 
     index: int
@@ -224,6 +225,38 @@ def first_difference(plain: Recording, drafted: Recording) -> Difference | None:
     pairs = enumerate(zip(*ids, strict=False))
     index = next((i for i, (a, b) in pairs if a != b), min(map(len, ids)))
     return Difference(index, _token_at(plain, index), _token_at(drafted, index))
+
+
+def with_gap(session: Session, found: Comparison, timeout: float | None = None) -> Comparison:
+    """The comparison with the gap of its difference, asked of the model; waits its turn.
+
+    Raises ModelError when the model cannot say: gone, another, or busy beyond `timeout`.
+    """
+    request = gap_request(session, found)
+    return found if request is None else add_gap(found, session.peek(request, timeout))
+
+
+def gap_request(session: Session, found: Comparison) -> PeekRequest | None:
+    """What to ask for the gap; None where nothing is to be asked. Raises ModelError when the
+    model that answered is no longer the one that is loaded."""
+    parts, plain = found.difference, found.plain.token_ids
+    if parts is None or parts.index >= min(len(plain), len(found.drafted.token_ids)):
+        return None
+    model = session.state.model
+    if model is None or (model.name, model.precision) != (found.model, found.precision):
+        raise ModelError("another model is loaded now")
+    both = plain[parts.index], found.drafted.token_ids[parts.index]
+    return PeekRequest((*found.prompt_token_ids, *plain[: parts.index]), tokens=both)
+
+
+def add_gap(found: Comparison, peek: Peek) -> Comparison:
+    """The comparison with what the model said to `gap_request`."""
+    one, two = peek.asked
+    parts, gap = found.difference, None
+    assert parts is not None
+    if one.probability > 0 and two.probability > 0:
+        gap = math.log(one.probability) - math.log(two.probability)
+    return replace(found, difference=Difference(parts.index, one.text, two.text, gap))
 
 
 def _follow(session: Session, job: Job, begun: Progress, poll_seconds: float) -> Iterator[Progress]:

@@ -335,7 +335,18 @@ function badge() {
     box.append(`${which ? ", " : ""}${names[which]} `, make("code", "", token));
   });
   box.append(gap ? `. Gap: ${gap}. ` : ". ", note);
+  box.append(makeButton("show", "show it in both texts", showParting));
   return box;
+}
+
+function showParting() {
+  pause();
+  seek(end);
+  for (const { text } of lanes) {
+    const mark = text.querySelector(".differs");
+    if (mark) text.scrollTop += mark.getBoundingClientRect().top - text.getBoundingClientRect().top - 40;
+  }
+  track.scrollIntoView({ block: "nearest" });
 }
 
 function drawFacts() {
@@ -381,6 +392,11 @@ function drawResult(found, isNew) {
   start();
 }
 
+function addGap(found) {
+  result.difference = found.difference;
+  drawFacts();
+}
+
 function fold() {
   const value = props.value || "";
   if (value === seen) return;
@@ -392,6 +408,7 @@ function fold() {
   if (now.state === "running") drawRunning(now);
   else say(status, "");
   if (now.result && now.result.number !== result?.number) drawResult(now.result, !isFirst);
+  else if (now.result?.difference) addGap(now.result); // its gap is known now
   if (now.state !== "running" && !now.result) setLanes([]);
   root.classList.toggle("has-result", Boolean(now.result));
   root.classList.toggle("is-empty", now.state !== "running" && !now.result);

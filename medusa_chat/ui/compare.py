@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from medusa_chat.compare import Comparison, Progress, compare
+from medusa_chat.compare import Comparison, Progress, add_gap, compare, gap_request
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.session import Session
@@ -96,6 +96,8 @@ class Track:
                 if isinstance(event, Comparison):
                     self._keep(race, event)
                     yield self._line(race)
+                    await self._ask_gap(race, event)
+                    yield self._line(race)
                     return
                 yield self._line(race, **self._progress(event, race.settings))
                 await asyncio.sleep(POLL_SECONDS)
@@ -114,6 +116,20 @@ class Track:
     def stop(self, race: Race) -> None:
         """End the comparison at the next step; the last result stays."""
         race.is_stopped = True
+
+    async def _ask_gap(self, race: Race, found: Comparison) -> None:
+        """Add how near the first difference was, if the model still can say."""
+        request = gap_request(self.session, found)
+        if request is None:
+            return
+        look = self.session.submit_look(request)
+        try:
+            while not look.done.is_set() and not race.is_stopped:
+                await asyncio.sleep(POLL_SECONDS / 4)
+        finally:
+            look.is_cancelled = True
+        if look.peek is not None:
+            self._keep(race, add_gap(found, look.peek))
 
     def _keep(self, race: Race, found: Comparison) -> None:
         race.result = result_view(found) | {"number": race.number}
@@ -145,14 +161,15 @@ def build_compare(
     race = gr.State(Race())
     with gr.Column(elem_id="compare-column"):
         with gr.Column(elem_id="compare-ask"):
-            prompt = gr.Textbox(
-                EXAMPLE,
-                elem_id="compare-prompt",
-                label="Prompt for both",
-                lines=2,
-                max_lines=8,
-            )
             with gr.Row(elem_id="compare-actions"):
+                prompt = gr.Textbox(
+                    EXAMPLE,
+                    elem_id="compare-prompt",
+                    label="Prompt for both",
+                    container=False,
+                    lines=1,
+                    max_lines=8,
+                )
                 run = gr.Button("Run both", elem_id="compare-run", size="sm", variant="primary")
                 stop = gr.Button(
                     "Stop", elem_id="compare-stop", size="sm", variant="stop", visible=False
