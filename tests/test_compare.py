@@ -7,7 +7,7 @@ from itertools import accumulate
 import pytest
 from scripted import ScriptedRunner
 
-from medusa_chat.compare import WARM_UP_TOKENS, Comparison, Progress, compare, compared
+from medusa_chat.compare import WARM_UP_TOKENS, Comparison, Progress, compare, compared, with_gap
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
@@ -218,6 +218,11 @@ def test_typical_acceptance_is_called_lossy_only_where_it_is(demo):
     at = found.difference.index
     assert found.plain.token_ids[:at] == found.drafted.token_ids[:at]
     assert found.plain.token_ids[at : at + 1] != found.drafted.token_ids[at : at + 1]
+    asked = with_gap(demo, found).difference  # plain took the backbone's first choice
+    assert asked.gap > 0 and (asked.plain, asked.drafted) == (
+        found.difference.plain,
+        found.difference.drafted,
+    )
 
 
 # ---- stop and failure ----

@@ -29,6 +29,7 @@ ACCEPTANCES = [
 UNLIMITED: dict[str, Any] = {**QUIET, "concurrency_limit": None}  # the session queues
 ModelKey = tuple[str, str, str]
 PlainRate = Callable[[ModelKey, float], None]
+LastMessage = Callable[[Any], str]
 
 
 @dataclass
@@ -113,6 +114,13 @@ class Track:
             return gr.skip(), gr.skip()
         return gr.update(visible=True), gr.update(visible=False)
 
+    def prefill(self, said: str) -> Any:
+        """The prompt box with what was said last in the chat; as it was when nothing was."""
+        if not said.strip():
+            gr.Info("Nothing was said in the chat yet.")
+            return gr.skip()
+        return said
+
     def stop(self, race: Race) -> None:
         """End the comparison at the next step; the last result stays."""
         race.is_stopped = True
@@ -154,9 +162,15 @@ class Track:
 
 
 def build_compare(
-    session: Session, trees: Sequence[str], tell_plain: PlainRate | None = None
+    session: Session,
+    trees: Sequence[str],
+    tell_plain: PlainRate | None = None,
+    chat: tuple[gr.State, LastMessage] | None = None,
 ) -> None:
-    """Put the Compare tab into the gr.Blocks that is open. trees: presets beside "auto"."""
+    """Put the Compare tab into the gr.Blocks that is open. trees: presets beside "auto".
+
+    chat: the Chat tab's state, and what gives the last message of the user from its value.
+    """
     track = Track(session, trees, tell_plain)
     race = gr.State(Race())
     with gr.Column(elem_id="compare-column"):
@@ -174,6 +188,12 @@ def build_compare(
                 stop = gr.Button(
                     "Stop", elem_id="compare-stop", size="sm", variant="stop", visible=False
                 )
+            use = gr.Button(
+                "Use the chat's last message",
+                elem_id="compare-use",
+                size="sm",
+                visible=chat is not None,
+            )
             controls = _settings(trees)
         picture = drawn("compare")
 
@@ -181,6 +201,9 @@ def build_compare(
         track.begin, [race, prompt, *controls], [picture, run, stop], **UNLIMITED
     ).then(track.stream, [race], [picture], **UNLIMITED)
     begun.then(track.end, [race], [run, stop], **UNLIMITED)
+    if chat is not None:
+        state, last = chat
+        use.click(lambda value: track.prefill(last(value)), [state], [prompt], **AT_ONCE)
     stop.click(track.stop, [race], None, **AT_ONCE)
 
 

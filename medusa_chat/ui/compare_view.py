@@ -84,9 +84,11 @@ def how(found: Comparison) -> str:
     """What was run: model, settings, order, what the figures leave out."""
     settings = found.settings
     tree = "" if _is_lookup(found) else f", tree {settings['tree']} with {settings['nodes']} nodes"
+    test = f" (ε {settings['posterior_threshold']:g}, δ {settings['posterior_alpha']:g})"
     order = "plain first" if found.is_plain_first else "plain second"
     return (
-        f"{found.model}, {found.precision}, {found.device}. {settings['acceptance']} acceptance, "
+        f"{found.model}, {found.precision}, {found.device}. {settings['acceptance']} acceptance"
+        f"{test if found.is_lossy else ''}, "
         f"temperature {settings['temperature']:g}, seed {settings['seed']}{tree}. "
         f"{len(found.prompt_token_ids):,} prompt tokens. "
         f"One after the other, {order}, each from an empty cache after a warm-up that no figure "
@@ -112,7 +114,8 @@ def gap_text(parts: Difference) -> str:
     """How far apart the two tokens are for the backbone; empty when it is not known."""
     if parts.gap is None or not math.isfinite(parts.gap):
         return ""
-    return f"{abs(parts.gap):.4f} in log probability"
+    gap = abs(parts.gap)
+    return f"{f'{gap:.4f}' if gap >= 0.0001 else 'under 0.0001'} in log probability"
 
 
 def difference_note(found: Comparison) -> str:
