@@ -10,7 +10,6 @@ from test_page import (
     Served,
     _browser_or_skip,
     browser,  # noqa: F401
-    open_tab,  # noqa: F401
 )
 
 from medusa_chat.decoding.settings import GenerationSettings
@@ -35,13 +34,31 @@ def served() -> Iterator[Served]:
     session.close()
 
 
+@pytest.fixture(scope="module")
+def page(served, browser) -> Iterator:  # noqa: F811
+    """One page for all tests here, on the Compare tab; it asks nothing outside this machine."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    opened.set_default_timeout(SLOW)
+    asked, faults = [], []
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.goto(served.url)
+    opened.wait_for_selector('.status-line[data-status="ready"]')
+    opened.get_by_role("tab", name="Compare").click()
+    opened.wait_for_selector("#compare-run")
+    yield opened
+    opened.close()
+    local = (served.url, "data:", "blob:")
+    assert [url for url in asked if not url.startswith(local)] == []
+    assert faults == [], "a script of the page failed"
+
+
 @pytest.fixture
-def tab(open_tab):  # noqa: F811
-    """The Compare tab, with few tokens asked for."""
-    page = open_tab()
-    page.set_default_timeout(SLOW)
-    page.get_by_role("tab", name="Compare").click()
-    page.wait_for_selector("#compare-run")
+def tab(page):
+    """The page as a user finds it: few tokens asked for, 1280 wide, with motion."""
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.emulate_media(reduced_motion="no-preference")
+    page.fill("#compare-prompt textarea", "a prompt")
     ask_for(page, 40)
     return page
 
@@ -55,8 +72,11 @@ def ask_for(page, tokens: int) -> None:
 
 def run_both(page) -> None:
     """One click, until both have come to their end in the replay."""
+    last = page.get_attribute(".compare-block", "data-race")
     page.click("#compare-run")
-    page.wait_for_selector(".compare-block.has-result")
+    page.wait_for_function(
+        "last => document.querySelector('.compare-block').dataset.race !== last", arg=last or ""
+    )
     page.wait_for_function(OVER)
     page.wait_for_selector("#compare-run", state="visible")
 
@@ -153,6 +173,7 @@ def test_every_control_works_with_the_keyboard(tab, served, monkeypatch):
     tab.focus(".scrub")
     tab.keyboard.press("End")
     tab.wait_for_function(OVER)
+    tab.click(".speed[data-speed='1']")
 
 
 def test_a_difference_is_named_and_marked_in_both_texts(served, tab, monkeypatch):
@@ -220,8 +241,7 @@ def test_a_screen_reader_hears_what_runs_and_the_verdict_only(tab):
 
 def test_without_motion_the_end_is_shown_and_can_be_scrubbed(tab):
     tab.emulate_media(reduced_motion="reduce")
-    tab.click("#compare-run")
-    tab.wait_for_function(OVER)
+    run_both(tab)
     assert tab.locator(".replay .play").is_hidden() and tab.locator(".speeds").is_hidden()
     whole = tab.evaluate(TEXTS)
     tab.focus(".scrub")
@@ -273,7 +293,8 @@ def test_behind_another_answer_it_says_its_place(served, tab, monkeypatch):
     )
     served.session.stop(other)
     monkeypatch.setattr(served.runner, "delay", 0.004)
-    tab.wait_for_function(OVER)
+    tab.wait_for_selector(".compare-block.has-result")
+    tab.wait_for_selector("#compare-run", state="visible")
 
 
 def test_what_a_model_writes_never_runs(served, tab, monkeypatch):

@@ -381,6 +381,7 @@ function drawRunning(now) {
 
 function drawResult(found, isNew) {
   result = found;
+  root.dataset.race = found.number;
   end = Math.max(...result.sides.map((side) => side.total_ms));
   setLanes(result.sides.map(record));
   markParting();
