@@ -89,6 +89,17 @@ def seek(page, share: float) -> None:
     )
 
 
+def listen(page, selector: str) -> None:
+    """window.said: every text this element has from now on."""
+    page.evaluate(
+        """selector => { window.said = []; window.listener?.disconnect();
+        const at = document.querySelector(selector);
+        window.listener = new MutationObserver(() => window.said.push(at.textContent));
+        window.listener.observe(at, {childList: true, characterData: true, subtree: true}); }""",
+        selector,
+    )
+
+
 def figure(page, row: str) -> list[str]:
     line = page.locator(".compare-table tbody tr", has=page.get_by_text(row, exact=True))
     return line.locator("td").all_inner_texts()
@@ -96,11 +107,7 @@ def figure(page, row: str) -> list[str]:
 
 def test_one_click_shows_what_runs_then_both_texts_whole_and_identical(served, tab, monkeypatch):
     monkeypatch.setattr(served.runner, "delay", 0.03)
-    tab.evaluate(
-        """() => { window.said = []; const at = document.querySelector('.compare-status');
-        new MutationObserver(() => window.said.push(at.textContent))
-          .observe(at, {childList: true, characterData: true, subtree: true}); }"""
-    )
+    listen(tab, ".compare-status")
     run_both(tab)
     told = "\n".join(tab.evaluate("window.said"))
     assert re.search(r"running (plain|with the drafter) \(1 of 2\) … \d+ tokens", told)
@@ -226,11 +233,7 @@ def test_the_result_survives_a_look_at_the_chat(tab):
 
 
 def test_a_screen_reader_hears_what_runs_and_the_verdict_only(tab):
-    tab.evaluate(
-        """() => { window.said = []; const at = document.querySelector('.compare-spoken');
-        new MutationObserver(() => window.said.push(at.textContent))
-          .observe(at, {childList: true, characterData: true, subtree: true}); }"""
-    )
+    listen(tab, ".compare-spoken")
     run_both(tab)
     said = tab.evaluate("window.said")
     assert 2 <= len(said) <= 7 and len(set(said)) == len(said)

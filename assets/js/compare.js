@@ -155,6 +155,12 @@ function markParting() {
 }
 
 function put(lane, piece, isMarked) {
+  const line = piece.indexOf("\n", Math.max(0, lane.room)) + 1;
+  if (line && line < piece.length) {
+    put(lane, piece.slice(0, line), isMarked);
+    put(lane, piece.slice(line), isMarked);
+    return;
+  }
   if (!lane.chunk || (lane.room < 0 && lane.endsLine)) {
     lane.chunk = lane.text.appendChild(make("div", "lane-chunk"));
     lane.room = CHUNK;
@@ -376,7 +382,7 @@ function drawRunning(now) {
     else lane.bar.value = isDone ? 1 : 0;
     say(lane.count, isNow ? `${now.tokens} tokens` : isDone ? "recorded" : "waits for its turn");
   }
-  say(spoken, now.status);
+  if (now.spoken) say(spoken, now.spoken);
 }
 
 function drawResult(found, isNew) {

@@ -25,16 +25,19 @@ def progress_view(progress: Progress, limit: int, wait: str) -> dict[str, Any]:
     """What runs now. limit: tokens at most. wait: why nothing runs yet; empty when it does."""
     name = "plain" if progress.side == "plain" else "with the drafter"
     where = f"{name} ({progress.place} of 2)"
+    spoken = ""
     if progress.stage == "waiting":
         status = wait
+        spoken = wait if progress.ahead else ""
     elif progress.stage == "warming up":
         status = f"warming up {where}: not counted …"
     else:
-        status = f"running {where} …"
+        status = spoken = f"running {where} …"
     rate = progress.tokens / progress.seconds if progress.seconds else None
     return {
         "state": "running",
         "status": status,
+        "spoken": spoken,  # for screen readers: only what lasts
         "stage": progress.stage,
         "side": progress.side,
         "place": progress.place,
