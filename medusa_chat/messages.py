@@ -2,9 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
-Prompt = Sequence[Message] | str  # a conversation, or a raw text without chat template
+Text = Sequence[Message] | str  # a conversation, or a raw text without chat template
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A text to be answered from an empty cache: nothing of what was said before is reused.
+
+    Two answers that are timed against each other both start like this.
+    """
+
+    text: Text
+
+
+Prompt = Text | Fresh
 
 
 @dataclass(frozen=True)
@@ -48,3 +62,41 @@ class LoadPhase:
 
     name: str
     model: ModelInfo | None = None
+
+
+class Ranked(NamedTuple):
+    """A token as one place of the text saw it. rank: from 1, the most probable."""
+
+    id: int
+    text: str
+    probability: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class PeekRequest:
+    """What would come next after `token_ids` and `path`? Nothing is decoded.
+
+    token_ids: the text up to and without the root of a step's tree. path: the tree's tokens from
+    the root to the node that is asked (empty: after token_ids). head: also ask this Medusa head,
+    from 1, at the place it drafted from, the end of token_ids (0: none). temperature: the
+    backbone's; 0 counts as 1, as in a step's record. Heads draft at 1. tokens: ids whose place is
+    wanted even beyond the first `top`.
+    """
+
+    token_ids: tuple[int, ...]
+    path: tuple[int, ...] = ()
+    head: int = 0
+    temperature: float = 1.0
+    tokens: tuple[int, ...] = ()
+    top: int = 10
+
+
+@dataclass(frozen=True)
+class Peek:
+    """The answer to a PeekRequest, most probable first; asked and asked_head: its `tokens`."""
+
+    backbone: tuple[Ranked, ...]
+    head: tuple[Ranked, ...] = ()
+    asked: tuple[Ranked, ...] = ()
+    asked_head: tuple[Ranked, ...] = ()

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from medusa_chat.decoding.events import Event
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.messages import LoadPhase, LoadRequest, Prompt
+from medusa_chat.messages import LoadPhase, LoadRequest, Peek, PeekRequest, Prompt
 
 
 class Runner(Protocol):
-    """Where the model lives. One call of load or reply at a time; stop from any thread.
+    """Where the model lives. One call of load, reply or peek at a time; stop from any thread.
 
     on_gone is called, from any thread, when the model's process ends by itself; only a runner
     that calls it is asked `gone`: why the process is no more, None while it lives.
@@ -29,6 +29,7 @@ class Runner(Protocol):
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]: ...
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]: ...
+    def peek(self, request: PeekRequest) -> Peek: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
     def gone(self) -> "WorkerGone | None": ...
@@ -61,6 +62,11 @@ class InProcess:
 
         self._stop.clear()
         yield from reply(self._loaded, prompt, settings, self._stop.is_set)
+
+    def peek(self, request: PeekRequest) -> Peek:
+        from medusa_chat.worker import peek
+
+        return peek(self._loaded, request)
 
     def stop(self) -> None:
         self._stop.set()
@@ -114,6 +120,10 @@ class Child:
 
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
         yield from self._call("reply", prompt, settings)
+
+    def peek(self, request: PeekRequest) -> Peek:
+        found: Peek = list(self._call("peek", request))[0]
+        return found
 
     def _call(self, *request: object) -> Iterator[Any]:
         """Send a request and yield what comes back; raises what the worker refused."""

@@ -4,6 +4,7 @@ Behind it stands a runner (runners.py): the model in this process, or in a child
 own. This module never imports torch.
 """
 
+import itertools
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Literal
 from medusa_chat.decoding.events import Event, Finished, Stats
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, ModelError
-from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt
+from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Peek, PeekRequest, Prompt
 from medusa_chat.runners import Runner, WorkerGone
 
 MAX_DEATHS = 3  # of the worker in a row: then restarting is left to the user
@@ -47,6 +48,21 @@ class Job:
         self.done.set()
 
 
+@dataclass(eq=False)
+class Look:
+    """A PeekRequest that waits its turn: once done, its peek, or else an error."""
+
+    request: PeekRequest
+    peek: Peek | None = None
+    error: str = ""
+    is_cancelled: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def end(self) -> None:
+        """The answer is there, or why there is none."""
+        self.done.set()
+
+
 @dataclass(frozen=True)
 class ModelState:
     """What the page shows of the model. message: why it "failed" and what to do; why it is
@@ -69,7 +85,7 @@ class Session:
         self._deaths = 0  # of the worker in a row
         self._ready_at = 0.0
         self._is_suspect = False  # the worker may be gone: to be asked
-        self._jobs: deque[Job | LoadRequest] = deque()
+        self._jobs: deque[Job | LoadRequest | Look] = deque()
         self._running: Job | None = None
         self._changed = threading.Condition()
         self._is_closed = False
@@ -114,7 +130,28 @@ class Session:
         with self._changed:
             if job not in self._jobs:
                 return 0
-            return self._jobs.index(job) + (self._running is not None)
+            before = itertools.takewhile(lambda other: other is not job, self._jobs)
+            waiting = sum(not isinstance(other, Look) for other in before)  # a look takes no time
+            return waiting + (self._running is not None)
+
+    def submit_look(self, request: PeekRequest) -> Look:
+        """Queue a look into the model behind what is asked already; returns at once."""
+        look = Look(request)
+        self._enqueue(look)
+        return look
+
+    def peek(self, request: PeekRequest, timeout: float | None = None) -> Peek:
+        """The most probable tokens at one place; waits behind a running answer.
+
+        Raises ModelError: why there is no answer, or none within `timeout` seconds.
+        """
+        look = self.submit_look(request)
+        if not look.done.wait(timeout):
+            look.is_cancelled = True
+            raise ModelError("the model is busy: try again when the running answer has ended")
+        if look.peek is None:
+            raise ModelError(look.error)
+        return look.peek
 
     def stop(self, job: Job) -> None:
         """End a job: at its next step when it runs, at once while it waits."""
@@ -131,15 +168,16 @@ class Session:
         """End the session's thread and the runner."""
         with self._changed:
             self._is_closed = True
-            waiting = [job for job in self._jobs if isinstance(job, Job)]
+            waiting = list(self._jobs)
             self._jobs.clear()
             self._changed.notify_all()
         for job in waiting:
-            job.error = "the app was closed"
-            job.end()
+            if not isinstance(job, LoadRequest):
+                job.error = "the app was closed"
+                job.end()
         self.runner.close()
 
-    def _enqueue(self, job: Job | LoadRequest) -> None:
+    def _enqueue(self, job: Job | LoadRequest | Look) -> None:
         with self._changed:
             self._jobs.append(job)
             if self._thread is None:
@@ -155,12 +193,14 @@ class Session:
                 if self._is_closed:
                     return
                 if self._is_suspect:
-                    self._look()
+                    self._check_worker()
                     continue
                 job = self._jobs.popleft()
                 self._running = job if isinstance(job, Job) else None
             if isinstance(job, LoadRequest):
                 self._load_quietly(job)
+            elif isinstance(job, Look):
+                self._look(job)
             else:
                 self._run(job)
             with self._changed:
@@ -197,13 +237,26 @@ class Session:
         finally:
             job.end()
 
+    def _look(self, look: Look) -> None:
+        try:
+            if self.state.status != "ready":
+                raise ModelError(self.state.message or "no model is loaded: load one first")
+            if not look.is_cancelled:
+                look.peek = self.runner.peek(look.request)
+        except Exception as error:  # shown on the page: the next job still runs
+            look.error = _sentence(error)
+            if isinstance(error, WorkerGone):
+                self._restart(error)
+        finally:
+            look.end()
+
     def _suspect(self) -> None:
         """Wake the session's thread, from any thread, to look whether the worker is gone."""
         with self._changed:
             self._is_suspect = True
             self._changed.notify_all()
 
-    def _look(self) -> None:
+    def _check_worker(self) -> None:
         """Restart a worker that ended while it was idle."""
         self._is_suspect = False
         error = self.runner.gone()

@@ -2,18 +2,30 @@
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from medusa_chat.checkpoint import LoadedModel, load
 from medusa_chat.decoding.events import Event, Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import MedusaChatError, ModelError, OutOfMemoryError, UsageError
-from medusa_chat.messages import LoadRequest, Message, Prompt
+from medusa_chat.messages import (
+    Fresh,
+    LoadRequest,
+    Message,
+    Peek,
+    PeekRequest,
+    Prompt,
+    Ranked,
+    Text,
+)
 
-__all__ = ["load", "reply", "serve"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["load", "peek", "reply", "serve"]
 
 
 def reply(
@@ -29,6 +41,9 @@ def reply(
 
     if loaded is None:
         raise ModelError("no model is loaded: load one first")
+    if isinstance(prompt, Fresh):
+        loaded.engine.forget()
+        loaded.said, prompt = ("", []), prompt.text
     resolved, tree = resolve(loaded, settings)
     ids, text = encode(loaded, prompt)
     engine = loaded.engine
@@ -45,6 +60,38 @@ def reply(
         ) from error
     finally:
         events.close()
+
+
+def peek(loaded: LoadedModel | None, request: PeekRequest) -> Peek:
+    """The most probable tokens after a text, from the backbone and from one of its heads."""
+    import torch
+
+    if loaded is None:
+        raise ModelError("no model is loaded: load one first")
+    try:
+        logits, drafted = loaded.engine.peek(request.token_ids, request.path, request.head)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError("out of memory: try a shorter chat") from error
+    found = _ranked(loaded, logits, request.temperature or 1.0, request)
+    at_head = ((), ()) if drafted is None else _ranked(loaded, drafted, 1.0, request)
+    return Peek(found[0], at_head[0], found[1], at_head[1])
+
+
+def _ranked(
+    loaded: LoadedModel, logits: "Tensor", temperature: float, request: PeekRequest
+) -> tuple[tuple[Ranked, ...], tuple[Ranked, ...]]:
+    """(the first `top`, the tokens asked for), with their probabilities."""
+    shares = (logits.float() / temperature).softmax(-1).cpu()
+    best = shares.topk(min(request.top, len(shares))).indices.tolist()
+
+    def places(tokens: Sequence[int]) -> tuple[Ranked, ...]:
+        return tuple(
+            Ranked(t, loaded.texts(t), float(shares[t]), int((shares > shares[t]).sum()) + 1)
+            for t in tokens
+        )
+
+    known = [token for token in request.tokens if 0 <= token < len(shares)]
+    return places(best), places(known)
 
 
 def _said(loaded: LoadedModel, text: str, ids: list[int], event: Finished) -> tuple[str, list[int]]:
@@ -78,7 +125,7 @@ def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[Generati
     return settings.resolved(drafter=drafter, tree=name, nodes=len(tree), seed=seed), tree
 
 
-def encode(loaded: LoadedModel, prompt: Prompt) -> tuple[list[int], str]:
+def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
     """The prompt's token ids and the text they stand for.
 
     A conversation is rendered by the tokenizer's chat template; where its last message is the
@@ -140,6 +187,8 @@ def serve(pipe: Connection) -> None:
                 if name == "load":
                     loaded = None
                     loaded = _serve_load(pipe, *arguments)
+                elif name == "peek":
+                    pipe.send(("event", peek(loaded, *arguments)))
                 else:
                     for event in reply(loaded, *arguments, should_stop=_stop_asked(pipe)):
                         pipe.send(("event", event))

@@ -11,7 +11,15 @@ from medusa_chat.decoding.events import DraftRecord, Event, Finished, Prefilled,
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree, chain
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt
+from medusa_chat.messages import (
+    LoadPhase,
+    LoadRequest,
+    ModelInfo,
+    Peek,
+    PeekRequest,
+    Prompt,
+    Ranked,
+)
 
 WORDS = (
     "Medusa adds a few small heads to a model . Each head guesses one token further ahead , and "
@@ -61,6 +69,7 @@ class ScriptedRunner:
     last: list[Step] = field(default_factory=list)
     prompts: list[Prompt] = field(default_factory=list)
     settings: list[GenerationSettings] = field(default_factory=list)
+    peeks: list[PeekRequest] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
@@ -85,6 +94,21 @@ class ScriptedRunner:
             has_template=True,
             notes=("attention: medusa_sdpa",),
         )
+
+    def peek(self, request: PeekRequest) -> Peek:
+        """Ten words of the script, each half as probable as the one before."""
+        self.peeks.append(request)
+
+        def top(start: int) -> tuple[Ranked, ...]:
+            ids = [(start + i) % len(self.pieces) for i in range(10)]
+            return tuple(
+                Ranked(token, self.pieces[token], 0.5 ** (i + 1), i + 1)
+                for i, token in enumerate(ids)
+            )
+
+        asked = tuple(Ranked(t, self.pieces[t], 0.125, 3) for t in request.tokens)
+        at = len(request.path)
+        return Peek(top(at), top(at + 20) if request.head else (), asked, asked)
 
     def stop(self) -> None:
         self._stop.set()

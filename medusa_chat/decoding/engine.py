@@ -143,6 +143,45 @@ class Engine:
             message=BROKEN if reason == "error" else "",
         )
 
+    @torch.inference_mode()
+    def peek(
+        self, token_ids: Sequence[int], path: Sequence[int], head: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits [V] of the backbone after `token_ids` and `path`, and of head `head` (from 1; 0:
+        none) after `token_ids`, where a draft is made.
+
+        What the cache held is held afterwards, but for a text that shares little with it: that
+        one leaves the part they share. Raises UsageError for what no step can have had.
+        """
+        whole = [*token_ids, *path]
+        self._require_peek(token_ids, whole, head)
+        cache, before = self.backbone.cache, self._ids
+        start = min(_common_prefix(before, whole), len(token_ids) - 1)
+        end = min(len(whole), len(before))
+        if end - start > CHUNK:  # copying that much costs more than reading it again
+            self._ids = before = before[:start]
+            cache.crop(start)
+        kept = cache.rows(start, min(end, len(before)))
+        try:
+            cache.crop(start)
+            rest = torch.tensor(whole[start:], device=self.backbone.device)
+            hidden = torch.cat([self.backbone.run_chunk(chunk) for chunk in rest.split(CHUNK)])
+        finally:
+            cache.put_back(start, kept, len(before))
+        logits = self.backbone.lm_head(hidden[-1:])[0]
+        if not head or self.heads is None:
+            return logits, None
+        at = hidden[len(token_ids) - 1 - start].unsqueeze(0)
+        return logits, self.heads(at, self.backbone.lm_head, head)[-1, 0]
+
+    def _require_peek(self, token_ids: Sequence[int], whole: Sequence[int], head: int) -> None:
+        if not token_ids or len(whole) > self.backbone.cache.capacity:
+            raise UsageError(f"cannot look into a text of {len(whole)} tokens with this model")
+        if min(whole) < 0 or max(whole) >= self.backbone.vocabulary:
+            raise UsageError("this text has tokens that the loaded model does not know")
+        if not 0 <= head <= (len(self.heads) if self.heads else 0):
+            raise UsageError(f"the loaded model has no Medusa head {head}")
+
     def _require_room(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:
             raise UsageError("the prompt is empty: type something")

@@ -92,6 +92,16 @@ class KVCache:
         """Make the first `count` rows of the last pass valid, where they stand."""
         self.length += count
 
+    def rows(self, start: int, end: int) -> list[Tensor]:
+        """A copy of the rows from `start` to `end`, for `put_back`."""
+        return [block[:, :, :, start:end].clone() for block in self._blocks]
+
+    def put_back(self, start: int, rows: list[Tensor], length: int) -> None:
+        """Write copied rows where they were; `length` positions are valid again."""
+        for block, kept in zip(self._blocks, rows, strict=True):
+            block[:, :, :, start : start + kept.shape[3]] = kept
+        self.length = length
+
     def crop(self, length: int) -> None:
         """Forget everything after `length` positions."""
         self.length = min(self.length, length)

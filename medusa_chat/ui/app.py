@@ -18,6 +18,7 @@ from medusa_chat.errors import PortInUseError, UsageError
 from medusa_chat.paths import asset
 from medusa_chat.session import Session
 from medusa_chat.ui.chat import build_chat
+from medusa_chat.ui.compare import build_compare
 from medusa_chat.ui.door import Door
 from medusa_chat.ui.guard import GUEST, Guard
 from medusa_chat.ui.header import build_header
@@ -26,7 +27,7 @@ from medusa_chat.ui.shell import Shell
 from medusa_chat.ui.theme import theme
 from medusa_chat.ui.tunnel import Entrance, ShareError
 
-STYLES = ("page.css", "share.css", "chat.css", "tree.css")
+STYLES = ("page.css", "share.css", "chat.css", "tree.css", "compare.css")
 FIRST_PORT, LAST_PORT = 7860, 7959
 EVERYWHERE = ("0.0.0.0", "::")
 USER = "medusa"
@@ -73,6 +74,8 @@ def build_app(session: Session, trees: Sequence[str], share: Share) -> gr.Blocks
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat"):
                 build_chat(session, trees)
+            with gr.Tab("Compare", id="compare", elem_id="compare-tab"):
+                build_compare(session, trees)
     page: gr.Blocks = blocks
     return page
 

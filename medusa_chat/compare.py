@@ -1,0 +1,325 @@
+"""Compare: one prompt answered twice, plain and with a drafter, one after the other.
+
+What makes the two fair: both go through the session's queue, never at the same time; they share
+weights, precision, seed and every other setting; each starts from an empty cache (messages.Fresh),
+so that the second finds no prompt already read; a short warm-up of each comes before, and no figure
+counts it; who goes first is the caller's choice, to be alternated. All times are the ones that
+the events carry, measured beside the model.
+"""
+
+import math
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import MedusaChatError, ModelError, UsageError
+from medusa_chat.messages import Fresh, Peek, PeekRequest, Text
+from medusa_chat.session import Job, Session
+
+Side = Literal["plain", "drafted"]
+Stage = Literal["waiting", "warming up", "running"]
+SIDES: tuple[Side, Side] = ("plain", "drafted")
+WARM_UP_TOKENS = 8
+END_OF_TEXT = "end of text"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What happens now. place: 1 or 2. ahead: jobs before this one, while it waits."""
+
+    side: Side
+    place: int
+    stage: Stage
+    ahead: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What one event added. seconds: since the request was begun, prefill and steps summed up."""
+
+    seconds: float
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One answer as it came. token_texts: the own text of each token. stats: the answer's own."""
+
+    drafter: str
+    frames: tuple[Frame, ...]
+    token_ids: tuple[int, ...]
+    token_texts: tuple[str, ...]
+    text: str
+    reason: Reason
+    stats: Stats
+
+    @classmethod
+    def of(cls, trace: Sequence[Event]) -> Self:
+        """From a whole trace: Prefilled, steps, Finished."""
+        first, *steps, last = trace
+        assert isinstance(first, Prefilled) and isinstance(last, Finished)
+        return cls(
+            drafter=first.settings.get("drafter") or "",
+            frames=tuple(_frames(trace)),
+            token_ids=last.token_ids,
+            token_texts=_token_texts(last.token_ids, [s for s in steps if isinstance(s, Step)]),
+            text=last.text,
+            reason=last.reason,
+            stats=last.stats,
+        )
+
+    @property
+    def first_token_seconds(self) -> float:
+        """Time to the first token: the prefill, which gives it."""
+        return self.stats.prefill_seconds
+
+    @property
+    def total_seconds(self) -> float:
+        """Prefill and all steps."""
+        return self.stats.prefill_seconds + self.stats.seconds
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean time of a step; None without one."""
+        return self.stats.seconds / self.stats.steps if self.stats.steps else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two answers part: the token's place from 0, both tokens as text.
+
+    gap: log p of plain's token less log p of the other at that place, by the backbone at
+    temperature 1; None while nobody asked (`with_gap`), or where an answer had ended.
+    """
+
+    index: int
+    plain: str
+    drafted: str
+    gap: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two recordings of one prompt. settings: the drafted side's, resolved; plain's differ from
+    them in the drafter and its tree alone. difference: None when the answers are identical."""
+
+    plain: Recording
+    drafted: Recording
+    is_plain_first: bool
+    model: str
+    precision: str
+    device: str
+    settings: dict[str, Any]
+    prompt_token_ids: tuple[int, ...]
+    difference: Difference | None
+
+    @property
+    def baseline(self) -> str:
+        """What the speedup is against."""
+        return f"our plain decoding, {self.precision}, {self.device}, same weights"
+
+    @property
+    def acceleration_rate(self) -> float | None:
+        """Tokens per step of the drafted side."""
+        return self.drafted.stats.acceleration_rate
+
+    @property
+    def overhead(self) -> float | None:
+        """Milliseconds per tree step over milliseconds per plain step."""
+        ours, plain = self.drafted.step_seconds, self.plain.step_seconds
+        return ours / plain if ours and plain else None
+
+    @property
+    def speedup(self) -> float | None:
+        """Acceleration rate / overhead: how many times the tokens per second, prefill apart."""
+        rate, overhead = self.acceleration_rate, self.overhead
+        return rate / overhead if rate and overhead else None
+
+    @property
+    def wall_clock_ratio(self) -> float | None:
+        """Plain's decoding seconds over the drafted side's, as measured for the whole answers.
+
+        The speedup itself when both have as many tokens; answers of different lengths do
+        different amounts of work, and then only the speedup compares like with like.
+        """
+        return _ratio(self.plain.stats.seconds, self.drafted.stats.seconds)
+
+    @property
+    def total_ratio(self) -> float | None:
+        """The same with the prefill, which no drafter makes faster."""
+        return _ratio(self.plain.total_seconds, self.drafted.total_seconds)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether the acceptance may change the text: then a difference is expected."""
+        is_greedy = self.settings.get("temperature", 0.0) < 1e-3
+        return self.settings.get("acceptance") != "exact" and not is_greedy
+
+
+def compare(
+    session: Session,
+    text: Text,
+    settings: GenerationSettings,
+    *,
+    plain_first: bool = True,
+    poll_seconds: float = 0.1,
+) -> Iterator[Progress | Comparison]:
+    """Answer plain and as `settings` say, one after the other: Progress, then one Comparison.
+
+    Yields at least every `poll_seconds`; with 0 it never waits, and the caller has to. Closing the
+    iterator stops what runs. Raises MedusaChatError when a side fails or is stopped.
+    """
+    if settings.drafter == "none":
+        raise UsageError("both sides would be plain decoding: choose another drafter than none")
+    seed = secrets.randbits(32) if settings.seed is None else settings.seed
+    of_side = {
+        "plain": settings.resolved(drafter="none", seed=seed),
+        "drafted": settings.resolved(seed=seed),
+    }
+    order = SIDES if plain_first else SIDES[::-1]
+    short = min(WARM_UP_TOKENS, settings.max_new_tokens)
+    for place, side in enumerate(order, 1):
+        job = session.submit(Fresh(text), of_side[side].resolved(max_new_tokens=short))
+        yield from _follow(session, job, Progress(side, place, "warming up"), poll_seconds)
+    traces: dict[Side, list[Event]] = {}
+    for place, side in enumerate(order, 1):
+        job = session.submit(Fresh(text), of_side[side])
+        yield from _follow(session, job, Progress(side, place, "running"), poll_seconds)
+        traces[side] = job.trace
+    yield compared(traces["plain"], traces["drafted"], plain_first)
+
+
+def compared(
+    plain: Sequence[Event], drafted: Sequence[Event], is_plain_first: bool = True
+) -> Comparison:
+    """Two whole traces side by side. Raises MedusaChatError when they cannot be compared."""
+    first, other = plain[0], drafted[0]
+    assert isinstance(first, Prefilled) and isinstance(other, Prefilled)
+    if _start(first) != _start(other):
+        raise MedusaChatError("the model was changed between the two runs: run both again")
+    one, two = Recording.of(plain), Recording.of(drafted)
+    return Comparison(
+        plain=one,
+        drafted=two,
+        is_plain_first=is_plain_first,
+        model=first.model,
+        precision=first.precision,
+        device=first.device,
+        settings=other.settings,
+        prompt_token_ids=first.prompt_token_ids,
+        difference=first_difference(one, two),
+    )
+
+
+def first_difference(plain: Recording, drafted: Recording) -> Difference | None:
+    """Where the answers part; an answer that is over has "end of text" there."""
+    ids = plain.token_ids, drafted.token_ids
+    if ids[0] == ids[1]:
+        return None
+    pairs = enumerate(zip(*ids, strict=False))
+    index = next((i for i, (a, b) in pairs if a != b), min(map(len, ids)))
+    return Difference(index, _token_at(plain, index), _token_at(drafted, index))
+
+
+def with_gap(session: Session, found: Comparison, timeout: float | None = None) -> Comparison:
+    """The comparison with the gap of its difference, asked of the model; waits its turn.
+
+    Raises ModelError when the model cannot say: gone, another, or busy beyond `timeout`.
+    """
+    request = gap_request(session, found)
+    return found if request is None else add_gap(found, session.peek(request, timeout))
+
+
+def gap_request(session: Session, found: Comparison) -> PeekRequest | None:
+    """What to ask for the gap; None where nothing is to be asked. Raises ModelError when the
+    model that answered is no longer the one that is loaded."""
+    parts, plain = found.difference, found.plain.token_ids
+    if parts is None or parts.index >= min(len(plain), len(found.drafted.token_ids)):
+        return None
+    model = session.state.model
+    if model is None or (model.name, model.precision) != (found.model, found.precision):
+        raise ModelError("another model is loaded now")
+    both = plain[parts.index], found.drafted.token_ids[parts.index]
+    return PeekRequest((*found.prompt_token_ids, *plain[: parts.index]), tokens=both)
+
+
+def add_gap(found: Comparison, peek: Peek) -> Comparison:
+    """The comparison with what the model said to `gap_request`."""
+    one, two = peek.asked
+    parts, gap = found.difference, None
+    assert parts is not None
+    if one.probability > 0 and two.probability > 0:
+        gap = math.log(one.probability) - math.log(two.probability)
+    return replace(found, difference=Difference(parts.index, one.text, two.text, gap))
+
+
+def _follow(session: Session, job: Job, begun: Progress, poll_seconds: float) -> Iterator[Progress]:
+    """The progress of one job until it has ended well; raises why it has not."""
+    taken, tokens, seconds = 0, 0, 0.0
+    try:
+        while True:
+            is_over = job.done.wait(poll_seconds)
+            for event in job.trace[taken:]:
+                taken += 1
+                if not isinstance(event, Finished):
+                    tokens, seconds = tokens + len(event.token_ids), seconds + event.seconds
+            is_waiting = job.state == "waiting"
+            stage = "waiting" if is_waiting else begun.stage
+            ahead = session.position(job) if is_waiting else 0
+            yield Progress(begun.side, begun.place, stage, ahead, tokens, seconds)
+            if is_over:
+                break
+    finally:
+        if not job.done.is_set():
+            session.stop(job)
+    if job.error:
+        raise MedusaChatError(job.error)
+    last = job.trace[-1]
+    assert isinstance(last, Finished)
+    if last.reason == "cancelled":
+        raise MedusaChatError("stopped: a comparison needs both answers whole")
+    if last.reason == "error":
+        raise MedusaChatError(last.message)
+
+
+def _frames(trace: Sequence[Event]) -> Iterator[Frame]:
+    seconds = 0.0
+    for event in trace:
+        if isinstance(event, Finished):
+            if event.tail:
+                yield Frame(seconds, event.tail, 0)
+        else:
+            seconds += event.seconds
+            yield Frame(seconds, event.text, len(event.token_ids))
+
+
+def _token_texts(ids: Sequence[int], steps: Sequence[Step]) -> tuple[str, ...]:
+    """Every token but the last one stands in a draft, which names it: as the next step's root."""
+    texts: dict[int, str] = {}
+    for step in steps:
+        if step.draft is not None:
+            texts |= dict(zip(step.draft.tokens, step.draft.texts, strict=False))
+    if steps and ids and len(steps[-1].token_ids) == 1:
+        texts.setdefault(ids[-1], steps[-1].text)
+    return tuple(texts.get(token) or f"token {token}" for token in ids)
+
+
+def _token_at(recording: Recording, index: int) -> str:
+    texts = recording.token_texts
+    return texts[index] if index < len(texts) else END_OF_TEXT
+
+
+def _start(first: Prefilled) -> tuple[object, ...]:
+    """What both runs must share: the model, how it runs, the prompt, and what of it was cached."""
+    ids = first.prompt_token_ids
+    return first.model, first.precision, first.device, ids, first.reused_tokens
+
+
+def _ratio(plain: float, drafted: float) -> float | None:
+    return plain / drafted if plain and drafted else None
