@@ -73,9 +73,10 @@ def build_app(session: Session, trees: Sequence[str], share: Share) -> gr.Blocks
         build_header(session, share)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat"):
-                build_chat(session, trees)
+                chat = build_chat(session, trees)
             with gr.Tab("Compare", id="compare", elem_id="compare-tab"):
-                build_compare(session, trees)
+                desk = chat.desk
+                build_compare(session, trees, desk.measured_plain, (chat.tab, desk.last_message))
     page: gr.Blocks = blocks
     return page
 

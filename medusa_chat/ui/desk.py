@@ -104,6 +104,11 @@ class Desk:
         """Remember the plain speed of a model: (name, precision, device)."""
         self._plain[key] = rate
 
+    def last_message(self, tab: Tab) -> str:
+        """What the user said last in the tab's room; empty before that."""
+        said = (m["content"] for m in reversed(self.room_of(tab).messages) if m["role"] == "user")
+        return next(said, "")
+
     def room_of(self, tab: Tab) -> Room:
         """The room the tab shows; made when it has none yet, or when it expired."""
         room = self.rooms.open(tab.token)
