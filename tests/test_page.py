@@ -78,7 +78,7 @@ def open_tab(served, browser) -> Iterator:
     def context_of(person):
         if person not in contexts:
             contexts[person] = browser.new_context(viewport={"width": 1280, "height": 900})
-            contexts[person].set_default_timeout(30_000)
+            contexts[person].set_default_timeout(60_000)
             contexts[person].route("**/*", gate)
         return contexts[person]
 

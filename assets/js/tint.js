@@ -4,7 +4,8 @@
 const KEY = "medusa-chat-tint";
 const LEVELS = 5; // the last one: that many or more
 const MARKUP = new Set("*_`~#>|[]()!\\-:=+");
-const NEED = 6; // characters in a row that must agree before anything is skipped
+const LINK = /!\[[^\]]*\]\([^)]*\)|(?<=\])\((?:[^()\s]|\([^()\s]*\))*(?:\s+"[^"]*")?\)/g;
+const NEEDS = [6, 3]; // characters in a row that must agree before anything else is skipped
 const AHEAD = 4000;
 
 const root = element.querySelector(".tint-block") || element;
@@ -66,8 +67,10 @@ function characters(pieces) {
     } else if (!fence) {
       from = /^(\s*>)*\s*(#{1,6}\s|[-*+]\s+(\[[ xX]\]\s)?|\d{1,9}[.)]\s)?/.exec(line)[0].length;
     }
+    const ends = fence || mark ? [] : [...line.matchAll(LINK)];
     for (let k = from; k < line.length; k++) {
-      if (/\s/.test(line[k])) continue;
+      if (ends.length && k === ends[0].index) k += ends.shift()[0].length;
+      if (k >= line.length || /\s/.test(line[k])) continue;
       chars.push(line[k]);
       tokens.push(at[start + k]);
     }
@@ -77,9 +80,9 @@ function characters(pieces) {
 }
 
 // Whether what is drawn from r on may begin at raw character w; markup in between is no matter.
-function fits(shown, r, chars, w) {
+function fits(shown, r, chars, w, need) {
   let same = 0;
-  while (same < NEED && r < shown.length) {
+  while (same < need && r < shown.length) {
     if (w >= chars.length) return false;
     if (chars[w] === shown[r]) {
       r++;
@@ -91,17 +94,26 @@ function fits(shown, r, chars, w) {
   return same > 0;
 }
 
+// Where in the raw text drawn character r is, from w on: past markup, else where the most of what
+// follows agrees; -1 when it is not there.
+function place(shown, r, chars, w) {
+  let at = w;
+  while (at < chars.length && chars[at] !== shown[r] && MARKUP.has(chars[at])) at++;
+  if (chars[at] === shown[r]) return at;
+  const last = Math.min(chars.length, w + AHEAD);
+  for (const need of NEEDS) {
+    for (at = w; at < last; at++) if (fits(shown, r, chars, at, need)) return at;
+  }
+  return -1;
+}
+
 // For each drawn character the tokens of its step; 0 where it is not in the raw text.
 function align(shown, chars, tokens) {
   const found = new Array(shown.length).fill(0);
   let w = 0;
   for (let r = 0; r < shown.length; r++) {
-    let at = w;
-    if (chars[w] !== shown[r]) {
-      const last = Math.min(chars.length, w + AHEAD);
-      while (at < last && !fits(shown, r, chars, at)) at++;
-      if (at === last) continue;
-    }
+    const at = place(shown, r, chars, w);
+    if (at < 0) continue;
     found[r] = tokens[at];
     w = at + 1;
   }

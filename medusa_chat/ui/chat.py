@@ -75,10 +75,18 @@ def _talk() -> dict[str, Any]:
             group_consecutive_messages=False,
             placeholder=" ",
         )
-        parts["text"] = gr.Markdown(elem_id="live-text", elem_classes=["live-text"])
+        parts["text"] = _prose()
         parts["live"] = drawn("live")
         parts["next"] = drawn("next")
     return parts
+
+
+def _prose() -> gr.Markdown:
+    """The text that comes, drawn as the conversation will draw it: nothing jumps at the end."""
+    prose = gr.Markdown(elem_id="live-text", elem_classes=["live-text"], line_breaks=True)
+    # Gradio would take indentation and tabs away here, and only here.
+    prose.postprocess = lambda value: value
+    return prose
 
 
 def _composer() -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Desk:
         """Once a second: tell the tab to look when its room has changed elsewhere."""
         room = self.room_of(tab)
         room.touch()
-        if tab.is_streaming or (tab.version == room.version and not room.is_running):
+        if tab.version == room.version and (tab.is_streaming or not room.is_running):
             return gr.skip()
         return self._next(tab, room, "look")
 
