@@ -7,6 +7,7 @@ own. This module never imports torch.
 import itertools
 import os
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ class Job:
     state: Literal["waiting", "running", "finished"] = "waiting"
     error: str = ""
     is_cancelled: bool = False
+    asked_at: float = field(default_factory=time.monotonic)
+    first_seconds: float | None = None  # from asking to the first event, waiting included
     done: threading.Event = field(default_factory=threading.Event)
 
     def end(self) -> None:
@@ -209,6 +212,8 @@ class Session:
             if self.state.status != "ready":
                 raise ModelError(self.state.message or "no model is loaded: load one first")
             for event in self.runner.reply(job.prompt, job.settings):
+                if not job.trace:
+                    job.first_seconds = time.monotonic() - job.asked_at
                 job.trace.append(event)
                 if job.is_cancelled:
                     self.runner.stop()

@@ -212,4 +212,5 @@ def scripted_step(
         texts=tuple(pieces[token] for token in tokens),
     )
     text = "".join(pieces[token] for token in emitted)
-    return Step(index, emitted, text, seconds, tuple(path), draft, seconds * 0.06)
+    parts = {"heads_seconds": seconds * 0.06, "backbone_seconds": seconds * 0.8}
+    return Step(index, emitted, text, seconds, tuple(path), draft, **parts)

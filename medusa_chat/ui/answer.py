@@ -28,6 +28,9 @@ class Answer:
     live: str = ""
     tokens: int = 0
     seconds: float = 0.0
+    backbone_seconds: float = 0.0
+    heads_seconds: float = 0.0
+    first_seconds: float | None = None  # from asking to the first token; None: not known
     _text: list[str] = field(default_factory=list)
     _status: str = ""
 
@@ -39,6 +42,8 @@ class Answer:
                 self.steps.append(event)
                 self.tokens += len(event.token_ids)
                 self.seconds += event.seconds
+                self.backbone_seconds += event.backbone_seconds
+                self.heads_seconds += event.heads_seconds
                 new.append(event.text)
             elif isinstance(event, Prefilled):
                 self.prefilled = event

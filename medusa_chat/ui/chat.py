@@ -74,7 +74,7 @@ def build_chat(session: Session, trees: Sequence[str]) -> None:
                     )
         with gr.Column(elem_id="right", scale=6, min_width=320):
             controls = _settings(desk, trees)
-            panel = drawn("tree")
+            panel, card = drawn("tree"), drawn("peek")
 
     settings = [vanilla, *controls]
     after = [history, live, box, empty, send, stop]
@@ -91,6 +91,7 @@ def build_chat(session: Session, trees: Sequence[str]) -> None:
     stop.click(desk.stop, [chat], None, **AT_ONCE)
     clear.click(desk.clear, [chat], [*after, panel], **AT_ONCE)
     panel.pick(desk.pick, [chat], [panel], **AT_ONCE)
+    panel.peek(desk.peek, [chat], [card], **AT_ONCE, trigger_mode="multiple")
 
 
 def _settings(desk: Desk, trees: Sequence[str]) -> list[gr.components.Component]:

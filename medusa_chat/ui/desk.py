@@ -14,6 +14,7 @@ from medusa_chat.session import Job, Session
 from medusa_chat.ui.answer import Answer, shown
 from medusa_chat.ui.inputs import checked
 from medusa_chat.ui.panel import panel_line
+from medusa_chat.ui.peek import card_line
 from medusa_chat.ui.status import phase_text
 from medusa_chat.ui.tree_view import to_line
 
@@ -92,6 +93,7 @@ class Desk:
                 taken += len(events)
                 before = answer.live
                 answer.take(events)
+                answer.first_seconds = job.first_seconds
                 answer.say("" if is_done else self._waiting_for(job, answer))
                 if events:
                     panel = self._panel(answer)
@@ -144,6 +146,11 @@ class Desk:
         except (MedusaChatError, AttributeError):
             step = None
         return self._panel(chat.answer, step)
+
+    async def peek(self, chat: Chat, event: gr.EventData) -> str:
+        """What the model would have said at the node the user clicked."""
+        posted = event._data if isinstance(event._data, dict) else {}
+        return await card_line(self.session, chat.answer, posted.get("step"), posted.get("node"))
 
     def explain(self, acceptance: object, temperature: object) -> tuple[Any, ...]:
         """What the acceptance guarantees, and whether epsilon and delta do anything."""
