@@ -5,7 +5,8 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from medusa_chat.decoding.events import DraftRecord, Event, Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
@@ -55,6 +56,7 @@ class ScriptedRunner:
     """Answers every prompt with the same words, `steps` steps long, `delay` seconds a step.
 
     last: the steps of the last answer, what a picture is compared with. fail_at: raise there.
+    forced: settings that stand over those asked for.
     """
 
     delay: float = 0.02
@@ -68,6 +70,7 @@ class ScriptedRunner:
     prompts: list[Prompt] = field(default_factory=list)
     settings: list[GenerationSettings] = field(default_factory=list)
     peeks: list[PeekRequest] = field(default_factory=list)
+    forced: dict[str, Any] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
@@ -116,6 +119,7 @@ class ScriptedRunner:
 
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
         self._stop.clear()
+        settings = replace(settings, **self.forced)
         self.prompts.append(prompt)
         self.settings.append(settings)
         self.last.clear()

@@ -21,19 +21,19 @@ function drawMask(data, step, wide) {
   if (key === maskShape) return;
   maskShape = key;
   const n = step.parent.length;
-  const [names, places, prefix] = [96, 44, 46];
-  const cell = Math.max(9, Math.min(22, Math.floor((wide - names - places - prefix - 4) / n)));
+  const [names, places, prefix] = n > 40 ? [84, 36, 32] : [104, 44, 46];
+  const cell = Math.max(7, Math.min(22, (wide - names - places - prefix - 8) / n));
   const tall = Math.max(cell, 11);
   const left = names + places;
   const top = cell >= 11 ? 74 : 30;
   const x = (node) => left + prefix + 4 + node * cell;
   const y = (node) => top + node * tall;
-  const all = { wide: x(n) + 2, high: y(n) + 4 };
+  const all = { wide: x(n) + (cell >= 11 ? 44 : 2), high: y(n) + 4 };
   const parts = [];
   const text = (content, attributes) => parts.push(draw("text", attributes, content));
   text("query", { class: "head", x: 2, y: top - 6 });
   text("position", { class: "head end", x: left - 6, y: top - 6 });
-  text("prefix", { class: "head middle", x: left + prefix / 2, y: top - (cell >= 11 ? 18 : 18) });
+  text("prefix", { class: "head middle", x: left + prefix / 2, y: top - 18 });
   text(count(step.prefix), { class: "head middle", x: left + prefix / 2, y: top - 6 });
   for (let key = 0; key < n; key++) {
     const middle = x(key) + cell / 2 + 3.5;
@@ -50,8 +50,9 @@ function drawMask(data, step, wide) {
     const words = seen.map((at) => quoted(step.text[at])).join(" ");
     row.append(
       draw("title", {}, `node ${node} sees the prefix and ${words}`),
-      draw("rect", { class: "back", x: 0, y: y(node), width: all.wide, height: tall }),
-      draw("text", { class: "name", x: 2, y: base }, cut(step.text[node], names - 8)),
+      draw("rect", { class: "back", x: 0, y: y(node), width: x(n), height: tall }),
+      draw("text", { class: "mark", x: 2, y: base }, MARKS[step.state[node]]),
+      draw("text", { class: "name", x: 14, y: base }, cut(step.text[node], names - 18)),
       draw("text", { class: "place end", x: left - 6, y: base }, count(step.prefix + seen.length - 1)),
       draw("rect", { class: "cell prefix", x: left, y: y(node) + 0.5, width: prefix, height: tall - 1 }),
       ...seen.map((at) =>

@@ -47,7 +47,7 @@ def recent_rate(answer: Answer) -> float | None:
     tokens, seconds = 0, 0.0
     for step in reversed(answer.steps):
         tokens, seconds = tokens + len(step.token_ids), seconds + step.seconds
-        if seconds >= 1:
+        if seconds > 0.999:  # sums of floats
             break
     return tokens / seconds if seconds > 0 else None
 
