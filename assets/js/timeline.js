@@ -39,9 +39,11 @@ function drawTimeline(known, total, now, isLive) {
   const wide = strip.clientWidth || 60;
   const pitch = Math.max(5, Math.min(14, wide / Math.max(total, 1)));
   const moved = total !== line.total || now !== line.now || pitch !== line.pitch;
+  // who scrolled back while the answer runs is not pulled to its end
+  const follows = !isLive || strip.scrollLeft + wide > (line.total - 3) * line.pitch;
   line = { ...line, total, now, pitch };
   space.style.width = `${Math.max(wide, Math.ceil(total * pitch))}px`;
-  if (moved) bringIntoView(isLive ? total - 1 : now, wide);
+  if (moved && follows) bringIntoView(isLive ? total - 1 : now, wide);
   line.from = Math.floor(strip.scrollLeft / pitch);
   const seen = Math.min(total - line.from, Math.ceil(wide / pitch) + 1);
   set(bars, { viewBox: `0 0 ${wide} ${BARS_HIGH}`, width: wide });
@@ -180,6 +182,7 @@ function playOn(now) {
     play.step = step;
     goTo(step);
   }
-  if (step >= line.total - 1) stopPlay();
-  else requestAnimationFrame(playOn);
+  if (step < line.total - 1) requestAnimationFrame(playOn);
+  else if (data.ended) stopPlay();
+  else goLive(); // it caught up with an answer that still runs
 }

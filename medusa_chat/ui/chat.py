@@ -90,7 +90,7 @@ def build_chat(session: Session, trees: Sequence[str]) -> None:
         begin_with(example.click, example)
     stop.click(desk.stop, [chat], None, **AT_ONCE)
     clear.click(desk.clear, [chat], [*after, panel], **AT_ONCE)
-    panel.pick(desk.pick, [chat], [panel], **AT_ONCE)
+    panel.pick(desk.pick, [chat], [panel], **AT_ONCE, trigger_mode="multiple")
     panel.peek(desk.peek, [chat], [card], **AT_ONCE, trigger_mode="multiple")
 
 

@@ -10,7 +10,12 @@ from medusa_chat.paths import asset
 QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}  # never behind an answer
 # Blocks whose script is in more than one file: what stands before <name>.js, in one scope with it.
-PARTS = {"tree": ("draw", "words", "numbers", "chart", "mask", "card", "timeline")}
+PARTS = {
+    "tree": (
+        *("draw", "words", "numbers", "chart", "mask", "card", "timeline"),
+        *("frame", "layout", "walk", "steps"),
+    )
+}
 
 
 def drawn(name: str, value: str = "") -> gr.HTML:
