@@ -331,7 +331,7 @@ def test_play_walks_to_the_end_in_the_time_it_took(tab, runner):
 
 
 def test_a_step_can_be_looked_at_while_newer_ones_arrive(tab, runner):
-    runner.delay, runner.steps = 0.3, 300
+    runner.delay, runner.steps, runner.forced = 0.5, 300, {"max_new_tokens": 9000}
     send(tab, "hello")
     tab.wait_for_function("document.querySelectorAll('.bars .bar').length > 4")
     tab.locator('.bars [data-step="2"]').click()
