@@ -85,8 +85,11 @@ function factList(data, step, node) {
     const margin = figure(step.margin, node);
     if (margin !== null) row("margin, log(p / threshold)", signed(margin));
     row("what binds there", bindWords(data, step, parent));
-    if (!isTypical(step) && figure(step.sampled, parent) !== null && !figure(step.same, node))
-      row(own(data), `token ${figure(step.sampled, parent)}`);
+    const sampled = figure(step.sampled, parent);
+    if (!isTypical(step) && sampled !== null && !figure(step.same, node)) {
+      const place = step.id.indexOf(sampled);
+      row(own(data), `${place < 0 ? "" : `${quoted(step.text[place])} `}token ${sampled}`);
+    }
   }
   const isParent = step.parent.includes(node);
   if (isParent || node === 0) {

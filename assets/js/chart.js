@@ -2,6 +2,7 @@
 // are full, neighbours merge and the width doubles: an update costs what its new steps cost.
 const BUCKETS = 96;
 const CHART_HIGH = 76;
+const CHART_LEFT = 38;
 const chartBox = make("div", "chart");
 const chartSvg = draw("svg", { class: "rates", role: "img", height: CHART_HIGH });
 chartBox.append(chartSvg);
@@ -15,9 +16,9 @@ const lines = {
 const labels = {
   most: draw("text", { class: "axis", x: 2, y: 10 }),
   none: draw("text", { class: "axis", x: 2, y: CHART_HIGH - 15 }, "0"),
-  begin: draw("text", { class: "axis", x: 30, y: CHART_HIGH - 2 }, "0 s"),
+  begin: draw("text", { class: "axis", x: CHART_LEFT, y: CHART_HIGH - 2 }, "0 s"),
   end: draw("text", { class: "axis end", y: CHART_HIGH - 2 }),
-  title: draw("text", { class: "axis title", x: 30, y: 10 }, "tokens/s over the answer"),
+  title: draw("text", { class: "axis title", x: CHART_LEFT, y: 10 }, "tokens/s over the answer"),
   plain: draw("text", { class: "plain-name" }),
 };
 chartSvg.append(...Object.values(lines), ...Object.values(labels));
@@ -83,7 +84,7 @@ function drawChart(data, bars, times, shown) {
   const rateOf = (point) => point[1];
   chart.most = Math.max(chart.most, f.plain || 0, ...points.map(rateOf));
   const top = niceAbove(chart.most);
-  const [left, right, low, high] = [30, wide - 6, CHART_HIGH - 16, 15];
+  const [left, right, low, high] = [CHART_LEFT, wide - 6, CHART_HIGH - 16, 15];
   const x = (seconds) => left + ((right - left) * seconds) / Math.max(chart.seconds, 1e-6);
   const y = (rate) => low - ((low - high) * rate) / top;
   const at = points.map(([s, r]) => `${x(s).toFixed(1)} ${y(r).toFixed(1)}`);
