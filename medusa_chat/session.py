@@ -40,6 +40,8 @@ class Job:
     state: Literal["waiting", "running", "finished"] = "waiting"
     error: str = ""
     is_cancelled: bool = False
+    asked_at: float = field(default_factory=time.monotonic)
+    first_seconds: float | None = None  # from asking to the first event, waiting included
     done: threading.Event = field(default_factory=threading.Event)
 
     def end(self) -> None:
@@ -226,6 +228,8 @@ class Session:
             if self.state.status != "ready":
                 raise ModelError(self.state.message or "no model is loaded: load one first")
             for event in self.runner.reply(job.prompt, job.settings):
+                if not job.trace:
+                    job.first_seconds = time.monotonic() - job.asked_at
                 job.trace.append(event)
                 if job.is_cancelled:
                     self.runner.stop()

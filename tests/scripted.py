@@ -5,7 +5,8 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from medusa_chat.decoding.events import DraftRecord, Event, Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
@@ -56,6 +57,7 @@ class ScriptedRunner:
 
     last: the steps of the last answer, what a picture is compared with. fail_at: raise there.
     hold_at: wait before that step until it is moved on, however slow the machine that looks is.
+    forced: settings that stand over those asked for.
     """
 
     delay: float = 0.02
@@ -70,6 +72,7 @@ class ScriptedRunner:
     prompts: list[Prompt] = field(default_factory=list)
     settings: list[GenerationSettings] = field(default_factory=list)
     peeks: list[PeekRequest] = field(default_factory=list)
+    forced: dict[str, Any] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
@@ -124,6 +127,7 @@ class ScriptedRunner:
 
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
         self._stop.clear()
+        settings = replace(settings, **self.forced)
         self.prompts.append(prompt)
         self.settings.append(settings)
         self.last.clear()
@@ -222,4 +226,5 @@ def scripted_step(
         texts=tuple(pieces[token] for token in tokens),
     )
     text = "".join(pieces[token] for token in emitted)
-    return Step(index, emitted, text, seconds, tuple(path), draft, seconds * 0.06)
+    parts = {"heads_seconds": seconds * 0.06, "backbone_seconds": seconds * 0.8}
+    return Step(index, emitted, text, seconds, tuple(path), draft, **parts)

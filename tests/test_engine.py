@@ -1,6 +1,8 @@
 """The engine's invariants, on tiny random models in fp32."""
 
 import itertools
+import time
+from statistics import median
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.events import Finished, Prefilled
+from medusa_chat.decoding.events import Finished, Prefilled, from_json, to_json
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import replace_submodules
@@ -398,6 +400,35 @@ def test_sums_and_records_hold(llama):
             assert 0 <= draft.probabilities[node] <= 1
             assert 0 <= draft.draft_probabilities[node] <= 1
         assert all(entropy >= 0 for entropy in draft.entropies)
+
+
+def test_the_parts_of_a_step_fit_into_it(llama):
+    for name, tree in (("medusa", TREES["dense"]), ("none", ROOT)):
+        drafter = llama.drafter(GenerationSettings(drafter=name), tree)
+        for step in decode(llama, drafter=drafter)[1:-1]:
+            assert step.backbone_seconds > 0 and step.heads_seconds >= 0
+            assert step.backbone_seconds + step.heads_seconds <= step.seconds
+
+
+def test_the_backbones_share_is_the_backbones(llama, monkeypatch):
+    run_tree = llama.backbone.run_tree
+
+    def slow(*arguments):
+        time.sleep(0.05)
+        return run_tree(*arguments)
+
+    monkeypatch.setattr(llama.backbone, "run_tree", slow)
+    steps = decode(llama, drafter=llama.drafter(medusa(), TREES["dense"]))[1:-1]
+    assert min(step.backbone_seconds for step in steps) >= 0.05
+    assert median(step.heads_seconds for step in steps) < 0.05
+
+
+def test_a_trace_line_of_another_version_is_read(llama):
+    step = decode(llama)[1]
+    line = to_json(step) | {"surprise": [1]}
+    assert from_json(line) == step
+    del line["backbone_seconds"]
+    assert from_json(line).backbone_seconds == 0.0
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "mistral-window", "qwen2", "qwen2-mixed"])

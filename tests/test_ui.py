@@ -5,6 +5,7 @@ import math
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,9 +20,18 @@ from medusa_chat.session import Session
 from medusa_chat.ui import app as page
 from medusa_chat.ui.answer import Answer, drawn_row, rows
 from medusa_chat.ui.inputs import MAX_CHARACTERS, checked
-from medusa_chat.ui.panel import figures, panel_line
+from medusa_chat.ui.panel import figures, panel_line, recent_rate, verdict
+from medusa_chat.ui.peek import text_before
 from medusa_chat.ui.share import Share
-from medusa_chat.ui.tree_view import margin, printable, states, step_view, to_line
+from medusa_chat.ui.tree_view import (
+    MAX_TEXT,
+    binding,
+    margin,
+    printable,
+    states,
+    step_view,
+    to_line,
+)
 from medusa_chat.ui.tunnel import Entrance, ShareError, Tunnel
 
 TREES = ("chain", "full")
@@ -166,6 +176,38 @@ def test_tokens_are_shown_as_what_they_are():
     assert printable("<0xE2>") == "<0xE2>"
     assert printable("\u202e\x00") == "<202E><00>"
     assert len(printable("x" * 1000)) == 24
+    assert printable("\u0301") == "◌\u0301"  # a mark alone has something to stand on
+    assert printable("日本") == "日本" and printable(" שלום") == "·שלום"
+
+
+@pytest.mark.parametrize("seen", ["👩‍👩‍👧", "🇩🇪", "👍🏽", "e\u0301", "می‌خواهم"])
+def test_what_is_seen_as_one_character_is_never_cut_in_two(seen):
+    assert printable(seen) == seen
+    for pad in range(MAX_TEXT + 1):
+        shown = printable("x" * pad + seen * 30)
+        assert len(shown) <= MAX_TEXT and shown.endswith("…")
+        rest = shown[pad:-1]
+        whole = seen * 30
+        assert whole.startswith(rest)
+        if rest and seen != "می‌خواهم":
+            assert len(rest) % len(seen) == 0
+
+
+def test_the_smaller_side_of_the_threshold_binds():
+    assert binding(0.09, 0.09) == "e"
+    assert binding(0.09 * (1 - 1e-8), 0.09) == "e"  # what float32 made of it
+    assert binding(0.0899, 0.09) == "d"
+    assert binding(None, 0.09) == "-" and binding(0.05, None) == "-"
+
+
+def test_each_parent_of_a_typical_step_says_what_binds():
+    runner = ScriptedRunner(nodes=16, delay=0.001, prefill=0)
+    for step in trace(runner, acceptance="typical", temperature=0.7)[1:-1]:
+        view = step_view(step, 0.09)
+        for node, letter in enumerate(view["binds"]):
+            relaxed = 0.3 * math.exp(-step.draft.entropies[node])
+            assert letter == ("e" if relaxed >= 0.09 else "d")
+    assert step_view(trace(runner)[1], 0.09)["binds"] is None
 
 
 @pytest.mark.parametrize("settings", [{}, {"acceptance": "typical", "temperature": 0.7}])
@@ -189,7 +231,10 @@ def test_a_step_of_64_nodes_fits_in_10_kb(settings):
 
 def test_a_step_without_a_record_has_numbers_only():
     view = step_view(Step(3, (5, 6), "a b", 0.01, (0, 1)))
-    assert view == {"index": 3, "tokens": 2, "accepted": 1, "ms": 10.0, "heads_ms": 0.0}
+    assert view == {
+        **{"index": 3, "tokens": 2, "accepted": 1},
+        **{"ms": 10.0, "heads_ms": 0.0, "backbone_ms": 0.0},
+    }
 
 
 def test_json_for_the_page_is_inert():
@@ -231,12 +276,83 @@ def test_the_ratio_has_a_measured_baseline():
     assert figures(medusa, plain.plain_rate)["ratio"] == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_bars_of_a_long_answer_are_its_last():
+def test_every_step_of_a_long_answer_can_be_reached():
     answer = Answer()
-    answer.take(trace(ScriptedRunner(delay=0, prefill=0, steps=400), max_new_tokens=5000))
-    panel = json.loads(panel_line(answer, None, 170))
-    assert panel["first"] == 160 and len(panel["bars"]) == 240
-    assert panel["pinned"] and panel["step"]["index"] == 170
+    events = trace(ScriptedRunner(delay=0, prefill=0, steps=2400), max_new_tokens=20000)
+    answer.take(events[:-1])
+    live = json.loads(panel_line(answer, None))
+    assert live["first"] == 2160 and len(live["bars"]) == len(live["times"]) == 240
+    known = set()
+    for index in range(0, 2400, 100):
+        panel = json.loads(panel_line(answer, None, index))
+        assert panel["pinned"] and panel["step"]["index"] == index
+        for place, tokens in enumerate(panel["bars"], panel["first"]):
+            assert tokens == len(answer.steps[place].token_ids)
+        known |= set(range(panel["first"], panel["first"] + len(panel["bars"])))
+        assert index in known
+    assert known == set(range(2400))
+
+
+def test_bars_of_a_long_answer_stay_small():
+    answer = Answer()
+    events = trace(ScriptedRunner(delay=0.0123, prefill=0, steps=1, nodes=64))
+    answer.take(events[:-1])
+    answer.take([replace(events[1], index=n, seconds=0.0123) for n in range(1, 3000)])
+    assert len(panel_line(answer, 30.0).encode()) < 10_000
+    assert len(panel_line(answer, 30.0, 1500).encode()) < 16_000  # on a click, not each step
+
+
+def test_the_parts_of_a_step_add_up_to_it():
+    answer = Answer()
+    answer.take(trace(ScriptedRunner(delay=0.003, prefill=0, steps=20)))
+    found = figures(answer, None)
+    assert sum(found["split_ms"]) == pytest.approx(found["ms"], rel=0.03)
+    old = Answer()
+    old.take([replace(step, backbone_seconds=0.0) for step in answer.steps])
+    assert figures(old, None)["split_ms"] is None
+
+
+def test_the_last_second_is_the_last_second():
+    answer = Answer()
+    slow = [Step(n, (1,), "", 0.1, (0,)) for n in range(30)]
+    fast = [Step(n, (1, 2, 3, 4), "", 0.1, (0,)) for n in range(30, 40)]
+    answer.take([*slow, *fast])
+    assert recent_rate(answer) == pytest.approx(40)
+    assert answer.rate == pytest.approx(70 / 4)
+    assert recent_rate(Answer()) is None
+
+
+@pytest.mark.parametrize(
+    "tokens, seconds, said",
+    [
+        (3, 0.02, ""),
+        (1, 0.012, "low acceptance, 1.00 tokens per step"),
+        (2, 0.03, "the tree's overhead, a step costs 3.00 plain ones"),
+        (1, 0.03, "low acceptance, 1.00 tokens per step, and the tree's overhead"),
+    ],
+)
+def test_a_slower_medusa_says_why(tokens, seconds, said):
+    answer = Answer()
+    answer.take([Step(n, (7,) * tokens, "", seconds, (0,)) for n in range(10)])
+    sentence = verdict(answer, plain=100.0)
+    assert said in sentence and bool(said) == bool(sentence)
+    assert figures(answer, 100.0)["slower"] == sentence
+    assert verdict(answer, None) == ""
+
+
+def test_speedup_is_rate_over_overhead():
+    answer = Answer()
+    answer.take([Step(n, (7, 8, 9), "", 0.02, (0,)) for n in range(10)])
+    found = figures(answer, 75.0)
+    assert found["per_step"] / found["overhead"] == pytest.approx(found["ratio"], rel=1e-3)
+
+
+def test_the_prefix_of_a_step_is_what_its_root_follows():
+    answer = Answer()
+    answer.take(trace(ScriptedRunner(delay=0.001, prefill=0, steps=30)))
+    for index in (0, 7, 29):
+        view = json.loads(panel_line(answer, None, index))["step"]
+        assert view["prefix"] == len(text_before(answer, index))
 
 
 def test_messages_are_shown_without_a_changed_character():

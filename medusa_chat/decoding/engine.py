@@ -1,7 +1,7 @@
 """Engine: prefill, step, stop. One text at a time, as a generator of events."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
@@ -20,6 +20,7 @@ from medusa_chat.decoding.drafters import (
 from medusa_chat.decoding.events import DraftRecord, Event, Finished, Prefilled, Reason, Stats, Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.stopwatch import Stopwatch
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 
@@ -37,6 +38,7 @@ class Outcome:
     next_token: int
     is_finite: bool
     record: DraftRecord | None
+    backbone_seconds: float = 0.0
 
 
 class Engine:
@@ -60,6 +62,7 @@ class Engine:
         self.precision = PRECISIONS.get(backbone.dtype, str(backbone.dtype))
         self._ids: list[int] = []  # what the cache holds
         self._root_tensors = TreeTensors.of(ROOT, backbone.device)
+        self._watch = Stopwatch(backbone.device)
 
     def drafter(self, settings: GenerationSettings, tree: Tree, details: bool = True) -> Drafter:
         """The drafter that resolved settings name. Raises UsageError when it needs heads."""
@@ -115,9 +118,9 @@ class Engine:
         known: Sequence[int] = [*prompt_ids, root_id]
         root = torch.tensor([root_id], device=self.backbone.device)
         while reason is None:
-            started = perf_counter()
+            started, begun = perf_counter(), self._watch.mark()
             draft = self._propose(drafter, known, root, hidden)
-            drafted = perf_counter()
+            drafted = self._watch.mark()
             outcome, root, hidden = self._step(draft, rule, settings, details)
             known = [outcome.tokens[node] for node in outcome.path[1:]] + [outcome.next_token]
             fresh, reason = self._cut(known, outcome, len(answer), limit, at_limit)
@@ -132,7 +135,8 @@ class Engine:
                 seconds=ended - started,
                 path=tuple(outcome.path[: count + 1]),
                 draft=outcome.record,
-                heads_seconds=drafted - started,
+                heads_seconds=self._watch.between(begun, drafted),
+                backbone_seconds=outcome.backbone_seconds,
             )
         yield Finished(
             reason=reason,
@@ -225,10 +229,13 @@ class Engine:
         self, draft: Draft, rule: Rule, settings: GenerationSettings, details: bool
     ) -> tuple[Outcome, Tensor, Tensor]:
         """One pass of the backbone over the draft; what was accepted is in the cache after it."""
-        cache = self.backbone.cache
+        cache, begun = self.backbone.cache, self._watch.mark()
         hidden = self.backbone.run_tree(draft.tokens, draft.tree, draft.tensors)
-        accepted = rule(draft, self.backbone.lm_head(hidden), cache.length, settings, details)
-        outcome = self._read(draft, accepted)
+        logits = self.backbone.lm_head(hidden)
+        ended = self._watch.mark()
+        accepted = rule(draft, logits, cache.length, settings, details)
+        outcome = self._read(draft, accepted)  # the device has passed both marks after it
+        outcome = replace(outcome, backbone_seconds=self._watch.between(begun, ended))
         if outcome.is_finite:
             if outcome.path == list(range(len(outcome.path))):
                 cache.extend(len(outcome.path))  # the rows stand where they belong

@@ -81,7 +81,9 @@ class Step:
     """One pass of the backbone. path: the accepted nodes, the root (0) first.
 
     token_ids: the accepted path after the root, then the next token. heads_seconds: the part of
-    `seconds` that proposing the draft took. draft: None when details were not asked for.
+    `seconds` that proposing the draft took; backbone_seconds: the part of the backbone's pass, LM
+    head included (0.0 in a trace that is older than the figure). draft: None when details were
+    not asked for.
     """
 
     index: int
@@ -91,6 +93,7 @@ class Step:
     path: tuple[int, ...]
     draft: DraftRecord | None = None
     heads_seconds: float = 0.0
+    backbone_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

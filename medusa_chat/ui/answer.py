@@ -37,6 +37,9 @@ class Answer:
     pieces: list[Piece] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
+    backbone_seconds: float = 0.0
+    heads_seconds: float = 0.0
+    first_seconds: float | None = None  # from asking to the first token; None: not known
     _status: str = ""
 
     def __post_init__(self) -> None:
@@ -50,6 +53,8 @@ class Answer:
                 self.steps.append(event)
                 self.tokens += len(event.token_ids)
                 self.seconds += event.seconds
+                self.backbone_seconds += event.backbone_seconds
+                self.heads_seconds += event.heads_seconds
                 new.append((event.text, len(event.token_ids)))
             elif isinstance(event, Prefilled):
                 self.prefilled = event

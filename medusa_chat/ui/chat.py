@@ -46,9 +46,9 @@ def build_chat(session: Session, trees: Sequence[str]) -> ChatParts:
             parts |= _composer()
         with gr.Column(elem_id="right", scale=6, min_width=320):
             controls = build_controls(trees, parts["vanilla"])
-            panel = drawn("tree")
+            panel, card = drawn("tree"), drawn("peek")
     drawn("keys")
-    parts |= {"panel": panel, "system": controls["system"]}
+    parts |= {"panel": panel, "card": card, "system": controls["system"]}
     settings = [controls[name] for name in SETTINGS]
     _connect(desk, tab, parts, settings)
     return ChatParts(desk, tab, settings)
@@ -150,4 +150,6 @@ def _connect(
     parts["clear"].click(desk.clear, [tab], view, **AT_ONCE)
     parts["stop"].click(desk.stop, [tab], None, **AT_ONCE)
     parts["system"].blur(desk.say_system, [tab, parts["system"]], None, **AT_ONCE)
-    parts["panel"].pick(desk.pick, [tab], [parts["panel"]], **AT_ONCE)
+    steady = {**AT_ONCE, "trigger_mode": "multiple"}
+    parts["panel"].pick(desk.pick, [tab], [parts["panel"]], **steady)
+    parts["panel"].peek(desk.peek, [tab], [parts["card"]], **steady)

@@ -14,6 +14,7 @@ from medusa_chat.session import Job, Session
 from medusa_chat.ui.answer import Answer, Row, drawn_row, rows
 from medusa_chat.ui.inputs import Inputs, checked
 from medusa_chat.ui.panel import panel_line
+from medusa_chat.ui.peek import card_line
 from medusa_chat.ui.rooms import Room, Rooms
 from medusa_chat.ui.status import phase_text
 from medusa_chat.ui.thoughts import said
@@ -247,6 +248,11 @@ class Desk:
         except MedusaChatError:
             step = None
         return self._panel(tab, step)
+
+    async def peek(self, tab: Tab, event: gr.EventData) -> str:
+        """What the model would have said at the node the user clicked."""
+        answer = self.answer_of(tab)
+        return await card_line(self.session, answer, _of(event, "step"), _of(event, "node"))
 
     def choose(self, tab: Tab, event: gr.EventData) -> Any:
         """A row of the conversation was clicked: the panel shows that answer."""

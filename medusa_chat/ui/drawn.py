@@ -10,6 +10,13 @@ from medusa_chat.paths import asset
 # An event of the page's own: nobody else's business, and no spinner over the answer.
 QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}  # never behind an answer
+# Blocks whose script is in more than one file: what stands before <name>.js, in one scope with it.
+PARTS = {
+    "tree": (
+        *("draw", "words", "numbers", "chart", "mask", "card", "timeline"),
+        *("frame", "layout", "walk", "steps"),
+    )
+}
 
 
 def drawn(name: str, value: str = "") -> gr.HTML:
@@ -18,7 +25,10 @@ def drawn(name: str, value: str = "") -> gr.HTML:
         value,
         elem_id=name,
         html_template=f'<div class="{name}-block"></div>',
-        js_on_load=asset("js", f"{name}.js").read_text(encoding="utf-8"),
+        js_on_load="\n".join(
+            asset("js", f"{part}.js").read_text(encoding="utf-8")
+            for part in (*PARTS.get(name, ()), name)
+        ),
         apply_default_css=False,
     )
 

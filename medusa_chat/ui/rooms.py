@@ -202,6 +202,7 @@ class Room:
             events = self._job.trace[self._taken :]
             self._taken += len(events)
             self.answer.take(events)
+            self.answer.first_seconds = self._job.first_seconds
             self.answer.say("" if self.answer.prefilled else status(self._job))
 
     def take_returned(self) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,15 +11,19 @@ from medusa_chat.decoding.events import DraftRecord, Step
 MAX_TEXT = 24
 MAX_MARGIN = 99.0
 MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+JOINERS = "\u200c\u200d"  # inside a word or an emoji they are part of what one sees
+FLAGS = range(0x1F1E6, 0x1F200)
+SKINS = range(0x1F3FB, 0x1F400)
 
 
-def step_view(step: Step) -> dict[str, Any]:
+def step_view(step: Step, epsilon: float | None = None) -> dict[str, Any]:
     """One step, a list entry per node, the root first.
 
     state: a letter per node, a(ccepted), r(ejected: its parent was accepted, it was not),
-    u(nreached). margin: log(p / threshold) under typical acceptance. same: whether the node is
-    the backbone's own token at its parent, under exact. rank counts from 1. Figures that do not
-    exist are null; without a draft record only the numbers of the step are there.
+    u(nreached). margin: log(p / threshold) under typical acceptance; binds: a letter per node as
+    a parent, see `binding`. same: whether the node is the backbone's own token at its parent,
+    under exact. rank counts from 1. Figures that do not exist are null, and so is a list of
+    them; without a draft record only the numbers of the step are there.
     """
     view: dict[str, Any] = {
         "index": step.index,
@@ -26,37 +31,48 @@ def step_view(step: Step) -> dict[str, Any]:
         "accepted": len(step.path) - 1,
         "ms": _short(step.seconds * 1000),
         "heads_ms": _short(step.heads_seconds * 1000),
+        "backbone_ms": _short(step.backbone_seconds * 1000),
     }
     if step.draft is not None:
-        view |= _nodes(step.draft, step.path)
+        view |= _nodes(step.draft, step.path, epsilon)
     return view
 
 
-def _nodes(draft: DraftRecord, path: Sequence[int]) -> dict[str, Any]:
+def _nodes(draft: DraftRecord, path: Sequence[int], epsilon: float | None) -> dict[str, Any]:
+    binds = "".join(binding(threshold, epsilon) for threshold in draft.thresholds)
     above = (None, *draft.parents[1:])  # the parent of each node, None for the root
     return {
         "parent": list(draft.parents),
         "id": list(draft.tokens),
         "text": texts_of(draft),
         "state": states(draft.parents, path),
-        "rank": [None if rank is None else rank + 1 for rank in draft.ranks],
-        "q": [_short(q) for q in draft.draft_probabilities],
-        "p": [_short(p) for p in draft.probabilities],
-        "entropy": [_short(h) for h in draft.entropies],
-        "threshold": [_short(t) for t in draft.thresholds],
-        "margin": [
-            None if at is None else margin(draft.probabilities[node], draft.thresholds[at])
-            for node, at in enumerate(above)
-        ],
-        "same": [
-            None
-            if at is None or draft.sampled[at] is None
-            # 1 and 0 are shorter than true and false
-            else int(draft.tokens[node] == draft.sampled[at])
-            for node, at in enumerate(above)
-        ],
-        "sampled": list(draft.sampled),
+        "rank": _some([None if rank is None else rank + 1 for rank in draft.ranks]),
+        "q": _some([_short(q) for q in draft.draft_probabilities]),
+        "p": _some([_short(p) for p in draft.probabilities]),
+        "entropy": _some([_short(h) for h in draft.entropies]),
+        "threshold": _some([_short(t) for t in draft.thresholds]),
+        "binds": binds if set(binds) - {"-"} else None,
+        "margin": _some(
+            [
+                None if at is None else margin(draft.probabilities[node], draft.thresholds[at])
+                for node, at in enumerate(above)
+            ]
+        ),
+        "same": _some(
+            [
+                None
+                if at is None or draft.sampled[at] is None
+                # 1 and 0 are shorter than true and false
+                else int(draft.tokens[node] == draft.sampled[at])
+                for node, at in enumerate(above)
+            ]
+        ),
+        "sampled": _some(list(draft.sampled)),
     }
+
+
+def _some(values: list[Any]) -> list[Any] | None:
+    return values if any(value is not None for value in values) else None
 
 
 def states(parents: Sequence[int], path: Sequence[int]) -> str:
@@ -78,6 +94,14 @@ def margin(probability: float | None, threshold: float | None) -> float | None:
     return round(max(-MAX_MARGIN, min(MAX_MARGIN, value)), 2)
 
 
+def binding(threshold: float | None, epsilon: float | None) -> str:
+    """Which side of min(epsilon, delta * exp(-H)) a recorded threshold is: e(psilon), d(elta), or
+    "-" where there is no test. The record is float32, so equal means up to its rounding."""
+    if threshold is None or epsilon is None:
+        return "-"
+    return "e" if threshold >= epsilon * (1 - 1e-6) else "d"
+
+
 def texts_of(draft: DraftRecord) -> list[str]:
     """Printable token texts; the ids where the worker sent no texts."""
     texts = getattr(draft, "texts", ())
@@ -88,16 +112,42 @@ def texts_of(draft: DraftRecord) -> list[str]:
 
 def printable(text: str) -> str:
     """One line that shows what a token really is: spaces, line ends and unprintables marked."""
-    shown = "".join(map(_mark, text[:MAX_TEXT]))
-    if len(shown) > MAX_TEXT or len(text) > MAX_TEXT:
-        shown = shown[: MAX_TEXT - 1] + "…"
+    shown = "".join(_mark(text, place) for place in range(min(len(text), 2 * MAX_TEXT)))
+    if unicodedata.category(shown[:1] or "-").startswith("M"):
+        shown = "◌" + shown  # a mark that stands on the character before it
+    if len(shown) > MAX_TEXT:
+        shown = shown[: _cut(shown, MAX_TEXT - 1)] + "…"
     return shown or "∅"
 
 
-def _mark(character: str) -> str:
+def _mark(text: str, place: int) -> str:
+    character = text[place]
     if character in MARKS:
         return MARKS[character]
+    if character in JOINERS and 0 < place < len(text) - 1 and text[place - 1].strip():
+        return character
     return character if character.isprintable() else f"<{ord(character):02X}>"
+
+
+def _cut(text: str, limit: int) -> int:
+    """The last place up to `limit` where what one sees as a character is not cut in two."""
+    place = limit
+    while place > 1 and _continues(text, place):
+        place -= 1
+    return place
+
+
+def _continues(text: str, place: int) -> bool:
+    """Whether the character at `place` is seen as one with what stands before it."""
+    here, before = text[place], text[place - 1]
+    if here in JOINERS or before in JOINERS or ord(here) in SKINS:
+        return True
+    if ord(here) in FLAGS and ord(before) in FLAGS:
+        flags = 0
+        while flags < place and ord(text[place - 1 - flags]) in FLAGS:
+            flags += 1
+        return flags % 2 == 1
+    return unicodedata.category(here).startswith("M")
 
 
 def _short(value: float | None) -> float | None:

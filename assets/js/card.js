@@ -1,0 +1,168 @@
+// The card of one node: what the step recorded at once, both top 10s once the model has answered.
+const card = make("section", "card");
+card.setAttribute("aria-label", "The chosen node");
+card.tabIndex = -1;
+card.hidden = true;
+let asked = null; // {answer, step, node, data, view}: what the card is about
+let closeCard = () => {};
+const peeks = new Map();
+
+function peekKey(of) {
+  return `${of.answer}|${of.step}|${of.node}`;
+}
+
+function openCard(data, step, node) {
+  asked = { answer: data.answer, step: step.index, node, data, view: step };
+  drawCard();
+  card.hidden = false;
+  if (!peeks.has(peekKey(asked))) askModel();
+}
+
+function askModel() {
+  trigger("peek", { answer: asked.answer, step: asked.step, node: asked.node });
+}
+
+function takePeek(found) {
+  if (!found || found.step === undefined) return;
+  if (!found.wait && !found.error) {
+    if (peeks.size > 300) peeks.clear();
+    peeks.set(peekKey(found), found);
+  }
+  if (!asked || peekKey(found) !== peekKey(asked) || card.hidden) return;
+  if (found.wait) askModel();
+  else drawCard(found.error);
+}
+
+function hideCard() {
+  card.hidden = true;
+  asked = null;
+}
+
+function bdi(text, name) {
+  const node = make("bdi", name, text);
+  node.dir = "auto";
+  return node;
+}
+
+function drawCard(error) {
+  const { data, view, node } = asked;
+  const head = make("header");
+  const token = make("h3");
+  token.append(bdi(view.text[node], "token"));
+  const close = button("close", "×", () => closeCard());
+  close.setAttribute("aria-label", "Close the card");
+  head.append(token, make("span", "id", `token ${view.id[node]}, node ${node}`), close);
+  const state = make("p", `state ${STATES[view.state[node]]}`);
+  const mark = node === 0 ? MARKS.a : MARKS[view.state[node]] || "·";
+  state.append(make("b", "", `${mark} `), stateWords(data, view, node));
+  card.replaceChildren(head, state, factList(data, view, node), topLists(error));
+  card.dataset.node = node;
+  card.dataset.step = view.index;
+}
+
+function factList(data, step, node) {
+  const list = make("dl");
+  const row = (name, value, share) => {
+    if (value === null || value === undefined || value === "") return;
+    const told = make("dd", "", value);
+    if (share !== undefined) told.append(meterOf(share));
+    const pair = make("div", name.startsWith("what binds") ? "wide" : "");
+    pair.append(make("dt", "", name), told);
+    list.append(pair);
+  };
+  const parent = step.parent[node];
+  const depth = depthOf(step, node);
+  const name = columnName(data, depth);
+  const exact = (p) => (p === null ? null : String(p));
+  if (node > 0) {
+    const [rank, q, p] = [step.rank, step.q, step.p].map((values) => figure(values, node));
+    if (rank !== null) row(`rank in ${name}`, `#${rank}`);
+    if (q !== null) row("head probability", exact(q), q);
+    if (q !== null && depth > 1) row("head probability along its path", exact(Number(cumulative(step, node).toPrecision(3))));
+    if (p !== null) row(`backbone probability${temperatureWords(data)}`, exact(p), p);
+    row("entropy at its parent", nats(figure(step.entropy, parent)));
+    row("threshold at its parent", exact(figure(step.threshold, parent)));
+    const margin = figure(step.margin, node);
+    if (margin !== null) row("margin, log(p / threshold)", signed(margin));
+    row("what binds there", bindWords(data, step, parent));
+    const sampled = figure(step.sampled, parent);
+    if (!isTypical(step) && sampled !== null && !figure(step.same, node)) {
+      const place = step.id.indexOf(sampled);
+      row(own(data), `${place < 0 ? "" : `${quoted(step.text[place])} `}token ${sampled}`);
+    }
+  }
+  const isParent = step.parent.includes(node);
+  if (isParent || node === 0) {
+    row("entropy after it", nats(figure(step.entropy, node)));
+    row("threshold for its children", exact(figure(step.threshold, node)));
+    row("what binds for its children", bindWords(data, step, node));
+  }
+  return list;
+}
+
+function nats(entropy) {
+  return entropy === null ? null : `${entropy} nats`;
+}
+
+function temperatureWords(data) {
+  return isGreedy(data) || data.temperature === null ? "" : `, temperature ${data.temperature}`;
+}
+
+function meterOf(share) {
+  const meter = make("span", "share");
+  const fill = meter.appendChild(make("i"));
+  fill.style.width = `${Math.max(0, Math.min(100, share * 100))}%`;
+  return meter;
+}
+
+function topLists(error) {
+  const box = make("div", "tops");
+  const found = peeks.get(peekKey(asked));
+  if (!found) {
+    const text = error || "Asking the model: what else could have come here? It waits for an answer that runs.";
+    const line = make("p", error ? "asking failed" : "asking", text);
+    line.setAttribute("role", "status");
+    box.append(line);
+    return box;
+  }
+  const { data, view, node } = asked;
+  const at = node === 0 ? "before the root" : "at its parent";
+  box.append(topList(`Backbone's top 10 ${at}, temperature ${found.temperature}`, found.backbone_top, found.backbone_own, node));
+  if (found.head_top.length)
+    box.append(topList(`${columnName(data, found.head)}'s own top 10, temperature 1`, found.head_top, found.head_own, node));
+  else if (node > 0 && view.parent.length > 1 && data.drafter !== "medusa")
+    box.append(make("p", "asking", "This draft came from the text itself: there is no head to ask."));
+  return box;
+}
+
+function topList(title, rows, own, node) {
+  const { view } = asked;
+  const parent = view.parent[node];
+  const siblings = new Set(view.id.filter((_, other) => other && view.parent[other] === parent));
+  const table = make("table");
+  table.append(make("caption", "", title));
+  const body = table.appendChild(make("tbody"));
+  const beyond = own.filter(([id]) => !rows.some((row) => row[0] === id));
+  for (const [id, text, p, rank] of [...rows, ...beyond]) {
+    const line = make("tr", rank > rows.length ? "beyond" : "");
+    if (id === view.id[node]) line.classList.add("this");
+    const name = make("th");
+    name.scope = "row";
+    name.append(bdi(text));
+    if (id === view.id[node]) name.append(make("span", "tag", "this node"));
+    else if (siblings.has(id)) name.append(make("span", "tag", "in the tree"));
+    const share = make("td", "p", percent(p));
+    share.title = String(p);
+    const bar = make("td", "bar");
+    bar.append(meterOf(p));
+    line.append(make("td", "rank", `#${rank}`), name, share, bar);
+    line.dataset.id = id;
+    body.append(line);
+  }
+  return table;
+}
+
+document.addEventListener("medusa-peek", (event) => {
+  if (!element.isConnected) return;
+  takePeek(event.detail);
+});

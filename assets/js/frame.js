@@ -1,0 +1,74 @@
+// The panel's own frame: its elements, and what it knows of the answer it shows.
+const NARROW = 560; // below, the tree folds to what was tested
+
+const root = element.querySelector(".tree-block") || element;
+const head = make("div", "step-head");
+const facing = make("div", "facing");
+const views = make("div", "views");
+const area = make("div", "tree-area");
+const picture = make("div", "picture");
+const box = make("div", "tree-box");
+const svg = draw("svg", { class: "tree", role: "tree" });
+const edges = draw("g", { "aria-hidden": "true" });
+const taken = draw("path", { class: "edge accepted", "aria-hidden": "true" });
+const names = draw("g", { "aria-hidden": "true" });
+const nodes = draw("g", { role: "group" });
+const legend = make("div", "legend");
+const fold = button("fold", "", () => {
+  wantsFold = !isFolded();
+  schedule();
+});
+const single = make(
+  "p",
+  "single",
+  "Plain decoding: every pass of the model gives one token. There is no draft and no tree; " +
+    "this is the baseline that Medusa is measured against.",
+);
+const hollow = make(
+  "p",
+  "hollow",
+  "No step yet. Send a message: the tree of candidate tokens of every step is drawn here.",
+);
+const tip = make("div", "tip");
+tip.setAttribute("role", "tooltip");
+tip.hidden = true;
+box.setAttribute("role", "region");
+box.setAttribute("aria-label", "Candidate tree of one step, scrollable");
+const viewButtons = ["tree", "mask"].map((name) => {
+  const title = name === "tree" ? "the candidates" : "which keys each node attends to";
+  const node = button("view", name, () => show(name));
+  node.title = title;
+  return views.appendChild(node);
+});
+views.setAttribute("role", "group");
+views.setAttribute("aria-label", "View of the step");
+svg.append(names, edges, taken, nodes);
+box.append(svg);
+picture.append(box, single, maskBox, legend);
+area.append(picture, card);
+facing.append(head, views);
+root.replaceChildren(figures, facts, chartBox, plain, facing, area, timeline, hollow, tip);
+pen.font = `10.5px ${getComputedStyle(root).getPropertyValue("--font-mono") || "monospace"}`;
+
+let data = null; // the newest line
+let shown = null; // the step that is drawn
+let live = null; // the newest step
+let known = { bars: [], times: [] }; // by step, as far as this answer's lines told
+let steps = new Map();
+let pinned = null; // the step the user looks at, while newer ones arrive
+let flying = null; // the step that was asked for: {step, at, isDropped}
+let view = "tree";
+let wantsFold = null; // null: by width
+let shape = null; // what the layout was made for
+let chips = [];
+let active = 0; // the node that has the keyboard
+let hovered = null;
+let quiet = null; // the node under the pointer that needs no tooltip
+let scheduled = false;
+let tallest = 0;
+let describing = 0;
+
+function show(name) {
+  view = name;
+  schedule();
+}

@@ -1,0 +1,183 @@
+// The tree of one step: places once per shape and width, then texts, states and marks into them.
+const ROW = 16;
+const CHIP = 14;
+const TOP = 22;
+const GAP = 26;
+
+// ---- layout: once per shape and width ----
+
+function isFolded() {
+  return wantsFold === null ? box.clientWidth < NARROW : wantsFold;
+}
+
+// The nodes that are drawn: all, or folded the path and what was tested beside it.
+function drawnNodes(step) {
+  const all = step.parent.map((_, node) => node);
+  return isFolded() ? all.filter((node) => step.state[node] !== "u") : all;
+}
+
+function places(parents, drawn) {
+  const children = parents.map(() => []);
+  drawn.forEach((node) => parents[node] >= 0 && children[parents[node]].push(node));
+  const depth = [];
+  const row = [];
+  let rows = 0;
+  drawn.forEach((node) => (depth[node] = parents[node] < 0 ? 0 : depth[parents[node]] + 1));
+  const visit = (node) => {
+    if (!children[node].length) row[node] = rows++;
+    children[node].forEach(visit);
+    if (children[node].length) row[node] = row[children[node][0]];
+  };
+  visit(0);
+  return { depth, row, rows, columns: Math.max(...drawn.map((node) => depth[node])) + 1 };
+}
+
+function lay(step, drawn, width) {
+  const { depth, row, rows, columns } = places(step.parent, drawn);
+  const narrow = width < NARROW;
+  const gap = narrow ? 18 : GAP;
+  const pitch = Math.max(narrow ? 88 : 108, Math.min(196, (width - 2 + gap) / columns));
+  const chip = pitch - gap;
+  const wide = Math.ceil(pitch * columns - gap + 2);
+  const high = TOP + rows * ROW + 2;
+  tallest = Math.max(tallest, high);
+  const standing = isFolded() ? tallest : high; // a fold that changes with the step must not jump
+  set(svg, { width: wide, height: standing, viewBox: `0 0 ${wide} ${standing}` });
+  names.replaceChildren(
+    ...Array.from({ length: columns }, (_, column) =>
+      draw("text", { class: "column", x: column * pitch + 1, y: 12 }, columnName(data, column)),
+    ),
+  );
+  const top = (node) => TOP + row[node] * ROW;
+  const edge = (node) => {
+    const x = depth[node] * pitch + 1;
+    const from = top(step.parent[node]) + CHIP / 2;
+    const to = top(node) + CHIP / 2;
+    const bend = gap * 0.6;
+    return `M${x - gap} ${from}C${x - gap + bend} ${from} ${x - bend} ${to} ${x} ${to}`;
+  };
+  const hadFocus = nodes.contains(document.activeElement);
+  edges.replaceChildren();
+  nodes.replaceChildren();
+  chips = [];
+  drawn.forEach((node) => {
+    const line = node ? edge(node) : "";
+    const path = node ? edges.appendChild(draw("path", { class: "edge", d: line })) : null;
+    chips[node] = { ...makeChip(node, depth[node] * pitch + 1, top(node), chip), line, path };
+    chips[node].row = row[node];
+    chips[node].depth = depth[node];
+  });
+  if (!chips[active]) active = 0;
+  chips[active].group.setAttribute("tabindex", "0");
+  if (hadFocus) chips[active].group.focus({ preventScroll: true });
+}
+
+function makeChip(node, x, y, wide) {
+  const group = draw("g", { class: "chip", "data-node": node, role: "treeitem", tabindex: "-1" });
+  const frame = draw("rect", { class: "frame", x, y, width: wide, height: CHIP, rx: 3.5 });
+  const bar = draw("rect", { class: "share", x: x + 1, y: y + CHIP - 2.2, height: 1.8, rx: 0.9 });
+  const text = draw("text", { class: "token", x: x + 4, y: y + 10 });
+  const rank = draw("text", { class: "rank", y: y + 10 });
+  const mark = draw("text", { class: "mark", x: x + wide - 4, y: y + 10 });
+  group.append(frame, bar, text, rank, mark);
+  nodes.append(group);
+  return { group, bar, text, rank, mark, x, wide };
+}
+
+// ---- one step: texts, states and marks into the places ----
+
+function fill(step) {
+  let path = "";
+  chips.forEach((chip, node) => {
+    const state = STATES[step.state[node]];
+    const mark = markOf(step, node);
+    if (chip.state !== state) {
+      chip.state = state;
+      set(chip.group, { "data-state": state, class: `chip ${state}` });
+      if (chip.path) chip.path.setAttribute("class", `edge ${state}`);
+    }
+    if (state === "accepted" && chip.line) path += chip.line;
+    say(chip.mark, mark);
+    const marked = widthOf(mark);
+    const rank = figure(step.rank, node);
+    const showsRank = rank !== null && chip.wide >= 112 && step.state[node] !== "u";
+    say(chip.rank, showsRank ? `#${rank}` : "");
+    if (showsRank) chip.rank.setAttribute("x", (chip.x + chip.wide - 9 - marked).toFixed(1));
+    const room = chip.wide - 13 - marked - (showsRank ? widthOf(`#${rank}`) + 5 : 0);
+    say(chip.text, cut(step.text[node], room));
+    const q = figure(step.q, node);
+    const share = (Math.min(1, q || 0) * (chip.wide - 2)).toFixed(1);
+    if (chip.share !== share) chip.bar.setAttribute("width", (chip.share = share));
+    chip.group.classList.toggle("chosen", Boolean(asked) && asked.node === node && asked.step === step.index);
+  });
+  taken.setAttribute("d", path);
+  set(svg, { "data-step": step.index, "data-answer": data.answer });
+  svg.setAttribute(
+    "aria-label",
+    `Step ${step.index + 1}: ${step.accepted} of ${step.parent.length - 1} draft tokens accepted. ` +
+      `Path: ${pathWords(step)}`,
+  );
+}
+
+// Sentences for each node: once a step stands still, not 15 times a second.
+function describeSoon() {
+  clearTimeout(describing);
+  describing = setTimeout(() => {
+    if (!shown || !element.isConnected) return;
+    describeChart(data.figures);
+    if (!shown.parent) return;
+    chips.forEach((chip, node) => {
+      set(chip.group, {
+        "aria-label": nodeLabel(data, shown, node),
+        "aria-level": chip.depth + 1,
+        "aria-selected": String(shown.state[node] === "a"),
+      });
+    });
+  }, 250);
+}
+
+function drawHead(step) {
+  const total = data.figures.steps;
+  const parts = [make("b", "", `step ${step.index + 1} / ${total}`)];
+  if (step.parent && step.parent.length > 1) {
+    const accepted = make("span", "", `accepted ${step.accepted}+1 of ${step.parent.length}`);
+    accepted.title = "draft tokens accepted, and the model's own next token";
+    parts.push(accepted);
+  } else if (!step.parent) parts.push(make("span", "", `${step.tokens} tokens; no tree was recorded`));
+  parts.push(make("span", "", `${number(step.ms, 1)} ms${stepSplit(step)}`));
+  const bound = step.parent && step.parent.length > 1 ? bindWords(data, step, 0) : "";
+  if (bound) {
+    const test = make("span", "bound", `at the root ${bound}`);
+    test.title = "threshold = min(ε, δ·exp(−H)), H the entropy there";
+    parts.push(test);
+  }
+  head.replaceChildren(...parts);
+}
+
+function stepSplit(step) {
+  if (!step.backbone_ms) return step.heads_ms ? ` (heads ${number(step.heads_ms, 1)})` : "";
+  const rest = Math.max(0, step.ms - step.backbone_ms - step.heads_ms);
+  const [a, b, c] = [step.backbone_ms, step.heads_ms, rest].map((ms) => number(ms, 1));
+  return ` = backbone ${a} + heads ${b} + rest ${c}`;
+}
+
+function drawLegend(step) {
+  const item = (name, mark, text) => {
+    const node = make("span", `item ${name}`);
+    node.append(make("i", "sample", mark), text);
+    return node;
+  };
+  const passed = isTypical(step) ? "accepted: margin over the threshold" : `accepted: = ${own(data)}`;
+  const failed = isTypical(step) ? "tested, rejected: margin below it" : "tested, rejected: its probability";
+  const key = `${passed}|${isFolded()}|${step.state}|${step.q === null}`;
+  if (legend.dataset.key === key) return;
+  legend.dataset.key = key;
+  const parts = [item("accepted", "✓", passed), item("rejected", "✗", failed)];
+  if (!isFolded()) parts.push(item("unreached", "#2", "never reached: its rank"));
+  if (step.q) parts.push(item("line", "", "line under it: head probability"));
+  const hidden = [...step.state].filter((state) => state === "u").length;
+  say(fold, isFolded() ? `+${hidden} more, never reached` : "fold to what was tested");
+  fold.setAttribute("aria-expanded", String(!isFolded()));
+  fold.hidden = !hidden;
+  legend.replaceChildren(...parts, fold);
+}

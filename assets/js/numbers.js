@@ -1,0 +1,120 @@
+// The figures of the answer: built once, then only the texts that changed are written.
+const figures = make("div", "figures");
+const plain = make("p", "plain");
+const facts = make("div", "facts");
+const PARTS_OF_A_STEP = ["backbone", "heads", "rest"];
+const tiles = {
+  rate: tile("tokens/s", "decoding, prefill left out", true),
+  ratio: tile("vs plain", "against plain decoding on this machine", true),
+  per_step: tile("tokens/step", "the paper's acceleration rate", false),
+  ms: tile("ms/step", "mean over the steps so far", false),
+};
+const split = makeSplit();
+const context = makeContext();
+const first = fact("first token");
+const prefill = fact("prefill");
+const beginning = make("div", "beginning");
+beginning.append(first.node, prefill.node);
+facts.append(split.node, context.node, beginning);
+
+function tile(label, title, strong) {
+  const node = make("div", strong ? "tile strong" : "tile");
+  const value = make("span", "value", "–");
+  const under = make("span", "under");
+  node.append(value, make("span", "label", label), under);
+  node.dataset.figure = label;
+  node.title = title;
+  figures.append(node);
+  return { value, under };
+}
+
+function fact(label) {
+  const node = make("div", "fact");
+  const value = make("span", "value", "–");
+  const under = make("span", "under");
+  node.dataset.figure = label;
+  node.append(make("span", "label", label), value, under);
+  return { node, value, under };
+}
+
+function makeSplit() {
+  const node = make("div", "fact split");
+  const bar = make("div", "split-bar");
+  bar.setAttribute("aria-hidden", "true");
+  const parts = PARTS_OF_A_STEP.map((name) => bar.appendChild(make("i", name)));
+  const keys = make("div", "keys");
+  const values = PARTS_OF_A_STEP.map((name) => {
+    const key = make("span", `key ${name}`);
+    const value = make("b", "", "–");
+    value.dataset.part = name;
+    key.append(make("i", name), `${name} `, value);
+    keys.append(key);
+    return value;
+  });
+  node.append(make("span", "label", "one step, ms"), bar, keys);
+  return { node, parts, values };
+}
+
+function makeContext() {
+  const made = fact("context");
+  const meter = make("div", "meter");
+  const fill = meter.appendChild(make("i"));
+  meter.setAttribute("aria-hidden", "true");
+  made.node.append(meter);
+  return { ...made, fill };
+}
+
+function drawFigures(f) {
+  say(tiles.rate.value, number(f.rate, 1));
+  say(tiles.rate.under, f.recent === null ? "" : `last second ${number(f.recent, 1)}`);
+  const ratio = f.ratio === null ? "–" : `${f.ratio.toFixed(2)}×`;
+  say(tiles.ratio.value, f.is_plain ? "plain" : ratio);
+  const paid = f.overhead !== null && f.per_step !== null;
+  say(tiles.ratio.under, paid ? `${number(f.per_step, 2)} ÷ ${number(f.overhead, 2)} overhead` : "");
+  say(tiles.per_step.value, number(f.per_step, 2));
+  say(tiles.per_step.under, `${count(f.steps)} step${f.steps === 1 ? "" : "s"}`);
+  say(tiles.ms.value, number(f.ms, 1));
+  say(tiles.ms.under, f.overhead === null ? "" : `${number(f.overhead, 2)} × a plain step`);
+  drawSplit(f.split_ms);
+  drawContext(f);
+  say(first.value, f.first_ms === null ? "–" : `${count(Math.round(f.first_ms))} ms`);
+  say(first.under, "from Send");
+  say(prefill.value, f.prefill_ms === null ? "–" : `${count(Math.round(f.prefill_ms))} ms`);
+  const reused = f.reused ? `, ${count(f.reused)} reused` : "";
+  say(prefill.under, f.prompt === null ? "" : `${count(f.prompt)} tokens${reused}`);
+  drawPlain(f);
+}
+
+function drawSplit(parts) {
+  split.node.classList.toggle("is-empty", !parts);
+  PARTS_OF_A_STEP.forEach((_, place) => {
+    split.parts[place].style.flexGrow = parts ? parts[place] : 0;
+    say(split.values[place], parts ? number(parts[place], parts[place] < 0.95 ? 2 : 1) : "–");
+  });
+}
+
+function drawContext(f) {
+  const share = f.used !== null && f.context ? f.used / f.context : 0;
+  const left = f.context ? Math.max(0, f.context - (f.used || 0)) : null;
+  say(context.value, f.used === null ? "–" : count(f.used));
+  const isFull = share >= 0.9;
+  const rest = left === null ? "" : `of ${count(f.context)}, ${count(left)} left`;
+  say(context.under, isFull ? `⚠ nearly full: ${count(left)} left of ${count(f.context)}` : rest);
+  context.node.classList.toggle("is-full", isFull);
+  context.fill.style.width = `${Math.min(100, share * 100).toFixed(1)}%`;
+}
+
+function drawPlain(f) {
+  let text = "";
+  if (f.is_plain) text = "This is plain decoding: the baseline the ratio is taken against.";
+  else if (f.plain === null) text = "plain: not measured yet, switch Vanilla on and send";
+  else text = `plain: ${f.plain.toFixed(1)} tokens/s, measured last on this model`;
+  plain.classList.toggle("slower", Boolean(f.slower));
+  say(plain, f.slower ? `${f.slower} (${text})` : text);
+}
+
+const NO_FIGURES = {
+  ...{ rate: null, recent: null, per_step: null, ms: null, split_ms: null, steps: 0, used: null },
+  ...{ context: null, plain: null, ratio: null, overhead: null, slower: "", is_plain: false },
+  ...{ prefill_ms: null, prompt: null, reused: null, first_ms: null },
+};

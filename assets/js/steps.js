@@ -1,0 +1,61 @@
+// Which step is shown, and where it comes from: what was received is kept, the rest asked for.
+const KEPT_STEPS = 600;
+const PATIENCE = 4000; // ms until a step that did not come is asked for again
+
+function goTo(step) {
+  if (!data || !data.figures.steps) return;
+  pinned = Math.max(0, Math.min(data.figures.steps - 1, step));
+  if (asked && asked.step !== pinned) hideCard();
+  if (steps.has(pinned)) shown = steps.get(pinned);
+  else request();
+  schedule();
+}
+
+function goLive() {
+  stopPlay();
+  hideCard();
+  pinned = null;
+  if (live) shown = live;
+  if (flying) flying.isDropped = true;
+  trigger("pick", { step: null, answer: data ? data.answer : null });
+  schedule();
+}
+
+// One request at a time: a drag over a hundred bars asks for as many as the server can give.
+function request() {
+  if (flying && !flying.isDropped) return;
+  const mine = (flying = { step: pinned });
+  trigger("pick", { step: pinned, answer: data.answer });
+  setTimeout(() => {
+    if (flying !== mine) return; // it came
+    flying = null;
+    if (pinned !== null && !steps.has(pinned) && element.isConnected) request();
+  }, PATIENCE);
+}
+
+function keep(step) {
+  if (!step) return;
+  steps.delete(step.index);
+  steps.set(step.index, step);
+  if (steps.size > KEPT_STEPS) steps.delete(steps.keys().next().value);
+}
+
+function forget() {
+  stopPlay();
+  [pinned, flying, shown, live, shape, tallest] = [null, null, null, null, null, 0];
+  known = { bars: [], times: [] };
+  steps = new Map();
+  chart = emptyChart();
+  line = { total: 0, pitch: 14, now: 0, from: 0 };
+  hideCard();
+  hideTip();
+}
+
+function learn(next) {
+  if (next.bars.length && next.first < chart.next && known.bars[next.first] === undefined)
+    chart = emptyChart();
+  next.bars.forEach((tokens, place) => {
+    known.bars[next.first + place] = tokens;
+    known.times[next.first + place] = next.times[place];
+  });
+}

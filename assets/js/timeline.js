@@ -1,0 +1,188 @@
+// A bar for every step. Click, drag or arrow keys choose one; play walks through them in the time
+// they took. `goTo(step)` and `goLive()` are the panel's.
+const BARS_HIGH = 46;
+const SPEEDS = [
+  [1, "1×", "as fast as it was"],
+  [0.25, "¼×", "four times slower"],
+  [0.1, "⅒×", "ten times slower"],
+];
+const timeline = make("div", "timeline");
+const playbar = make("div", "playbar");
+const strip = make("div", "strip");
+const space = make("div", "space");
+const bars = draw("svg", { class: "bars", tabindex: "0", role: "slider", height: BARS_HIGH });
+const caption = make("span", "caption", "tokens per step: click, drag, ← →, space plays");
+bars.setAttribute("aria-label", "Step of the answer, by tokens per step");
+space.append(bars);
+strip.append(space);
+const playButton = button("play", "", () => (play ? stopPlay() : startPlay()));
+const back = button("back", "back to the latest step", () => goLive());
+const speedBox = make("div", "speeds");
+speedBox.setAttribute("role", "group");
+speedBox.setAttribute("aria-label", "Speed of play");
+const speedButtons = SPEEDS.map(([value, text, title]) => {
+  const node = button("speed", text, () => setSpeed(value));
+  node.title = title;
+  node.setAttribute("aria-label", `Play ${title}`);
+  return speedBox.appendChild(node);
+});
+playbar.append(playButton, speedBox, caption, back);
+timeline.append(playbar, strip);
+let speed = 1;
+let play = null; // {step, due}: the step that is shown, and when the next one follows
+let pool = [];
+let line = { total: 0, pitch: 14, now: 0, from: 0 };
+setSpeed(1);
+nameplay();
+
+function drawTimeline(known, total, now, isLive) {
+  const wide = strip.clientWidth || 60;
+  const pitch = Math.max(5, Math.min(14, wide / Math.max(total, 1)));
+  const moved = total !== line.total || now !== line.now || pitch !== line.pitch;
+  // who scrolled back while the answer runs is not pulled to its end
+  const follows = !isLive || strip.scrollLeft + wide > (line.total - 3) * line.pitch;
+  line = { ...line, total, now, pitch };
+  space.style.width = `${Math.max(wide, Math.ceil(total * pitch))}px`;
+  if (moved && follows) bringIntoView(isLive ? total - 1 : now, wide);
+  line.from = Math.floor(strip.scrollLeft / pitch);
+  const seen = Math.min(total - line.from, Math.ceil(wide / pitch) + 1);
+  set(bars, { viewBox: `0 0 ${wide} ${BARS_HIGH}`, width: wide });
+  const shift = strip.scrollLeft - line.from * pitch;
+  let most = line.most || 2;
+  for (let place = 0; place < seen; place++) most = Math.max(most, known.bars[line.from + place] || 0);
+  line.most = most;
+  while (pool.length < seen) pool.push(bars.appendChild(draw("rect", {})));
+  pool.forEach((bar, place) => drawBar(bar, place < seen ? line.from + place : null, known, shift));
+  set(bars, {
+    "aria-valuemin": 1,
+    "aria-valuemax": total,
+    "aria-valuenow": now + 1,
+    "aria-valuetext": stepWords(known, now, total),
+  });
+}
+
+function drawBar(bar, step, known, shift) {
+  if (step === null) {
+    bar.setAttribute("display", "none");
+    return;
+  }
+  const tokens = known.bars[step];
+  const high = tokens === undefined ? 3 : Math.max(3, (tokens / line.most) * (BARS_HIGH - 4));
+  const kind = tokens === undefined ? "unknown" : `t${Math.min(tokens, 6)}`;
+  bar.removeAttribute("display");
+  set(bar, {
+    class: `bar ${kind}${step === line.now ? " now" : ""}`,
+    x: (step - line.from) * line.pitch - shift + 0.5,
+    y: BARS_HIGH - 1 - high,
+    width: Math.max(1, line.pitch - (line.pitch > 6 ? 2 : 1)),
+    height: high,
+    "data-step": step,
+  });
+}
+
+function stepWords(known, step, total) {
+  const tokens = known.bars[step];
+  const more = tokens === undefined ? "" : `: ${tokens} token${tokens === 1 ? "" : "s"}`;
+  const time = known.times[step] === undefined ? "" : `, ${number(known.times[step], 1)} ms`;
+  return `step ${step + 1} of ${total}${more}${time}`;
+}
+
+function bringIntoView(step, wide) {
+  const left = step * line.pitch;
+  const room = Math.min(24, wide / 6);
+  if (left < strip.scrollLeft + room) strip.scrollLeft = Math.max(0, left - room);
+  else if (left + line.pitch > strip.scrollLeft + wide - room)
+    strip.scrollLeft = left + line.pitch - wide + room;
+}
+
+function stepAt(event) {
+  const x = event.clientX - bars.getBoundingClientRect().left + strip.scrollLeft;
+  return Math.max(0, Math.min(line.total - 1, Math.floor(x / line.pitch)));
+}
+
+// ---- by hand ----
+
+bars.addEventListener("pointerdown", (event) => {
+  if (event.button !== 0 || !line.total) return;
+  bars.setPointerCapture(event.pointerId);
+  stopPlay();
+  goTo(stepAt(event));
+});
+bars.addEventListener("pointermove", (event) => {
+  if (bars.hasPointerCapture(event.pointerId)) {
+    if (stepAt(event) !== line.now) goTo(stepAt(event));
+  } else if (line.total && event.pointerType !== "touch") {
+    const step = stepAt(event);
+    const at = bars.getBoundingClientRect();
+    const left = at.left + (step - line.from) * line.pitch;
+    showTip({ left, top: at.top, bottom: innerHeight }, stepWords(known, step, line.total), []);
+  }
+});
+bars.addEventListener("pointerleave", () => hideTip());
+bars.addEventListener("keydown", (event) => {
+  if (!line.total || event.ctrlKey || event.metaKey || event.altKey) return;
+  const last = line.total - 1;
+  const to = {
+    ...{ ArrowLeft: line.now - 1, ArrowDown: line.now - 1, ArrowRight: line.now + 1 },
+    ...{ ArrowUp: line.now + 1, PageUp: line.now - 10, PageDown: line.now + 10, Home: 0, End: last },
+  }[event.key];
+  if (event.key === " ") play ? stopPlay() : startPlay();
+  else if (to === undefined) return;
+  else {
+    stopPlay();
+    goTo(Math.max(0, Math.min(last, to)));
+  }
+  event.preventDefault();
+});
+strip.addEventListener("scroll", () => schedule());
+
+// ---- by itself ----
+
+function setSpeed(value) {
+  speed = value;
+  speedButtons.forEach((node, place) => {
+    node.setAttribute("aria-pressed", String(SPEEDS[place][0] === value));
+  });
+}
+
+function nameplay() {
+  playButton.dataset.playing = String(Boolean(play));
+  playButton.setAttribute("aria-label", play ? "Pause" : "Play the steps");
+  playButton.title = play ? "Pause" : "Play the steps in the time they took";
+}
+
+function startPlay() {
+  if (!line.total) return;
+  const step = line.now >= line.total - 1 ? 0 : line.now;
+  goTo(step);
+  play = { step, due: performance.now() + pause(step) };
+  nameplay();
+  requestAnimationFrame(playOn);
+}
+
+function stopPlay() {
+  play = null;
+  nameplay();
+}
+
+// How long a step stands: as long as the next one took to be made.
+function pause(step) {
+  return (known.times[step + 1] ?? 20) / speed;
+}
+
+function playOn(now) {
+  if (!play || !element.isConnected) return;
+  if (now - play.due > 500) play.due = now; // the tab slept: go on from here
+  let step = play.step;
+  while (step < line.total - 1 && play.due <= now) {
+    step++;
+    play.due += pause(step);
+  }
+  if (step !== play.step) {
+    play.step = step;
+    goTo(step);
+  }
+  if (step < line.total - 1) requestAnimationFrame(playOn);
+  else if (data.ended) stopPlay();
+  else goLive(); // it caught up with an answer that still runs
+}

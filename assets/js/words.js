@@ -1,0 +1,109 @@
+// What a node is, in marks and in words. `step` is one step's lists, `data` the line it came in.
+const MARKS = { a: "✓", r: "✗", u: "" };
+const STATES = { a: "accepted", r: "rejected", u: "unreached" };
+
+function isGreedy(data) {
+  return data.temperature !== null && data.temperature < 0.001;
+}
+
+function isTypical(step) {
+  return Boolean(step.threshold);
+}
+
+function own(data) {
+  return isGreedy(data) ? "the model's first choice" : "the model's own sample";
+}
+
+function signed(margin) {
+  return `${margin < 0 ? "−" : "+"}${Math.abs(margin).toFixed(margin > -10 && margin < 10 ? 1 : 0)}`;
+}
+
+// ✓+0.5, ✗−1.4 (margin) under typical; ✓ 67%, ✗ 9% (its probability) under exact; #3 (rank).
+function markOf(step, node) {
+  const state = step.state[node];
+  if (node === 0) return MARKS.a;
+  const rank = figure(step.rank, node);
+  if (state === "u") return rank === null ? "" : `#${rank}`;
+  const margin = figure(step.margin, node);
+  if (margin !== null) return `${MARKS[state]}${signed(margin)}`;
+  const p = figure(step.p, node);
+  if (p === null) return MARKS[state];
+  return `${MARKS[state]} ${p < 0.01 ? "<1%" : `${Math.round(p * 100)}%`}`;
+}
+
+function stateWords(data, step, node) {
+  if (node === 0) return "root: certain before this step";
+  const state = step.state[node];
+  if (state === "u") return "never reached: a node above it was not accepted";
+  if (isTypical(step)) {
+    if (state === "a") return "accepted: its probability is over the threshold";
+    const margin = figure(step.margin, node);
+    if (margin !== null && margin > 0) return "passed the test, but a longer or likelier path won";
+    return "tested and rejected: its probability is under the threshold";
+  }
+  if (figure(step.same, node) === null) return state === "a" ? "accepted" : "tested and rejected";
+  return state === "a" ? `accepted: = ${own(data)}` : `tested and rejected: not ${own(data)}`;
+}
+
+// Which side of threshold = min(ε, δ·exp(−H)) decides at a node as a parent; "" without a test.
+function bindWords(data, step, parent) {
+  const threshold = figure(step.threshold, parent);
+  const letter = figure(step.binds, parent);
+  if (threshold === null || !letter) return "";
+  if (letter === "d") return `δ binds: δ·exp(−H) = ${threshold} < ε = ${data.epsilon}`;
+  const other = data.delta * Math.exp(-(figure(step.entropy, parent) ?? 0));
+  return `ε binds: ${data.epsilon} ≤ δ·exp(−H) = ${Number(other.toPrecision(3))}`;
+}
+
+// The head probabilities along the path multiplied: how likely the heads thought this place.
+function cumulative(step, node) {
+  let product = 1;
+  for (let at = node; at > 0; at = step.parent[at]) {
+    const q = figure(step.q, at);
+    if (q === null) return null;
+    product *= q;
+  }
+  return product;
+}
+
+function depthOf(step, node) {
+  let depth = 0;
+  for (let at = node; at > 0; at = step.parent[at]) depth++;
+  return depth;
+}
+
+function columnName(data, depth) {
+  return depth ? `${data.drafter === "medusa" ? "head" : "depth"} ${depth}` : "base LM";
+}
+
+function tipLines(data, step, node) {
+  const lines = [stateWords(data, step, node)];
+  if (node === 0) {
+    const threshold = figure(step.threshold, 0);
+    if (threshold !== null) lines.push(`threshold for its children ${threshold}`);
+    return lines;
+  }
+  const parent = step.parent[node];
+  const rank = figure(step.rank, node);
+  const q = figure(step.q, node);
+  const name = columnName(data, depthOf(step, node));
+  if (rank !== null) lines.push(`${name}: rank #${rank}${q === null ? "" : `, ${percent(q)}`}`);
+  const p = figure(step.p, node);
+  if (p !== null) lines.push(`backbone: ${percent(p)}`);
+  const margin = figure(step.margin, node);
+  if (margin !== null)
+    lines.push(`threshold ${percent(figure(step.threshold, parent))}, margin ${signed(margin)}`);
+  const bound = bindWords(data, step, parent);
+  if (bound) lines.push(bound);
+  return lines;
+}
+
+function nodeLabel(data, step, node) {
+  return `${quoted(step.text[node])}: ${tipLines(data, step, node).join("; ")}`;
+}
+
+function pathWords(step) {
+  return [...step.state]
+    .flatMap((state, node) => (state === "a" ? [quoted(step.text[node])] : []))
+    .join(" ");
+}
