@@ -24,11 +24,11 @@ TEXTS = "[...document.querySelectorAll('.lane-text')].map(e => e.textContent)"
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     _browser_or_skip()
-    from medusa_chat.ui.app import open_page
+    from medusa_chat.ui.app import PageOptions, open_page
 
     session = Session(Racer(delay=0.004, prefill=0.02, steps=5000))
     session.submit_load(LoadRequest())
-    page = open_page(session, trees=("chain",))
+    page = open_page(session, PageOptions(trees=("chain",)))
     yield Served(page.url, session, session.runner)
     page.close()
     session.close()

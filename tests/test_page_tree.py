@@ -30,12 +30,12 @@ ODD = (
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     _browser_or_skip()
-    from medusa_chat.ui.app import open_page
+    from medusa_chat.ui.app import PageOptions, open_page
 
     runner = ScriptedRunner(delay=0.01, prefill=0.05, steps=30, nodes=16)
     session = Session(runner)
     session.submit_load(LoadRequest())
-    page = open_page(session, trees=("chain",))
+    page = open_page(session, PageOptions(trees=("chain",)))
     yield Served(page.url, session, runner)
     page.close()
     session.close()
