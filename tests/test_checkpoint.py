@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from checkpoints import write_checkpoint, write_heads
+from checkpoints import TEMPLATE, write_checkpoint, write_heads
 from safetensors.torch import load_file, save_file
 
 from medusa_chat.checkpoint import Checkpoint, load
@@ -224,6 +224,14 @@ def test_a_conversation_keeps_its_ids_and_cache(folder):
     at_once = engine_answer(loaded(folder), ids, temperature=0.8)
     assert at_once[0].reused_tokens == 0
     assert at_once[-1].token_ids == second[-1].token_ids
+
+
+@pytest.mark.parametrize("content", ["{{ m['content'] }}", "{{ m['content'] | trim }}"])
+def test_a_continued_answer_goes_on_right_after_its_last_character(tmp_path, content):
+    template = TEMPLATE.replace("m['content']", content[3:-3])
+    model = loaded(write_checkpoint(tmp_path / "m", template=template))
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so it ends \n"}]
+    assert encode(model, talk)[1] == "u:hi\na:so it ends \n"
 
 
 def engine_answer(model, ids, **settings):

@@ -99,3 +99,20 @@ def test_bench_compares_all_contestants_in_one_run():
     assert rows["identical to plain"]["value"] == 1.0
     assert all(row["min"] <= row["value"] <= row["max"] for row in result["rows"])
     assert "medusa / plain" in table(result)
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7}, {"drafter": "none"}])
+def test_a_continued_answer_is_the_answer_that_was_never_cut(fp32, settings):
+    talk = [{"role": "user", "content": "Tell me a story about a fox"}]
+
+    def events(messages, limit):
+        chosen = GenerationSettings(max_new_tokens=limit, seed=5, **settings)
+        return list(reply(fp32, messages, chosen))
+
+    whole = events(talk, 48)[-1]
+    first = events(talk, 20)[-1]
+    assert first.reason == "length"
+    rest = events([*talk, {"role": "assistant", "content": first.text}], 28)
+    assert rest[0].reused_tokens == rest[0].prompt_tokens - 1
+    assert (*first.token_ids, *rest[-1].token_ids) == whole.token_ids
+    assert first.text + rest[-1].text == whole.text

@@ -1,6 +1,6 @@
 // The answer while it is written. The value is JSON lines that only grow: a list is pieces of
 // text, [tokens, text, tokens, text ...]; {"status": s} what happens before there is text;
-// {"error": s} why nothing comes. The rendered text has a block of its own; this one shows the
+// {"error": s} why nothing comes; {"done": s} all that was said, once it is over. The rendered text has a block of its own; this one shows the
 // status and what the model thinks, hands the pieces to the tint, and says finished sentences to
 // a screen reader, once each.
 const OPEN = "<think>";
@@ -28,6 +28,8 @@ let pieces = [];
 let whole = ""; // the text so far
 let spoken = 0; // characters of it, thoughts left out, that were said
 let saidAt = 0;
+let told = ""; // what was said of the answer before
+let isBusy = false;
 let scheduled = false;
 
 function make(tag, name, text) {
@@ -88,8 +90,18 @@ function say(said, isOver) {
   while (voice.childElementCount > 40) voice.firstChild.remove();
 }
 
+// An answer may be over before any of it was seen here: it is said all the same.
+function finish(text) {
+  const rest = text.startsWith(told) ? text.slice(told.length) : text;
+  told = "";
+  spoken = 0;
+  say(rest, true);
+}
+
 function reset() {
-  if (whole) say(split(whole)[0], true);
+  const [said] = split(whole);
+  if (whole) say(said, true);
+  told = said;
   read = "";
   pieces = [];
   whole = "";
@@ -98,38 +110,43 @@ function reset() {
   error.textContent = "";
 }
 
-function fold() {
-  scheduled = false;
+// What is new in the value, at once: the next one may replace it within the same frame.
+function take() {
   const value = props.value || "";
-  if (!value.startsWith(read)) reset();
-  const box = scrollBox();
-  const follow = box && isAtEnd(box);
+  if (!value.startsWith(read) || (read && !value)) reset();
   const end = value.lastIndexOf("\n") + 1;
-  const before = pieces.length;
   for (const line of value.slice(read.length, end).split("\n")) {
     if (!line) continue;
     const item = JSON.parse(line);
-    if (Array.isArray(item)) pieces.push(...item);
-    else if ("status" in item) status.textContent = item.status;
+    if (Array.isArray(item)) {
+      pieces.push(...item);
+      for (let at = 1; at < item.length; at += 2) whole += item[at];
+    } else if ("status" in item) status.textContent = item.status;
     else if ("error" in item) error.textContent = item.error;
+    else if ("done" in item) finish(item.done);
   }
   read = value.slice(0, end);
-  for (let at = before + 1; at < pieces.length; at += 2) whole += pieces[at];
-  const [said, inner, isThinking] = split(whole);
+  isBusy = Boolean(pieces.length || status.textContent);
+  if (whole) say(split(whole)[0], false);
+  if (scheduled) return;
+  scheduled = true;
+  requestAnimationFrame(draw);
+}
+
+function draw() {
+  scheduled = false;
+  const box = scrollBox();
+  const follow = box && isAtEnd(box);
+  const [, inner, isThinking] = split(whole);
   think(inner, isThinking);
-  say(said, false);
-  root.dataset.busy = String(Boolean(read) && !error.textContent);
-  element.closest("#talk")?.setAttribute("data-busy", root.dataset.busy);
+  root.dataset.busy = String(isBusy);
+  box?.setAttribute("data-busy", String(isBusy));
   window.dispatchEvent(new CustomEvent("medusa-live", { detail: { pieces, split } }));
   if (box && (follow || error.textContent)) box.scrollTop = box.scrollHeight;
 }
 
-watch("value", () => {
-  if (scheduled) return;
-  scheduled = true;
-  requestAnimationFrame(fold);
-});
-fold();
+watch("value", take);
+take();
 
 // The rendered text grows in a block of its own, and a new turn is shown from its end.
 const talk = scrollBox();

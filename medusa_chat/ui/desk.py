@@ -48,7 +48,8 @@ SETTINGS = (  # in the order in which events post them
 class Tab:
     """One browser tab: whose room it shows, what it has drawn, and what it looks at.
 
-    looks_at: an earlier answer; None is the latest. tinted: numbers of answers it has pieces of.
+    looks_at: an earlier answer; None is the latest. number: of the latest it knows. awaits: of
+    the one whose end it has not told. tinted: numbers of answers it has the pieces of.
     """
 
     token: str = ""
@@ -59,6 +60,7 @@ class Tab:
     is_streaming: bool = False
     looks_at: Answer | None = None
     number: int = 0
+    awaits: int = 0
     tinted: set[int] = field(default_factory=set)
 
 
@@ -293,6 +295,8 @@ class Desk:
     def _view(self, tab: Tab) -> View:
         """What the tab does not show yet; what has not changed is skipped."""
         room = self.room_of(tab)
+        if room.answer.number != tab.number or room.is_running:
+            tab.awaits = room.answer.number if tab.version or room.is_running else 0
         if room.answer.number != tab.number:
             tab.number, tab.looks_at = room.answer.number, None
         version, talk_version = room.version, room.talk_version
@@ -304,7 +308,7 @@ class Desk:
         is_still = is_talk_new and not tab.is_streaming
         return View(
             history=self._history(room, drawn) if is_talk_new else gr.skip(),
-            live=_error(room.error) if room.error and is_still else "" if is_still else gr.skip(),
+            live=self._idle_live(tab, room) if is_still else gr.skip(),
             text="" if is_still else gr.skip(),
             box=gr.skip(),
             empty=gr.update(visible=not has_talk and not is_running) if is_new else gr.skip(),
@@ -318,6 +322,16 @@ class Desk:
             system=self._system(tab, room),
             panel=self._panel(tab) if is_new else gr.skip(),
         )
+
+    def _idle_live(self, tab: Tab, room: Room) -> str:
+        """What is left to tell when nothing is being written: an error, or that it is done."""
+        if room.error:
+            return _error(room.error)
+        last = room.talk.answers.get(len(room.talk.messages) - 1)
+        if last is None or last.number != tab.awaits:
+            return ""
+        tab.awaits = 0
+        return to_line({"done": said(last.text)}) + "\n"
 
     def _system(self, tab: Tab, room: Room) -> Any:
         if tab.system == room.system:
