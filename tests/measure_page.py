@@ -105,7 +105,9 @@ def main() -> None:
     options.add_argument("--json", action="store_true")
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--tokens", type=int, default=400)
-    options.add_argument("--temperature", type=float, default=1.5, help="high: long answers")
+    options.add_argument(
+        "--temperature", type=float, default=1.5, help="high: long answers, little accepted"
+    )
     asked = options.parse_args()
     rows = list(measure(asked.rounds, asked.tokens, asked.temperature))
     machine = f"{platform.processor() or platform.machine()}, {multiprocessing.cpu_count()} cores"
@@ -250,7 +252,7 @@ def ask(session: Timed, tab: Any, text: str, watched: bool = True) -> Answered:
     )
 
     def note(request: Any) -> None:
-        if request.method == "POST" and "fn_index" in (request.post_data or ""):
+        if "/queue/join" in request.url:  # what the message caused; the status line asks elsewhere
             posts.append({"url": request.url, "body": request.post_data_json})
 
     tab.on("request", note)
@@ -322,10 +324,7 @@ def consume(url: str, posts: list[dict[str, Any]], queue: Any) -> None:
     with httpx.Client(base_url=url, timeout=None) as http:
         for post in posts:
             body = post["body"] | {"session_hash": name}
-            answer = http.post(post["url"], json=body).json()
-            event = answer.get("event_id")
-            if event is None:
-                continue
+            event = http.post(post["url"], json=body).json()["event_id"]
             data = {"session_hash": name}
             with http.stream("GET", "/gradio_api/queue/data", params=data) as stream:
                 for line in stream.iter_lines():
