@@ -43,7 +43,7 @@ def look(request) -> str:
 
 
 def test_the_chat_in_all_its_states_is_accessible(opened, visitor, look):  # noqa: F811
-    tab = visitor(f"{opened.url}?__theme={look}", reduced_motion="reduce")
+    tab = visitor(f"{opened.url}?__theme={look}")
     assert findings(tab) == [], "empty"
     tab.click("#settings button")
     tab.wait_for_selector("#settings input[type=range], #settings input[type=number]")
@@ -58,7 +58,7 @@ def test_the_chat_in_all_its_states_is_accessible(opened, visitor, look):  # noq
 
 def test_the_dialog_with_a_link_is_accessible(opened, visitor, tunnel, look):  # noqa: F811
     opened.share.begin(1).join()
-    tab = visitor(f"{opened.url}?__theme={look}", reduced_motion="reduce")
+    tab = visitor(f"{opened.url}?__theme={look}")
     tab.click("#share .tool")
     tab.wait_for_selector(".share-qr")
     assert findings(tab) == []
