@@ -42,6 +42,14 @@ def look(request) -> str:
     return request.param
 
 
+def test_the_check_finds_what_is_wrong(opened, visitor):  # noqa: F811
+    tab = visitor(opened.url)
+    tab.evaluate("document.querySelector('#brand h1').style.color = '#ddd'")
+    tab.evaluate("document.querySelector('#look .tool').removeAttribute('aria-label')")
+    tab.evaluate("document.querySelector('#look .tool').removeAttribute('title')")
+    assert {line.split(":")[0] for line in findings(tab)} == {"color-contrast", "button-name"}
+
+
 def test_the_chat_in_all_its_states_is_accessible(opened, visitor, look):  # noqa: F811
     tab = visitor(f"{opened.url}?__theme={look}")
     assert findings(tab) == [], "empty"

@@ -33,10 +33,10 @@
     attributeFilter: ["data-look"],
   });
 
-  // ---- the skeleton goes when the page is there ----
+  // ---- the skeleton goes when the page, or the login, is there ----
 
   const drawn = new MutationObserver(() => {
-    if (!document.querySelector("#header .status-line, .gradio-container form, .login")) return;
+    if (!document.querySelector("#header .status-line, gradio-app input")) return;
     drawn.disconnect();
     document.getElementById("first")?.remove();
     restoreDraft();
