@@ -42,8 +42,16 @@ def look(request) -> str:
     return request.param
 
 
+def test_the_check_finds_what_is_wrong(opened, visitor):  # noqa: F811
+    tab = visitor(opened.url)
+    tab.evaluate("document.querySelector('#brand h1').style.color = '#ddd'")
+    tab.evaluate("document.querySelector('#look .tool').removeAttribute('aria-label')")
+    tab.evaluate("document.querySelector('#look .tool').removeAttribute('title')")
+    assert {line.split(":")[0] for line in findings(tab)} == {"color-contrast", "button-name"}
+
+
 def test_the_chat_in_all_its_states_is_accessible(opened, visitor, look):  # noqa: F811
-    tab = visitor(f"{opened.url}?__theme={look}", reduced_motion="reduce")
+    tab = visitor(f"{opened.url}?__theme={look}")
     assert findings(tab) == [], "empty"
     tab.click("#settings button")
     tab.wait_for_selector("#settings input[type=range], #settings input[type=number]")
@@ -58,7 +66,7 @@ def test_the_chat_in_all_its_states_is_accessible(opened, visitor, look):  # noq
 
 def test_the_dialog_with_a_link_is_accessible(opened, visitor, tunnel, look):  # noqa: F811
     opened.share.begin(1).join()
-    tab = visitor(f"{opened.url}?__theme={look}", reduced_motion="reduce")
+    tab = visitor(f"{opened.url}?__theme={look}")
     tab.click("#share .tool")
     tab.wait_for_selector(".share-qr")
     assert findings(tab) == []

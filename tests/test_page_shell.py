@@ -26,6 +26,7 @@ from medusa_chat.ui.tunnel import NO_INTERNET, ShareError, Tunnel
 SHARED = "http://abc123.gradio.live"
 READY = '.status-line[data-status="ready"]'
 SECONDS = 60_000
+DESK = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
 
 
 def scripted(**options) -> Session:
@@ -51,7 +52,9 @@ def browser(opened) -> Iterator:
 
     rules = f"--host-resolver-rules=MAP *.gradio.live 127.0.0.1:{opened.entrance.open()}"
     with sync_playwright() as play:
-        chrome = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", rules])
+        chrome = play.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", rules]
+        )
         yield chrome
         chrome.close()
 
@@ -62,7 +65,7 @@ def visitor(browser) -> Iterator:
     contexts = []
 
     def opens(url: str, selector: str = READY, **options):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
+        context = browser.new_context(**DESK | options)
         context.set_default_timeout(SECONDS)
         contexts.append(context)
         tab = context.new_page()
@@ -323,7 +326,8 @@ def test_the_page_works_behind_a_reverse_proxy(visitor, keeps, kind):
         free.bind(("127.0.0.1", 0))
         at = free.getsockname()[1]
     session = scripted()
-    session.runner.steps = 400
+    session.runner.steps = 4000
+    session.runner.delay = 0.02
     root_path = "/chat" if kind == "path" else f"http://127.0.0.1:{at}/chat"
     page = open_page(session, PageOptions(root_path=root_path))
     try:

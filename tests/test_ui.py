@@ -393,6 +393,19 @@ def test_a_taken_port_is_one_clear_line():
             page.open_page(Session(ScriptedRunner()), page.PageOptions(port=port))
 
 
+def test_a_port_that_somebody_takes_in_between_is_no_reason_to_fail(monkeypatch):
+    with socket.socket() as taken, socket.socket() as free:
+        for place in (taken, free):
+            place.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = [taken.getsockname()[1], free.getsockname()[1]]
+        free.close()
+        monkeypatch.setattr(page, "_port", lambda host, port: ports.pop(0))
+        opened = page.open_page(Session(ScriptedRunner()))
+    assert httpx.get(opened.url).status_code == 200 and not ports
+    opened.close()
+
+
 def test_what_strangers_can_reach_has_a_password_and_the_guard():
     opened = page.open_page(Session(ScriptedRunner()), page.PageOptions(host="0.0.0.0"))
     try:

@@ -33,10 +33,10 @@
     attributeFilter: ["data-look"],
   });
 
-  // ---- the skeleton goes when the page is there ----
+  // ---- the skeleton goes when the page, or the login, is there ----
 
   const drawn = new MutationObserver(() => {
-    if (!document.querySelector("#header .status-line, .gradio-container form, .login")) return;
+    if (!document.querySelector("#header .status-line, gradio-app input")) return;
     drawn.disconnect();
     document.getElementById("first")?.remove();
     restoreDraft();
@@ -46,6 +46,7 @@
   // ---- the server is gone ----
 
   const PAUSE = 2500;
+  const PATIENCE = 10000; // a busy server is not a lost one
   const root = ((window.gradio_config || {}).root || "").replace(/\/$/, "");
   const lost = document.getElementById("lost");
   let misses = 0;
@@ -55,6 +56,11 @@
     lost.replaceChildren(Object.assign(document.createElement("b"), { textContent: title }), text);
     lost.hidden = false;
     document.documentElement.classList.add("is-lost");
+  }
+
+  function unsay() {
+    lost.hidden = true;
+    document.documentElement.classList.remove("is-lost");
   }
 
   function keepDraft() {
@@ -80,7 +86,7 @@
 
   async function ask() {
     try {
-      const limit = AbortSignal.timeout(PAUSE * 2);
+      const limit = AbortSignal.timeout(PATIENCE);
       const path = `${root}/gradio_api/app_id`;
       const answer = await fetch(path, { cache: "no-store", signal: limit });
       if (answer.status === 410 || answer.status === 401) return "ended";
@@ -103,11 +109,12 @@
           "No connection to medusa-chat",
           "The program was closed, or the network is gone. This page comes back by itself.",
         );
-    } else if (misses >= 2 || (program !== null && found !== program)) {
-      keepDraft();
+    } else if (program !== null && found !== program) {
+      keepDraft(); // another program answers: nothing of this page is known to it
       location.reload();
       return;
     } else {
+      if (misses >= 2) unsay();
       misses = 0;
       program = found;
     }

@@ -29,6 +29,7 @@ from medusa_chat.ui.tunnel import Entrance, ShareError
 
 STYLES = ("page.css", "share.css", "chat.css", "tree.css", "compare.css")
 FIRST_PORT, LAST_PORT = 7860, 7959
+ATTEMPTS = 5
 EVERYWHERE = ("0.0.0.0", "::")
 USER = "medusa"
 INTERRUPTED = 130
@@ -133,19 +134,25 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         entrance.attach(Door(app, share, root_path=urlsplit(root_path).path, ticket=ticket))
         yield
 
-    quiet = io.StringIO()  # Gradio prints to stdout, which is for results
-    with contextlib.redirect_stdout(quiet), _port_errors(options.port):
-        _, url, _ = blocks.launch(
-            server_name=f"[{host}]" if ":" in host else host,
-            server_port=_port(host, options.port),
-            share=False,
-            auth=auth,
-            inbrowser=options.open_browser,
-            root_path=root_path,
-            app_kwargs={"middleware": [guard, shell], "lifespan": lifespan},
-            **_looks(),
-            **_refusals(),
-        )
+    for attempts_left in reversed(range(ATTEMPTS)):
+        quiet = io.StringIO()  # Gradio prints to stdout, which is for results
+        try:
+            with contextlib.redirect_stdout(quiet), _port_errors(options.port):
+                _, url, _ = blocks.launch(
+                    server_name=f"[{host}]" if ":" in host else host,
+                    server_port=_port(host, options.port),
+                    share=False,
+                    auth=auth,
+                    inbrowser=options.open_browser,
+                    root_path=root_path,
+                    app_kwargs={"middleware": [guard, shell], "lifespan": lifespan},
+                    **_looks(),
+                    **_refusals(),
+                )
+            break
+        except PortInUseError:  # somebody took it in between: there are others
+            if options.port is not None or not attempts_left:
+                raise
     return Page(blocks, url, auth, share, entrance)
 
 
