@@ -43,10 +43,11 @@ class Recipe:
     dialogues: int = 60_000
     sequence: int = 1024
     rows: int = 2
-    steps: int = 4500
+    steps: int = 4000
     learning_rate: float = 3e-3
     matrix_learning_rate: float = 5e-3
-    decay_from: float = 0.65
+    decay_from: float = 0.2
+    whole_rows_from: float = 0.65
     seed: int = 0
 
 
@@ -189,7 +190,7 @@ def train(model, rows: torch.Tensor, held_out: torch.Tensor, recipe: Recipe, sta
         epoch, offset = divmod(step * recipe.rows, len(rows) - recipe.rows)
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(epoch))
         batch = rows[order[offset : offset + recipe.rows]].to(device)
-        if step < recipe.decay_from * recipe.steps:
+        if step < recipe.whole_rows_from * recipe.steps:
             batch = halves(batch)
         for optimizer, peak in zip(optimizer_list, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * rate(step, recipe)
@@ -209,7 +210,7 @@ def train(model, rows: torch.Tensor, held_out: torch.Tensor, recipe: Recipe, sta
 
 
 def halves(rows: torch.Tensor) -> torch.Tensor:
-    """Rows [b, 2n + 1] as [2b, n + 1]: attention costs half; whole rows come in the decay."""
+    """Rows [b, 2n + 1] as [2b, n + 1]: attention costs half; whole rows come at the end."""
     middle = rows.shape[1] // 2
     return torch.cat([rows[:, : middle + 1], rows[:, middle:]])
 
