@@ -48,6 +48,8 @@ class Recipe:
     matrix_learning_rate: float = 5e-3
     decay_from: float = 0.2
     whole_rows_from: float = 0.65
+    drills: int = 9000
+    drills_from: float = 0.85
     seed: int = 0
 
 
@@ -174,8 +176,18 @@ def loss_of(model, rows: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
 
-def train(model, rows: torch.Tensor, held_out: torch.Tensor, recipe: Recipe, state: Path):
-    """Train to recipe.steps, resuming from `state`; yields (step, loss, held-out loss or None)."""
+def train(
+    model,
+    rows: torch.Tensor,
+    drills: torch.Tensor,
+    held_out: torch.Tensor,
+    recipe: Recipe,
+    state: Path,
+):
+    """Train to recipe.steps, resuming from `state`; yields (step, loss, held-out loss or None).
+
+    drills: rows that take the second half of every batch from recipe.drills_from on.
+    """
     optimizer_list = optimizers(model, recipe)
     peaks = [o.param_groups[0]["lr"] for o in optimizer_list]
     step = 0
@@ -192,6 +204,8 @@ def train(model, rows: torch.Tensor, held_out: torch.Tensor, recipe: Recipe, sta
         batch = rows[order[offset : offset + recipe.rows]].to(device)
         if step < recipe.whole_rows_from * recipe.steps:
             batch = halves(batch)
+        if step >= recipe.drills_from * recipe.steps:
+            batch[-1] = drills[step % len(drills)]
         for optimizer, peak in zip(optimizer_list, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * rate(step, recipe)
         loss = loss_of(model, batch)
