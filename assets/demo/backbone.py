@@ -43,10 +43,13 @@ class Recipe:
     dialogues: int = 60_000
     sequence: int = 1024
     rows: int = 2
-    steps: int = 4500
+    steps: int = 4000
     learning_rate: float = 3e-3
     matrix_learning_rate: float = 5e-3
-    decay_from: float = 0.65
+    decay_from: float = 0.2
+    whole_rows_from: float = 0.65
+    drills: int = 9000
+    drills_from: float = 0.85
     seed: int = 0
 
 
@@ -173,8 +176,18 @@ def loss_of(model, rows: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
 
-def train(model, rows: torch.Tensor, held_out: torch.Tensor, recipe: Recipe, state: Path):
-    """Train to recipe.steps, resuming from `state`; yields (step, loss, held-out loss or None)."""
+def train(
+    model,
+    rows: torch.Tensor,
+    drills: torch.Tensor,
+    held_out: torch.Tensor,
+    recipe: Recipe,
+    state: Path,
+):
+    """Train to recipe.steps, resuming from `state`; yields (step, loss, held-out loss or None).
+
+    drills: rows that take the second half of every batch from recipe.drills_from on.
+    """
     optimizer_list = optimizers(model, recipe)
     peaks = [o.param_groups[0]["lr"] for o in optimizer_list]
     step = 0
@@ -189,8 +202,10 @@ def train(model, rows: torch.Tensor, held_out: torch.Tensor, recipe: Recipe, sta
         epoch, offset = divmod(step * recipe.rows, len(rows) - recipe.rows)
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(epoch))
         batch = rows[order[offset : offset + recipe.rows]].to(device)
-        if step < recipe.decay_from * recipe.steps:
+        if step < recipe.whole_rows_from * recipe.steps:
             batch = halves(batch)
+        if step >= recipe.drills_from * recipe.steps:
+            batch[-1] = drills[step % len(drills)]
         for optimizer, peak in zip(optimizer_list, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * rate(step, recipe)
         loss = loss_of(model, batch)
@@ -209,7 +224,7 @@ def train(model, rows: torch.Tensor, held_out: torch.Tensor, recipe: Recipe, sta
 
 
 def halves(rows: torch.Tensor) -> torch.Tensor:
-    """Rows [b, 2n + 1] as [2b, n + 1]: attention costs half; whole rows come in the decay."""
+    """Rows [b, 2n + 1] as [2b, n + 1]: attention costs half; whole rows come at the end."""
     middle = rows.shape[1] // 2
     return torch.cat([rows[:, : middle + 1], rows[:, middle:]])
 

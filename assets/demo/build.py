@@ -111,7 +111,21 @@ def held_out_rows(data: Path, tokenizer, recipe: Recipe) -> torch.Tensor:
     return backbone.pack(ids, recipe.sequence, 0)
 
 
-def make_backbone(work: Path, tokens: torch.Tensor, held_out: torch.Tensor, recipe: Recipe):
+def make_drills(data: Path, tokenizer, recipe: Recipe) -> torch.Tensor:
+    """Packed rows of the last steps' drills."""
+    rows = dialogues.generate_drills(data / "train/templates_raw", recipe.drills, recipe.seed + 2)
+    texts = [backbone.render(row["messages"]) for row in rows]
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return backbone.pack(ids, recipe.sequence, recipe.seed)
+
+
+def make_backbone(
+    work: Path,
+    tokens: torch.Tensor,
+    drills: torch.Tensor,
+    held_out: torch.Tensor,
+    recipe: Recipe,
+):
     """Train the backbone, or take it up where it stopped."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = backbone.new_model(recipe).to(device)
@@ -119,7 +133,7 @@ def make_backbone(work: Path, tokens: torch.Tensor, held_out: torch.Tensor, reci
     bar = tqdm(total=recipe.steps, desc="backbone", unit="step")
     started = time.monotonic()
     for step, loss, checked in backbone.train(
-        model, tokens, held_out, recipe, work / "backbone.pt"
+        model, tokens, drills, held_out, recipe, work / "backbone.pt"
     ):
         bar.update(step - bar.n)
         bar.set_postfix(loss=f"{loss:.3f}")
@@ -292,7 +306,8 @@ def main() -> None:
         tokens = make_tokens(arguments.work, rows, tokenizer, recipe)
         held_out = held_out_rows(arguments.data, tokenizer, recipe)
         print(f"{len(tokens) * recipe.sequence:,} training tokens", file=sys.stderr)
-        make_backbone(arguments.work, tokens, held_out, recipe)
+        drills = make_drills(arguments.data, tokenizer, recipe)
+        make_backbone(arguments.work, tokens, drills, held_out, recipe)
     model = saved_backbone(arguments.work, recipe, arguments.early)
     finish(arguments, model, tokenizer, rows, recipe, plan)
 

@@ -1022,6 +1022,10 @@ class Maker:
             turns.append(turn)
         return turns
 
+    def sums(self, most: int = 8) -> Turns:
+        """Ask for nothing but sums."""
+        return [self.operation()[0] for _ in range(self.rng.randint(2, most))]
+
     # ------------------------------------------------------------ countries
 
     def capital_turn(self, country: str, again: bool = False) -> Turn:
@@ -1698,6 +1702,15 @@ def messages(maker: Maker, turns: Turns) -> list[dict[str, str]]:
         out.append({"role": "user", "content": maker.styled(user, style)})
         out.append({"role": "assistant", "content": assistant.strip()})
     return out
+
+
+def generate_drills(templates: Path, count: int, seed: int) -> Iterator[dict]:
+    """Yield `count` dialogues of what is hardest to learn: sums, memory and bookings."""
+    maker = Maker(read_words(templates), random.Random(seed))
+    for _ in range(count):
+        kind = maker.pick("aaaaaattbb")
+        turns = {"a": maker.sums, "t": maker.thread, "b": maker.booking}[kind]()
+        yield {"source": f"drills/{kind}", "messages": messages(maker, turns)}
 
 
 def generate(templates: Path, count: int, seed: int) -> Iterator[dict]:
