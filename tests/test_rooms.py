@@ -12,13 +12,16 @@ from medusa_chat.decoding.events import Step
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.session import Session
+from medusa_chat.ui import room as room_module
 from medusa_chat.ui import rooms as rooms_module
 from medusa_chat.ui.answer import Answer, drawn_row, rows
 from medusa_chat.ui.controls import DEFAULTS, idle, restored
-from medusa_chat.ui.desk import SETTINGS, Desk, Tab
+from medusa_chat.ui.desk import SETTINGS, Desk
 from medusa_chat.ui.inputs import checked
-from medusa_chat.ui.rooms import Room, Rooms
+from medusa_chat.ui.room import Room
+from medusa_chat.ui.rooms import Rooms
 from medusa_chat.ui.thoughts import said, spans, within
+from medusa_chat.ui.view import Tab, rows_of
 
 TREES = ("chain", "full")
 POSTED = [{**DEFAULTS, "vanilla": False, "system": ""}[name] for name in SETTINGS]
@@ -112,7 +115,7 @@ def test_a_tab_that_comes_in_mid_answer_sees_all_of_it(desk):
 
 def test_an_answer_goes_on_without_a_tab_and_ends_after_the_grace_time(desk, monkeypatch):
     monkeypatch.setattr(desk.session.runner, "delay", 0.05)
-    monkeypatch.setattr(rooms_module, "GRACE_SECONDS", 0.6)
+    monkeypatch.setattr(room_module, "GRACE_SECONDS", 0.6)
     tab = Tab()
     desk.begin(tab, "hi", *POSTED)
     room = desk.room_of(tab)
@@ -126,7 +129,7 @@ def test_an_answer_goes_on_without_a_tab_and_ends_after_the_grace_time(desk, mon
 
 def test_a_tab_that_looks_keeps_the_answer_alive(desk, monkeypatch):
     monkeypatch.setattr(desk.session.runner, "delay", 0.03)
-    monkeypatch.setattr(rooms_module, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(room_module, "GRACE_SECONDS", 0.1)
     tab = Tab()
     desk.begin(tab, "hi", *POSTED)
     asyncio.run(watch(desk, tab))
@@ -175,7 +178,7 @@ def test_what_waits_goes_out_after_a_stop_too(room, monkeypatch):
 
 def test_a_crowd_of_waiting_messages_is_refused(room):
     room.ask(turn("one"))
-    for number in range(rooms_module.MAX_PENDING):
+    for number in range(room_module.MAX_PENDING):
         room.ask(turn(f"next {number}"))
     with pytest.raises(UsageError, match="wait already"):
         room.ask(turn("too many"))
@@ -323,7 +326,7 @@ def test_rooms_end_by_age_and_by_number(desk, monkeypatch):
     made[1].seen_at -= 10
     rooms.open()
     assert rooms.find(made[1].token) is None and rooms.find(made[0].token) is made[0]
-    made[0].seen_at -= rooms_module.IDLE_SECONDS + 1
+    made[0].seen_at -= room_module.IDLE_SECONDS + 1
     rooms.open()
     assert rooms.find(made[0].token) is None
 
@@ -391,7 +394,7 @@ def test_a_row_maps_to_its_message_and_only_words_are_edited(desk):
     desk.begin(tab, "hi", *POSTED)
     room = desk.room_of(tab)
     ended(room)
-    kinds = [row.kind for row in desk._rows(room)]
+    kinds = [row.kind for row in rows_of(room.talk)]
     assert kinds[:2] == ["text", "thought"]
     before = room.talk
     desk.edit(tab, event(index=1, value="other thoughts"), *POSTED)

@@ -8,8 +8,9 @@ import gradio as gr
 
 from medusa_chat.session import Session
 from medusa_chat.ui.controls import build_controls
-from medusa_chat.ui.desk import SETTINGS, Desk, Tab, View
+from medusa_chat.ui.desk import SETTINGS, Desk
 from medusa_chat.ui.drawn import AT_ONCE, QUIET, drawn, page
+from medusa_chat.ui.view import Tab, View
 
 EXAMPLES = (
     "Book a table for two in San Jose",
