@@ -101,9 +101,9 @@ def test_a_tab_that_comes_in_mid_answer_sees_all_of_it(desk):
     desk.begin(first, "hi", *POSTED)
     room = desk.room_of(first)
     asyncio.run(watch(desk, first, lambda: len(room.answer.steps) >= 5))
-    token, *view = desk.attach(second, first.token)
-    assert token == first.token and second.token == first.token
-    assert view[0][0]["content"][0]["text"] == "hi"
+    view = desk.attach(second, first.token)
+    assert second.token == first.token == json.loads(view.next)["token"]
+    assert view.history[0]["content"][0]["text"] == "hi"
     updates = asyncio.run(watch(desk, second))
     live = updates[-1][0]
     assert all(live.startswith(update[0]) for update in updates)
@@ -141,8 +141,9 @@ def test_other_browsers_never_see_a_room(desk):
     desk.begin(mine, "my secret", *POSTED)
     for token in (None, "", "x" * 32, mine.token[:-1], 7, ["a"], {"a": 1}):
         stranger = Tab()
-        got, *view = desk.attach(stranger, token)
-        assert got != mine.token and "secret" not in repr(view)
+        view = desk.attach(stranger, token)
+        assert stranger.token != mine.token and "secret" not in repr(view)
+        assert json.loads(view.next)["token"] == stranger.token
     desk.attach(theirs, None)
     assert desk.tick(theirs)["__type__"] == "update" and "secret" not in repr(desk.look(theirs))
     assert len(mine.token) >= 32
@@ -354,8 +355,8 @@ def test_a_bad_setting_is_one_line_and_queues_nothing(desk):
 
 def test_a_second_tab_is_told_and_draws_only_what_is_new(desk):
     one, two = Tab(), Tab()
-    token, *_ = desk.attach(one, None)
-    desk.attach(two, token)
+    desk.attach(one, None)
+    desk.attach(two, one.token)
     assert desk.tick(two)["__type__"] == "update"
     desk.begin(one, "hi", *POSTED)
     assert json.loads(desk.tick(two))["ask"] == "look"
@@ -367,7 +368,7 @@ def test_a_second_tab_is_told_and_draws_only_what_is_new(desk):
     assert len(view.history) == 2 and view.text == ""
     done = {"done": desk.room_of(two).talk.messages[1]["content"]}
     assert json.loads(view.live) == done  # for a screen reader, once
-    assert desk.attach(Tab(), token)[2] == ""
+    assert desk.attach(Tab(), one.token).live == ""
     again = desk.look(two)
     assert isinstance(again.history, dict) and isinstance(again.tint, dict)  # skipped
 

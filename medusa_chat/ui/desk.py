@@ -73,14 +73,14 @@ class Desk:
 
     # ---- events: a tab comes ----
 
-    def attach(self, tab: Tab, token: object) -> tuple[Any, ...]:
-        """A tab opens or reloads: (token for the browser to keep, *everything of its room)."""
+    def attach(self, tab: Tab, token: object) -> View:
+        """A tab opens or reloads, with the token its browser keeps: everything of its room."""
         known = None if tab.token else self.rooms.find(token)
         if known is not None:
             tab.token = known.token
         room = self.room_of(tab)
         room.touch()
-        return (room.token, *self.look(tab))
+        return self.look(tab)
 
     def tick(self, tab: Tab) -> Any:
         """Once a second: tell the tab to look when its room has changed elsewhere."""

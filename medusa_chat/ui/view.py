@@ -90,10 +90,10 @@ def rows_of(talk: Talk) -> list[Row]:
 
 
 def next_line(tab: Tab, room: Room, ask: str) -> str:
-    """What waits, and what the tab's script shall ask for, once per number."""
+    """What waits, what the tab's script shall ask for, once per number, and whose room it is."""
     tab.asks += bool(ask)
     waiting = [inputs.text[:200] for inputs in room.pending]
-    return to_line({"pending": waiting, "ask": ask, "number": tab.asks})
+    return to_line({"pending": waiting, "ask": ask, "number": tab.asks, "token": room.token})
 
 
 def error_line(line: str) -> str:
