@@ -12,13 +12,16 @@ from medusa_chat.decoding.events import Step
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.session import Session
+from medusa_chat.ui import room as room_module
 from medusa_chat.ui import rooms as rooms_module
 from medusa_chat.ui.answer import Answer, drawn_row, rows
 from medusa_chat.ui.controls import DEFAULTS, idle, restored
-from medusa_chat.ui.desk import SETTINGS, Desk, Tab
+from medusa_chat.ui.desk import SETTINGS, Desk
 from medusa_chat.ui.inputs import checked
-from medusa_chat.ui.rooms import Room, Rooms
+from medusa_chat.ui.room import Room
+from medusa_chat.ui.rooms import Rooms
 from medusa_chat.ui.thoughts import said, spans, within
+from medusa_chat.ui.view import Tab, rows_of
 
 TREES = ("chain", "full")
 POSTED = [{**DEFAULTS, "vanilla": False, "system": ""}[name] for name in SETTINGS]
@@ -98,9 +101,9 @@ def test_a_tab_that_comes_in_mid_answer_sees_all_of_it(desk):
     desk.begin(first, "hi", *POSTED)
     room = desk.room_of(first)
     asyncio.run(watch(desk, first, lambda: len(room.answer.steps) >= 5))
-    token, *view = desk.attach(second, first.token)
-    assert token == first.token and second.token == first.token
-    assert view[0][0]["content"][0]["text"] == "hi"
+    view = desk.attach(second, first.token)
+    assert second.token == first.token == json.loads(view.next)["token"]
+    assert view.history[0]["content"][0]["text"] == "hi"
     updates = asyncio.run(watch(desk, second))
     live = updates[-1][0]
     assert all(live.startswith(update[0]) for update in updates)
@@ -112,7 +115,7 @@ def test_a_tab_that_comes_in_mid_answer_sees_all_of_it(desk):
 
 def test_an_answer_goes_on_without_a_tab_and_ends_after_the_grace_time(desk, monkeypatch):
     monkeypatch.setattr(desk.session.runner, "delay", 0.05)
-    monkeypatch.setattr(rooms_module, "GRACE_SECONDS", 0.6)
+    monkeypatch.setattr(room_module, "GRACE_SECONDS", 0.6)
     tab = Tab()
     desk.begin(tab, "hi", *POSTED)
     room = desk.room_of(tab)
@@ -126,7 +129,7 @@ def test_an_answer_goes_on_without_a_tab_and_ends_after_the_grace_time(desk, mon
 
 def test_a_tab_that_looks_keeps_the_answer_alive(desk, monkeypatch):
     monkeypatch.setattr(desk.session.runner, "delay", 0.03)
-    monkeypatch.setattr(rooms_module, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(room_module, "GRACE_SECONDS", 0.1)
     tab = Tab()
     desk.begin(tab, "hi", *POSTED)
     asyncio.run(watch(desk, tab))
@@ -138,8 +141,9 @@ def test_other_browsers_never_see_a_room(desk):
     desk.begin(mine, "my secret", *POSTED)
     for token in (None, "", "x" * 32, mine.token[:-1], 7, ["a"], {"a": 1}):
         stranger = Tab()
-        got, *view = desk.attach(stranger, token)
-        assert got != mine.token and "secret" not in repr(view)
+        view = desk.attach(stranger, token)
+        assert stranger.token != mine.token and "secret" not in repr(view)
+        assert json.loads(view.next)["token"] == stranger.token
     desk.attach(theirs, None)
     assert desk.tick(theirs)["__type__"] == "update" and "secret" not in repr(desk.look(theirs))
     assert len(mine.token) >= 32
@@ -175,7 +179,7 @@ def test_what_waits_goes_out_after_a_stop_too(room, monkeypatch):
 
 def test_a_crowd_of_waiting_messages_is_refused(room):
     room.ask(turn("one"))
-    for number in range(rooms_module.MAX_PENDING):
+    for number in range(room_module.MAX_PENDING):
         room.ask(turn(f"next {number}"))
     with pytest.raises(UsageError, match="wait already"):
         room.ask(turn("too many"))
@@ -323,7 +327,7 @@ def test_rooms_end_by_age_and_by_number(desk, monkeypatch):
     made[1].seen_at -= 10
     rooms.open()
     assert rooms.find(made[1].token) is None and rooms.find(made[0].token) is made[0]
-    made[0].seen_at -= rooms_module.IDLE_SECONDS + 1
+    made[0].seen_at -= room_module.IDLE_SECONDS + 1
     rooms.open()
     assert rooms.find(made[0].token) is None
 
@@ -351,8 +355,8 @@ def test_a_bad_setting_is_one_line_and_queues_nothing(desk):
 
 def test_a_second_tab_is_told_and_draws_only_what_is_new(desk):
     one, two = Tab(), Tab()
-    token, *_ = desk.attach(one, None)
-    desk.attach(two, token)
+    desk.attach(one, None)
+    desk.attach(two, one.token)
     assert desk.tick(two)["__type__"] == "update"
     desk.begin(one, "hi", *POSTED)
     assert json.loads(desk.tick(two))["ask"] == "look"
@@ -364,7 +368,7 @@ def test_a_second_tab_is_told_and_draws_only_what_is_new(desk):
     assert len(view.history) == 2 and view.text == ""
     done = {"done": desk.room_of(two).talk.messages[1]["content"]}
     assert json.loads(view.live) == done  # for a screen reader, once
-    assert desk.attach(Tab(), token)[2] == ""
+    assert desk.attach(Tab(), one.token).live == ""
     again = desk.look(two)
     assert isinstance(again.history, dict) and isinstance(again.tint, dict)  # skipped
 
@@ -391,7 +395,7 @@ def test_a_row_maps_to_its_message_and_only_words_are_edited(desk):
     desk.begin(tab, "hi", *POSTED)
     room = desk.room_of(tab)
     ended(room)
-    kinds = [row.kind for row in desk._rows(room)]
+    kinds = [row.kind for row in rows_of(room.talk)]
     assert kinds[:2] == ["text", "thought"]
     before = room.talk
     desk.edit(tab, event(index=1, value="other thoughts"), *POSTED)

@@ -1,5 +1,6 @@
 // Messages that wait for the end of an answer, each with a way to drop it; and what this tab is to
-// ask for next: "look" (something changed elsewhere) or "follow" (an answer runs).
+// ask for next: "look" (something changed elsewhere) or "follow" (an answer runs). token: which room
+// on the server is this browser's; kept here, and posted when a tab opens.
 const root = element.querySelector(".next-block") || element;
 let seen = "";
 let asked = 0;
@@ -19,11 +20,20 @@ function line(text, place) {
   return row;
 }
 
+function keep(token) {
+  try {
+    localStorage.setItem("medusa-chat", token);
+  } catch {
+    // a browser that keeps nothing has a new room in each tab
+  }
+}
+
 function show() {
   const value = props.value || "";
   if (!value || value === seen) return;
   seen = value;
-  const { pending, ask, number } = JSON.parse(value);
+  const { pending, ask, number, token } = JSON.parse(value);
+  if (token) keep(token);
   root.replaceChildren(...pending.map(line));
   if (number <= asked) return;
   asked = number;

@@ -124,12 +124,16 @@ def pieces_line(pieces: Iterable[Piece]) -> str:
 
 
 class Row(NamedTuple):
-    """One row of the drawn conversation. position: of the message; kind "text" can be edited."""
+    """One row of the drawn conversation. position: of the message; start: of the text in it.
+
+    kind: "text" can be edited, "thought" is folded, "note" says why an answer was cut short.
+    """
 
     position: int
     kind: str
     text: str
     pieces: tuple[Piece, ...] = ()
+    start: int = 0
 
 
 def rows(
@@ -157,7 +161,7 @@ def _rows_of(position: int, message: Message, answer: Answer | None) -> Iterator
     for span in found:
         kind = "thought" if span.is_thought else "text"
         inside = () if span.is_thought else tuple(within(pieces, span))
-        yield Row(position, kind, text[span.start : span.end], inside)
+        yield Row(position, kind, text[span.start : span.end], inside, span.start)
 
 
 def drawn_row(row: Row, role: str) -> dict[str, Any]:

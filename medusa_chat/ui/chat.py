@@ -8,8 +8,9 @@ import gradio as gr
 
 from medusa_chat.session import Session
 from medusa_chat.ui.controls import build_controls
-from medusa_chat.ui.desk import SETTINGS, Desk, Tab, View
-from medusa_chat.ui.drawn import AT_ONCE, QUIET, drawn, page
+from medusa_chat.ui.desk import SETTINGS, Desk
+from medusa_chat.ui.drawn import AT_ONCE, QUIET, drawn, kept, page
+from medusa_chat.ui.view import Tab, View
 
 EXAMPLES = (
     "Book a table for two in San Jose",
@@ -127,9 +128,8 @@ def _connect(
     or to follow the answer that runs: so an answer is followed whoever began it."""
     view = [parts[name] for name in View._fields]
     box, history, following = parts["box"], parts["history"], parts["next"]
-    token = gr.BrowserState(None, storage_key="medusa-chat", secret="medusa-chat")
 
-    page().load(desk.attach, [tab, token], [token, *view], **AT_ONCE)
+    page().load(desk.attach, [tab, following], view, js=kept("medusa-chat", 1), **AT_ONCE)
     gr.Timer(LOOK_SECONDS).tick(desk.tick, [tab], [following], **AT_ONCE)
     following.look(desk.look, [tab, box], view, **AT_ONCE)
     streamed = following.follow(

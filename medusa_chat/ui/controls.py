@@ -1,5 +1,6 @@
 """Controls: the settings of an answer, which of them do something now, and what is remembered."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,8 +8,9 @@ import gradio as gr
 
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.ui.drawn import AT_ONCE, page
+from medusa_chat.ui.drawn import AT_ONCE, drawn, kept, page
 from medusa_chat.ui.inputs import DRAFTERS, checked, follows
+from medusa_chat.ui.tree_view import to_line
 
 ACCEPTANCES = [
     ("exact: every token is the model's own; the text is that of plain decoding", "exact"),
@@ -54,7 +56,7 @@ def build_controls(trees: Sequence[str], vanilla: gr.Checkbox) -> dict[str, Any]
     They are remembered in the browser and said what they do as soon as one is touched.
     """
     made = _made(trees)
-    stored = gr.BrowserState(None, storage_key="medusa-chat-settings", secret="medusa-chat")
+    stored = drawn("kept")
     names = list(DEFAULTS)
     inputs, outputs = [vanilla, *(made[name] for name in names)], [made[name] for name in names]
     gr.on(
@@ -66,15 +68,18 @@ def build_controls(trees: Sequence[str], vanilla: gr.Checkbox) -> dict[str, Any]
         **AT_ONCE,
     )
     made["reset"].click(
-        lambda is_plain: ({**DEFAULTS}, *_drawn({**DEFAULTS, "vanilla": is_plain})),
+        lambda is_plain: (to_line(DEFAULTS), *_drawn({**DEFAULTS, "vanilla": is_plain is True})),
         [vanilla],
         [stored, *outputs],
         **AT_ONCE,
     )
     page().load(
-        lambda kept, is_plain: _drawn({**restored(kept, trees), "vanilla": is_plain}),
-        [stored, vanilla],
+        lambda is_plain, line: _drawn(
+            {**restored(_read(line), trees), "vanilla": is_plain is True}
+        ),
+        [vanilla, stored],
         outputs,
+        js=kept("medusa-chat-settings", 1),
         **AT_ONCE,
     )
     return {"vanilla": vanilla, **made}
@@ -158,10 +163,10 @@ def idle(values: Mapping[str, Any]) -> dict[str, str]:
     return why
 
 
-def restored(kept: object, trees: Sequence[str]) -> dict[str, Any]:
+def restored(found: object, trees: Sequence[str]) -> dict[str, Any]:
     """What a browser remembered, each value checked; a default where one is missing or wrong."""
     values = dict(DEFAULTS)
-    for name, value in kept.items() if isinstance(kept, dict) else ():
+    for name, value in found.items() if isinstance(found, dict) else ():
         if name in DEFAULTS and _is_good(name, value, trees):
             values[name] = value
     return values
@@ -175,9 +180,17 @@ def _is_good(name: str, value: object, trees: Sequence[str]) -> bool:
     return True
 
 
-def _remembered(values: Sequence[Any], trees: Sequence[str]) -> dict[str, Any]:
+def _read(line: object) -> object:
+    """What a browser kept, which may be anything."""
+    try:
+        return json.loads(line) if isinstance(line, str) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _remembered(values: Sequence[Any], trees: Sequence[str]) -> str:
     """What the browser shall keep: vanilla is for now, never for the next visit."""
-    return restored(dict(zip(DEFAULTS, values[1:], strict=True)), trees)
+    return to_line(restored(dict(zip(DEFAULTS, values[1:], strict=True)), trees))
 
 
 def _explained(values: Sequence[Any], trees: Sequence[str]) -> list[Any]:

@@ -3,28 +3,26 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.session import Job, Session
-from medusa_chat.ui.answer import Answer, Row, drawn_row, rows
+from medusa_chat.ui.answer import Answer, Row
 from medusa_chat.ui.inputs import Inputs, checked
 from medusa_chat.ui.panel import panel_line
 from medusa_chat.ui.peek import card_line
-from medusa_chat.ui.rooms import Room, Rooms
+from medusa_chat.ui.room import Room
+from medusa_chat.ui.rooms import Rooms
 from medusa_chat.ui.status import phase_text
 from medusa_chat.ui.thoughts import said
-from medusa_chat.ui.tree_view import to_line
+from medusa_chat.ui.view import Tab, View, error_line, next_line, returned, rows_of, view_of
 
 POLL_SECONDS = 0.06
 KEEP_ALIVE_SECONDS = 0.5  # a tab that was closed is noticed at the next yield
 SLOW_TEXT = 4000  # characters; rendering a longer text takes longer, so it is drawn less often
-MAX_SHOWN = 200  # messages; a longer conversation is kept, but drawing it all would be slow
-MAX_TINTED = 40  # answers, the latest: the tint of an older one is not worth its bytes
 SETTINGS = (  # in the order in which events post them
     "vanilla",
     "drafter",
@@ -42,45 +40,6 @@ SETTINGS = (  # in the order in which events post them
     "stop",
     "system",
 )
-
-
-@dataclass
-class Tab:
-    """One browser tab: whose room it shows, what it has drawn, and what it looks at.
-
-    looks_at: an earlier answer; None is the latest. number: of the latest it knows. awaits: of
-    the one whose end it has not told. tinted: numbers of answers it has the pieces of.
-    """
-
-    token: str = ""
-    version: int = 0
-    talk_version: int = 0
-    system: str = ""
-    asks: int = 0
-    is_streaming: bool = False
-    looks_at: Answer | None = None
-    number: int = 0
-    awaits: int = 0
-    tinted: set[int] = field(default_factory=set)
-
-
-class View(NamedTuple):
-    """Everything that follows from a room, in the order of the events' outputs."""
-
-    history: Any
-    live: Any
-    text: Any
-    box: Any
-    empty: Any
-    send: Any
-    stop: Any
-    next: Any
-    tint: Any
-    regenerate: Any
-    proceed: Any
-    undo: Any
-    system: Any
-    panel: Any
 
 
 class Desk:
@@ -109,7 +68,9 @@ class Desk:
 
     def last_message(self, tab: Tab) -> str:
         """What the user said last in the tab's room; empty before that."""
-        said = (m["content"] for m in reversed(self.room_of(tab).messages) if m["role"] == "user")
+        said = (
+            m["content"] for m in reversed(self.room_of(tab).talk.messages) if m["role"] == "user"
+        )
         return next(said, "")
 
     def room_of(self, tab: Tab) -> Room:
@@ -120,14 +81,14 @@ class Desk:
 
     # ---- events: a tab comes ----
 
-    def attach(self, tab: Tab, token: object) -> tuple[Any, ...]:
-        """A tab opens or reloads: (token for the browser to keep, *everything of its room)."""
+    def attach(self, tab: Tab, token: object) -> View:
+        """A tab opens or reloads, with the token its browser keeps: everything of its room."""
         known = None if tab.token else self.rooms.find(token)
         if known is not None:
             tab.token = known.token
         room = self.room_of(tab)
         room.touch()
-        return (room.token, *self.look(tab))
+        return self.look(tab)
 
     def tick(self, tab: Tab) -> Any:
         """Once a second: tell the tab to look when its room has changed elsewhere."""
@@ -135,12 +96,12 @@ class Desk:
         room.touch()
         if tab.version == room.version and (tab.is_streaming or not room.is_running):
             return gr.skip()
-        return self._next(tab, room, "look")
+        return next_line(tab, room, "look")
 
     def look(self, tab: Tab, box: object = "") -> View:
         """Show what has changed; box: what is being written."""
         view = self._view(tab)
-        return view._replace(box=_returned(self.room_of(tab).take_returned(), box))
+        return view._replace(box=returned(self.room_of(tab).take_returned(), box))
 
     async def stream(self, tab: Tab) -> AsyncIterator[tuple[Any, Any, Any]]:
         """(live, text, panel) about 15 times a second until the answer has ended. Any number of
@@ -290,89 +251,17 @@ class Desk:
         if self.room_of(tab).is_running:
             gr.Info(str(error))
             return view
-        return view._replace(live=_error(str(error)))
+        return view._replace(live=error_line(str(error)))
 
     def _view(self, tab: Tab) -> View:
-        """What the tab does not show yet; what has not changed is skipped."""
-        room = self.room_of(tab)
-        if room.answer.number != tab.number or room.is_running:
-            tab.awaits = room.answer.number if tab.version or room.is_running else 0
-        if room.answer.number != tab.number:
-            tab.number, tab.looks_at = room.answer.number, None
-        version, talk_version = room.version, room.talk_version
-        is_new, is_talk_new = tab.version != version, tab.talk_version != talk_version
-        tab.version, tab.talk_version = version, talk_version
-        is_running, has_talk = room.is_running, bool(room.talk.messages)
-        can = gr.update(interactive=has_talk and not is_running) if is_new else gr.skip()
-        drawn = self._rows(room) if is_talk_new else []
-        is_still = is_talk_new and not tab.is_streaming
-        return View(
-            history=self._history(room, drawn) if is_talk_new else gr.skip(),
-            live=self._idle_live(tab, room) if is_still else gr.skip(),
-            text="" if is_still else gr.skip(),
-            box=gr.skip(),
-            empty=gr.update(visible=not has_talk and not is_running) if is_new else gr.skip(),
-            send=gr.update(value="Queue" if is_running else "Send") if is_new else gr.skip(),
-            stop=gr.update(visible=is_running) if is_new else gr.skip(),
-            next=self._next(tab, room, "follow" if is_running and not tab.is_streaming else ""),
-            tint=self._tint(tab, room, drawn) if is_talk_new else gr.skip(),
-            regenerate=can,
-            proceed=can,
-            undo=can,
-            system=self._system(tab, room),
-            panel=self._panel(tab) if is_new else gr.skip(),
-        )
-
-    def _idle_live(self, tab: Tab, room: Room) -> str:
-        """What is left to tell when nothing is being written: an error, or that it is done."""
-        if room.error:
-            return _error(room.error)
-        last = room.talk.answers.get(len(room.talk.messages) - 1)
-        if last is None or last.number != tab.awaits:
-            return ""
-        tab.awaits = 0
-        return to_line({"done": said(last.text)}) + "\n"
-
-    def _system(self, tab: Tab, room: Room) -> Any:
-        if tab.system == room.system:
-            return gr.skip()
-        tab.system = room.system
-        return room.system
-
-    def _rows(self, room: Room) -> list[Row]:
-        talk = room.talk
-        first = max(0, len(talk.messages) - MAX_SHOWN)
-        return list(rows(talk.messages, talk.notes, talk.answers, first))
+        return view_of(tab, self.room_of(tab), lambda: self._panel(tab))
 
     def _row(self, room: Room, place: object) -> Row:
         """The row of a place that was posted. Raises UsageError or IndexError."""
         checked_place = checked({"place": place}, self.trees).place
         if checked_place is None:
             raise IndexError
-        return self._rows(room)[checked_place]
-
-    def _history(self, room: Room, drawn: Sequence[Row]) -> list[dict[str, Any]]:
-        messages = room.talk.messages
-        return [drawn_row(row, messages[row.position]["role"]) for row in drawn]
-
-    def _tint(self, tab: Tab, room: Room, drawn: Sequence[Row]) -> str:
-        """{"rows": [[row, key] ...], "new": {key: pieces}}: what the tab has is not sent again."""
-        tinted = [(place, row) for place, row in enumerate(drawn) if row.pieces][-MAX_TINTED:]
-        found, new = [], {}
-        for place, row in tinted:
-            number = room.talk.answers[row.position].number
-            key = f"{number}.{place - _first_row(drawn, row.position)}"
-            found.append([place, key])
-            if number not in tab.tinted:
-                new[key] = [part for text, tokens in row.pieces for part in (tokens, text)]
-        tab.tinted |= {room.talk.answers[row.position].number for _, row in tinted}
-        return to_line({"rows": found, "new": new})
-
-    def _next(self, tab: Tab, room: Room, ask: str) -> str:
-        """What waits, and what the tab's script shall ask for, once per number."""
-        tab.asks += bool(ask)
-        waiting = [inputs.text[:200] for inputs in room.pending]
-        return to_line({"pending": waiting, "ask": ask, "number": tab.asks})
+        return rows_of(room.talk)[checked_place]
 
     def _waiting_for(self, job: Job) -> str:
         if job.state == "running":
@@ -401,18 +290,3 @@ def _of(event: gr.EventData, name: str) -> object:
     """A field of what an event brought; None when it brought none."""
     data = getattr(event, "_data", None)
     return data.get(name) if isinstance(data, dict) else None
-
-
-def _first_row(drawn: Sequence[Row], position: int) -> int:
-    return next(place for place, row in enumerate(drawn) if row.position == position)
-
-
-def _returned(text: str, box: object) -> Any:
-    """A message that comes back goes before what is being written."""
-    if not text:
-        return gr.skip()
-    return f"{text}\n\n{box}" if isinstance(box, str) and box.strip() else text
-
-
-def _error(line: str) -> str:
-    return to_line({"error": line}) + "\n"
