@@ -77,14 +77,18 @@ class Timed(Session):
 
 @dataclass(frozen=True)
 class Answered:
-    """One answer through the page. bytes and updates: of the event stream, as Chromium got them."""
+    """One answer through the page. bytes and updates: of the event stream, as Chromium got them.
+
+    update_ms: of the main thread, per update between the first step and the last one: what is
+    drawn once, when a message is sent and when its answer is put into the conversation, is apart.
+    """
 
     job: Job
     tree: list[float]
     live: list[float]
     bytes: int
     updates: int
-    task_ms: float
+    update_ms: float
     posts: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -178,8 +182,7 @@ def costs_after(
             ask(session, tab, "hi", watched=False)
         prepared(tab, settings.resolved(max_new_tokens=150))
         for _ in range(min(rounds, 2)):  # more would fill the demo's context
-            answer = ask(session, tab, PROMPT)
-            yield answer.task_ms / max(1, answer.updates)
+            yield ask(session, tab, PROMPT).update_ms
 
 
 # ---- the server and the browser ----
@@ -258,17 +261,20 @@ def ask(session: Timed, tab: Any, text: str, watched: bool = True) -> Answered:
     tab.on("request", note)
     if watched:
         tab.evaluate(WATCH)
-    before, jobs = task_ms(cdp), len(session.jobs)
+    jobs = len(session.jobs)
     tab.fill("#box textarea", text)
     tab.click("#send")
-    while len(session.jobs) == jobs or not session.jobs[-1].done.is_set():
-        tab.wait_for_timeout(20)
+    while len(session.jobs) == jobs or not session.jobs[-1].trace:
+        tab.wait_for_timeout(5)
+    before, earlier = task_ms(cdp), len(received)
+    while not session.jobs[-1].done.is_set():
+        tab.wait_for_timeout(5)
+    cost = (task_ms(cdp) - before) / max(1, len(received) - earlier)
     tab.wait_for_selector("#stop", state="hidden")
     tab.wait_for_selector("#send", state="visible")
     tab.wait_for_timeout(500 if watched else 0)
     tab.remove_listener("request", note)
     seen = tab.evaluate("window.seen || {tree: [], live: []}")
-    cost = task_ms(cdp) - before
     cdp.detach()
     job = session.jobs[-1]
     if job.error:
