@@ -29,8 +29,12 @@ class Entry:
     key: str = ""
 
     @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * SIZES[self.dtype]
+        return self.numel * SIZES[self.dtype]
 
 
 Header = Mapping[str, Entry]
