@@ -25,7 +25,7 @@ class HeadsFile:
     """The heads of a checkpoint, before any value of theirs is read.
 
     is_whole: they lie in the weights of their own backbone, which differs from the one it was
-    made of. tensors: canonical name (names.py) -> (file, name in it). lm: "own" one LM head for each,
+    made of. tensors: canonical name (names.py) -> (file, name in it). lm: "own" one for each,
     "one" for all together, "shared" the backbone's. vocabulary: rows of the own LM heads, else
     None; with is_truncated they are some tokens of a larger vocabulary, named by a token map.
     bytes: on disk. base: the backbone that the config names. disagreements: a sentence for each
