@@ -52,6 +52,11 @@ def survey(source: Source) -> Contents:
     return Contents(source.name, heads, backbone, adapter, base_of(config), tuple(notes))
 
 
+def backbone_of(source: Source) -> BackboneFiles | None:
+    """The whole model of a source, its heads left aside."""
+    return next(filter(None, (backbone_in(folder, None) for folder in _folders(source))), None)
+
+
 def _told(heads: HeadsFile, config: Mapping[str, Any], adapter: str | None) -> HeadsFile:
     """The heads with what lies beside them: their config and an adapter."""
     layout = heads.layout

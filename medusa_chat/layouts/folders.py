@@ -82,8 +82,10 @@ def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None
 
 def _model_files(folder: Folder) -> tuple[list[str], list[str], dict[str, str]]:
     """Weights of the model, what of them is missing, and the index (tensor -> file) if any.
-    safetensors are taken before pickles, an index before a single file of another name."""
-    for ending in (".safetensors", ".bin"):
+    In the order of transformers: safetensors before pickles, a single file before an index."""
+    for ending, single in ((".safetensors", "model"), (".bin", "pytorch_model")):
+        if single + ending in folder.sizes:
+            return [single + ending], [], {}
         for index in sorted(n for n in folder.sizes if n.endswith(f"{ending}.index.json")):
             table = _weight_map(folder, index)
             files = sorted(set(table.values()))
