@@ -1,5 +1,7 @@
 """Reads the parts of a checkpoint: config, tokenizer, backbone, heads."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,28 +48,28 @@ def read_config(folder: Path) -> Any:
 def read_model(found: Checkpoint, config: Any, precision: str, device: "torch.device") -> Any:
     """The backbone, frozen. Pickled weights go through the gate first. Raises ModelError."""
     import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
-    from transformers.utils.logging import disable_progress_bar
+    from transformers import AutoModelForCausalLM
 
-    disable_progress_bar()
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     half = torch.bfloat16 if device.type == "cpu" else torch.float16
     folder = _safe_folder(found)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=kinds.get(precision, half),
-            quantization_config=_quantization(precision, half),
-            device_map={"": device},
-            attn_implementation="eager",
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-        if folder != found.backbone and (found.backbone / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(found.backbone)
+        with _silent():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                generation_config=_generation_config(found.backbone, config),
+                dtype=kinds.get(precision, half),
+                quantization_config=_quantization(precision, half),
+                device_map={"": device},
+                attn_implementation="eager",
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                # transformers would load an adapter that lies there, and what that one names
+                adapter_kwargs={"subfolder": "no-adapter"},
+            )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # transformers and safetensors raise all kinds for broken files
@@ -81,6 +83,29 @@ def read_model(found: Checkpoint, config: Any, precision: str, device: "torch.de
             "folder is only half there"
         )
     return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without the bars and tables of transformers: heads among the weights are no news to us."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _generation_config(folder: Path, config: Any) -> Any:
+    """The backbone's generation config, else what its own config says of generation."""
+    from transformers import GenerationConfig
+
+    if (folder / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return GenerationConfig.from_model_config(config)
 
 
 def _safe_folder(found: Checkpoint) -> Path:

@@ -203,6 +203,6 @@ def test_what_heads_write_reads_back_in_every_form():
     torch.nn.init.normal_(made.lm_weight)
     again = MedusaHeads.from_tensors(made.to_tensors())
     x = torch.randn(3, 8)
-    assert torch.equal(made(x, lm_head), again(x, lm_head))
+    assert torch.allclose(made(x, lm_head), again(x, lm_head), atol=1e-5)
     own = MedusaHeads.from_tensors(with_own({}, lm_head, layers=0, heads=2))
     assert torch.allclose(own(x, lm_head)[1], x @ lm_head.T)
