@@ -146,6 +146,12 @@ def _require_files(place: Path, weights: BackboneFiles) -> None:
         raise ModelError(f"{place / weights.folder} holds no tokenizer: it is only half there")
 
 
+def open_here(name: str) -> LocalFolder:
+    """The files of "demo", of a folder, or of a Hub repo that is in the cache. Raises ModelError;
+    the network is never used."""
+    return LocalFolder(_folder(name, offline=True), name)
+
+
 def _folder(name: str, offline: bool) -> Path:
     if name == "demo":
         folder = asset("demo")
