@@ -27,6 +27,7 @@ from medusa_chat.layouts.source import LocalFolder
 MAX_BYTES = 1 << 36  # 64 GiB a file
 SPEED = 20e6  # bytes a second that the slowest disk converts
 STARTUP = 120  # seconds for the child to import torch on a busy machine
+REMEDY = "fetch it again, or use a .safetensors file"
 INDEX = "model.safetensors.index.json"
 
 
@@ -83,7 +84,7 @@ def _convert_into(
         job = Job(tuple((f, partial / name, plain(h)) for f, name, h in parts), finite)
         (problem,) = run([job])
         if problem is not None:
-            raise ModelError(f"{' and '.join(f.name for f in files)} refused: {problem}")
+            raise ModelError(f"{' and '.join(map(str, files))} is refused: {problem}; {REMEDY}")
         if len(files) > 1:
             table = {n: name for name, h in zip(names, headers, strict=True) for n in h}
             paths.write_text(partial / INDEX, json.dumps({"metadata": {}, "weight_map": table}))
@@ -120,7 +121,7 @@ def run(jobs: Sequence[Job]) -> list[str | None]:
         answers, why = _run_child(rest)
         problems += answers
         if len(answers) < len(rest):
-            problems.append(f"its reader {why}: the file is broken or hostile, use .safetensors")
+            problems.append(f"its reader {why}, for it is broken or hostile")
     return problems
 
 

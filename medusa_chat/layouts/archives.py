@@ -14,6 +14,7 @@ from medusa_chat.layouts.headers import MAX_DIMENSIONS, REMEDY, SIZES, Entry
 from medusa_chat.layouts.pickles import Refusal, Storage, tensors_of
 from medusa_chat.layouts.source import Source, Stream
 
+SAFE = "ask its author for a .safetensors file"
 MAX_PICKLE = 4_000_000
 MAX_ENTRIES = 65_536
 
@@ -33,7 +34,7 @@ def read_archive(source: Source, file: str, size: int, where: str) -> dict[str, 
     except ModelError:
         raise
     except Refusal as error:
-        raise ModelError(f"{where} is refused: {error}") from error
+        raise ModelError(f"{where} is refused: {error}: {SAFE}") from error
     except Exception as error:  # zipfile and a broken pickle raise a dozen kinds
         raise ModelError(f"{where} is broken or cut short: {REMEDY}") from error
 

@@ -158,10 +158,7 @@ def _expect(value: Any, kind: type) -> Any:
 
 def _name(full: str) -> Name:
     if full not in ALLOWED:
-        raise Refusal(
-            f"it asks to run {full[:80]!r}, and only tensors are read: ask its author for a "
-            ".safetensors file"
-        )
+        raise Refusal(f"it asks to run {full[:80]!r}, and only tensors are read")
     return Name(full)
 
 
