@@ -1,7 +1,7 @@
 """load(): from a request to a model that decodes. The door to devices, finding and weights."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from medusa_chat.decoding.tree import Tree
@@ -61,6 +61,8 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
 
     device = choose_device(request.device)
     precision, reason = choose_precision(request.precision, device)
+    calibration = Calibration.read(found.calibration) if found.calibration else None
+    found = _with_heads_for(request, found, calibration, device, precision)
     yield LoadPhase("read"), None
     with fitting(found.name, device, precision):
         config = weights.read_config(found.backbone)
@@ -80,7 +82,6 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         difference = backbone.check()
     engine = Engine(backbone, heads, end_tokens(model, tokenizer))
     engine.name, engine.precision = found.name, precision
-    calibration = Calibration.read(found.calibration) if found.calibration else None
     tree, why = auto_tree(calibration, len(heads) if heads else 0, device, precision)
     notes.append(f"attention {backbone.implementation}; tree step checked ({difference:.1g})")
     info = ModelInfo(
@@ -103,6 +104,29 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     with fitting(found.name, device, precision):
         _warm_up(loaded, tree)
     yield LoadPhase("ready", info), loaded
+
+
+def _with_heads_for(
+    request: LoadRequest,
+    found: Checkpoint,
+    calibration: Calibration | None,
+    device: "torch.device",
+    precision: str,
+) -> Checkpoint:
+    """The checkpoint without the heads that are deeper than the one tree asked for."""
+    from medusa_chat.presets import load_tree
+
+    if request.tree is None or found.heads is None:
+        return found
+    count = found.heads.heads
+    if request.tree == "auto":
+        tree, _ = auto_tree(calibration, count, device, precision, request.nodes)
+    else:
+        tree = load_tree(request.tree, request.nodes)
+    if not 1 <= tree.depth < count:
+        return found  # a tree that is too deep is refused where it is used
+    note = f"{tree.depth} of {count} heads are kept: the tree is no deeper"
+    return replace(found, heads=found.heads.first(tree.depth), notes=(*found.notes, note))
 
 
 def auto_tree(

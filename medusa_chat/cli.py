@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -159,6 +160,7 @@ def generate(
 ) -> None:
     """Answer prompts, one after another."""
     asked = [as_asked(p, raw) for p in read_prompts(prompt, prompt_file, messages, prompts)]
+    request = replace(request, tree=settings.tree, nodes=settings.nodes)  # it stays the only one
     with opened(trace) as file, closing(Session(InProcess())) as session:
         load(session, request)
         for one in asked:

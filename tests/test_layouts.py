@@ -206,3 +206,15 @@ def test_what_heads_write_reads_back_in_every_form():
     assert torch.allclose(made(x, lm_head), again(x, lm_head), atol=1e-5)
     own = MedusaHeads.from_tensors(with_own({}, lm_head, layers=0, heads=2))
     assert torch.allclose(own(x, lm_head)[1], x @ lm_head.T)
+
+
+@pytest.mark.parametrize("name", ["A .pt", "B .safetensors", "E one LM head, prefix, .bin"])
+def test_heads_deeper_than_the_only_tree_are_neither_read_nor_kept(name, backbone, tmp_path):
+    folder = written(name, backbone, tmp_path)
+    whole, cut = loaded(folder), loaded(folder, tree="dense-2-2")
+    assert (whole.info.heads, cut.info.heads) == (3, 2)
+    assert cut.info.memory_bytes < whole.info.memory_bytes
+    assert any("2 of 3 heads are kept" in note for note in cut.info.notes)
+    assert drafts(cut) == drafts(whole)
+    assert loaded(folder, tree="auto").info.heads == 3
+    assert loaded(folder, tree="auto", nodes=1).info.heads == 3  # the root alone needs no choice
