@@ -9,15 +9,16 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from typer import Exit, Option, Typer
+from typer import Argument, Exit, Option, Typer
 from typer.exceptions import Abort, TyperException
 
 from medusa_chat import __version__, paths
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.errors import DeviceError, MedusaChatError, UsageError
+from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.options import (
     AsJson,
@@ -161,10 +162,33 @@ def generate(
 ) -> None:
     """Answer prompts, one after another."""
     asked = [as_asked(p, raw) for p in read_prompts(prompt, prompt_file, messages, prompts)]
+    request = replace(request, tree=settings.tree, nodes=settings.nodes)  # it stays the only one
     with opened(trace) as file, closing(Session(InProcess())) as session:
         load(session, request)
         for one in asked:
             answer(session, one, settings, as_json, file)
+
+
+@app.command()
+def inspect(
+    checkpoint: Annotated[str, Argument(metavar="ID|DIR", help="What to look at.")] = "demo",
+    backbone: Annotated[
+        str | None, Option(metavar="ID|DIR", help="Another backbone than the checkpoint names.")
+    ] = None,
+    max_context: Annotated[
+        int | None, Option(metavar="N", min=16, help="Estimate memory for this context.")
+    ] = None,
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Say what a checkpoint is, what it needs and what is wrong with it, without loading it."""
+    place("auto", data_dir)
+    from medusa_chat import inspection
+
+    report = inspection.inspect(checkpoint, backbone, max_context)
+    print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
+    if report.problems:
+        raise ModelError(f"{checkpoint} cannot be loaded as it is: {report.problems[0]}")
 
 
 @app.command()

@@ -39,3 +39,8 @@ class PortInUseError(MedusaChatError):
     """The port asked for is taken."""
 
     exit_code = 6
+
+
+def first_line(error: BaseException) -> str:
+    """What another library says of a fault, cut to one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -23,7 +23,11 @@ Prompt = Text | Fresh
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """What to load. checkpoint: "demo", a folder or a Hub id; None elsewhere means: decide."""
+    """What to load. checkpoint: "demo", a folder or a Hub id; None elsewhere means: decide.
+
+    tree, nodes: the only tree that will be asked for, so that heads deeper than it are not even
+    read; without a tree all heads are kept.
+    """
 
     checkpoint: str = "demo"
     backbone: str | None = None
@@ -31,6 +35,8 @@ class LoadRequest:
     device: str = "auto"
     max_context: int | None = None
     offline: bool = False
+    tree: str | None = None
+    nodes: int | None = None
 
 
 @dataclass(frozen=True)

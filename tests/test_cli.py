@@ -124,7 +124,7 @@ def test_every_option_reaches_the_request_and_the_settings(runner: Scripted, cap
         "--max-new-tokens 5 --seed 3 --stop A --stop B"
     )
     assert main(["generate", "--prompt", "x", *options.split()]) == 0
-    assert runner.request == LoadRequest("c", "b", "bf16", "cuda:1", 64, True)
+    assert runner.request == LoadRequest(*("c", "b", "bf16", "cuda:1", 64, True, "mc_sim_7b_63", 9))
     expected = GenerationSettings(
         *("medusa", "typical", 0.5, 0.9, 7, 0.1, 0.2, "mc_sim_7b_63", 9, 5, 3, ("A", "B"))
     )
@@ -134,7 +134,7 @@ def test_every_option_reaches_the_request_and_the_settings(runner: Scripted, cap
 
 def test_defaults_are_the_contract(runner: Scripted, capsys: Any) -> None:
     assert main(["generate", "--prompt", "x"]) == 0
-    assert runner.request == LoadRequest()
+    assert runner.request == LoadRequest(tree="auto")
     assert runner.asked[0][1] == GenerationSettings()
 
 

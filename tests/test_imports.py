@@ -28,7 +28,19 @@ ALLOWED = {
     "training": {"training", "decoding", "checkpoint", "errors"},
     "presets": {"paths", "decoding", "errors"},
     "messages": set(),
-    "checkpoint": {"messages", "decoding", "hub", "paths", "presets", "errors"},
+    "layouts": {"layouts", "errors"},
+    "gate": {"layouts", "paths", "errors", ""},
+    "gate_child": set(),
+    "devices": {"errors"},
+    "finding": {"layouts", "messages", "decoding", "hub", "paths", "errors"},
+    "adapters": {"gate", "errors", ""},
+    "weights": {"finding", "gate", "decoding", "errors", ""},
+    "estimate": {"layouts", "decoding", "errors"},
+    "inspection": {"estimate", "layouts", "finding", "hub", "paths", "errors"},
+    "checkpoint": {
+        *("devices", "finding", "weights", "adapters", "messages", "decoding", "presets"),
+        *("errors", ""),
+    },
     "worker": {"messages", "checkpoint", "hub", "presets", "paths", "decoding", "errors"},
     "runners": {"worker", "messages", "decoding", "errors"},
     "session": {"runners", "messages", "decoding", "errors"},
@@ -102,6 +114,12 @@ def test_nothing_below_the_session_imports_it() -> None:
         for file in files_of(name):
             names = [n for n in imported(file) if n.startswith("medusa_chat.")]
             assert "session" not in {room(n) for n in names}, file
+
+
+def test_headers_are_read_without_any_package() -> None:
+    for name in ("layouts", "estimate", "inspection"):
+        for file in files_of(name):
+            assert not outside(imported(file)) - {"huggingface_hub"}, file
 
 
 def test_prompts_and_terminal_need_no_package() -> None:

@@ -12,24 +12,41 @@ from medusa_chat.errors import ModelError
 
 LAYER = re.compile(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$")
 LM_HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
+ONE_LM_HEAD = "lm_head.weight"
+TOKEN_MAP = "token_map"
+PADDING = 1024  # rows beyond the vocabulary that can be padding and not another vocabulary
 
 
 class MedusaHeads(nn.Module):
     """K heads of L residual layers each: x + SiLU(W x + b), then an LM head of its own or shared.
 
     Medusa, arXiv 2401.10774, section 2.1.1. Head k (from 0) predicts the token at t + k + 2 from
-    the hidden state at t. weight [L, K, d, d], bias [L, K, d]; lm_weight [K, V, d], or None for
-    heads that share the backbone's LM head. New heads are zero, so that their logits are the LM
-    head's.
+    the hidden state at t. weight [L, K, d, d], bias [L, K, d]; L may be 0. lm_weight [K, R, d], or
+    [1, R, d] for one LM head of all, or None for heads that share the backbone's. token_map
+    int64 [R]: which of the backbone's V tokens each row is; None where the rows are the tokens in
+    order. New heads are zero, so that their logits are the LM head's.
     """
 
-    def __init__(self, heads: int, hidden: int, layers: int = 1, vocabulary: int | None = None):
+    def __init__(
+        self,
+        heads: int,
+        hidden: int,
+        layers: int = 1,
+        vocabulary: int | None = None,
+        one_lm: bool = False,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(layers, heads, hidden, hidden))
-        self.bias = nn.Parameter(torch.zeros(layers, heads, hidden))
-        own = None if vocabulary is None else nn.Parameter(torch.zeros(heads, vocabulary, hidden))
+        self.weight = nn.Parameter(torch.zeros(layers, heads, hidden, hidden, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(layers, heads, hidden, dtype=dtype))
+        own = None
+        if vocabulary is not None:
+            own = nn.Parameter(torch.zeros(1 if one_lm else heads, vocabulary, hidden, dtype=dtype))
         self.lm_weight: nn.Parameter | None
         self.register_parameter("lm_weight", own)
+        self.token_map: Tensor | None
+        self.register_buffer("token_map", None)
+        self.vocabulary = vocabulary
 
     def __len__(self) -> int:
         return self.weight.shape[1]
@@ -51,13 +68,42 @@ class MedusaHeads(nn.Module):
     ) -> Tensor:
         """[n, d] -> logits [K, n, V] of the first `heads` heads (all when None).
 
-        lm_head: [m, d] -> [m, V], the backbone's, used where the heads have none.
+        lm_head: [m, d] -> [m, V], the backbone's, used where the heads have none. Tokens that no
+        row stands for have -inf.
         """
         x = self.hidden_states(hidden, heads)
         if self.lm_weight is None:
             logits: Tensor = lm_head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
             return logits
-        return torch.bmm(x, self.lm_weight[:heads].transpose(1, 2))
+        if len(self.lm_weight) == 1:
+            logits = F.linear(x, self.lm_weight[0])
+        else:
+            logits = torch.bmm(x, self.lm_weight[:heads].transpose(1, 2))
+        if self.token_map is None:
+            return logits
+        whole = logits.new_full((*logits.shape[:2], self.vocabulary or 0), -torch.inf)
+        return whole.index_copy(2, self.token_map, logits)
+
+    def fit(self, vocabulary: int) -> int:
+        """Make the own LM heads end where the backbone's vocabulary ends: rows beyond it are
+        padding and cut. Returns how many; raises ModelError when rows are missing, or so many are
+        left over that the vocabulary is another one."""
+        if self.lm_weight is None:
+            return 0
+        self.vocabulary = vocabulary
+        rows = self.lm_weight.shape[1]
+        if self.token_map is not None:
+            refuse_map(self.token_map, vocabulary)
+            return 0
+        if not vocabulary <= rows < vocabulary + PADDING:
+            raise ModelError(
+                f"the heads are for {rows} tokens and the backbone has {vocabulary}: give the "
+                "backbone that the heads were trained on"
+            )
+        if rows > vocabulary:
+            kept = self.lm_weight[:, :vocabulary].clone()
+            self.lm_weight = nn.Parameter(kept, requires_grad=False)
+        return rows - vocabulary
 
     def to_tensors(self) -> dict[str, Tensor]:
         """The reference's names: `{head}.{layer}.linear.weight|bias`, `{head}.{L}.weight`."""
@@ -68,34 +114,60 @@ class MedusaHeads(nn.Module):
                 tensors[f"{head}.{layer}.linear.weight"] = self.weight[layer, head]
                 tensors[f"{head}.{layer}.linear.bias"] = self.bias[layer, head]
             if self.lm_weight is not None:
-                tensors[f"{head}.{layers}.weight"] = self.lm_weight[head]
+                tensors[f"{head}.{layers}.weight"] = self.lm_weight.expand(len(self), -1, -1)[head]
         return {name: t.detach().clone().contiguous() for name, t in tensors.items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Heads from the reference's names; a missing bias is zero. Raises ModelError."""
-        layers = {(int(m[1]), int(m[2])) for m in map(LAYER.match, tensors) if m}
-        own = {int(m[1]) for m in map(LM_HEAD.match, tensors) if m}
-        unknown = [n for n in tensors if not LAYER.match(n) and not LM_HEAD.match(n)]
-        if unknown or not layers:
-            raise ModelError(f"no Medusa heads: unexpected tensor {(unknown or ['(none)'])[0]!r}")
-        num_heads, num_layers = (max(index) + 1 for index in zip(*layers, strict=True))
-        if len(layers) != num_heads * num_layers or (own and len(own) != num_heads):
-            raise ModelError(f"Medusa heads are incomplete: {len(layers)} layers, {len(own)} own")
-        hidden = tensors["0.0.linear.weight"].shape[-1]
-        vocabulary = tensors[f"0.{num_layers}.weight"].shape[0] if own else None
-        heads = cls(num_heads, hidden, num_layers, vocabulary).to(
-            tensors["0.0.linear.weight"].dtype
-        )
-        with torch.no_grad():
-            for head, layer in layers:
-                _copy(heads.weight[layer, head], tensors, f"{head}.{layer}.linear.weight")
-                if f"{head}.{layer}.linear.bias" in tensors:
-                    _copy(heads.bias[layer, head], tensors, f"{head}.{layer}.linear.bias")
-            for head in own:
-                assert heads.lm_weight is not None
-                _copy(heads.lm_weight[head], tensors, f"{head}.{num_layers}.weight")
+        """Heads from the reference's names, and `lm_head.weight` (one for all) and `token_map`
+        beside them; a missing bias is zero. Raises ModelError."""
+        num_heads, num_layers, has_own = _count(tensors)
+        lm = tensors.get(f"0.{num_layers}.weight", tensors.get(ONE_LM_HEAD))
+        first = tensors.get("0.0.linear.weight", lm)
+        assert first is not None  # _count found a layer or an LM head
+        rows = None if lm is None else lm.shape[0]
+        heads = cls(num_heads, first.shape[-1], num_layers, rows, not has_own, first.dtype)
+        heads._fill(tensors)
         return heads.requires_grad_(False)
+
+    @torch.no_grad()
+    def _fill(self, tensors: Mapping[str, Tensor]) -> None:
+        layers = self.weight.shape[0]
+        for name in tensors:
+            if match := LAYER.match(name):
+                part = self.weight if match[3] == "weight" else self.bias
+                _copy(part[int(match[2]), int(match[1])], tensors, name)
+        if self.lm_weight is not None:
+            for head, target in enumerate(self.lm_weight):
+                name = f"{head}.{layers}.weight"
+                _copy(target, tensors, name if name in tensors else ONE_LM_HEAD)
+        if TOKEN_MAP in tensors:
+            self.token_map = tensors[TOKEN_MAP].long()
+
+
+def refuse_map(ids: Tensor, vocabulary: int) -> None:
+    """Raise ModelError when `ids` are not different tokens of the vocabulary."""
+    if len(ids.unique()) != len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+        raise ModelError(
+            f"the heads' token map does not name tokens of the backbone, which has {vocabulary}: "
+            "give the backbone that the heads were trained on"
+        )
+
+
+def _count(tensors: Mapping[str, Tensor]) -> tuple[int, int, bool]:
+    """Heads, layers, and whether each head has an LM head of its own."""
+    layers = {(int(m[1]), int(m[2])) for m in map(LAYER.match, tensors) if m}
+    own = {(int(m[1]), int(m[2])) for m in map(LM_HEAD.match, tensors) if m}
+    known = (ONE_LM_HEAD, TOKEN_MAP)
+    unknown = [n for n in tensors if not LAYER.match(n) and not LM_HEAD.match(n) and n not in known]
+    if unknown or not layers | own:
+        raise ModelError(f"no Medusa heads: unexpected tensor {(unknown or ['(none)'])[0]!r}")
+    num_heads = max(head for head, _ in layers | own) + 1
+    num_layers = max((layer + 1 for _, layer in layers), default=0)
+    complete = {(head, num_layers) for head in range(num_heads)}
+    if len(layers) != num_heads * num_layers or (own and own != complete):
+        raise ModelError(f"Medusa heads are incomplete: {len(layers)} layers, {len(own)} own")
+    return num_heads, num_layers, bool(own)
 
 
 def _copy(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:

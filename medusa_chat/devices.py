@@ -1,0 +1,64 @@
+"""Where to compute and in which number format."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from medusa_chat.errors import DeviceError, OutOfMemoryError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8", "nf4")
+
+
+def choose_device(name: str) -> "torch.device":
+    """The device that --device names; "auto" takes CUDA, then MPS, then the CPU."""
+    import torch
+
+    if name == "auto":
+        mps = torch.backends.mps.is_available()
+        name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"device is {name!r}: choose auto, cpu, cuda, cuda:N or mps")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(f"device is {name!r}, but torch sees no CUDA GPU: see medusa-chat doctor")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise DeviceError("device is 'mps', but this machine has none")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device is {name!r}: choose auto, cpu, cuda, cuda:N or mps") from error
+
+
+def choose_precision(name: str, device: "torch.device") -> tuple[str, str]:
+    """The precision that --precision names and a sentence that says why."""
+    import torch
+
+    if name not in PRECISIONS:
+        raise UsageError(f"precision is {name!r}: choose one of {', '.join(PRECISIONS)}")
+    if name != "auto":
+        return name, f"precision {name} as asked"
+    if device.type == "cuda":
+        chosen = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+        return chosen, f"precision {chosen}: what this GPU computes fastest"
+    if device.type == "mps":
+        return "fp16", "precision fp16: what MPS computes fastest"
+    if torch.cpu._is_amx_tile_supported():
+        return "bf16", "precision bf16: this CPU has AMX, where a tree costs little more than a row"
+    return "fp32", "precision fp32: this CPU has no fast bf16"
+
+
+@contextmanager
+def fitting(name: str, device: "torch.device", precision: str) -> Iterator[None]:
+    """Turn out of memory into a refusal that says what to try."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"{name} does not fit on {device} at {precision}: try --precision nf4, a smaller "
+            "--max-context, or a smaller model"
+        ) from error

@@ -1,0 +1,125 @@
+"""How much memory a model will take, from its config and its heads, before anything is fetched.
+
+weights + heads + keys and values for the context + the logits of one tree step + what CUDA itself
+takes. Plain numbers, no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.errors import ModelError
+from medusa_chat.layouts.heads_file import HeadsFile
+
+CUDA_CONTEXT = 700_000_000
+# bytes of one weight of a linear; the LM head, embeddings, norms and heads stay in 16 bits.
+# int8: a scale for each row; nf4 with double quantisation: a byte for 64 weights, 4 for 64 * 256
+LINEAR = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0, "nf4": 0.5 + 1 / 64 + 4 / 16_384}
+PLAIN = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2, "nf4": 2}
+# families whose MLP has two matrices; the others have a gate as well
+UNGATED = {"gpt2", "gpt_neox", "gptj", "falcon", "phi", "opt", "starcoder2", "nemotron"}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes by part. step: logits of one tree step; device: what CUDA takes before any weight."""
+
+    weights: int
+    heads: int
+    cache: int
+    step: int
+    device: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.heads + self.cache + self.step + self.device
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers of a config that memory depends on. linears: weights of all linears of the
+    layers; rest: embeddings, LM head and norms."""
+
+    hidden: int
+    layers: int
+    key_values: int
+    vocabulary: int
+    positions: int
+    linears: int
+    rest: int
+
+    @property
+    def parameters(self) -> int:
+        return self.linears + self.rest
+
+
+def sizes(config: Mapping[str, Any]) -> Sizes:
+    """Read a transformers config, whatever its family calls things. Raises ModelError for one
+    that lacks a number."""
+    config = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    hidden = _number(config, "hidden_size", "n_embd", "d_model")
+    layers = _number(config, "num_hidden_layers", "n_layer", "num_layers")
+    heads = _number(config, "num_attention_heads", "n_head")
+    vocabulary = _number(config, "vocab_size")
+    width = config.get("head_dim") or hidden // heads
+    key_values = config.get("num_key_value_heads") or heads
+    attention = 2 * hidden * heads * width + 2 * hidden * key_values * width
+    positions = _number(config, "max_position_embeddings", "n_positions", default=2048)
+    learnt = positions * hidden if config.get("model_type") == "gpt2" else 0
+    embeddings = vocabulary * hidden * (1 if _is_tied(config) else 2)
+    return Sizes(
+        hidden=hidden,
+        layers=layers,
+        key_values=layers * key_values * width,
+        vocabulary=vocabulary,
+        positions=positions,
+        linears=layers * (attention + _mlp(config, hidden)),
+        rest=embeddings + learnt + (2 * layers + 1) * hidden,
+    )
+
+
+def _number(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
+    value = next((config[k] for k in keys if config.get(k) is not None), default)
+    if type(value) is not int or not 1 <= value <= 10_000_000:
+        raise ModelError(f"the backbone's config.json has no valid {keys[0]} ({str(value)[:40]})")
+    return value
+
+
+def _is_tied(config: Mapping[str, Any]) -> bool:
+    """Families that tie unless told otherwise leave the key out of their config."""
+    by_family = str(config.get("model_type")).startswith(("gemma", "gpt2", "cohere"))
+    return bool(config.get("tie_word_embeddings", by_family))
+
+
+def _mlp(config: Mapping[str, Any], hidden: int) -> int:
+    """Weights of one layer's MLP; of all its experts, where it has any."""
+    inner = _number(config, "intermediate_size", "n_inner", default=4 * hidden)
+    matrices = 2 if config.get("model_type") in UNGATED else 3
+    experts = next((config[k] for k in ("num_local_experts", "num_experts") if config.get(k)), 0)
+    if not experts:
+        return matrices * hidden * inner
+    inner = config.get("moe_intermediate_size") or inner
+    return int(experts * (matrices * hidden * inner + hidden))
+
+
+def estimate(
+    config: Mapping[str, Any],
+    heads: HeadsFile | None,
+    precision: str,
+    context: int,
+    nodes: int,
+    device: str = "cuda",
+) -> Estimate:
+    """Memory for a context of `context` tokens and a tree of `nodes`. precision: fp32, bf16,
+    fp16, int8 or nf4. Raises ModelError."""
+    size, plain = sizes(config), PLAIN[precision]
+    scales = 4 * size.linears // size.hidden if precision == "int8" else 0
+    rows = 1 + (heads.heads if heads else 0)
+    return Estimate(
+        weights=int(size.linears * LINEAR[precision]) + size.rest * plain + scales,
+        heads=heads.parameters * plain if heads else 0,
+        cache=2 * size.key_values * (context + MAX_NODES) * plain,
+        step=nodes * rows * size.vocabulary * 4,
+        device=CUDA_CONTEXT if device.startswith("cuda") else 0,
+    )

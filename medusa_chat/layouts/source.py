@@ -1,0 +1,112 @@
+"""Source: the files of a checkpoint, read in small pieces. Weights are never read through it."""
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from medusa_chat.errors import ModelError
+
+MAX_JSON = 16_000_000  # the index of a model of a hundred shards has 1 MB
+
+
+class Source(Protocol):
+    """A folder of files somewhere: on this disk, or a Hub repo read by ranges.
+
+    name: what messages call it. Every method raises ModelError, in one line with the remedy.
+    """
+
+    name: str
+
+    def files(self) -> Mapping[str, int]:
+        """File name -> bytes; names of files in folders below have "/" between the parts."""
+        ...
+
+    def read(self, file: str, start: int, length: int) -> bytes:
+        """`length` bytes from byte `start`; fewer where the file ends."""
+        ...
+
+
+class LocalFolder:
+    """A folder on this disk and the folders one level below."""
+
+    def __init__(self, folder: Path, name: str | None = None) -> None:
+        self.folder = folder
+        self.name = name or str(folder)
+
+    def files(self) -> dict[str, int]:
+        """Raises ModelError for a folder that cannot be read."""
+        try:
+            found = [entry for entry in os.scandir(self.folder) if not entry.name.startswith(".")]
+            for entry in list(found):
+                if entry.is_dir():
+                    below = [e for e in os.scandir(entry.path) if not e.name.startswith(".")]
+                    found += [e for e in below if not e.is_dir()]
+        except OSError as error:
+            raise ModelError(f"{self.folder} cannot be read ({error.strerror})") from error
+        places = {Path(e.path).relative_to(self.folder).as_posix(): Path(e.path) for e in found}
+        return {name: _size(path) for name, path in sorted(places.items()) if not path.is_dir()}
+
+    def read(self, file: str, start: int, length: int) -> bytes:
+        """Raises ModelError for a file that cannot be read."""
+        try:
+            with open(self.folder / file, "rb") as stream:
+                stream.seek(start)
+                return stream.read(length)
+        except OSError as error:
+            raise ModelError(f"{self.folder / file} cannot be read ({error.strerror})") from error
+
+
+def _size(path: Path) -> int:
+    """Bytes of a regular file; anything else (a broken link, a loop of links, a pipe) has -1."""
+    try:
+        return path.stat().st_size if path.is_file() else -1
+    except OSError:
+        return -1
+
+
+class Stream(io.RawIOBase):
+    """A file of a source as a seekable stream, for what wants one."""
+
+    def __init__(self, source: Source, file: str, size: int) -> None:
+        super().__init__()
+        self._source, self._file, self._size, self._place = source, file, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise ValueError("seek before the start")
+        self._place = base + offset
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        length = max(0, min(len(buffer), self._size - self._place))
+        data = self._source.read(self._file, self._place, length) if length else b""
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+
+def read_json(source: Source, file: str) -> dict[str, Any]:
+    """A JSON object. Raises ModelError when it is none, or larger than any we know."""
+    size = source.files().get(file, 0)
+    if size > MAX_JSON:
+        raise ModelError(f"{file} of {source.name} has {size} bytes: no configuration is so large")
+    try:
+        value = json.loads(source.read(file, 0, MAX_JSON))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file} of {source.name} is no JSON: fetch it again") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} of {source.name} is no JSON object: fetch it again")
+    return value

@@ -1,0 +1,238 @@
+"""Mutated files of heads against the gate: `python tests/fuzz_heads.py 10000 [SEED]`.
+
+Half are .safetensors, half .pt; each is a good file with a few bytes flipped, cut, moved, doubled
+or made large, in its header as often as in its data. Every file must be taken or refused in one
+line. What the gate lets through goes on, many in one child, to torch and to the heads themselves.
+A canary that code in a file would touch must never appear. Exit code 1 if anything else happens.
+"""
+
+import hashlib
+import os
+import pickle
+import random
+import sys
+import tempfile
+import zipfile
+from collections import Counter
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from time import monotonic
+
+import torch
+from checkpoints import layered, with_bias, with_own
+from safetensors import safe_open
+from safetensors.torch import save
+
+from medusa_chat import gate
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.errors import ModelError
+from medusa_chat.layouts.headers import read_header
+from medusa_chat.layouts.shapes import read_heads
+from medusa_chat.layouts.source import LocalFolder
+
+SLOW = 10.0  # seconds of our own that no file of a few kilobytes may take
+BATCH = 500  # files for one child
+INTERESTING = (0, 1, 0x7F, 0x80, 0xFF, ord('"'), ord("{"), ord("["), ord("9"), ord("-"), ord("."))
+
+
+@dataclass
+class Tally:
+    """What became of the files."""
+
+    files: int = 0
+    refused: int = 0
+    taken: int = 0
+    slowest: float = 0.0
+    kinds: Counter = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def lines(self):
+        yield (
+            f"{self.files} files: {self.refused} refused, {self.taken} taken, "
+            f"{len(self.failures)} failures; slowest {self.slowest:.2f} s"
+        )
+        yield from (f"  {count:6} {kind}" for kind, count in self.kinds.most_common(30))
+        yield from (f"  FAILURE {failure}" for failure in self.failures[:20])
+
+
+class Canary:
+    """Unpickling this leaves a file behind."""
+
+    def __init__(self, file):
+        self.file = str(file)
+
+    def __reduce__(self):
+        return os.mkdir, (self.file,)
+
+
+def seeds(canary):
+    """Good files, and one whose pickle would run code."""
+    heads = with_bias({name: tensor[:8, :8] for name, tensor in layered(heads=2).items()})
+    heads = {name: tensor[:8].contiguous() for name, tensor in heads.items()}
+    heads = with_own(heads, torch.ones(5, 8), heads=2)
+    plain, evil = BytesIO(), BytesIO()
+    torch.save(heads, plain)
+    with zipfile.ZipFile(evil, "w") as made:
+        made.writestr("a/data.pkl", pickle.dumps({"0.0.linear.weight": Canary(canary)}, 2))
+        made.writestr("a/data/0", bytes(256))
+    half = BytesIO()
+    torch.save({name: tensor.half() for name, tensor in heads.items()}, half)
+    wide = {name: tensor.bfloat16() for name, tensor in heads.items()}
+    pickles = [plain.getvalue(), half.getvalue(), evil.getvalue()]
+    return [(".safetensors", save(heads)), (".safetensors", save(wide))] * 3 + [
+        (".pt", data) for data in [*pickles, *pickles]
+    ]
+
+
+def mutated(data, chance):
+    """A copy with one to eight small injuries; every second in the first fifth, where headers
+    and the pickle lie."""
+    data = bytearray(data)
+    for _ in range(chance.choice((1, 1, 2, 3, 8))):
+        reach = len(data) if chance.random() < 0.5 else max(1, len(data) // 5)
+        place = chance.randrange(reach) if data else 0
+        injure(data, place, chance)
+    return bytes(data)
+
+
+def injure(data, place, chance):
+    kind = chance.randrange(8)
+    length = chance.choice((1, 2, 4, 8, 64))
+    if kind == 0 and data:
+        data[place] ^= 1 << chance.randrange(8)
+    elif kind == 1 and data:
+        data[place] = chance.choice(INTERESTING)
+    elif kind == 2:
+        del data[place : place + length]
+    elif kind == 3:
+        data[place:place] = data[place : place + length]
+    elif kind == 4:
+        data[place : place + length] = chance.randbytes(length)
+    elif kind == 5:
+        del data[place:]
+    elif kind == 6:
+        value = chance.choice((0, 1, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1))
+        data[place : place + 8] = value.to_bytes(8, "little")
+    else:
+        other = chance.randrange(len(data) + 1)
+        data[place : place + length] = data[other : other + length]
+
+
+def fuzz(count, seed, folder):
+    """Mutate and try `count` files; all of them lie in `folder` in turn."""
+    chance, tally, canary = random.Random(seed), Tally(), folder / "canary"
+    good = seeds(canary)
+    source = LocalFolder(folder, "fuzz")
+    while tally.files < count:
+        passed = []
+        for _ in range(min(BATCH, count - tally.files)):
+            ending, data = chance.choice(good)
+            file = folder / f"{tally.files % BATCH}{ending}"
+            file.write_bytes(mutated(data, chance))
+            try_header(source, file, tally, passed)
+            tally.files += 1
+        try_values(passed, tally)
+        if canary.exists():
+            tally.failures.append("the canary was touched: code of a file ran")
+            break
+        for file in folder.iterdir():
+            file.unlink()
+    return tally
+
+
+def try_header(source, file, tally, passed):
+    """The first wall and the layout; what both take is kept for the second."""
+    started = monotonic()
+    try:
+        header = read_header(source, file.name)
+        heads = read_heads({file.name: header}, f"fuzz/{file.name}", whole=False)
+        passed.append((file, header, heads))
+    except ModelError as error:
+        refuse(str(error), file, tally)
+    except Exception as error:
+        fail(f"{type(error).__name__}: {error}", file, tally)
+    tally.slowest = max(tally.slowest, monotonic() - started)
+    if tally.slowest > SLOW:
+        fail(f"took {tally.slowest:.1f} s", file, tally)
+
+
+def try_values(passed, tally):
+    """The child for pickles, then what loading does with safetensors."""
+    pickles = [(f, header, heads) for f, header, heads in passed if f.suffix == ".pt"]
+    made = {f: f.with_suffix(".out.safetensors") for f, _, _ in pickles}
+    jobs = [gate.Job(((f, made[f], gate.plain(h)),), True) for f, h, _ in pickles]
+    problems = gate.run(jobs) if jobs else []
+    for (file, _, heads), problem in zip(pickles, problems, strict=True):
+        if problem is None:
+            passed.append((made[file], None, heads))
+        elif "its reader" in problem:
+            fail(problem, file, tally)
+        else:
+            refuse(problem, file, tally)
+    for file, _, heads in passed:
+        if file.suffix == ".safetensors":
+            build(file, heads, tally)
+
+
+def build(file, heads, tally):
+    """As loading does: the values, the module, what is finite."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            tensors = {n: opened.get_tensor(inside) for n, (_, inside) in heads.tensors.items()}
+        built = MedusaHeads.from_tensors(tensors)
+    except Exception as error:
+        fail(f"{type(error).__name__}: {error}", file, tally)
+        return
+    if all(bool(torch.isfinite(p).all()) for p in built.parameters()):
+        tally.taken += 1
+        tally.kinds["taken"] += 1
+    else:
+        refuse("holds NaN or infinity", file, tally)
+
+
+def refuse(line, file, tally):
+    tally.refused += 1
+    if "\n" in line or len(line) > 800:
+        fail(f"not one short line: {line[:200]!r}", file, tally)
+    tally.kinds[kind_of(line)] += 1
+
+
+def kind_of(line):
+    """A refusal without its numbers and names."""
+    for word in KINDS:
+        if word in line:
+            return word
+    return line[:60]
+
+
+KINDS = (
+    "overlaps another or leaves a hole", "no JSON", "no UTF-8", "unknown dtype", "cut short",
+    "another size than its shape", "not described by", "no valid", "its tensors need", "twice",
+    "asks to run", "does more than list tensors", "row by row", "larger than its values",
+    "no values in the file", "compressed", "two of one name", "exactly one data.pkl",
+    "is no tensor",
+    "malformed", "unexpected tensor", "is incomplete", "cannot be used", "cannot be", "is empty",
+    "same part", "NaN or infinity", "torch cannot read it", "no file that torch.save", "mixes",
+    "larger than the file", "are allowed", "big-endian", "other tensors", "no JSON object",
+)  # fmt: skip
+
+
+def fail(what, file, tally):
+    digest = hashlib.sha256(file.read_bytes() if file.exists() else b"").hexdigest()[:12]
+    tally.failures.append(f"{file.name} ({digest}): {what}")
+
+
+def main():
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    started = monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        tally = fuzz(count, seed, Path(folder))
+    print("\n".join(tally.lines()))
+    print(f"seed {seed}, {monotonic() - started:.0f} s")
+    return 1 if tally.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
