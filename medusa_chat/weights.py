@@ -134,8 +134,8 @@ def _quantization(precision: str, half: "torch.dtype") -> Any:
 
 
 def read_heads(found: Checkpoint, config: Any) -> "tuple[MedusaHeads | None, list[str]]":
-    """The heads on the CPU, fit for the backbone of this config, and what had to be cut. They are
-    compared with it before anything is read. Raises ModelError."""
+    """The heads on the CPU, fit for the backbone of this config, and what had to be cut. A
+    wrong hidden size is refused before anything is read. Raises ModelError."""
     import torch
 
     from medusa_chat.decoding.heads import MedusaHeads

@@ -87,7 +87,8 @@ def own(rows):
 
 
 def vllm(**more):
-    return {f"blocks.{h}.layers.0.weight": GOOD[f"{h}.0.linear.weight"] for h in range(3)} | more
+    weights = {h: GOOD[f"{h}.0.linear.weight"].clone() for h in range(3)}
+    return {f"blocks.{h}.layers.0.weight": tensor for h, tensor in weights.items()} | more
 
 
 BAD_BYTES = {
@@ -130,7 +131,7 @@ BAD_BYTES = {
     ),
 }
 BAD_HEADS = {
-    "zero heads": ({}, "no heads"),
+    "zero heads": ({}, "no Medusa heads"),
     "whole numbers": ({n: t.to(torch.int32) for n, t in GOOD.items()}, "I32"),
     "doubles": ({n: t.double() for n, t in GOOD.items()}, "F64"),
     "NaN": (spoiled(torch.nan), "NaN or infinity"),
@@ -404,7 +405,7 @@ def long_program(file, canary):
 
 
 def deep_program(file, canary):
-    archive(file, b"\x80\x02" + b"]" * 500_000 + b"a" * 499_999 + b".")
+    archive(file, b"\x80\x02" + b"]" * 50_000 + b"a" * 49_999 + b".")
 
 
 def broken_program(file, canary):

@@ -79,9 +79,11 @@ def canonical(header: Mapping[str, Entry], where: str) -> tuple[str, dict[str, s
             raise ModelError(_unknown(name, where))
         parts[name] = part
     styles = sorted({part.style for part in parts.values()})
-    if len(styles) != 1:
+    if not styles:
+        raise ModelError(f"{where} holds no Medusa heads, nor anything else: fetch it again")
+    if len(styles) > 1:
         raise ModelError(
-            f"{where} mixes the names of {' and '.join(styles) or 'no'} heads: it holds no Medusa "
+            f"{where} mixes the names of {' and '.join(styles)} heads: it holds no Medusa "
             "heads that belong together, use the file of one tool"
         )
     names: dict[str, str] = {}
