@@ -251,17 +251,9 @@ def _is_folder(path: Path) -> bool:
 
 def _from_hub(name: str, offline: bool) -> Path:
     """The Hub repo in the local cache, downloaded unless offline."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from medusa_chat.hub import resolve
 
-    patterns = ["*.safetensors", "*.json", "*.jinja", "*.model"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=offline))
-    except LocalEntryNotFoundError as error:
-        how = "is not in the cache: leave --offline out" if offline else "could not be reached"
-        raise ModelError(f"the Hub repo {name} {how}, or give a local folder") from error
-    except (HfHubHTTPError, ValueError) as error:
-        raise ModelError(f"the Hub repo {name} cannot be had: {_first_line(error)}") from error
+    return resolve(name, offline)
 
 
 def _read_tokenizer(folder: Path) -> Any:
