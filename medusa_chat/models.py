@@ -16,9 +16,9 @@ class ModelPreset:
 
     base: the backbone's repo, None where the checkpoint holds its own. layout: one of LAYOUTS.
     heads: how many the file holds, whatever its config says. bytes: of the checkpoint itself;
-    base_bytes: of the base's weights. chat_template: a name for chat_template(), where the repo
-    has none. revision: what to download, None for main. checked: whether the entry was compared
-    with the live repo. What is None is not known for sure.
+    base_bytes: of the base's weights. licence: of the backbone's weights. chat_template: a name
+    for chat_template(), where the repo has none. revision: what to download, None for main.
+    checked: whether the entry was compared with the live repo. None: not known for sure.
     """
 
     id: str

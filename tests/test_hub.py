@@ -632,6 +632,58 @@ def test_resolve_downloads_once_and_then_asks_nobody(server: Hub) -> None:
     assert hub.find(BASE) is None  # only what was asked for
 
 
+def test_a_stopped_resolve_gives_no_half_folder(server: Hub) -> None:
+    name, _ = big(server)
+    server.faults = [Fault(f"/cdn/.*{name}", "slow", after=MB, rate=50_000)]
+    stop = threading.Event()
+
+    def watch(event: hub.DownloadEvent) -> None:
+        if event.done > MB:
+            stop.set()
+
+    refusal("cancelled", "stopped", lambda: hub.resolve(BASE, progress=watch, stop=stop))
+    assert hub.find(BASE) is None
+
+
+def test_a_cached_main_serves_a_preset_that_pins_another(server: Hub) -> None:
+    preset = "FasterDecoding/medusa-vicuna-7b-v1.3"
+    server.repos[preset] = HubRepo(heads_files())
+    server.repos["lmsys/vicuna-7b-v1.3"] = HubRepo(base_files())
+    plan = hub.plan(preset, "main")
+    fetch(plan)
+    assert hub.resolve(preset, offline=True) == plan.parts[0].folder
+    refusal("offline", "as a whole", lambda: hub.resolve(preset, True, "refs/pr/1"))
+
+
+def test_a_lora_adapter_belongs_to_the_heads_and_names_their_base(server: Hub) -> None:
+    files = {
+        "adapter_config.json": text(base_model_name_or_path=BASE, r=8),
+        "adapter_model.safetensors": weights(5000),
+        "adapter_model.bin": weights(5000),
+        "medusa_lm_head.safetensors": weights(5000),
+    }
+    server.repos["x/medusa-lora"] = HubRepo(files)
+    plan = hub.plan("x/medusa-lora")
+    assert plan.base == BASE
+    assert {f.file.name for f in plan.parts[0].files} == set(files) - {"adapter_model.bin"}
+
+
+def test_a_model_in_a_folder_below_is_found(server: Hub) -> None:
+    files = {
+        "base/config.json": text(model_type="llama"),
+        "base/model.safetensors": weights(5000),
+        "base/tokenizer.json": b"{}",
+        "head/medusa_lm_head.pt": weights(500),
+        "head/config.json": b"{ }",
+        "head/training_args.bin": weights(500),
+    }
+    server.repos["x/medusa-folders"] = HubRepo(files)
+    plan = hub.plan("x/medusa-folders")
+    names = {f.file.name for part in plan.parts for f in part.files}
+    assert names >= set(files) - {"head/training_args.bin"} - {"base/config.json"}
+    assert "head/training_args.bin" not in names
+
+
 def test_half_a_snapshot_is_not_whole(server: Hub) -> None:
     plan = hub.plan(BASE)
     fetch(plan)

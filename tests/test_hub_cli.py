@@ -1,4 +1,4 @@
-"""`medusa-chat models`, in processes of its own where only a process shows it: kill, quota, offline."""
+"""`medusa-chat models`; in a process of its own where only that shows it: kill, quota, offline."""
 
 import json
 import os
@@ -305,4 +305,6 @@ def test_progress_says_bytes_speed_and_time() -> None:
     event = hub.DownloadEvent("download", "model.safetensors", 25 * MB, 100 * MB, 5e6, 15.0)
     assert progress_line(event) == "25%  25 MB of 100 MB  5 MB/s  0:15 left  model.safetensors"
     assert [clock(s) for s in (0, 59.7, 3725)] == ["0:00", "1:00", "1:02:05"]
-    assert hub.gb(13_476_839_424) == "13.5 GB" and hub.gb(999_600) == "1e+03 kB"
+    sizes = {13_476_839_424: "13.5 GB", 999_600: "1 MB", 99_960: "100 kB", 999: "999 bytes"}
+    assert {hub.gb(size) for size in sizes} == set(sizes.values())
+    assert hub.gb(3.2e12) == "3200 GB"

@@ -97,9 +97,10 @@ def test_zephyr_is_the_format_of_its_model_card() -> None:
 
 
 def test_an_answer_extends_the_prompt_that_asked_for_it() -> None:
-    """Else a chat could not reuse what the model has read. "ASSISTANT:" takes the space itself."""
+    """Else a chat could not reuse what the model has read. Vicuna answers with a space first."""
     for name, answer in (("vicuna", " Hi!"), ("zephyr", "Hi!")):
-        assert rendered(name, TALK[:2]).startswith(rendered(name, TALK[:1]) + answer)
+        talk = [TALK[0], {"role": "assistant", "content": answer}, TALK[2]]
+        assert rendered(name, talk).startswith(rendered(name, TALK[:1]) + answer + "</s>")
 
 
 def test_a_repo_and_its_base_get_the_template_they_lack() -> None:

@@ -74,7 +74,7 @@ def is_whole(folder: Path) -> bool:
     if index and not files.shards_of(content or {}) <= names:
         return False
     weights = files.weight_files(names, content)
-    return bool(weights and "config.json" in names) or bool(files.heads_files(names))
+    return bool(weights and files.config_file(names) in names) or bool(files.heads_files(names))
 
 
 def cached_ids() -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def _has_heads(folder: Path) -> bool:
     index = files.index_file(names)
     return (
         bool(files.heads_files(names))
-        or files.says_medusa(_read_json(folder / "config.json"))
+        or files.says_medusa(_read_json(folder / files.config_file(names)))
         or bool(index and files.index_has_heads(_read_json(folder / index)))
     )
 

@@ -21,8 +21,8 @@ T = TypeVar("T")
 class HubError(ModelError):
     """The Hub cannot give what was asked for.
 
-    kind: "gated", "missing", "refused", "busy", "broken", "offline", "network", "disk" or
-    "damaged". link: a page where the user can do something about it, else empty. retry_after:
+    kind: "gated", "missing", "refused", "busy", "broken", "offline", "network", "disk", "damaged"
+    or "cancelled". link: a page where the user can do something about it, else empty. retry_after:
     seconds after which another try makes sense, None where none does.
     """
 

@@ -80,22 +80,25 @@ def resolve(
     offline: bool = False,
     revision: str | None = None,
     progress: Callable[[DownloadEvent], None] | None = None,
+    stop: threading.Event | None = None,
 ) -> Path:
     """The folder with a repo's files, from the cache if it is whole there, else downloaded.
 
     What is cached is used as it is, without the network; `pull` brings what is newer. The base of
-    a repo that holds heads only is not fetched. Raises HubError.
+    a repo that holds heads only is not fetched. Raises HubError, of kind "cancelled" after a stop.
     """
     preset = model_preset(repo)
-    revision = revision or (preset.revision if preset else None)
-    if (found := find(repo, revision)) is not None:
+    pinned = revision or (preset.revision if preset else None)
+    if (found := find(repo, pinned) or (None if revision else find(repo))) is not None:
         return found
     if offline or is_offline():
         raise _not_here(repo)
-    part, _ = plan_repo(repo, revision)
-    for event in pull(DownloadPlan(repo, (part,), None, free_bytes())):
+    part, _ = plan_repo(repo, pinned)
+    for event in pull(DownloadPlan(repo, (part,), None, free_bytes()), stop):
         if progress is not None:
             progress(event)
+        if event.phase == "cancelled":
+            raise failure("cancelled", f"the download of {repo} was stopped: what came is kept")
     return part.folder
 
 

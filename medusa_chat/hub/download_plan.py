@@ -1,5 +1,6 @@
 """plan(): what a download will fetch, to the byte, before the first byte is fetched."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -118,14 +119,18 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
 def plan_repo(
     repo: str, revision: str | None = None, role: str | None = None
 ) -> tuple[RepoPlan, Mapping[str, Any]]:
-    """What is needed of this repo alone, and its config.json ({} when it has none to be read).
+    """What is needed of this repo alone, and its config (a LoRA adapter's included; {} when it
+    has none that may be read).
 
     role: "backbone" leaves heads out; None means: as its files say. Raises HubError.
     """
     preset = model_preset(repo)
     found = look_up(repo, revision or (preset.revision if preset else None))
     refusal = may_read(found)
-    config = {} if refusal else _json(found, "config.json")
+    places = ("adapter_config.json", "config.json", files.config_file(found.names))
+    config: dict[str, Any] = {}
+    for place in () if refusal else dict.fromkeys(places):
+        config |= _json(found, place)
     index_name = files.index_file(found.names)
     index = _json(found, index_name) if index_name and not refusal else None
     weights = files.weight_files(found.names, index)
@@ -192,13 +197,11 @@ def _base(repo: str, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _json(repo: Repo, name: str) -> Mapping[str, Any]:
+def _json(repo: Repo, name: str) -> dict[str, Any]:
     """A small JSON object of the repo, from the cache where it is there; {} when it is none."""
     file = repo.file(name)
     if file is None or file.size > MAX_JSON:
         return {}
-    import json
-
     place = folder_of(repo.id, repo.sha) / name
     try:
         text = place.read_bytes() if place.is_file() else _fetched(repo, name)
@@ -249,12 +252,9 @@ def _disk_full(plan: DownloadPlan) -> HubError:
 
 
 def gb(count: float) -> str:
-    """Bytes for a reader: 13.5 GB, 101 MB, 3 kB."""
+    """Bytes for a reader, three digits: 13.5 GB, 101 MB, 3 kB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return (
-                f"{count / size:.3g} {unit}"
-                if count < 1000 * size
-                else f"{count / size:.0f} {unit}"
-            )
+        if count >= 0.9995 * size:
+            value = count / size
+            return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.3g} {unit}"
     return f"{count:.0f} bytes"

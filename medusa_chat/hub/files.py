@@ -53,6 +53,11 @@ def weight_files(names: Iterable[str], index: Mapping[str, Any] | None = None) -
     return tuple(folder + name for name in _weights(inside, index))
 
 
+def config_file(names: Iterable[str]) -> str:
+    """The config.json that belongs to weight_files; it need not be among the names."""
+    return f"{_backbone(names)[0]}config.json"
+
+
 def index_file(names: Iterable[str]) -> str | None:
     """The index that weight_files would go by; None where one file holds all."""
     folder, inside = _backbone(names)
