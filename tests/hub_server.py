@@ -5,6 +5,7 @@ headers of the Hub, as the CDN does; a token that arrives there is a leak and is
 Run as a program it serves one folder: `python hub_server.py OWNER/NAME FOLDER` prints its address.
 """
 
+import functools
 import hashlib
 import json
 import re
@@ -61,12 +62,18 @@ class Fault:
 
 
 def commit(files: dict[str, bytes]) -> str:
-    parts = [name.encode() + b"\0" + content for name, content in sorted(files.items())]
-    return hashlib.sha1(b"\0".join(parts)).hexdigest()
+    lines = [f"{name} {git_sha1(content)}" for name, content in sorted(files.items())]
+    return hashlib.sha1("\n".join(lines).encode()).hexdigest()
 
 
+@functools.lru_cache(1000)
 def git_sha1(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@functools.lru_cache(1000)
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def is_lfs(name: str) -> bool:
@@ -74,7 +81,7 @@ def is_lfs(name: str) -> bool:
 
 
 def etag(name: str, content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest() if is_lfs(name) else git_sha1(content)
+    return sha256(content) if is_lfs(name) else git_sha1(content)
 
 
 def lfs(content: bytes) -> dict[str, object]:
