@@ -20,6 +20,7 @@ from medusa_chat import __version__, paths
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import LoadRequest
+from medusa_chat.models_cli import models
 from medusa_chat.options import (
     AsJson,
     DataDir,
@@ -54,6 +55,8 @@ app = Typer(
     help="Chat with a language model on your own machine, and see why Medusa makes it fast. "
     "Without a command the page opens.",
 )
+
+app.add_typer(models)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

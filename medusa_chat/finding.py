@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.errors import ModelError, UsageError, first_line
+from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.layouts.contents import Contents, backbone_of, survey
 from medusa_chat.layouts.declared import REPO
 from medusa_chat.layouts.folders import MODEL, BackboneFiles
@@ -176,14 +176,6 @@ def _is_folder(path: Path) -> bool:
 
 def _from_hub(name: str, offline: bool) -> Path:
     """The Hub repo in the local cache, downloaded unless offline."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from medusa_chat.hub import resolve
 
-    patterns = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.pt", "*.bin"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=offline))
-    except LocalEntryNotFoundError as error:
-        how = "is not in the cache: leave --offline out" if offline else "could not be reached"
-        raise ModelError(f"the Hub repo {name} {how}, or give a local folder") from error
-    except (HfHubHTTPError, ValueError) as error:
-        raise ModelError(f"the Hub repo {name} cannot be had: {first_line(error)}") from error
+    return resolve(name, offline)

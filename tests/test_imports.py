@@ -17,7 +17,7 @@ MODULES = {
 }
 FRONT_ENDS = {
     *("cli", "options", "prompts", "terminal", "ui", "session", "runners", "compare", "history"),
-    *("worker", "bench", "doctor"),
+    *("worker", "bench", "doctor", "models_cli"),
 }
 HEAVY = {"torch", "transformers", "tokenizers", "accelerate", "bitsandbytes", "peft", "gradio"}
 # Room or module of ours -> what of ours it may import, itself included.
@@ -27,6 +27,9 @@ ALLOWED = {
     "decoding": {"decoding", "errors"},
     "training": {"training", "decoding", "checkpoint", "errors"},
     "presets": {"paths", "decoding", "errors"},
+    "models": {"paths", "errors"},
+    "hub": {"hub", "models", "paths", "errors", ""},
+    "models_cli": {"hub", "models", "options", "terminal", "errors"},
     "messages": set(),
     "layouts": {"layouts", "errors"},
     "gate": {"layouts", "paths", "errors", ""},
@@ -47,6 +50,7 @@ ALLOWED = {
     "compare": {"session", "messages", "decoding", "errors"},
     "ui": {
         *("ui", "session", "messages", "prompts", "compare", "presets", "history", "paths"),
+        *("hub", "models"),
         *("decoding", "errors"),
     },
     "terminal": {"session", "messages", "decoding", "errors"},
@@ -135,7 +139,16 @@ def test_core_prints_nothing() -> None:
 
 
 def test_page_and_session_know_no_torch() -> None:
-    for name in ("ui", "session", "messages", "presets", "paths", "compare", "history", "errors"):
+    for name in (
+        "ui",
+        "session",
+        "messages",
+        "presets",
+        "paths",
+        "compare",
+        "history",
+        "errors",
+    ) + (*("hub", "models", "models_cli"),):
         for file in files_of(name):
             assert not outside(imported(file)) & (HEAVY - {"gradio"}), file
 

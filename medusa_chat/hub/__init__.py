@@ -1,0 +1,34 @@
+"""The Hub: search it, tell what a download costs, download, list and remove what is cached.
+
+Plain typed values, no torch and no gradio. huggingface_hub is imported by the first call.
+"""
+
+from medusa_chat.hub.cache import CachedModel, cached, find, remove
+from medusa_chat.hub.client import HubError, is_offline, is_repo_id
+from medusa_chat.hub.download import DownloadEvent, pull, resolve
+from medusa_chat.hub.download_plan import DownloadPlan, FilePlan, RepoPlan, gb, plan, plan_repo
+from medusa_chat.hub.finder import Found, last_search, search
+from medusa_chat.hub.source import HubSource
+
+__all__ = [
+    "CachedModel",
+    "DownloadEvent",
+    "DownloadPlan",
+    "FilePlan",
+    "Found",
+    "HubError",
+    "HubSource",
+    "RepoPlan",
+    "cached",
+    "find",
+    "gb",
+    "is_offline",
+    "is_repo_id",
+    "last_search",
+    "plan",
+    "plan_repo",
+    "pull",
+    "remove",
+    "resolve",
+    "search",
+]

@@ -1,0 +1,230 @@
+"""What of the Hub lies on this disk: found without the network, listed, removed.
+
+The folders are huggingface_hub's own: blobs/<hash>, snapshots/<commit>/<file> that link to them,
+refs/<revision> that names a commit. A pull writes the ref last, so a repo that is only half there
+has none.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medusa_chat.hub import files
+from medusa_chat.hub.client import constants, failure, is_repo_id
+
+COMMIT_LENGTH = 40
+MAX_JSON = 16_000_000
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A repo on this disk. bytes: what removing it frees, leftovers of broken downloads included.
+
+    whole: whether a model or heads can be loaded from it without the network; leftover_bytes: of
+    downloads that did not end; folder: the files of its newest commit, None when there is none.
+    """
+
+    id: str
+    bytes: int
+    leftover_bytes: int
+    whole: bool
+    has_heads: bool
+    revision: str | None
+    folder: Path | None
+    last_used: float
+
+
+def cache_folder() -> Path:
+    """Where huggingface_hub keeps repos; it need not exist."""
+    return Path(constants().HF_HUB_CACHE).expanduser()
+
+
+def storage(repo: str) -> Path:
+    """Where one repo is kept; it need not exist."""
+    return cache_folder() / "--".join(("models", *repo.split("/")))
+
+
+def folder_of(repo: str, sha: str) -> Path:
+    """The files of one commit; it need not exist."""
+    return storage(repo) / "snapshots" / sha
+
+
+def find(repo: str, revision: str | None = None) -> Path | None:
+    """The folder of a repo that is whole in the cache; None where it is not. No network.
+
+    revision: a branch, a tag, refs/pr/N or a commit; None for main, and for whatever there is
+    where main was never asked for.
+    """
+    if revision is None:
+        return find(repo, "main") or _any_snapshot(repo)
+    sha = _commit(storage(repo), revision)
+    folder = folder_of(repo, sha) if sha else None
+    return folder if folder and is_whole(folder) else None
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a snapshot holds all of its weights or heads; sizes are not judged here."""
+    names = set(_names(folder))
+    index = files.index_file(names)
+    content = _read_json(folder / index) if index else None
+    if index and not files.shards_of(content or {}) <= names:
+        return False
+    weights = files.weight_files(names, content)
+    return bool(weights and files.config_file(names) in names) or bool(files.heads_files(names))
+
+
+def cached_ids() -> tuple[str, ...]:
+    """Ids of the model repos that have a folder in the cache."""
+    return tuple(sorted(_ids()))
+
+
+def cached() -> tuple[CachedModel, ...]:
+    """Every model repo in the cache, by id."""
+    return tuple(_described(repo) for repo in cached_ids())
+
+
+def remove(repo: str) -> int:
+    """Delete a repo from the cache, leftovers included; the bytes freed. Raises HubError."""
+    folder = storage(repo)
+    if not is_repo_id(repo) or not folder.is_dir():
+        known = [name for name in cached_ids() if name.lower() == repo.lower()]
+        hint = f"; did you mean {known[0]}?" if known else ": see medusa-chat models list"
+        raise failure("missing", f"{repo} is not in the cache{hint}")
+    before = _bytes(cache_folder())
+    _delete_revisions(repo)
+    try:
+        if folder.is_dir():
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise failure(
+            "disk", f"{repo} cannot be removed from {folder} ({error.strerror})"
+        ) from error
+    shutil.rmtree(cache_folder() / ".locks" / folder.name, ignore_errors=True)
+    return before - _bytes(cache_folder())
+
+
+def _delete_revisions(repo: str) -> None:
+    """By huggingface_hub, which knows what other repos share; leftovers are not its business."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        report = scan_cache_dir(cache_folder())
+    except CacheNotFound:
+        return
+    revisions = [
+        revision.commit_hash
+        for found in report.repos
+        if found.repo_type == "model" and found.repo_id == repo
+        for revision in found.revisions
+    ]
+    if revisions:
+        report.delete_revisions(*revisions).execute()
+
+
+def _ids() -> Iterator[str]:
+    try:
+        names = os.listdir(cache_folder())
+    except OSError:
+        return
+    for name in names:
+        repo = "/".join(name.removeprefix("models--").split("--"))
+        if name.startswith("models--") and is_repo_id(repo):
+            yield repo
+
+
+def _described(repo: str) -> CachedModel:
+    folder = storage(repo)
+    revision = "main" if _commit(folder, "main") else next(_refs(folder), None)
+    snapshot = find(repo, revision) or find(repo)
+    blobs = [entry for entry in _entries(folder / "blobs") if entry.is_file()]
+    leftovers = [entry for entry in blobs if entry.name.endswith(".incomplete")]
+    return CachedModel(
+        id=repo,
+        bytes=_bytes(folder),
+        leftover_bytes=sum(entry.stat().st_size for entry in leftovers),
+        whole=snapshot is not None,
+        has_heads=snapshot is not None and _has_heads(snapshot),
+        revision=revision,
+        folder=snapshot,
+        last_used=max((entry.stat().st_atime for entry in blobs), default=0.0),
+    )
+
+
+def _has_heads(folder: Path) -> bool:
+    names = set(_names(folder))
+    index = files.index_file(names)
+    return (
+        bool(files.heads_files(names))
+        or files.says_medusa(_read_json(folder / files.config_file(names)))
+        or bool(index and files.index_has_heads(_read_json(folder / index)))
+    )
+
+
+def _any_snapshot(repo: str) -> Path | None:
+    """The newest whole snapshot that some revision of the repo refers to."""
+    folder = storage(repo)
+    found = [find(repo, revision) for revision in _refs(folder)]
+    return max(filter(None, found), key=lambda place: place.stat().st_mtime, default=None)
+
+
+def _refs(folder: Path) -> Iterator[str]:
+    refs = folder / "refs"
+    for file in sorted(refs.rglob("*")) if refs.is_dir() else ():
+        if file.is_file():
+            yield file.relative_to(refs).as_posix()
+
+
+def _commit(folder: Path, revision: str) -> str | None:
+    """The commit that a revision names here."""
+    if len(revision) == COMMIT_LENGTH and set(revision) <= set("0123456789abcdef"):
+        return revision
+    if not files.is_safe(revision):
+        return None
+    try:
+        text = (folder / "refs" / revision).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if len(text) == COMMIT_LENGTH and files.is_safe(text) else None
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Files of a snapshot, however deep; a link that leads nowhere is no file."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            file = Path(root, name)
+            if file.is_file():
+                yield file.relative_to(folder).as_posix()
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        return list(os.scandir(folder))
+    except OSError:
+        return []
+
+
+def _bytes(folder: Path) -> int:
+    """What a folder holds; a link counts as what it leads to, and what has two names once."""
+    seen: dict[tuple[int, int], int] = {}
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                facts = os.stat(os.path.join(root, name))
+            except OSError:
+                continue  # a link that leads nowhere
+            seen[facts.st_dev, facts.st_ino] = facts.st_size
+    return sum(seen.values())
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    try:
+        if file.stat().st_size > MAX_JSON:
+            return None
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,171 @@
+"""pull(): run a DownloadPlan, tell how it goes, and show the files only when all are there."""
+
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from medusa_chat import paths
+from medusa_chat.hub.cache import find, folder_of, storage
+from medusa_chat.hub.client import HubError, failure, is_offline, offline
+from medusa_chat.hub.download_plan import DownloadPlan, RepoPlan, free_bytes, plan_repo
+from medusa_chat.hub.transfer import Cancelled, State, provide
+from medusa_chat.models import model_preset
+
+TICK_SECONDS = 0.2
+WINDOW_SECONDS = 5.0  # over which the speed is taken
+END_SECONDS = 0.7  # how long a cancelled download may take to let go
+
+
+@dataclass(frozen=True)
+class DownloadEvent:
+    """How a download stands. done, total: bytes fetched and to fetch, what was cached not counted.
+
+    phase: "connect", "check" (hashing what is on disk), "download", "wait" (before another try),
+    "cancelled" or "done". speed: bytes a second over the last seconds; left_seconds: at that speed;
+    both None while unknown. note: what to tell besides, in a sentence.
+    """
+
+    phase: str
+    file: str
+    done: int
+    total: int
+    speed: float | None = None
+    left_seconds: float | None = None
+    note: str = ""
+
+
+def pull(
+    plan: DownloadPlan, stop: threading.Event | None = None, check: bool = True
+) -> Iterator[DownloadEvent]:
+    """Fetch what is left of a plan: an event about five times a second, the last one "done".
+
+    Closing the generator, or setting `stop`, ends it within a second; what has arrived is kept and
+    the next pull goes on there. check: compare what is cached with the Hub's hashes and fetch what
+    is damaged again. Raises HubError, before the first byte where it can be known.
+    """
+    if is_offline() and plan.left:
+        raise offline(plan.id)
+    if plan.refusal is not None:
+        raise plan.refusal
+    state = State(plan.left, stop=stop or threading.Event())
+    outcome: list[BaseException] = []
+    thread = threading.Thread(
+        target=_run, args=(plan, state, check, outcome), name="download", daemon=True
+    )
+    speed = Speed()
+    thread.start()
+    try:
+        while thread.is_alive() and not state.stop.is_set():
+            yield _event(state, speed)
+            thread.join(TICK_SECONDS)
+    finally:
+        if thread.is_alive():
+            state.abort()
+            thread.join(END_SECONDS)
+    if outcome and not isinstance(outcome[0], Cancelled):
+        raise outcome[0]
+    if outcome or thread.is_alive():
+        yield DownloadEvent("cancelled", state.file, state.done, state.total)
+        return
+    yield DownloadEvent("done", "", state.done, state.done, note=state.note)
+
+
+def resolve(
+    repo: str,
+    offline: bool = False,
+    revision: str | None = None,
+    progress: Callable[[DownloadEvent], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Path:
+    """The folder with a repo's files, from the cache if it is whole there, else downloaded.
+
+    What is cached is used as it is, without the network; `pull` brings what is newer. The base of
+    a repo that holds heads only is not fetched. Raises HubError, of kind "cancelled" after a stop.
+    """
+    preset = model_preset(repo)
+    pinned = revision or (preset.revision if preset else None)
+    if (found := find(repo, pinned) or (None if revision else find(repo))) is not None:
+        return found
+    if offline or is_offline():
+        raise _not_here(repo)
+    part, _ = plan_repo(repo, pinned)
+    for event in pull(DownloadPlan(repo, (part,), None, free_bytes()), stop):
+        if progress is not None:
+            progress(event)
+        if event.phase == "cancelled":
+            raise failure("cancelled", f"the download of {repo} was stopped: what came is kept")
+    return part.folder
+
+
+class Speed:
+    """Bytes a second over the last seconds."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def at(self, done: int) -> float | None:
+        """None until there is something to go by."""
+        now = time.monotonic()
+        self._marks.append((now, done))
+        while len(self._marks) > 2 and now - self._marks[1][0] > WINDOW_SECONDS:
+            self._marks.popleft()
+        start, before = self._marks[0]
+        return (done - before) / (now - start) if now - start > 0.5 and done > before else None
+
+
+def _event(state: State, speed: Speed) -> DownloadEvent:
+    rate = speed.at(state.done)
+    left = (state.total - state.done) / rate if rate else None
+    return DownloadEvent(state.phase, state.file, state.done, state.total, rate, left, state.note)
+
+
+def _run(plan: DownloadPlan, state: State, check: bool, outcome: list[BaseException]) -> None:
+    """In the thread: every file of every part, then the parts one by one into sight."""
+    try:
+        for part in plan.parts:
+            for item in part.files:
+                state.check()
+                provide(part, item.file, state, check)
+        for part in plan.parts:
+            _show(part)
+    except (HubError, Cancelled) as error:
+        outcome.append(error)
+    except OSError as error:
+        wrong = f"{storage(plan.id)} cannot be written ({error.strerror or error}): check its owner"
+        outcome.append(failure("disk", wrong))
+    except Exception as error:  # handed to whoever waits, who raises it
+        outcome.append(error)
+
+
+def _show(part: RepoPlan) -> None:
+    """Link the files into the snapshot and, last of all, say which commit the revision is."""
+    blobs = storage(part.id) / "blobs"
+    for item in part.files:
+        place = folder_of(part.id, part.sha) / item.file.name
+        blob = blobs / item.file.blob
+        if place.exists() or not blob.exists():
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        try:
+            os.symlink(os.path.relpath(blob, place.parent), place)
+        except OSError:  # a system without links: the file itself, as huggingface_hub does it
+            shutil.copyfile(blob, place)
+            blob.unlink()
+    if part.revision != part.sha:
+        paths.write_text(storage(part.id) / "refs" / part.revision, part.sha)
+
+
+def _not_here(repo: str) -> HubError:
+    if not storage(repo).is_dir():
+        return offline(repo)
+    return failure(
+        "offline",
+        f"the Hub repo {repo} is not in the cache as a whole, and the network is off: leave "
+        f"--offline out, or run medusa-chat models pull {repo}",
+    )

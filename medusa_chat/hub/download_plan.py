@@ -1,0 +1,260 @@
+"""plan(): what a download will fetch, to the byte, before the first byte is fetched."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from medusa_chat.hub import files
+from medusa_chat.hub.cache import cache_folder, folder_of, storage
+from medusa_chat.hub.client import HubError, failure, get, is_repo_id
+from medusa_chat.hub.repo import Repo, RepoFile, look_up, may_read
+from medusa_chat.models import model_preset
+
+MAX_JSON = 16_000_000
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """A file that is needed. left: bytes still to fetch; 0 when it is in the cache."""
+
+    file: RepoFile
+    left: int
+
+
+@dataclass(frozen=True)
+class RepoPlan:
+    """What is needed of one repo. role: "model" (a whole one), "heads" or "backbone".
+
+    refusal: why this user cannot have its files yet, None when nothing stands in the way.
+    """
+
+    id: str
+    revision: str
+    sha: str
+    role: str
+    files: tuple[FilePlan, ...]
+    gated: bool = False
+    refusal: HubError | None = None
+
+    @property
+    def total(self) -> int:
+        return sum(item.file.size for item in self.files)
+
+    @property
+    def left(self) -> int:
+        return sum(item.left for item in self.files)
+
+    @property
+    def folder(self) -> Path:
+        """Where its files will be."""
+        return folder_of(self.id, self.sha)
+
+
+@dataclass(frozen=True)
+class DownloadPlan:
+    """What is needed to load a checkpoint: its own repo, then its base's where it holds none.
+
+    total: bytes of everything needed; left: of what is not in the cache; free: on the disk.
+    base: the backbone's repo, None where the checkpoint holds its own or names none (see notes).
+    """
+
+    id: str
+    parts: tuple[RepoPlan, ...]
+    base: str | None
+    free: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return sum(part.total for part in self.parts)
+
+    @property
+    def left(self) -> int:
+        return sum(part.left for part in self.parts)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the disk has room for what is left."""
+        return self.left <= self.free
+
+    @property
+    def gated(self) -> bool:
+        return any(part.gated for part in self.parts)
+
+    @property
+    def refusal(self) -> HubError | None:
+        """The first reason why the download cannot begin, the disk included."""
+        for part in self.parts:
+            if part.refusal is not None and part.left:
+                return part.refusal
+        return None if self.fits else _disk_full(self)
+
+
+def plan(repo: str, revision: str | None = None, backbone: str | None = None) -> DownloadPlan:
+    """What to fetch so that `repo` can be loaded. Raises HubError.
+
+    revision: None takes the preset's, else main. backbone: a repo to use instead of the base that
+    the checkpoint names; a local folder needs no download.
+    """
+    own, config = plan_repo(repo, revision)
+    parts, notes = [own], []
+    base = backbone or (_base(repo, config) if own.role == "heads" else None)
+    if base is None and own.role == "heads":
+        notes.append(f"{repo} names no base: choose one with --backbone")
+    if base is not None and is_repo_id(base) and not Path(base).expanduser().is_dir():
+        try:
+            parts.append(plan_repo(base, None, role="backbone")[0])
+        except HubError as error:
+            if backbone or error.kind != "missing":
+                raise
+            notes.append(f"its config names the base {base}: {error}; choose one with --backbone")
+            base = None
+    return DownloadPlan(repo, tuple(parts), base, free_bytes(), tuple(notes))
+
+
+def plan_repo(
+    repo: str, revision: str | None = None, role: str | None = None
+) -> tuple[RepoPlan, Mapping[str, Any]]:
+    """What is needed of this repo alone, and its config (a LoRA adapter's included; {} when it
+    has none that may be read).
+
+    role: "backbone" leaves heads out; None means: as its files say. Raises HubError.
+    """
+    preset = model_preset(repo)
+    found = look_up(repo, revision or (preset.revision if preset else None))
+    refusal = may_read(found)
+    places = ("adapter_config.json", "config.json", files.config_file(found.names))
+    config: dict[str, Any] = {}
+    for place in () if refusal else dict.fromkeys(places):
+        config |= _json(found, place)
+    index_name = files.index_file(found.names)
+    index = _json(found, index_name) if index_name and not refusal else None
+    weights = files.weight_files(found.names, index)
+    if role is None:
+        role = "model" if weights and _is_model(config, found, bool(refusal)) else "heads"
+    needed = _needed(found, role, weights, index)
+    items = _items(found, needed)
+    return (
+        RepoPlan(found.id, found.revision, found.sha, role, items, found.gated, refusal),
+        config,
+    )
+
+
+def free_bytes() -> int:
+    """Free bytes on the disk of the cache."""
+    folder = cache_folder().resolve()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _is_model(config: Mapping[str, Any], repo: Repo, is_closed: bool) -> bool:
+    """Whether weights under a model's names are a model's: heads are found under them too."""
+    if is_closed:  # its config cannot be read yet
+        return not files.heads_files(repo.names)
+    return isinstance(config.get("model_type"), str) and config["model_type"] != "medusa"
+
+
+def _needed(
+    repo: Repo, role: str, weights: tuple[str, ...], index: Mapping[str, Any] | None
+) -> list[RepoFile]:
+    names: set[str] = set()
+    if role != "heads":
+        names |= set(files.backbone_files(repo.names, index))
+    if role != "backbone":
+        names |= set(files.files_of_heads(repo.names))
+    if role == "heads" and not files.heads_files(repo.names):
+        names |= set(weights)
+    found = [file for file in repo.files if file.name in names]
+    missing = names - set(repo.names)
+    if missing:
+        raise failure(
+            "broken", f"{repo.id} lacks {sorted(missing)[0]}, which its index names: tell its owner"
+        )
+    usable = weights if role != "heads" else weights or files.heads_files(repo.names)
+    if not usable:
+        raise failure(
+            "refused",
+            f"{repo.id} holds neither Medusa heads nor weights in safetensors or .bin: choose "
+            "another repo (see medusa-chat models search)",
+        )
+    return found
+
+
+def _base(repo: str, config: Mapping[str, Any]) -> str | None:
+    """The base that heads belong to: the preset knows better than a config."""
+    preset = model_preset(repo)
+    if preset and preset.base:
+        return preset.base
+    for key in ("base_model_name_or_path", "_name_or_path"):
+        name = config.get(key)
+        if is_repo_id(name) and "/" in str(name) and name != repo:
+            return str(name)
+    return None
+
+
+def _json(repo: Repo, name: str) -> dict[str, Any]:
+    """A small JSON object of the repo, from the cache where it is there; {} when it is none."""
+    file = repo.file(name)
+    if file is None or file.size > MAX_JSON:
+        return {}
+    place = folder_of(repo.id, repo.sha) / name
+    try:
+        text = place.read_bytes() if place.is_file() else _fetched(repo, name)
+        value = json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _fetched(repo: Repo, name: str) -> bytes:
+    return bytes(get(f"{repo.id}/resolve/{repo.sha}/{quote(name)}", repo.id).content)
+
+
+def _items(repo: Repo, needed: list[RepoFile]) -> tuple[FilePlan, ...]:
+    """With the bytes left; files of one content are fetched once."""
+    items: dict[str, FilePlan] = {}
+    seen: set[str] = set()
+    for file in needed:
+        left = 0 if file.blob in seen else _left(repo.id, repo.sha, file)
+        items[file.name] = FilePlan(file, left)
+        seen.add(file.blob)
+    return tuple(items.values())
+
+
+def _left(repo: str, sha: str, file: RepoFile) -> int:
+    """Bytes to fetch: nothing for a file of the right size, the rest for one that was begun."""
+    blob = storage(repo) / "blobs" / file.blob
+    for place in (blob, folder_of(repo, sha) / file.name):
+        if _size(place) == file.size:
+            return 0
+    begun = _size(blob.with_name(f"{file.blob}.incomplete"))
+    return file.size - begun if 0 < begun <= file.size else file.size
+
+
+def _size(place: Path) -> int:
+    try:
+        return place.stat().st_size if place.is_file() else -1
+    except OSError:
+        return -1
+
+
+def _disk_full(plan: DownloadPlan) -> HubError:
+    return failure(
+        "disk",
+        f"{plan.id} needs {gb(plan.left)} more and the disk of {cache_folder()} has "
+        f"{gb(plan.free)}: free some, remove a model with medusa-chat models rm, or set HF_HOME",
+    )
+
+
+def gb(count: float) -> str:
+    """Bytes for a reader, three digits: 13.5 GB, 101 MB, 3 kB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= 0.9995 * size:
+            value = count / size
+            return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.3g} {unit}"
+    return f"{count:.0f} bytes"

@@ -1,0 +1,148 @@
+"""What the Hub says about one repo: its commit, its files with sizes and hashes, gated or not."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from medusa_chat.hub.client import (
+    ANSWER_SECONDS,
+    HubError,
+    ask,
+    constants,
+    failure,
+    get,
+    is_offline,
+    is_repo_id,
+    offline,
+)
+from medusa_chat.hub.files import is_safe
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SHA1 = re.compile(r"[0-9a-f]{40}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class RepoFile:
+    """A file of a repo. sha256: of its content, for large files; sha1: git's, for small ones."""
+
+    name: str
+    size: int
+    sha1: str
+    sha256: str | None = None
+
+    @property
+    def blob(self) -> str:
+        """Its name among the cache's blobs, which is its hash."""
+        return self.sha256 or self.sha1
+
+
+@dataclass(frozen=True)
+class Repo:
+    """A repo at one commit. gated: its licence must be accepted before files are given."""
+
+    id: str
+    revision: str
+    sha: str
+    files: tuple[RepoFile, ...]
+    gated: bool
+
+    def file(self, name: str) -> RepoFile | None:
+        return next((file for file in self.files if file.name == name), None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(file.name for file in self.files)
+
+
+def look_up(repo: str, revision: str | None = None) -> Repo:
+    """Ask the Hub about a repo, in one request. Raises HubError, with near names for a typo."""
+    if not is_repo_id(repo):
+        raise failure("missing", f"{repo[:100]!r} is no Hub id: it looks like owner/name")
+    if is_offline():
+        raise offline(repo)
+    try:
+        return _repo(repo, revision or "main", _info(repo, revision))
+    except HubError as error:
+        if error.kind != "missing" or revision:
+            raise
+        near = near_names(repo, _ids_like(repo))
+        if not near:
+            raise
+        raise failure("missing", f"{error}; did you mean {' or '.join(near)}?") from error
+
+
+def may_read(repo: Repo) -> HubError | None:
+    """Whether this user may have the files of a gated repo: None, or what to do about it."""
+    if not repo.gated:
+        return None
+    try:
+        get(f"api/models/{repo.id}/auth-check", repo.id)
+    except HubError as error:
+        if error.kind in ("gated", "refused", "missing"):
+            return error
+        raise
+    return None
+
+
+def near_names(repo: str, ids: Iterable[str]) -> list[str]:
+    """At most two of `ids` that `repo` could be a misspelling of, the nearest first."""
+    known = {name.lower(): name for name in ids if name != repo}
+    found = difflib.get_close_matches(repo.lower(), known, n=2, cutoff=0.8)
+    return [known[name] for name in found]
+
+
+def _info(repo: str, revision: str | None) -> Any:
+    def call() -> Any:
+        from huggingface_hub import HfApi
+
+        api = HfApi(endpoint=constants().ENDPOINT, library_name="medusa-chat")
+        return api.model_info(repo, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
+
+    return ask(repo, call)
+
+
+def _repo(repo: str, revision: str, info: Any) -> Repo:
+    """Checked, since the answer names files that will be written. Raises HubError."""
+    try:
+        files = tuple(_file(sibling) for sibling in info.siblings or ())
+        if not COMMIT.fullmatch(info.sha or ""):
+            raise ValueError("commit")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise failure(
+            "broken", f"what the Hub says about {repo} makes no sense ({error}): try again later"
+        ) from error
+    return Repo(repo, revision, info.sha, files, bool(info.gated))
+
+
+def _file(sibling: Any) -> RepoFile:
+    lfs = sibling.lfs
+    file = RepoFile(
+        sibling.rfilename,
+        int(lfs.size if lfs else sibling.size),
+        sibling.blob_id or "",
+        lfs.sha256 if lfs else None,
+    )
+    has_hash = SHA256.fullmatch(file.sha256) if file.sha256 else SHA1.fullmatch(file.sha1)
+    if not has_hash or file.size < 0 or not is_safe(file.name):
+        raise ValueError(f"file {file.name[:80]!r}")
+    return file
+
+
+def _ids_like(repo: str) -> list[str]:
+    """Ids that could be meant: presets, what is cached, and what the Hub finds quickly."""
+    from medusa_chat.hub.cache import cached_ids
+    from medusa_chat.models import model_presets
+
+    ids = [preset.id for preset in model_presets()]
+    ids += [preset.base for preset in model_presets() if preset.base]
+    ids += cached_ids()
+    owner, _, name = repo.rpartition("/")
+    for asked in ({"author": owner, "limit": 100}, {"search": name[:20], "limit": 50}):
+        try:
+            ids += [str(row["id"]) for row in get("api/models", repo, asked, timeout=2).json()]
+        except (HubError, ValueError, KeyError, TypeError):
+            break  # a guess is worth no further trouble
+    return ids

@@ -1,0 +1,73 @@
+"""presets/models.toml and presets/templates/ -> ModelPreset: checkpoints known to be good."""
+
+import functools
+import tomllib
+from dataclasses import dataclass
+
+from medusa_chat import paths
+from medusa_chat.errors import ModelError
+
+LAYOUTS = ("A", "B", "C", "E", "F", "G", "I", "J")
+
+
+@dataclass(frozen=True)
+class ModelPreset:
+    """A checkpoint on the Hub that is known, shown before the Hub is asked.
+
+    base: the backbone's repo, None where the checkpoint holds its own. layout: one of LAYOUTS.
+    heads: how many the file holds, whatever its config says. bytes: of the checkpoint itself;
+    base_bytes: of the base's weights. licence: of the backbone's weights. chat_template: a name
+    for chat_template(), where the repo has none. revision: what to download, None for main.
+    checked: whether the entry was compared with the live repo. None: not known for sure.
+    """
+
+    id: str
+    title: str
+    layout: str
+    base: str | None = None
+    heads: int | None = None
+    bytes: int | None = None
+    base_bytes: int | None = None
+    licence: str | None = None
+    gated: bool | None = None
+    chat_template: str | None = None
+    revision: str | None = None
+    checked: bool = False
+    notes: str = ""
+
+
+@functools.cache
+def model_presets() -> tuple[ModelPreset, ...]:
+    """All of them, in the order of the file. Needs no network. Raises ModelError."""
+    file = paths.preset("models.toml")
+    try:
+        rows = tomllib.loads(file.read_text("utf-8"))["model"]
+        found = tuple(ModelPreset(**row) for row in rows)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{file} cannot be read ({error}): install medusa-chat again") from error
+    return found
+
+
+def model_preset(repo: str) -> ModelPreset | None:
+    """The preset of a Hub id; ids differ in case only by mistake."""
+    return next((p for p in model_presets() if p.id.lower() == repo.lower()), None)
+
+
+def template_for(repo: str) -> str | None:
+    """The Jinja text for a repo (or a base) that has no chat template of its own, if we have it."""
+    for preset in model_presets():
+        if preset.chat_template and repo.lower() in (
+            preset.id.lower(),
+            (preset.base or "").lower(),
+        ):
+            return chat_template(preset.chat_template)
+    return None
+
+
+def chat_template(name: str) -> str:
+    """The Jinja text of presets/templates/NAME.jinja. Raises ModelError."""
+    file = paths.preset("templates", f"{name}.jinja")
+    try:
+        return file.read_text("utf-8").rstrip("\n")
+    except OSError as error:
+        raise ModelError(f"there is no chat template {name!r} ({error.strerror})") from error

@@ -1,0 +1,122 @@
+"""Known checkpoints and their chat templates: whole, unambiguous, and in the documented format."""
+
+from typing import Any
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from medusa_chat import models
+from medusa_chat.errors import ModelError
+from medusa_chat.hub import is_repo_id
+from medusa_chat.models import LAYOUTS, chat_template, model_preset, model_presets, template_for
+
+TALK = [
+    {"role": "user", "content": "Hello!"},
+    {"role": "assistant", "content": "Hi!"},
+    {"role": "user", "content": "How are you?"},
+]
+SYSTEM = [{"role": "system", "content": "Be brief."}]
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
+    "helpful, detailed, and polite answers to the user's questions."
+)
+
+
+def test_presets_are_ids_layouts_and_sizes() -> None:
+    ids = [preset.id for preset in model_presets()]
+    assert len(ids) == len({name.lower() for name in ids}) >= 12
+    for preset in model_presets():
+        assert is_repo_id(preset.id) and preset.title and preset.layout in LAYOUTS
+        assert (preset.base is None) == (preset.layout == "C")
+        assert preset.base is None or is_repo_id(preset.base)
+        assert preset.bytes is None or preset.bytes > 10**8
+        if preset.chat_template:
+            assert chat_template(preset.chat_template)
+
+
+def test_sizes_of_heads_are_what_their_shapes_say() -> None:
+    """n (h h + h + V h) 2 bytes with own LM heads, without the V h when they are shared."""
+    shapes = {
+        "FasterDecoding/medusa-vicuna-7b-v1.3": (4096, 32000, 1),
+        "FasterDecoding/medusa-vicuna-13b-v1.3": (5120, 32000, 1),
+        "FasterDecoding/medusa-vicuna-33b-v1.3": (6656, 32000, 1),
+        "abhigoyal/vllm-medusa-vicuna-7b-v1.3": (4096, 32000, 0),
+        "joaogante/TinyLlama-1.1B-Chat-v1.0-medusa-wikitext": (2048, 32000, 1),
+        "leptonai/TinyLlama-1.1B-Chat-v1.0-4heads": (2048, 32000, 0),
+        "text-generation-inference/Mistral-7B-Instruct-v0.2-medusa": (4096, 32000, 1),
+        "philschmid/llama-3-1-8b-instruct-medusa": (4096, 0, 1),
+    }
+    for name, (hidden, vocabulary, bias) in shapes.items():
+        preset = model_preset(name)
+        assert preset is not None and preset.heads and preset.bytes
+        expected = preset.heads * hidden * (hidden + bias + vocabulary) * 2
+        assert abs(preset.bytes - expected) < 100_000, name
+
+
+def test_an_id_is_found_in_any_case_and_unknown_ones_are_none() -> None:
+    preset = model_preset("fasterdecoding/MEDUSA-vicuna-7b-v1.3")
+    assert preset is not None and preset.revision == "refs/pr/1"
+    assert model_preset("nobody/nothing") is None
+
+
+def rendered(name: str, messages: Any, ask: bool = True) -> str:
+    """As transformers renders a chat template."""
+
+    def refuse(message: str) -> None:
+        raise ValueError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = refuse
+    template = environment.from_string(chat_template(name))
+    values = {"messages": messages, "add_generation_prompt": ask}
+    return template.render(**values, bos_token="<s>", eos_token="</s>")
+
+
+def test_vicuna_is_the_format_of_fastchats_v1_1() -> None:
+    talk = "USER: Hello! ASSISTANT: Hi!</s>USER: How are you? ASSISTANT:"
+    assert rendered("vicuna", TALK) == f"<s>{VICUNA} {talk}"
+    assert rendered("vicuna", SYSTEM + TALK) == f"<s>Be brief. {talk}"
+    assert rendered("vicuna", TALK[:2], ask=False) == (
+        f"<s>{VICUNA} USER: Hello! ASSISTANT: Hi!</s>"
+    )
+
+
+@pytest.mark.parametrize("messages", [TALK[1:], TALK + TALK[2:], TALK[:1] + SYSTEM])
+def test_vicuna_refuses_turns_that_do_not_alternate(messages: Any) -> None:
+    with pytest.raises(ValueError, match="in turn"):
+        rendered("vicuna", messages)
+
+
+def test_zephyr_is_the_format_of_its_model_card() -> None:
+    assert rendered("zephyr", SYSTEM + TALK) == (
+        "<|system|>\nBe brief.</s>\n<|user|>\nHello!</s>\n<|assistant|>\nHi!</s>\n"
+        "<|user|>\nHow are you?</s>\n<|assistant|>\n"
+    )
+    with pytest.raises(ValueError, match="roles"):
+        rendered("zephyr", [{"role": "tool", "content": "x"}])
+
+
+def test_an_answer_extends_the_prompt_that_asked_for_it() -> None:
+    """Else a chat could not reuse what the model has read. Vicuna answers with a space first."""
+    for name, answer in (("vicuna", " Hi!"), ("zephyr", "Hi!")):
+        talk = [TALK[0], {"role": "assistant", "content": answer}, TALK[2]]
+        assert rendered(name, talk).startswith(rendered(name, TALK[:1]) + answer + "</s>")
+
+
+def test_a_repo_and_its_base_get_the_template_they_lack() -> None:
+    assert template_for("lmsys/vicuna-7b-v1.3") == chat_template("vicuna")
+    assert template_for("FasterDecoding/medusa-1.0-zephyr-7b-beta") == chat_template("zephyr")
+    assert template_for("TinyLlama/TinyLlama-1.1B-Chat-v1.0") is None
+    with pytest.raises(ModelError, match="no chat template"):
+        chat_template("../secret")
+
+
+def test_a_broken_presets_file_is_one_line(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models.toml").write_text('[[model]]\nid = "x"\nwrong = 1\n')
+    monkeypatch.setattr(models.paths, "preset", lambda *parts: tmp_path.joinpath(*parts))
+    models.model_presets.cache_clear()
+    try:
+        with pytest.raises(ModelError, match="install medusa-chat again"):
+            model_presets()
+    finally:
+        models.model_presets.cache_clear()
