@@ -327,7 +327,7 @@ def test_the_page_works_behind_a_reverse_proxy(visitor, keeps, kind):
         at = free.getsockname()[1]
     session = scripted()
     session.runner.steps = 4000
-    session.runner.delay = 0.02
+    session.runner.delay = 0.3  # 512 tokens take a minute: nobody waits for the end
     root_path = "/chat" if kind == "path" else f"http://127.0.0.1:{at}/chat"
     page = open_page(session, PageOptions(root_path=root_path))
     try:
@@ -335,7 +335,7 @@ def test_the_page_works_behind_a_reverse_proxy(visitor, keeps, kind):
             tab = visitor(f"http://127.0.0.1:{at}/chat/")
             send(tab, "hello through the proxy")
             tab.wait_for_function("document.querySelector('.live-text').textContent.length > 20")
-            tab.click("#stop")
+            tab.dispatch_event("#stop", "click")
             wait_end(tab)
             assert last_answer(tab)
             tab.context.close()
