@@ -188,7 +188,7 @@ def inspect(
     place("auto", data_dir)
     from medusa_chat import inspection
 
-    report = inspection.inspect(checkpoint, backbone, max_context)
+    report = inspection.inspect(checkpoint, backbone, max_context, inspection.open_anywhere)
     print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
     if report.problems:
         raise ModelError(f"{checkpoint} cannot be loaded as it is: {report.problems[0]}")

@@ -142,6 +142,26 @@ def inspect(
     return _with_backbone(report, files, isinstance(place, LocalFolder), context)
 
 
+def open_anywhere(name: str) -> Source:
+    """A folder of this disk, "demo", or a Hub repo: read by ranges, or from the cache where the
+    network is not to be used or not there. Raises ModelError."""
+    from medusa_chat import hub
+
+    if Path(name).expanduser().is_dir() or name == "demo" or not hub.is_repo_id(name):
+        return open_here(name)
+    if hub.is_offline():
+        return open_here(name)
+    try:
+        return hub.HubSource(name)
+    except hub.HubError as error:
+        if error.kind not in ("network", "offline", "busy"):
+            raise
+        try:
+            return open_here(name)
+        except ModelError:
+            raise error from None
+
+
 def _with(report: Inspection, *problems: str) -> Inspection:
     return replace(report, problems=(*report.problems, *problems))
 

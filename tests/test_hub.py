@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import layout_a_safetensors, write_checkpoint
 from hub_server import Fault, Hub, HubRepo, commit, serving
 
 from medusa_chat import hub
 from medusa_chat.hub import transfer
+from medusa_chat.inspection import inspect, open_anywhere
 
 MB = 1_000_000
 GATED = {"X-Error-Code": "GatedRepo"}
@@ -807,3 +809,19 @@ def test_a_lock_is_let_go_of(server: Hub) -> None:
     fetch(plan)
     with transfer._lock(plan.parts[0], plan.parts[0].files[0].file):
         pass
+
+
+def test_inspect_of_an_id_reads_headers_and_configs_only(server: Hub, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "base", heads=0)
+    layout_a_safetensors(tmp_path / "heads", tmp_path / "base")
+    for repo, folder in ((BASE, "base"), (HEADS, "heads")):
+        files = {file.name: file.read_bytes() for file in (tmp_path / folder).iterdir()}
+        if repo == HEADS:
+            files["config.json"] = text(base_model_name_or_path=BASE, medusa_num_heads=9)
+        server.repos[repo] = HubRepo(files)
+    before = server.sent
+    report = inspect(HEADS, open_source=open_anywhere)
+    assert report.heads is not None and report.heads.layout == "A" and report.backbone == BASE
+    assert set(report.memory) == {"fp32", "fp16", "int8", "nf4"} and not report.is_here
+    assert any("9" in note for note in report.notes), "the config's lie is not shown"
+    assert not server.asked("tokenizer.json") and server.sent > before
