@@ -15,7 +15,7 @@ from test_page import (
     wait_end,
 )
 
-WRITTEN = "n => (document.querySelector('.live-text')?.textContent.length || 0) > n"
+WRITTEN = "n => (document.querySelector('#live-text .md')?.textContent.length || 0) > n"
 ROWS = "n => document.querySelectorAll('#history .message-row').length === n"
 # Markdown in which « and » stand around what is not drawn.
 MARKED = """Here is some prose with «**»bold text«**», «*»leaning«*» and «`»in-line«`»: 3 * 4 < 5.
@@ -299,10 +299,10 @@ def test_a_reload_and_a_second_tab_follow_the_same_answer(slow, open_tab, monkey
     tab = open_tab()
     send(tab, "hello there")
     tab.wait_for_function(WRITTEN, arg=40)
-    before = tab.text_content(".live-text")
+    before = tab.text_content("#live-text .md")
     tab.reload()
     tab.wait_for_function(WRITTEN, arg=len(before) - 1)
-    assert tab.text_content(".live-text").startswith(before[:20])
+    assert tab.text_content("#live-text .md").startswith(before[:20])
     assert "hello there" in tab.inner_text("#history .user")
     tab.wait_for_selector("svg.tree .chip")
 

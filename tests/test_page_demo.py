@@ -28,7 +28,7 @@ from medusa_chat.session import Job, Session
 # Lengths of the live text as it changes, so that growth is seen however fast it is.
 WATCH = """() => {
   window.lengths = [];
-  const at = document.querySelector('.live-text');
+  const at = document.querySelector('#live-text .md');
   new MutationObserver(() => window.lengths.push(at.textContent.length))
     .observe(at, {childList: true, characterData: true, subtree: true});
 }"""

@@ -133,14 +133,8 @@ function take() {
   requestAnimationFrame(draw);
 }
 
-// The text itself, without the block around it, has a name of its own.
-function nameText() {
-  document.querySelector("#live-text .md")?.classList.add("live-text");
-}
-
 function draw() {
   scheduled = false;
-  nameText();
   const box = scrollBox();
   const follow = box && isAtEnd(box);
   const [, inner, isThinking] = split(whole);
@@ -152,7 +146,6 @@ function draw() {
 }
 
 watch("value", take);
-nameText();
 take();
 
 // The rendered text grows in a block of its own, and a new turn is shown from its end.

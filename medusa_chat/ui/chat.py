@@ -84,7 +84,7 @@ def _talk() -> dict[str, Any]:
 
 def _prose() -> gr.Markdown:
     """The text that comes, drawn as the conversation will draw it: nothing jumps at the end."""
-    prose = gr.Markdown(elem_id="live-text", line_breaks=True)
+    prose = gr.Markdown(elem_id="live-text", elem_classes=["live-text"], line_breaks=True)
     # Gradio would take indentation and tabs away here, and only here.
     prose.postprocess = lambda value: value
     return prose
