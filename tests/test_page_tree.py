@@ -241,13 +241,14 @@ def test_the_keyboard_walks_the_tree_and_opens_the_card(tab, runner):
 
 
 def test_a_card_opened_while_the_answer_runs_comes_after_it(tab, runner):
-    runner.delay = 0.5
+    runner.delay, runner.steps, runner.forced = 0.5, 300, {"max_new_tokens": 9000}
     send(tab, "hello")
     tab.wait_for_selector("svg.tree .chip.rejected")
     before = len(runner.peeks)
     tab.locator("svg.tree .chip.rejected").first.dispatch_event("click")
     tab.wait_for_selector(".card .asking")
     index = int(tab.get_attribute(".card", "data-step"))
+    tab.wait_for_timeout(500)
     assert len(runner.peeks) == before  # the decode loop is not disturbed
     tab.click("#stop")
     wait_end(tab)
