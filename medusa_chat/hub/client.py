@@ -62,6 +62,13 @@ def is_offline() -> bool:
     return bool(constants().HF_HUB_OFFLINE)
 
 
+def answer_seconds() -> float:
+    """How long a small question may take; HF_HUB_ETAG_TIMEOUT, huggingface_hub's own variable for
+    that, overrides it."""
+    chosen = os.environ.get("HF_HUB_ETAG_TIMEOUT", "")
+    return float(chosen) if chosen.isdecimal() and int(chosen) else ANSWER_SECONDS
+
+
 def page(repo: str) -> str:
     """The repo's page in the browser."""
     return f"{constants().ENDPOINT}/{repo}"
@@ -82,9 +89,10 @@ def get(
     repo: str,
     params: dict[str, Any] | None = None,
     byte_range: str | None = None,
-    timeout: float = ANSWER_SECONDS,
+    timeout: float | None = None,
 ) -> Any:
     """The answer (an httpx response, read) to a GET of `path` at the Hub. Raises HubError."""
+    timeout = timeout or answer_seconds()
     own = {"Accept-Encoding": "identity", "Range": byte_range} if byte_range else {}
 
     def call() -> Any:

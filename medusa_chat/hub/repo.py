@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from medusa_chat.hub.client import (
-    ANSWER_SECONDS,
     HubError,
+    answer_seconds,
     ask,
     constants,
     failure,
@@ -99,7 +99,9 @@ def _info(repo: str, revision: str | None) -> Any:
         from huggingface_hub import HfApi
 
         api = HfApi(endpoint=constants().ENDPOINT, library_name="medusa-chat")
-        return api.model_info(repo, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
+        return api.model_info(
+            repo, revision=revision, files_metadata=True, timeout=answer_seconds()
+        )
 
     return ask(repo, call)
 
