@@ -127,6 +127,14 @@ def test_an_answer_goes_on_without_a_tab_and_ends_after_the_grace_time(desk, mon
     assert had < len(room.answer.steps) < 30 and room.talk.notes[1] == "stopped"
 
 
+def test_a_clock_that_ticks_before_the_page_has_loaded_costs_no_conversation(desk):
+    first, second = Tab(), Tab()
+    desk.begin(first, "hi", *POSTED)
+    assert desk.tick(second)["__type__"] == "update"
+    desk.attach(second, first.token)
+    assert desk.room_of(second) is desk.room_of(first)
+
+
 def test_a_tab_that_looks_keeps_the_answer_alive(desk, monkeypatch):
     monkeypatch.setattr(desk.session.runner, "delay", 0.03)
     monkeypatch.setattr(room_module, "GRACE_SECONDS", 0.1)

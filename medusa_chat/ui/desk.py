@@ -83,7 +83,7 @@ class Desk:
 
     def attach(self, tab: Tab, token: object) -> View:
         """A tab opens or reloads, with the token its browser keeps: everything of its room."""
-        known = None if tab.token else self.rooms.find(token)
+        known = None if tab.version else self.rooms.find(token)
         if known is not None:
             tab.token = known.token
         room = self.room_of(tab)
@@ -92,6 +92,8 @@ class Desk:
 
     def tick(self, tab: Tab) -> Any:
         """Once a second: tell the tab to look when its room has changed elsewhere."""
+        if not tab.version:
+            return gr.skip()  # it has not said yet which room is its own
         room = self.room_of(tab)
         room.touch()
         if tab.version == room.version and (tab.is_streaming or not room.is_running):
