@@ -185,7 +185,8 @@ def test_a_killed_pull_goes_on_where_it_was(server: Hub, tmp_path: Path, sign: i
     assert again.returncode == 0, again.stderr
     told = json.loads(again.stdout)
     assert told["fetched_bytes"] <= told["total_bytes"] - kept
-    assert server.sent - before <= told["fetched_bytes"] + 2000
+    late = 200_000  # what the server still wrote to the one that was killed
+    assert server.sent - before <= told["fetched_bytes"] + late
     place = Path(told["folders"][BASE]) / name
     assert place.read_bytes() == server.repos[BASE].files[name]
 
