@@ -19,6 +19,8 @@ LINEAR = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0, "nf4": 0.5 + 1 / 6
 PLAIN = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2, "nf4": 2}
 # families whose MLP has two matrices; the others have a gate as well
 UNGATED = {"gpt2", "gpt_neox", "gptj", "falcon", "phi", "opt", "starcoder2", "nemotron"}
+# families in which every attention head has keys and values of its own, whatever the config says
+UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     heads = _number(config, "num_attention_heads", "n_head")
     vocabulary = _number(config, "vocab_size")
     width = config.get("head_dim") or hidden // heads
-    key_values = config.get("num_key_value_heads") or heads
+    grouped = None if config.get("model_type") in UNGROUPED else config.get("num_key_value_heads")
+    key_values = grouped or heads
     attention = 2 * hidden * heads * width + 2 * hidden * key_values * width
     positions = _number(config, "max_position_embeddings", "n_positions", default=2048)
     learnt = positions * hidden if config.get("model_type") == "gpt2" else 0

@@ -41,13 +41,13 @@ class LocalFolder:
         try:
             found = [entry for entry in os.scandir(self.folder) if not entry.name.startswith(".")]
             for entry in list(found):
-                if entry.is_dir():
+                if _is_folder(entry):
                     below = [e for e in os.scandir(entry.path) if not e.name.startswith(".")]
-                    found += [e for e in below if not e.is_dir()]
+                    found += [e for e in below if not _is_folder(e)]
         except OSError as error:
             raise ModelError(f"{self.folder} cannot be read ({error.strerror})") from error
-        places = {Path(e.path).relative_to(self.folder).as_posix(): Path(e.path) for e in found}
-        return {name: _size(path) for name, path in sorted(places.items()) if not path.is_dir()}
+        files = [Path(entry.path) for entry in found if not _is_folder(entry)]
+        return {path.relative_to(self.folder).as_posix(): _size(path) for path in sorted(files)}
 
     def read(self, file: str, start: int, length: int) -> bytes:
         """Raises ModelError for a file that cannot be read."""
@@ -57,6 +57,14 @@ class LocalFolder:
                 return stream.read(length)
         except OSError as error:
             raise ModelError(f"{self.folder / file} cannot be read ({error.strerror})") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder or a link to one; a loop of links is none."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _size(path: Path) -> int:
