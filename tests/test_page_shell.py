@@ -127,7 +127,7 @@ def test_a_failed_load_says_what_to_do(visitor):
     try:
         session.submit_load(LoadRequest())
         tab = visitor(page.url, '.status-line[data-status="failed"]')
-        assert "no checkpoint here: choose another" in tab.inner_text(".status-line .sentence")
+        assert "No checkpoint here: choose another" in tab.inner_text(".status-line .sentence")
     finally:
         page.close()
         session.close()

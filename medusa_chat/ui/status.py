@@ -42,7 +42,7 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
     elif is_guest:
         line["text"] = FOR_GUESTS
     else:
-        line["text"] = state.message or "No model is loaded."
+        line["text"] = _capital(state.message) or "No model is loaded."
     return to_line(line)
 
 
