@@ -245,7 +245,7 @@ def test_a_screen_reader_hears_what_runs_and_the_verdict_only(tab):
 def test_without_motion_the_end_is_shown_and_can_be_scrubbed(tab):
     tab.emulate_media(reduced_motion="reduce")
     run_both(tab)
-    assert tab.locator(".replay .play").is_hidden() and tab.locator(".speeds").is_hidden()
+    assert tab.locator(".replay .play").is_hidden() and tab.locator("#compare .speeds").is_hidden()
     whole = tab.evaluate(TEXTS)
     tab.focus(".scrub")
     tab.keyboard.press("Home")

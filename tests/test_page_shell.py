@@ -25,7 +25,7 @@ from medusa_chat.ui.tunnel import NO_INTERNET, ShareError, Tunnel
 
 SHARED = "http://abc123.gradio.live"
 READY = '.status-line[data-status="ready"]'
-SECONDS = 60_000
+SECONDS = 180_000
 DESK = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
 
 

@@ -5,6 +5,7 @@ const CHART_HIGH = 76;
 const CHART_LEFT = 38;
 const chartBox = make("div", "chart");
 const chartSvg = draw("svg", { class: "rates", role: "img", height: CHART_HIGH });
+chartSvg.setAttribute("aria-label", "Tokens per second: no figures yet");
 chartBox.append(chartSvg);
 const lines = {
   grid: draw("path", { class: "grid" }),

@@ -92,16 +92,19 @@ function say(said, isOver) {
 
 // An answer may be over before any of it was seen here: it is said all the same.
 function finish(text) {
-  const rest = text.startsWith(told) ? text.slice(told.length) : text;
-  told = "";
+  // the end may have been trimmed: spaces, or what looked like the begin of a thought
+  const rest = told.startsWith(text.trimEnd()) ? "" : text.startsWith(told) ? text.slice(told.length) : text;
+  told = text; // told again, it is not said again
   spoken = 0;
   say(rest, true);
 }
 
 function reset() {
   const [said] = split(whole);
-  if (whole) say(said, true);
-  told = said;
+  if (whole) {
+    say(said, true);
+    told = said;
+  }
   read = "";
   pieces = [];
   whole = "";
