@@ -262,32 +262,6 @@ def test_the_qr_codes_link_lets_in_without_the_password_and_expires(opened, visi
 # ---- the server is gone and comes back ----
 
 
-def test_a_lost_server_is_said_in_our_words_and_the_page_comes_back(visitor):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    session = scripted()
-    page = open_page(session, PageOptions(port=port))
-    tab = visitor(page.url)
-    tab.fill("#box textarea", "half a sentence")
-    page.close()
-    shows(tab, "#lost", "No connection to medusa-chat")
-    assert not tab.locator(".toast-wrap").is_visible()
-    tab.evaluate("window.isOld = true")
-    page = open_page(session, PageOptions(port=port))
-    try:
-        tab.wait_for_function("!window.isOld && document.querySelector('#header')")
-        tab.wait_for_selector(READY)
-        assert not tab.is_visible("#lost")
-        tab.wait_for_function("document.querySelector('#box textarea').value.startsWith('half')")
-    finally:
-        page.close()
-        session.close()
-
-
-# ---- behind a reverse proxy ----
-
-
 @contextlib.contextmanager
 def proxied(behind: int, at: int, keeps: bool) -> Iterator[None]:
     """A small reverse proxy that has the page at /chat. keeps: it leaves the prefix on."""
