@@ -204,6 +204,7 @@ def test_another_backbone_replaces_the_base(server: Hub, tmp_path: Path) -> None
     assert plan.base == WHOLE and plan.parts[1].id == WHOLE
     (tmp_path / "mine").mkdir()
     assert len(hub.plan(HEADS, backbone=str(tmp_path / "mine")).parts) == 1
+    refusal("refused", "its own backbone", lambda: hub.plan(WHOLE, backbone=BASE))
 
 
 @pytest.mark.parametrize("base", ["N/A", "/data/vicuna", "../x", "C:\\models", "a/b/c", "", None])

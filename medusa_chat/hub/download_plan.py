@@ -101,6 +101,11 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
     the checkpoint names; a local folder needs no download.
     """
     own, config = plan_repo(repo, revision)
+    if backbone and own.role == "model":
+        raise failure(
+            "refused",
+            f"{repo} holds its own backbone, trained together with its heads: leave --backbone out",
+        )
     parts, notes = [own], []
     base = backbone or (_base(repo, config) if own.role == "heads" else None)
     if base is None and own.role == "heads":
