@@ -10,6 +10,7 @@ import hashlib
 import os
 import pickle
 import random
+import re
 import sys
 import tempfile
 import zipfile
@@ -86,8 +87,47 @@ def seeds(canary):
 
 
 def mutated(data, chance):
-    """A copy with one to eight small injuries; every second in the first fifth, where headers
-    and the pickle lie."""
+    """A copy with one to eight small injuries: in half of the files anywhere, every second of
+    those in the first fifth; in the others behind the outer wall, which is made whole again."""
+    if chance.random() < 0.5:
+        return injured(data, chance)
+    return inside_zip(data, chance) if data[:2] == b"PK" else inside_header(data, chance)
+
+
+def inside_zip(data, chance):
+    """The pickle or one storage injured, in an archive that is right."""
+    with zipfile.ZipFile(BytesIO(data)) as old:
+        entries = {name: old.read(name) for name in old.namelist()}
+    program = next(name for name in entries if name.endswith("data.pkl"))
+    name = program if chance.random() < 0.8 else chance.choice(sorted(entries))
+    entries[name] = injured(entries[name], chance)
+    made = BytesIO()
+    with zipfile.ZipFile(made, "w") as new:
+        for entry, content in entries.items():
+            new.writestr(entry, content)
+    return made.getvalue()
+
+
+def inside_header(data, chance):
+    """The JSON of a safetensors file injured, and its length right."""
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length]
+    if chance.random() < 0.5:
+        header = renumbered(header, chance)
+    else:
+        header = injured(header, chance)
+    return len(header).to_bytes(8, "little") + header + data[8 + length :]
+
+
+def renumbered(header, chance):
+    """JSON that stays JSON: one number or name of it is another one."""
+    words = re.split(rb"([0-9]+)", header)
+    place = chance.randrange(1, len(words), 2)
+    words[place] = chance.choice((b"0", b"1", b"2", b"8", b"64", b"256", b"99999999999", b"1e3"))
+    return b"".join(words)
+
+
+def injured(data, chance):
     data = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 3, 8))):
         reach = len(data) if chance.random() < 0.5 else max(1, len(data) // 5)
