@@ -73,7 +73,7 @@ def browser(served) -> Iterator:
 def open_tab(served, browser) -> Iterator:
     """Opens tabs in which every outside address is blocked, recorded and a failure."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(30_000)  # a busy machine is no reason to fail
+    context.set_default_timeout(60_000)  # a busy machine is no reason to fail
     outside, faults = [], []
     local = re.compile(rf"^({re.escape(served.url)}|data:|blob:)")
 
