@@ -333,8 +333,8 @@ def test_a_post_from_another_site_is_refused_with_and_without_the_cookie(shared)
         own = {"origin": f"https://{HOST}"}
         assert come_in(client, opened.share.link.password, **own).status_code == 303
         path = "/gradio_api/run/predict"
-        assert client.post(path, json={}, headers=evil).status_code == 403
-        with contextlib.suppress(httpx.ReadError, httpx.WriteError):  # refused before it was sent
+        assert client.post(path, headers=evil).status_code == 403
+        with contextlib.suppress(httpx.TransportError):  # refused before all of it was sent
             big = client.post("/gradio_api/upload", content=b"x" * 5_000_000)
             assert big.status_code == 413
 

@@ -54,11 +54,11 @@ def result_view(found: Comparison) -> dict[str, Any]:
         "sides": [_side(one, "plain"), _side(two, "drafted")],
         "verdict": verdict(found),
         "is_slower": bool(found.speedup and found.speedup < 1),
-        "speedup": _short(found.speedup),
-        "acceleration_rate": _short(found.acceleration_rate),
-        "overhead": _short(found.overhead),
-        "wall_clock_ratio": _short(found.wall_clock_ratio),
-        "total_ratio": _short(found.total_ratio),
+        "speedup": _ratio(found.speedup),
+        "acceleration_rate": _ratio(found.acceleration_rate),
+        "overhead": _ratio(found.overhead),
+        "wall_clock_ratio": _ratio(found.wall_clock_ratio),
+        "total_ratio": _ratio(found.total_ratio),
         "is_same_length": len(one.token_ids) == len(two.token_ids),
         "baseline": found.baseline,
         "how": how(found),
@@ -76,10 +76,11 @@ def verdict(found: Comparison) -> str:
     few = min(found.plain.stats.steps, found.drafted.stats.steps) < PLAIN_STEPS
     hedge = " The answers are short: take it as a hint." if few else ""
     if speedup >= 1:
-        return f"{name} is {speedup:.2f}× as fast as plain decoding.{hedge}"
+        return f"{name} is {_ratio(speedup):.2f}× as fast as plain decoding.{hedge}"
     return (
-        f"{name} is slower than plain decoding here: {speedup:.2f}×. A step costs "
-        f"{found.overhead:.2f} plain steps and gives {found.acceleration_rate:.2f} tokens.{hedge}"
+        f"{name} is slower than plain decoding here: {_ratio(speedup):.2f}×. A step costs "
+        f"{_ratio(found.overhead):.2f} plain steps and gives "
+        f"{_ratio(found.acceleration_rate):.2f} tokens.{hedge}"
     )
 
 
@@ -158,6 +159,11 @@ def _name(side: Recording) -> str:
 
 def _is_lookup(found: Comparison) -> bool:
     return found.drafted.drafter == "prompt-lookup"
+
+
+def _ratio(value: float | None) -> float | None:
+    """Rounded here, once: the sentence and the figures must not round a tie differently."""
+    return None if value is None or not math.isfinite(value) else round(value, 2)
 
 
 def _short(value: float | None) -> float | None:

@@ -73,14 +73,14 @@ class Door:
         return None
 
     async def _enter(self, link: Link, request: Request) -> Response:
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != link.host:
-            return PlainTextResponse("a request from another site is not allowed", 403)
         body = b""
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_FORM:
                 return PlainTextResponse("the request is too large", 413)
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != link.host:
+            return PlainTextResponse("a request from another site is not allowed", 403)
         fields = parse_qs(body.decode("utf-8", "replace"))
         return self._try(link, request, fields.get("password", [""])[0])
 
