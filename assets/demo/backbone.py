@@ -17,16 +17,39 @@ from medusa_chat.training.muon import Muon
 SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 PLACEHOLDER = re.compile(r"\[(name|user|your|city)[^]]*\]", re.IGNORECASE)
 
-# folder -> (files, share of its rows kept in one pass); every HELD_OUT-th row is never trained on
+# folder -> files; every HELD_OUT-th row is never trained on
 HELD_OUT = 40
-MIX = {
-    "sgd": (["train.jsonl"], 0.45),
-    "taskmaster": (["tm4_coffee.jsonl", "tm3_movies.jsonl"], 1.0),
-    "synthetic_persona_chat": (["valid.jsonl", "test.jsonl"], 0.4),
-    "stories": (["pratham_en.jsonl", "african_storybook_en_ccby.jsonl"], 0.5),
-    "chatterbot": (["train.jsonl"], 1.0),
-    "personality_chat_mit": (["train.jsonl"], 2.0),
+SETS = {
+    "sgd": ["train.jsonl"],
+    "taskmaster": ["tm4_coffee.jsonl", "tm3_movies.jsonl"],
+    "synthetic_persona_chat": ["valid.jsonl", "test.jsonl"],
+    "stories": ["pratham_en.jsonl", "african_storybook_en_ccby.jsonl"],
+    "chatterbot": ["train.jsonl"],
+    "personality_chat_mit": ["train.jsonl"],
 }
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of the training with its own text and its own learning rate schedule.
+
+    peak: share of the recipe's learning rates at its height. shares: how often each set's rows come
+    in one pass, in the order of SETS. The `from`s are shares of the stage's steps.
+    """
+
+    steps: int
+    peak: float
+    dialogues: int
+    shares: tuple[float, ...]
+    decay_from: float
+    whole_rows_from: float
+    drills_from: float
+
+
+STAGES = (
+    Stage(4000, 1.0, 60_000, (0.45, 1.0, 0.4, 0.5, 1.0, 2.0), 0.2, 0.65, 0.85),
+    Stage(4500, 0.5, 30_000, (1.0, 0.5, 0.2, 0.3, 0.5, 1.0), 0.02, 0.5, 0.8),
+)
 
 
 @dataclass(frozen=True)
@@ -40,27 +63,36 @@ class Recipe:
     key_value_heads: int = 2
     intermediate: int = 576
     context: int = 1024
-    dialogues: int = 60_000
     sequence: int = 1024
     rows: int = 2
-    steps: int = 4000
     learning_rate: float = 3e-3
     matrix_learning_rate: float = 5e-3
-    decay_from: float = 0.2
-    whole_rows_from: float = 0.65
     drills: int = 9000
-    drills_from: float = 0.85
+    stages: tuple[Stage, ...] = STAGES
     seed: int = 0
 
+    @property
+    def steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
 
-def read_rows(folder: Path, name: str, held_out: bool = False) -> Iterator[dict]:
+    def stage_at(self, step: int) -> tuple[int, int]:
+        """(number of the stage, step within it) of a step of the whole training."""
+        for number, stage in enumerate(self.stages):
+            if step < stage.steps:
+                return number, step
+            step -= stage.steps
+        raise ValueError(f"the recipe has {self.steps} steps")
+
+
+def read_rows(
+    folder: Path, name: str, share: float = 1.0, held_out: bool = False
+) -> Iterator[dict]:
     """Rows of one set, placeholders dropped; yields {"source", "messages"}.
 
-    held_out: each row that training never sees, once; else the others, by the set's share.
+    held_out: each row that training never sees, once; else the others, each `share` times.
     """
-    files, share = MIX[name]
     keep = random.Random(name)
-    for file in files:
+    for file in SETS[name]:
         text = (folder / "train" / name / file).read_text("utf-8")
         for index, line in enumerate(text.rstrip("\n").split("\n")):
             row = {"source": name, "messages": json.loads(line)["messages"]}
@@ -76,7 +108,7 @@ def data_hashes(folder: Path) -> dict[str, str]:
     """sha256 of every file read, so that a build can be compared with another."""
     return {
         f"{name}/{file}": hashlib.sha256((folder / "train" / name / file).read_bytes()).hexdigest()
-        for name, (files, _) in MIX.items()
+        for name, files in SETS.items()
         for file in files
     }
 
@@ -150,10 +182,10 @@ def new_model(recipe: Recipe):
     )
 
 
-def rate(step: int, recipe: Recipe) -> float:
-    """Share of the peak learning rate: warm up, hold, then fall linearly to zero."""
-    start = recipe.decay_from * recipe.steps
-    return min(1.0, (step + 1) / 50, max(0.0, (recipe.steps - step) / (recipe.steps - start)))
+def rate(step: int, stage: Stage) -> float:
+    """Share of the learning rate: warm up, hold the stage's peak, then fall linearly to zero."""
+    left = (stage.steps - step) / (stage.steps * (1 - stage.decay_from))
+    return stage.peak * min(1.0, (step + 1) / 50, max(0.0, left))
 
 
 def optimizers(model, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -178,7 +210,7 @@ def loss_of(model, rows: torch.Tensor) -> torch.Tensor:
 
 def train(
     model,
-    rows: torch.Tensor,
+    rows_of_stages: list[torch.Tensor],
     drills: torch.Tensor,
     held_out: torch.Tensor,
     recipe: Recipe,
@@ -186,7 +218,7 @@ def train(
 ):
     """Train to recipe.steps, resuming from `state`; yields (step, loss, held-out loss or None).
 
-    drills: rows that take the second half of every batch from recipe.drills_from on.
+    drills: rows that take the second half of every batch from the stage's drills_from on.
     """
     optimizer_list = optimizers(model, recipe)
     peaks = [o.param_groups[0]["lr"] for o in optimizer_list]
@@ -199,15 +231,17 @@ def train(
         step = saved["step"]
     device = next(model.parameters()).device
     while step < recipe.steps:
-        epoch, offset = divmod(step * recipe.rows, len(rows) - recipe.rows)
+        number, at = recipe.stage_at(step)
+        stage, rows = recipe.stages[number], rows_of_stages[number]
+        epoch, offset = divmod(at * recipe.rows, len(rows) - recipe.rows)
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(epoch))
         batch = rows[order[offset : offset + recipe.rows]].to(device)
-        if step < recipe.whole_rows_from * recipe.steps:
+        if at < stage.whole_rows_from * stage.steps:
             batch = halves(batch)
-        if step >= recipe.drills_from * recipe.steps:
+        if at >= stage.drills_from * stage.steps:
             batch[-1] = drills[step % len(drills)]
         for optimizer, peak in zip(optimizer_list, peaks, strict=True):
-            optimizer.param_groups[0]["lr"] = peak * rate(step, recipe)
+            optimizer.param_groups[0]["lr"] = peak * rate(at, stage)
         loss = loss_of(model, batch)
         loss.backward()
         if not math.isfinite(loss.item()):

@@ -51,11 +51,11 @@ CALIBRATION = "medusa_calibration.json"
 class Plan:
     """How the heads are made, once the backbone is there."""
 
-    prompts: int = 4000
+    prompts: int = 12_000
     held_out_prompts: int = 300
     answer_tokens: int = 128
     heads: int = 5
-    head_steps: int = 800
+    head_steps: int = 2400
     head_learning_rate: float = 2e-2
     nodes: int = 64
     default_nodes: int = 16
@@ -64,11 +64,16 @@ class Plan:
 EARLY = Plan(prompts=300, held_out_prompts=60, head_steps=150)
 
 
-def conversations(data: Path, recipe: Recipe) -> list[dict]:
-    """Every training conversation: the given sets, then our own generated dialogues."""
-    rows = [row for name in backbone.MIX for row in backbone.read_rows(data, name)]
+def conversations(data: Path, recipe: Recipe, number: int) -> list[dict]:
+    """A stage's training conversations: the given sets, then our own generated dialogues."""
+    stage = recipe.stages[number]
+    rows = [
+        row
+        for name, share in zip(backbone.SETS, stage.shares, strict=True)
+        for row in backbone.read_rows(data, name, share)
+    ]
     templates = data / "train" / "templates_raw"
-    rows += dialogues.generate(templates, recipe.dialogues, recipe.seed)
+    rows += dialogues.generate(templates, stage.dialogues, recipe.seed + 10 * number)
     return rows
 
 
@@ -90,9 +95,11 @@ def make_tokenizer(work: Path, rows: list[dict], recipe: Recipe):
     return tokenizer
 
 
-def make_tokens(work: Path, rows: list[dict], tokenizer, recipe: Recipe) -> torch.Tensor:
-    """Packed training rows [n, sequence + 1] of int16."""
-    path = work / "tokens.pt"
+def make_tokens(
+    work: Path, rows: list[dict], tokenizer, recipe: Recipe, number: int
+) -> torch.Tensor:
+    """A stage's packed training rows [n, sequence + 1] of int16."""
+    path = work / f"tokens-{number}.pt"
     if not path.exists():
         texts = [backbone.render(row["messages"]) for row in rows]
         ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -121,7 +128,7 @@ def make_drills(data: Path, tokenizer, recipe: Recipe) -> torch.Tensor:
 
 def make_backbone(
     work: Path,
-    tokens: torch.Tensor,
+    tokens: list[torch.Tensor],
     drills: torch.Tensor,
     held_out: torch.Tensor,
     recipe: Recipe,
@@ -300,12 +307,17 @@ def main() -> None:
     hashes = backbone.data_hashes(arguments.data)
     shown = {"recipe": asdict(recipe), "heads": asdict(plan), "data": hashes}
     print(json.dumps(shown, indent=1))
-    rows = conversations(arguments.data, recipe)
-    tokenizer = make_tokenizer(arguments.work, rows, recipe)
+    texts = [conversations(arguments.data, recipe, n) for n in range(len(recipe.stages))]
+    tokenizer = make_tokenizer(arguments.work, texts[0], recipe)
+    rows = texts[-1]
     if not arguments.early:
-        tokens = make_tokens(arguments.work, rows, tokenizer, recipe)
+        tokens = [
+            make_tokens(arguments.work, text, tokenizer, recipe, number)
+            for number, text in enumerate(texts)
+        ]
         held_out = held_out_rows(arguments.data, tokenizer, recipe)
-        print(f"{len(tokens) * recipe.sequence:,} training tokens", file=sys.stderr)
+        for part in tokens:
+            print(f"{len(part) * recipe.sequence:,} training tokens", file=sys.stderr)
         drills = make_drills(arguments.data, tokenizer, recipe)
         make_backbone(arguments.work, tokens, drills, held_out, recipe)
     model = saved_backbone(arguments.work, recipe, arguments.early)

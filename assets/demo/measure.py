@@ -57,7 +57,7 @@ def answer(model: LoadedModel, talk: Sequence[Message], **settings: object) -> F
 
 def held_out_sets(data: Path) -> Iterator[tuple[str, list[dict]]]:
     """(name, conversations that training never saw) of every set, SGD from its dev split."""
-    for name in backbone.MIX:
+    for name in backbone.SETS:
         if name == "sgd":
             lines = (data / "train/sgd/dev.jsonl").read_text("utf-8").rstrip("\n").split("\n")
             yield name, [json.loads(line) for line in lines[:ROWS]]
