@@ -49,7 +49,10 @@ CALIBRATION = "medusa_calibration.json"
 
 @dataclass(frozen=True)
 class Plan:
-    """How the heads are made, once the backbone is there."""
+    """How the heads are made, once the backbone is there.
+
+    prompts: half of them from the given sets, half from our own dialogues.
+    """
 
     prompts: int = 12_000
     held_out_prompts: int = 300
@@ -329,7 +332,9 @@ def finish(arguments, model, tokenizer, rows: list[dict], recipe: Recipe, plan: 
     work = arguments.work
     unseen = held_out_conversations(arguments.data, recipe)
     asked = prompts_of(unseen, tokenizer, plan.held_out_prompts, recipe.seed)
-    prompts = prompts_of(rows, tokenizer, plan.prompts, recipe.seed, known=asked)
+    prompts = []
+    for part in (rows[: -recipe.stages[-1].dialogues], rows[-recipe.stages[-1].dialogues :]):
+        prompts += prompts_of(part, tokenizer, plan.prompts // 2, recipe.seed, known=asked)
     greedy = DistillRecipe(plan.answer_tokens, temperatures=(0.0,))
     held_out = make_answers(model, asked, greedy, work / "held_out_answers.jsonl")
     sampled = DistillRecipe(plan.answer_tokens)
