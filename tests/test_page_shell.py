@@ -2,6 +2,8 @@
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -260,6 +262,34 @@ def test_the_qr_codes_link_lets_in_without_the_password_and_expires(opened, visi
 
 
 # ---- the server is gone and comes back ----
+
+
+@contextlib.contextmanager
+def program(port: int) -> Iterator[subprocess.Popen]:
+    """The program as people start it; killed at the end, as when a laptop is closed."""
+    command = [sys.executable, "-m", "medusa_chat", "--no-browser", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert "is open at" in child.stdout.readline()
+            yield child
+        finally:
+            child.kill()
+
+
+def test_a_lost_server_is_said_in_our_words_and_the_page_comes_back(visitor):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with program(port):
+        tab = visitor(f"http://127.0.0.1:{port}/", "#box textarea")
+        tab.fill("#box textarea", "half a sentence")
+    tab.wait_for_selector("#lost >> text=No connection to medusa-chat")
+    assert not tab.locator(".toast-wrap").is_visible()
+    tab.evaluate("window.isOld = true")
+    with program(port):
+        tab.wait_for_function("!window.isOld && document.querySelector('#header')")
+        tab.wait_for_function("document.querySelector('#box textarea')?.value.startsWith('half')")
+        assert not tab.is_visible("#lost")
 
 
 @contextlib.contextmanager
