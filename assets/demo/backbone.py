@@ -33,8 +33,9 @@ SETS = {
 class Stage:
     """A stretch of the training with its own text and its own learning rate schedule.
 
-    peak: share of the recipe's learning rates at its height. shares: how often each set's rows come
-    in one pass, in the order of SETS. The `from`s are shares of the stage's steps.
+    peak: share of the recipe's learning rates at its height; end: share of that peak at its end.
+    shares: how often each set's rows come in one pass, in the order of SETS. The `from`s are shares
+    of the stage's steps.
     """
 
     steps: int
@@ -44,11 +45,13 @@ class Stage:
     decay_from: float
     whole_rows_from: float
     drills_from: float
+    end: float = 0.0
 
 
 STAGES = (
     Stage(4000, 1.0, 60_000, (0.45, 1.0, 0.4, 0.5, 1.0, 2.0), 0.2, 0.65, 0.85),
-    Stage(4500, 0.5, 30_000, (1.0, 0.5, 0.2, 0.3, 0.5, 1.0), 0.02, 0.5, 0.8),
+    Stage(1300, 0.5, 30_000, (1.0, 0.5, 0.2, 0.3, 0.5, 1.0), 9 / 130, 1.0, 1.0, end=0.7256),
+    Stage(2000, 0.363, 30_000, (1.0, 0.5, 0.2, 0.3, 0.5, 1.0), 0.0, 0.3, 0.7),
 )
 
 
@@ -183,9 +186,10 @@ def new_model(recipe: Recipe):
 
 
 def rate(step: int, stage: Stage) -> float:
-    """Share of the learning rate: warm up, hold the stage's peak, then fall linearly to zero."""
-    left = (stage.steps - step) / (stage.steps * (1 - stage.decay_from))
-    return stage.peak * min(1.0, (step + 1) / 50, max(0.0, left))
+    """Share of the learning rate: warm up, hold the stage's peak, then fall linearly to its end."""
+    start = stage.decay_from * stage.steps
+    fallen = max(0.0, (step - start) / (stage.steps - start))
+    return stage.peak * min(1.0, (step + 1) / 50, 1 - (1 - stage.end) * fallen)
 
 
 def optimizers(model, recipe: Recipe) -> list[torch.optim.Optimizer]:

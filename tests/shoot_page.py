@@ -1,0 +1,98 @@
+"""The README's pictures, taken by hand of a real run: python tests/shoot_page.py
+
+The demo checkpoint in Chromium without a window. Writes assets/screenshot.png and
+assets/screenshot.webp; the animation's frames stand as long as they stood in the browser.
+"""
+
+import argparse
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from test_page import CHROMIUM, send, wait_end
+
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runners import Child
+from medusa_chat.session import Session
+from medusa_chat.ui.app import PageOptions, open_page
+
+ASSETS = Path(__file__).parents[1] / "assets"
+READY = '.status-line[data-status="ready"]'
+FIRST = "Please book a table for two at an Italian restaurant in San Jose."
+STORY = "Tell me a story about a fox"
+WINDOW = {"width": 1280, "height": 800}
+SHOWN = 960  # pixels across the animation
+LAST = 2500  # milliseconds that its last frame stands
+
+
+def record(tab: Any, act: Any) -> list[tuple[float, Image.Image]]:
+    """(seconds, frame) of everything that changed on the page while `act` ran."""
+    frames: list[tuple[float, Image.Image]] = []
+    client = tab.context.new_cdp_session(tab)
+
+    def keep(event: dict) -> None:
+        image = Image.open(io.BytesIO(base64.b64decode(event["data"]))).convert("RGB")
+        frames.append((event["metadata"]["timestamp"], image))
+        client.send("Page.screencastFrameAck", {"sessionId": event["sessionId"]})
+
+    client.on("Page.screencastFrame", keep)
+    client.send("Page.startScreencast", {"format": "png", "everyNthFrame": 1})
+    act()
+    tab.wait_for_timeout(500)
+    client.send("Page.stopScreencast")
+    return frames
+
+
+def save(frames: list[tuple[float, Image.Image]], path: Path) -> None:
+    """An endless WebP in which every frame stands as long as it stood."""
+    times = [time for time, _ in frames]
+    gaps = [round(1000 * (after - time)) for time, after in zip(times, times[1:], strict=False)]
+    height = round(SHOWN * frames[0][1].height / frames[0][1].width)
+    images = [image.resize((SHOWN, height), Image.Resampling.LANCZOS) for _, image in frames]
+    images[0].save(
+        path,
+        save_all=True,
+        append_images=images[1:],
+        duration=[*gaps, LAST],
+        loop=0,
+        quality=70,
+        method=4,
+    )
+    print(f"{path.name}: {len(images)} frames, {sum(gaps) / 1000:.1f} s, {path.stat().st_size:,} B")
+
+
+def main() -> None:
+    from playwright.sync_api import sync_playwright
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=ASSETS)
+    output = parser.parse_args().output
+    session = Session(Child())
+    session.submit_load(LoadRequest())
+    page = open_page(session, PageOptions())
+    with sync_playwright() as play:
+        chrome = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = chrome.new_page(viewport=WINDOW, color_scheme="light")
+        tab.goto(page.url)
+        tab.wait_for_selector(READY)
+        print(json.dumps({"url": page.url}))
+
+        def tell(text: str) -> None:
+            send(tab, text)
+            wait_end(tab)
+
+        tab.check("#vanilla input")  # so that the rate of plain decoding is known
+        tell(FIRST)
+        tab.uncheck("#vanilla input")
+        save(record(tab, lambda: tell(STORY)), output / "screenshot.webp")
+        tab.screenshot(path=output / "screenshot.png")
+        chrome.close()
+    page.close()
+    session.close()
+
+
+if __name__ == "__main__":
+    main()
