@@ -418,7 +418,7 @@ function fold() {
   else if (now.result?.difference) addGap(now.result); // its gap is known now
   if (now.state !== "running" && !now.result) setLanes([]);
   root.classList.toggle("has-result", Boolean(now.result));
-  root.classList.toggle("is-empty", now.state !== "running" && !now.result);
+  hollow.hidden = now.state === "running" || Boolean(now.result);
 }
 
 still.addEventListener("change", obeyMotion);
