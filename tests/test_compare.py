@@ -7,11 +7,12 @@ from itertools import accumulate
 import pytest
 from scripted import ScriptedRunner
 
-from medusa_chat.compare import WARM_UP_TOKENS, Comparison, Progress, compare, compared, with_gap
+from medusa_chat.compare import WARM_UP_TOKENS, Progress, compare, with_gap
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import Fresh, LoadRequest
+from medusa_chat.recordings import Comparison, compared
 from medusa_chat.runners import InProcess
 from medusa_chat.session import Job, Session
 

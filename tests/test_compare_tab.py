@@ -8,9 +8,10 @@ import pytest
 from scripted import ScriptedRunner
 from test_compare import SHORT, STORY, Racer, result
 
-from medusa_chat.compare import Difference, Progress, add_gap, gap_request, with_gap
+from medusa_chat.compare import Progress, add_gap, gap_request, with_gap
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
+from medusa_chat.recordings import Difference
 from medusa_chat.session import ModelState, Session
 from medusa_chat.ui import compare as tab
 from medusa_chat.ui.compare import Race, Track

@@ -7,9 +7,10 @@ from typing import Any
 
 import gradio as gr
 
-from medusa_chat.compare import Comparison, Progress, add_gap, compare, gap_request
+from medusa_chat.compare import Progress, add_gap, compare, gap_request
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError
+from medusa_chat.recordings import Comparison
 from medusa_chat.session import Session
 from medusa_chat.ui.answer import PLAIN_STEPS
 from medusa_chat.ui.compare_view import progress_view, result_view

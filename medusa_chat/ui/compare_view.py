@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from medusa_chat.compare import Comparison, Difference, Progress, Recording
+from medusa_chat.compare import Progress
+from medusa_chat.recordings import Comparison, Difference, Recording
 from medusa_chat.ui.answer import PLAIN_STEPS
 from medusa_chat.ui.tree_view import printable
 
