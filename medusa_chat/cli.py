@@ -130,6 +130,8 @@ def ui(
         raise UsageError("auth is not USER:PASSWORD: both are needed, with a colon between")
     with closing(Session(Child())) as session:
         session.submit_load(request)  # the worker loads while gradio is imported
+        from medusa_chat import paths
+        from medusa_chat.history import FILE, History
         from medusa_chat.ui.app import PageOptions, launch
 
         options = PageOptions(
@@ -140,6 +142,7 @@ def ui(
             auth=(user, password) if colon else None,
             open_browser=not no_browser,
             root_path=root_path,
+            history=History(paths.data_dir() / FILE),
         )
         return launch(session, options)
 

@@ -49,6 +49,7 @@ ALLOWED = {
     "session": {"runners", "messages", "decoding", "errors"},
     "compare": {"recordings", "session", "messages", "decoding", "errors"},
     "recordings": {"decoding", "errors"},
+    "history": {"messages"},
     "ui": {
         *("ui", "session", "messages", "prompts", "compare", "recordings", "presets"),
         *("history", "paths", "hub", "models"),

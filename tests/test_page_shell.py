@@ -276,12 +276,15 @@ def program(port: int) -> Iterator[subprocess.Popen]:
             child.kill()
 
 
-def test_a_lost_server_is_said_in_our_words_and_the_page_comes_back(visitor):
+def test_a_lost_server_is_said_and_the_page_comes_back_with_what_was_said(visitor):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with program(port):
-        tab = visitor(f"http://127.0.0.1:{port}/", "#box textarea")
+        tab = visitor(f"http://127.0.0.1:{port}/")
+        send(tab, "What is the capital of Spain?")
+        wait_end(tab)
+        answer = last_answer(tab)
         tab.fill("#box textarea", "half a sentence")
     tab.wait_for_selector("#lost >> text=No connection to medusa-chat")
     assert not tab.locator(".toast-wrap").is_visible()
@@ -290,6 +293,7 @@ def test_a_lost_server_is_said_in_our_words_and_the_page_comes_back(visitor):
         tab.wait_for_function("!window.isOld && document.querySelector('#header')")
         tab.wait_for_function("document.querySelector('#box textarea')?.value.startsWith('half')")
         assert not tab.is_visible("#lost")
+        assert last_answer(tab) == answer
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from medusa_chat.errors import PortInUseError, UsageError
+from medusa_chat.history import History
 from medusa_chat.paths import asset
 from medusa_chat.session import Session
 from medusa_chat.ui.chat import build_chat
@@ -39,7 +40,8 @@ Auth = tuple[str, str]
 @dataclass(frozen=True)
 class PageOptions:
     """How the page is opened. trees: names of tree presets offered beside "auto". port: None is
-    the first free one. root_path: a path or a whole address, where a proxy in front has it."""
+    the first free one. root_path: a path or a whole address, where a proxy in front has it.
+    history: where conversations are kept, None for nowhere."""
 
     trees: Sequence[str] = ()
     host: str = "127.0.0.1"
@@ -48,6 +50,7 @@ class PageOptions:
     auth: Auth | None = None
     open_browser: bool = False
     root_path: str = ""
+    history: History | None = None
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,15 @@ class Page:
             self.blocks.close(verbose=False)
 
 
-def build_app(session: Session, trees: Sequence[str], share: Share) -> gr.Blocks:
+def build_app(
+    session: Session, trees: Sequence[str], share: Share, history: History | None = None
+) -> gr.Blocks:
     """The page over a session. trees: names of tree presets offered beside "auto"."""
     with gr.Blocks(title="medusa-chat", analytics_enabled=False, fill_width=True) as blocks:
         build_header(session, share)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat"):
-                chat = build_chat(session, trees)
+                chat = build_chat(session, trees, history)
             with gr.Tab("Compare", id="compare", elem_id="compare-tab"):
                 desk = chat.desk
                 build_compare(session, trees, desk.measured_plain, (chat.tab, desk.last_message))
@@ -116,7 +121,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         raise UsageError("--auth needs a user and a password: USER:PASSWORD")
     entrance = Entrance()
     share = Share(_not_behind_an_address if proxy else entrance.open)
-    blocks = build_app(session, options.trees, share)
+    blocks = build_app(session, options.trees, share, options.history)
     guard = Middleware(
         Guard,
         hosts=[host, *_own_names(host)],

@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from medusa_chat.history import History
 from medusa_chat.session import Session
 from medusa_chat.ui.controls import build_controls
 from medusa_chat.ui.desk import SETTINGS, Desk
@@ -37,9 +38,9 @@ class ChatParts:
     settings: list[gr.components.Component]
 
 
-def build_chat(session: Session, trees: Sequence[str]) -> ChatParts:
+def build_chat(session: Session, trees: Sequence[str], history: History | None = None) -> ChatParts:
     """Put the Chat tab into the gr.Blocks that is open. trees: presets beside "auto"."""
-    desk = Desk(session, trees)
+    desk = Desk(session, trees, history)
     tab = gr.State(Tab())
     with gr.Row(elem_id="columns"):
         with gr.Column(elem_id="left", scale=5, min_width=320):

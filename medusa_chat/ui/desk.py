@@ -9,8 +9,10 @@ from typing import Any
 import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
+from medusa_chat.history import History
 from medusa_chat.session import Job, Session
 from medusa_chat.ui.answer import Answer, Row
+from medusa_chat.ui.guard import is_guest
 from medusa_chat.ui.inputs import Inputs, checked
 from medusa_chat.ui.panel import panel_line
 from medusa_chat.ui.peek import card_line
@@ -45,10 +47,12 @@ SETTINGS = (  # in the order in which events post them
 class Desk:
     """The page's side of one session, shared by all tabs."""
 
-    def __init__(self, session: Session, trees: Sequence[str]) -> None:
+    def __init__(
+        self, session: Session, trees: Sequence[str], history: History | None = None
+    ) -> None:
         self.session = session
         self.trees = tuple(trees)
-        self.rooms = Rooms(session, self._measure)
+        self.rooms = Rooms(session, self._measure, history)
         self._plain: dict[tuple[str, str, str], float] = {}
 
     # ---- what others ask ----
@@ -81,12 +85,14 @@ class Desk:
 
     # ---- events: a tab comes ----
 
-    def attach(self, tab: Tab, token: object) -> View:
-        """A tab opens or reloads, with the token its browser keeps: everything of its room."""
+    def attach(self, tab: Tab, token: object, request: gr.Request | None = None) -> View:
+        """A tab opens or reloads, with the token its browser keeps: everything of its room. What
+        a guest says is not written to the owner's disk."""
         known = None if tab.version else self.rooms.find(token)
         if known is not None:
             tab.token = known.token
         room = self.room_of(tab)
+        room.is_kept = request is None or not is_guest(request)
         room.touch()
         return self.look(tab)
 

@@ -28,10 +28,17 @@ class Room:
     """One browser's conversation. Every method may be called from any thread.
 
     version grows with each change, talk_version with each change of what has been said. A refusal
-    is a UsageError and changes nothing.
+    is a UsageError and changes nothing. is_kept: whether it may be written to disk; `changed` is
+    called with each change of what would be written.
     """
 
-    def __init__(self, token: str, session: Session, ended: Callable[[Answer], None]) -> None:
+    def __init__(
+        self,
+        token: str,
+        session: Session,
+        ended: Callable[[Answer], None],
+        changed: Callable[["Room"], None] = lambda room: None,
+    ) -> None:
         self.token = token
         self.session = session
         self.talk = Talk()
@@ -42,8 +49,10 @@ class Room:
         self.version = 1
         self.talk_version = 1
         self.is_running = False
+        self.is_kept = False  # until its owner has come
         self.seen_at = time.monotonic()
         self._ended = ended
+        self._changed = changed
         self._watching = 0
         self._job: Job | None = None
         self._turn: Turn | None = None
@@ -134,6 +143,7 @@ class Room:
         with self._lock:
             if text != self.system:
                 self.system = text
+                self._changed(self)
                 self._change()
 
     # ---- what tabs do ----
@@ -253,6 +263,7 @@ class Room:
     def _say(self, talk: Talk, error: str = "") -> None:
         self.talk, self.error = talk, error
         self.talk_version += 1
+        self._changed(self)
         self._change()
 
     def _change(self) -> None:
