@@ -35,6 +35,12 @@ class OutOfMemoryError(MedusaChatError):
     exit_code = 5
 
 
+class LoadStopped(MedusaChatError):
+    """The user stopped a load."""
+
+    exit_code = 130
+
+
 class PortInUseError(MedusaChatError):
     """The port asked for is taken."""
 
