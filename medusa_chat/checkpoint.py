@@ -1,12 +1,14 @@
 """load(): from a request to a model that decodes. The door to devices, finding and weights."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.devices import PRECISIONS, choose_device, choose_precision, fitting
 from medusa_chat.errors import UsageError
+from medusa_chat.fetching import fetch
 from medusa_chat.finding import CALIBRATION_FILE, Calibration, Checkpoint
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
 
@@ -47,12 +49,16 @@ class LoadedModel:
 
 
 def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]:
-    """Load phase by phase: resolve, read, check, warm up; the last is "ready" with the model.
+    """Load phase by phase (messages.LoadPhase); the last is "ready" with the model.
 
     Raises ModelError (missing, broken or refused), DeviceError, OutOfMemoryError, UsageError.
     """
     yield LoadPhase("resolve"), None
+    with closing(fetch(request)) as downloads:
+        for phase in downloads:
+            yield phase, None
     found = Checkpoint.find(request)
+    yield LoadPhase("read"), None
     from medusa_chat import weights
     from medusa_chat.adapters import merge_adapter
     from medusa_chat.decoding.backbone import Backbone
@@ -63,13 +69,14 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     precision, reason = choose_precision(request.precision, device)
     calibration = Calibration.read(found.calibration) if found.calibration else None
     found = _with_heads_for(request, found, calibration, device, precision)
-    yield LoadPhase("read"), None
     with fitting(found.name, device, precision):
         config = weights.read_config(found.backbone)
         heads, padding = weights.read_heads(found, config)
-        tokenizer = weights.read_tokenizer(found.backbone)
+        tokenizer, templates = weights.read_tokenizer(found)
+        if precision in ("int8", "nf4"):
+            yield LoadPhase("quantise"), None
         model = weights.read_model(found, config, precision, device)
-        notes = [*found.notes, *padding, reason]
+        notes = [*found.notes, *padding, *templates, reason]
         if found.adapter is not None:
             model = merge_adapter(model, found.adapter)
             notes.append(f"the LoRA adapter {found.adapter.name} is merged into the backbone")

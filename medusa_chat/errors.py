@@ -36,9 +36,10 @@ class OutOfMemoryError(MedusaChatError):
 
 
 class LoadStopped(MedusaChatError):
-    """The user stopped a load."""
+    """The user stopped a load. is_model_lost: whether the model that was there before went too."""
 
     exit_code = 130
+    is_model_lost = False
 
 
 class PortInUseError(MedusaChatError):

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer
 
+from medusa_chat.amounts import transfer
 from medusa_chat.errors import ModelError
 from medusa_chat.models import ModelPreset, model_presets
 from medusa_chat.options import AsJson, DataDir, place
-from medusa_chat.terminal import CONTROLS, note
+from medusa_chat.terminal import CONTROLS, LINE_SECONDS, note
 
 if TYPE_CHECKING:
     from medusa_chat.hub import CachedModel, DownloadEvent, DownloadPlan, Found
 
-LINE_SECONDS = 10.0  # between lines of progress that go to a file
 Offline = Annotated[bool, Option("--offline", help="Never use the network.")]
 Id = Annotated[str, Argument(metavar="ID", help="A Hub id: owner/name.")]
 
@@ -210,22 +210,10 @@ def shown(events: Iterator["DownloadEvent"]) -> Iterator["DownloadEvent"]:
 
 def progress_line(event: "DownloadEvent") -> str:
     """Bytes, speed, time left and file, for one line of a terminal."""
-    from medusa_chat.hub import gb
-
-    share = 100 * event.done // event.total if event.total else 100
-    parts = [f"{share}%", f"{gb(event.done)} of {gb(event.total)}"]
-    if event.speed and event.left_seconds is not None:
-        parts += [f"{gb(event.speed)}/s", f"{clock(event.left_seconds)} left"]
+    parts = transfer(event.done, event.total, event.speed)
     if event.phase in ("check", "wait"):
         parts.append({"check": "checking what is here", "wait": "waiting"}[event.phase])
     return "  ".join([*parts, event.file])[:100]
-
-
-def clock(seconds: float) -> str:
-    """1:05, or 2:03:04."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def show(lines: Iterator[str]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from medusa_chat.errors import ModelError, first_line
 from medusa_chat.finding import Checkpoint
+from medusa_chat.models import template_for
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +15,18 @@ if TYPE_CHECKING:
     from medusa_chat.decoding.heads import MedusaHeads
 
 
-def read_tokenizer(folder: Path) -> Any:
+def read_tokenizer(found: Checkpoint) -> tuple[Any, list[str]]:
+    """The backbone's tokenizer; a chat template that it lacks is ours where we know its id, which
+    is said. Raises ModelError."""
+    tokenizer = _tokenizer(found.backbone)
+    for name in filter(None, (found.name, found.base)):
+        if not tokenizer.chat_template and (text := template_for(name)):
+            tokenizer.chat_template = text
+            return tokenizer, [f"it has no chat template of its own: the known one for {name}"]
+    return tokenizer, []
+
+
+def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):

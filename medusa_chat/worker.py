@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from medusa_chat.checkpoint import LoadedModel, load
+from medusa_chat.checkpoint import LoadedModel
 from medusa_chat.decoding.events import Event, Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import MedusaChatError, ModelError, OutOfMemoryError, UsageError
+from medusa_chat.holder import Holder
 from medusa_chat.messages import (
     Fresh,
-    LoadRequest,
     Message,
     Peek,
     PeekRequest,
@@ -25,7 +25,7 @@ from medusa_chat.messages import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["load", "peek", "reply", "serve"]
+__all__ = ["peek", "reply", "serve"]
 
 
 def reply(
@@ -174,10 +174,10 @@ def _neutral(tokenizer: Any, message: Message) -> Message:
 
 def serve(pipe: Connection) -> None:
     """The worker process: requests in, ("event", value) out, then ("end", None) or
-    ("refused", error). A ("stop",) that arrives while an answer runs ends it."""
+    ("refused", error). A ("stop",) that arrives while one runs ends an answer or a load."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _import_ahead()
-    loaded: LoadedModel | None = None
+    holder = Holder()
     try:
         while True:
             name, *arguments = pipe.recv()
@@ -185,12 +185,12 @@ def serve(pipe: Connection) -> None:
                 continue  # it came after its answer had ended
             try:
                 if name == "load":
-                    loaded = None
-                    loaded = _serve_load(pipe, *arguments)
+                    for phase in holder.load(*arguments, should_stop=_stop_asked(pipe)):
+                        pipe.send(("event", phase))
                 elif name == "peek":
-                    pipe.send(("event", peek(loaded, *arguments)))
+                    pipe.send(("event", peek(holder.loaded, *arguments)))
                 else:
-                    for event in reply(loaded, *arguments, should_stop=_stop_asked(pipe)):
+                    for event in reply(holder.loaded, *arguments, should_stop=_stop_asked(pipe)):
                         pipe.send(("event", event))
                 pipe.send(("end", None))
             except MedusaChatError as error:
@@ -203,16 +203,8 @@ def serve(pipe: Connection) -> None:
         return  # the app is gone, and with it the reason to live
 
 
-def _serve_load(pipe: Connection, request: LoadRequest) -> LoadedModel | None:
-    loaded = None
-    for phase, model in load(request):
-        loaded = model
-        pipe.send(("event", phase))
-    return loaded
-
-
 def _stop_asked(pipe: Connection) -> Callable[[], bool]:
-    """Whether a stop has arrived since the answer began."""
+    """Whether a stop has arrived since the answer or the load began."""
 
     def asked() -> bool:
         while pipe.poll():
