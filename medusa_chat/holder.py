@@ -1,11 +1,11 @@
 """Holder: the one model of a process, and how it gives way to the next."""
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from medusa_chat.errors import LoadStopped
+from medusa_chat.memory import release
 from medusa_chat.messages import BEFORE_READING, LoadPhase, LoadRequest
 
 if TYPE_CHECKING:
@@ -44,12 +44,3 @@ class Holder:
         kept = "; what came is kept" if phase.name == "download" else ""
         here = f"{self.loaded.info.name} stays loaded" if self.loaded else "no model is loaded"
         return f"loading {request.checkpoint} was stopped{kept}: {here}"
-
-
-def release() -> None:
-    """Give back what nothing refers to: models hold cycles, and CUDA keeps what was freed."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
