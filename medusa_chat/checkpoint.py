@@ -92,7 +92,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     engine.name, engine.precision = found.name, precision
     tree, why = auto_tree(calibration, len(heads) if heads else 0, device, precision)
     notes.append(f"attention {backbone.implementation}; tree step checked ({difference:.1g})")
-    parts = where.needs.at(precision)
+    parts = replace(where.needs, found=found).at(precision)
     info = ModelInfo(
         name=found.name,
         family=model.config.model_type,

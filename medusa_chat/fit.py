@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from medusa_chat.amounts import gb
 from medusa_chat.errors import ModelError
-from medusa_chat.estimate import Estimate, estimate
+from medusa_chat.estimate import Estimate, estimate, sizes
 from medusa_chat.finding import Checkpoint
 
 NODES = 64
@@ -49,6 +49,13 @@ class Needs:
     def choose(self, preferred: str) -> str | None:
         """The first precision that fits: the preferred one, else a smaller one; None for none."""
         return next((p for p in (preferred, *smaller(preferred)) if self.fits(p)), None)
+
+    def remarks(self, precision: str) -> tuple[str, ...]:
+        """What is odd about this precision here."""
+        if precision not in ("int8", "nf4") or self.at(precision) is None:
+            return ()
+        size = 2 * sizes(self.found.weights.config).experts
+        return (f"the experts stay in 16 bits ({gb(size)}): bitsandbytes leaves them",) * (size > 0)
 
     def advice(self, precision: str) -> str:
         """One line: that it does not fit at `precision`, and what would."""

@@ -55,7 +55,7 @@ def place(request: LoadRequest, found: Checkpoint, config: Any) -> Placement:
     chosen = needs.choose(preferred) if is_open else preferred
     if chosen is not None and needs.fits(chosen):
         why = reason if chosen == preferred else f"precision {chosen}: the largest that fits here"
-        return Placement(device, chosen, context, (why,), needs)
+        return Placement(device, chosen, context, (why, *needs.remarks(chosen)), needs)
     if device.type == "cpu":
         raise OutOfMemoryError(needs.advice(preferred))
     tried = (preferred, *smaller(preferred)) if is_open else (preferred,)

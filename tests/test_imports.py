@@ -30,7 +30,7 @@ ALLOWED = {
     "presets": {"paths", "decoding", "errors"},
     "models": {"paths", "errors"},
     "hub": {"hub", "amounts", "models", "paths", "errors", ""},
-    "models_cli": {"hub", "amounts", "models", "options", "terminal", "errors"},
+    "models_cli": {"hub", "quantised", "amounts", "models", "options", "terminal", "errors"},
     "messages": set(),
     "layouts": {"layouts", "errors"},
     "gate": {"layouts", "paths", "errors", ""},

@@ -42,6 +42,7 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
     }
     if state.model is not None:
         line |= _facts(state.model, memory)
+        line["notes"] = [*filter(None, [_capital(state.message)]), *line["notes"]]
         if is_guest:
             line |= {"notes": [], "facts": [[*fact[:2], ""] for fact in line["facts"]]}
             line["facts"][0][1] = state.model.name.replace("\\", "/").rpartition("/")[2]
