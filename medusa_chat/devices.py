@@ -1,10 +1,8 @@
 """Where to compute and in which number format."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from medusa_chat.errors import DeviceError, OutOfMemoryError, UsageError
+from medusa_chat.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -48,17 +46,3 @@ def choose_precision(name: str, device: "torch.device") -> tuple[str, str]:
     if torch.cpu._is_amx_tile_supported():
         return "bf16", "precision bf16: this CPU has AMX, where a tree costs little more than a row"
     return "fp32", "precision fp32: this CPU has no fast bf16"
-
-
-@contextmanager
-def fitting(name: str, device: "torch.device", precision: str) -> Iterator[None]:
-    """Turn out of memory into a refusal that says what to try."""
-    import torch
-
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            f"{name} does not fit on {device} at {precision}: try --precision nf4, a smaller "
-            "--max-context, or a smaller model"
-        ) from error
