@@ -64,10 +64,26 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class LoadPhase:
-    """One phase of loading, told when it begins; the last one is "ready" and carries the model."""
+    """One phase of loading, told when it begins; the last one is "ready" and carries the model.
+
+    "download" is told again and again: bytes done of total, and bytes a second (0: not known yet).
+    """
 
     name: str
     model: ModelInfo | None = None
+    done: int = 0
+    total: int = 0
+    rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of the memory a model would be loaded into. device: as torch names it. free: what
+    the next model may take, the present one being gone by then."""
+
+    device: str
+    free: int
+    total: int
 
 
 class Ranked(NamedTuple):

@@ -15,11 +15,19 @@ from typing import Any, Protocol
 from medusa_chat.decoding.events import Event
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.messages import LoadPhase, LoadRequest, Peek, PeekRequest, Prompt
+from medusa_chat.messages import (
+    DeviceMemory,
+    LoadPhase,
+    LoadRequest,
+    Peek,
+    PeekRequest,
+    Prompt,
+)
 
 
 class Runner(Protocol):
-    """Where the model lives. One call of load, reply or peek at a time; stop from any thread.
+    """Where the model lives. One call of load, reply, peek or room_on at a time; stop from any
+    thread.
 
     on_gone is called, from any thread, when the model's process ends by itself; only a runner
     that calls it is asked `gone`: why the process is no more, None while it lives.
@@ -30,6 +38,7 @@ class Runner(Protocol):
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]: ...
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]: ...
     def peek(self, request: PeekRequest) -> Peek: ...
+    def room_on(self, device: str) -> DeviceMemory: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
     def gone(self) -> "WorkerGone | None": ...
@@ -67,6 +76,11 @@ class InProcess:
         from medusa_chat.worker import peek
 
         return peek(self._loaded, request)
+
+    def room_on(self, device: str) -> DeviceMemory:
+        from medusa_chat.worker import memory
+
+        return memory(self._loaded, device)
 
     def stop(self) -> None:
         self._stop.set()
@@ -123,6 +137,10 @@ class Child:
 
     def peek(self, request: PeekRequest) -> Peek:
         found: Peek = list(self._call("peek", request))[0]
+        return found
+
+    def room_on(self, device: str) -> DeviceMemory:
+        found: DeviceMemory = list(self._call("memory", device))[0]
         return found
 
     def _call(self, *request: object) -> Iterator[Any]:

@@ -12,6 +12,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import MedusaChatError, ModelError, OutOfMemoryError, UsageError
 from medusa_chat.messages import (
+    DeviceMemory,
     Fresh,
     LoadRequest,
     Message,
@@ -25,7 +26,7 @@ from medusa_chat.messages import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["load", "peek", "reply", "serve"]
+__all__ = ["load", "memory", "peek", "reply", "serve"]
 
 
 def reply(
@@ -75,6 +76,13 @@ def peek(loaded: LoadedModel | None, request: PeekRequest) -> Peek:
     found = _ranked(loaded, logits, request.temperature or 1.0, request)
     at_head = ((), ()) if drafted is None else _ranked(loaded, drafted, 1.0, request)
     return Peek(found[0], at_head[0], found[1], at_head[1])
+
+
+def memory(loaded: LoadedModel | None, device: str) -> DeviceMemory:
+    """What the next model may take of a device. Raises DeviceError."""
+    from medusa_chat.devices import device_memory
+
+    return device_memory(device, loaded.info.memory_bytes if loaded else 0)
 
 
 def _ranked(
@@ -189,6 +197,8 @@ def serve(pipe: Connection) -> None:
                     loaded = _serve_load(pipe, *arguments)
                 elif name == "peek":
                     pipe.send(("event", peek(loaded, *arguments)))
+                elif name == "memory":
+                    pipe.send(("event", memory(loaded, *arguments)))
                 else:
                     for event in reply(loaded, *arguments, should_stop=_stop_asked(pipe)):
                         pipe.send(("event", event))

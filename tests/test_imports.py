@@ -34,7 +34,7 @@ ALLOWED = {
     "layouts": {"layouts", "errors"},
     "gate": {"layouts", "paths", "errors", ""},
     "gate_child": set(),
-    "devices": {"errors"},
+    "devices": {"messages", "errors"},
     "finding": {"layouts", "messages", "decoding", "hub", "paths", "errors"},
     "adapters": {"gate", "errors", ""},
     "weights": {"finding", "gate", "decoding", "errors", ""},
@@ -44,13 +44,15 @@ ALLOWED = {
         *("devices", "finding", "weights", "adapters", "messages", "decoding", "presets"),
         *("errors", ""),
     },
-    "worker": {"messages", "checkpoint", "hub", "presets", "paths", "decoding", "errors"},
+    "worker": {
+        *("messages", "checkpoint", "devices", "hub", "presets", "paths", "decoding", "errors")
+    },
     "runners": {"worker", "messages", "decoding", "errors"},
     "session": {"runners", "messages", "decoding", "errors"},
     "compare": {"session", "messages", "decoding", "errors"},
     "ui": {
         *("ui", "session", "messages", "prompts", "compare", "presets", "history", "paths"),
-        *("hub", "models"),
+        *("hub", "models", "inspection", "estimate", "devices", "finding"),
         *("decoding", "errors"),
     },
     "terminal": {"session", "messages", "decoding", "errors"},
