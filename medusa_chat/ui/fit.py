@@ -86,7 +86,8 @@ def cells(needed: Mapping[str, int], machine: Machine, precision: str) -> list[d
     """What a row shows of memory: a cell for each precision. precision: the one chosen."""
     columns = CPU_COLUMNS if machine.is_cpu else GPU_COLUMNS
     chosen = SAME.get(precision, precision)
-    fits = {column: fit_of(needed[column], machine.memory) for column in columns if needed}
+    known = [column for column in columns if column in needed]
+    fits = {column: fit_of(needed[column], machine.memory) for column in known}
     return [
         {
             "precision": column,

@@ -11,7 +11,7 @@ from medusa_chat.models import ModelPreset
 from medusa_chat.ui.choices import Asked, is_folder
 from medusa_chat.ui.fit import Machine, cells, estimates, warning
 from medusa_chat.ui.models_view import for_page
-from medusa_chat.ui.shelf import Detail, Key
+from medusa_chat.ui.shelf import NOT_ASKED, Detail, Key
 
 DEMO = "demo"
 CLOSED = "yes, its licence is not accepted yet"
@@ -112,7 +112,7 @@ def row_view(group: str, entry: Entry, asked: Asked, machine: Machine) -> dict[s
         "is_here": entry.is_here,
         "memory": memory,
         "warning": warning(memory, asked.precision),
-        "problem": for_page(entry.detail.error) if entry.detail else "",
+        "problem": _problem(group, entry),
         "remedy": entry.detail.link if entry.detail else "",
         "page": _page(entry),
         "is_loaded": entry.id == machine.loaded,
@@ -183,10 +183,17 @@ def _download(entry: Entry, machine: Machine) -> str:
         return f"{gb(left)} to download" if left else "nothing to download"
     if entry.preset is not None and entry.preset.bytes:
         both = entry.preset.bytes + (entry.preset.base_bytes or 0)
-        return f"about {gb(both)}{' with its base' if entry.preset.base else ''}"
+        return f"about {gb(both)} to download"
     if is_folder(entry.id):
         return ""
     return "looking …" if entry.detail is None and machine.is_online else "size not known"
+
+
+def _problem(group: str, entry: Entry) -> str:
+    """Why it cannot be loaded. That the Hub cannot be asked is said once, above all rows."""
+    if entry.detail is None or (entry.detail.kind in NOT_ASKED and group != "typed"):
+        return ""
+    return for_page(entry.detail.error)
 
 
 def _page(entry: Entry) -> str:

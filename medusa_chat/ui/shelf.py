@@ -21,7 +21,8 @@ WORKERS = 3
 FRESH_SECONDS = 600.0  # for which something that was found is believed
 RETRY_SECONDS = 60.0  # after the Hub could not be asked
 README_BYTES = 4096
-NO_HUB = ("network", "offline", "busy", "broken")  # kinds of HubError that are no repo's fault
+GONE = ("network", "busy")  # kinds of HubError: the Hub itself cannot be asked
+NOT_ASKED = (*GONE, "offline")
 LICENCE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w .+-]{2,60}?)[\"']?\s*$", re.M)
 
 
@@ -207,13 +208,13 @@ class Shelf:
 
     def _is_fresh(self, key: Key) -> bool:
         at, detail = self._details.get(key, (float("-inf"), None))
-        is_short = detail is not None and detail.kind in NO_HUB
+        is_short = detail is not None and detail.kind in NOT_ASKED
         return self.clock() < at + (RETRY_SECONDS if is_short else FRESH_SECONDS)
 
     def _keep(self, key: Key, detail: Detail) -> None:
         with self._lock:
             self._details[key] = (self.clock(), detail)
-            if detail.kind in NO_HUB and not hub.is_offline():
+            if detail.kind in GONE:
                 self.trouble, self._troubled_at = detail.error, self.clock()
             elif detail.needs is not None:
                 self.trouble = ""
