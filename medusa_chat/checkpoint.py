@@ -1,14 +1,18 @@
 """load(): from a request to a model that decodes. The door to devices, finding and weights."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.devices import PRECISIONS, choose_device, choose_precision, fitting
+from medusa_chat.devices import PRECISIONS, choose_device, choose_precision
 from medusa_chat.errors import UsageError
+from medusa_chat.fetching import fetch
 from medusa_chat.finding import CALIBRATION_FILE, Calibration, Checkpoint
+from medusa_chat.memory import fitting, held_bytes
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
+from medusa_chat.placing import DEFAULT_CONTEXT, place
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +35,6 @@ __all__ = [
     "load",
 ]
 HEADS_FILE = "medusa_lm_head.safetensors"  # the name under which we write heads
-DEFAULT_CONTEXT = 8192
 
 
 @dataclass
@@ -47,61 +50,68 @@ class LoadedModel:
 
 
 def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]:
-    """Load phase by phase: resolve, read, check, warm up; the last is "ready" with the model.
+    """Load phase by phase (messages.LoadPhase); the last is "ready" with the model.
 
     Raises ModelError (missing, broken or refused), DeviceError, OutOfMemoryError, UsageError.
     """
     yield LoadPhase("resolve"), None
+    with closing(fetch(request)) as downloads:
+        for phase in downloads:
+            yield phase, None
     found = Checkpoint.find(request)
+    yield LoadPhase("read"), None
     from medusa_chat import weights
     from medusa_chat.adapters import merge_adapter
     from medusa_chat.decoding.backbone import Backbone
     from medusa_chat.decoding.engine import Engine
     from medusa_chat.decoding.text import TokenTexts
+    from medusa_chat.head_weights import read_heads
 
-    device = choose_device(request.device)
-    precision, reason = choose_precision(request.precision, device)
+    config = weights.read_config(found.backbone)
+    where = place(request, found, config)
+    device, precision = where.device, where.precision
     calibration = Calibration.read(found.calibration) if found.calibration else None
     found = _with_heads_for(request, found, calibration, device, precision)
-    yield LoadPhase("read"), None
-    with fitting(found.name, device, precision):
-        config = weights.read_config(found.backbone)
-        heads, padding = weights.read_heads(found, config)
-        tokenizer = weights.read_tokenizer(found.backbone)
-        model = weights.read_model(found, config, precision, device)
-        notes = [*found.notes, *padding, reason]
+    with fitting(where.advice):
+        heads, padding = read_heads(found, config)
+        tokenizer, templates = weights.read_tokenizer(found)
+        if precision in weights.QUANTISED and not weights.is_kept(found, precision, device):
+            yield LoadPhase("quantise"), None
+        model, told = weights.read_model(found, config, precision, device, where.device_map)
+        notes = [*found.notes, *padding, *templates, *where.notes, *told]
         if found.adapter is not None:
             model = merge_adapter(model, found.adapter)
             notes.append(f"the LoRA adapter {found.adapter.name} is merged into the backbone")
         heads = heads.to(device=device, dtype=model.dtype) if heads is not None else None
-        context = _context(request.max_context, model.config.get_text_config())
         parameters = sum(p.numel() for p in model.parameters())
-        notes += _replace(model)
-        backbone = Backbone(model, context)
+        notes += _replace(model) if where.device_map is None else ()  # accelerate's hooks stay
+        backbone = Backbone(model, where.context)
         yield LoadPhase("check"), None
         difference = backbone.check()
     engine = Engine(backbone, heads, end_tokens(model, tokenizer))
     engine.name, engine.precision = found.name, precision
     tree, why = auto_tree(calibration, len(heads) if heads else 0, device, precision)
     notes.append(f"attention {backbone.implementation}; tree step checked ({difference:.1g})")
+    parts = replace(where.needs, found=found).at(precision)
     info = ModelInfo(
         name=found.name,
         family=model.config.model_type,
         precision=precision,
-        device=str(device),
+        device=where.words,
         parameters=parameters,
         heads=len(heads) if heads else 0,
-        context=context,
+        context=where.context,
         tree="auto",
         nodes=len(tree),
         tree_reason=why,
-        memory_bytes=_memory(model, heads) + backbone.cache.nbytes,
+        memory_bytes=held_bytes(model, *filter(None, [heads])) + backbone.cache.nbytes,
         has_template=bool(tokenizer.chat_template),
         notes=tuple(notes),
+        estimated_bytes=parts.held if parts else 0,
     )
     yield LoadPhase("warm up"), None
     loaded = LoadedModel(engine, tokenizer, TokenTexts(tokenizer), calibration, info)
-    with fitting(found.name, device, precision):
+    with fitting(where.advice):
         _warm_up(loaded, tree)
     yield LoadPhase("ready", info), loaded
 
@@ -165,27 +175,10 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(i for i in found if isinstance(i, int) and 0 <= i < vocabulary)
 
 
-def _context(asked: int | None, config: Any) -> int:
-    """How many tokens the cache holds: as asked, else the model's own up to 8192."""
-    limit = int(getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT)
-    if asked is None:
-        return min(limit, DEFAULT_CONTEXT)
-    if not 16 <= asked <= limit:
-        raise UsageError(f"max-context is {asked}: give a whole number from 16 to {limit}")
-    return asked
-
-
 def _replace(model: Any) -> Sequence[str]:
     from medusa_chat.decoding.submodules import replace_submodules
 
     return replace_submodules(model)
-
-
-def _memory(model: Any, heads: Any) -> int:
-    """Bytes of every storage once: merged weights are views of each other."""
-    parts = [*model.parameters(), *(heads.parameters() if heads is not None else [])]
-    storages = {s.data_ptr(): s.nbytes() for s in (p.untyped_storage() for p in parts)}
-    return sum(storages.values())
 
 
 def _warm_up(loaded: LoadedModel, tree: Tree) -> None:

@@ -1,10 +1,8 @@
 """Where to compute and in which number format."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from medusa_chat.errors import DeviceError, OutOfMemoryError, UsageError
+from medusa_chat.errors import DeviceError, UsageError
 from medusa_chat.messages import DeviceMemory
 
 if TYPE_CHECKING:
@@ -62,17 +60,3 @@ def device_memory(name: str, held: int) -> DeviceMemory:
         return DeviceMemory(str(device), free + torch.cuda.memory_reserved(device), total)
     memory = psutil.virtual_memory()  # the CPU's own, which MPS shares
     return DeviceMemory(str(device), min(memory.available + held, memory.total), memory.total)
-
-
-@contextmanager
-def fitting(name: str, device: "torch.device", precision: str) -> Iterator[None]:
-    """Turn out of memory into a refusal that says what to try."""
-    import torch
-
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            f"{name} does not fit on {device} at {precision}: try --precision nf4, a smaller "
-            "--max-context, or a smaller model"
-        ) from error

@@ -35,6 +35,13 @@ class OutOfMemoryError(MedusaChatError):
     exit_code = 5
 
 
+class LoadStopped(MedusaChatError):
+    """The user stopped a load. is_model_lost: whether the model that was there before went too."""
+
+    exit_code = 130
+    is_model_lost = False
+
+
 class PortInUseError(MedusaChatError):
     """The port asked for is taken."""
 

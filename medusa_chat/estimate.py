@@ -1,7 +1,7 @@
 """How much memory a model will take, from its config and its heads, before anything is fetched.
 
 weights + heads + keys and values for the context + the logits of one tree step + what CUDA itself
-takes. Plain numbers, no torch.
+takes; on a CPU also the linears that oneDNN lays out a second time. Plain numbers, no torch.
 """
 
 from collections.abc import Mapping
@@ -21,27 +21,39 @@ PLAIN = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2, "nf4": 2}
 UNGATED = {"gpt2", "gpt_neox", "gptj", "falcon", "phi", "opt", "starcoder2", "nemotron"}
 # families in which every attention head has keys and values of its own, whatever the config says
 UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt"}
+# families whose layers are merged, and their linears laid out for the CPU (decoding/submodules.py)
+MERGED = {"llama", "mistral", "qwen2"}
+WIDE = 1024  # outputs from which a linear is laid out anew in fp32
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by part. step: logits of one tree step; device: what CUDA takes before any weight."""
+    """Bytes by part. packed: second copies of linears; step: logits of one tree step; device: what
+    CUDA takes before any weight."""
 
     weights: int
     heads: int
     cache: int
     step: int
     device: int
+    packed: int = 0
+
+    @property
+    def held(self) -> int:
+        """What stays from load to unload, and can be measured then."""
+        return self.weights + self.packed + self.heads + self.cache
 
     @property
     def total(self) -> int:
-        return self.weights + self.heads + self.cache + self.step + self.device
+        return self.held + self.step + self.device
 
 
 @dataclass(frozen=True)
 class Sizes:
     """The numbers of a config that memory depends on. linears: weights of all linears of the
-    layers; rest: embeddings, LM head and norms."""
+    layers; experts: those of a mixture, which bitsandbytes leaves as they are; rest: embeddings,
+    LM head and norms. copied: (outputs, inputs, how many) of the linears that a CPU may lay out
+    a second time."""
 
     hidden: int
     layers: int
@@ -49,11 +61,13 @@ class Sizes:
     vocabulary: int
     positions: int
     linears: int
+    experts: int
     rest: int
+    copied: tuple[tuple[int, int, int], ...]
 
     @property
     def parameters(self) -> int:
-        return self.linears + self.rest
+        return self.linears + self.experts + self.rest
 
 
 def sizes(config: Mapping[str, Any]) -> Sizes:
@@ -71,14 +85,22 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     positions = _number(config, "max_position_embeddings", "n_positions", default=2048)
     learnt = positions * hidden if config.get("model_type") == "gpt2" else 0
     embeddings = vocabulary * hidden * (1 if _is_tied(config) else 2)
+    inner, mlp, experts = _mlp(config, hidden)
+    copied = [(vocabulary, hidden, 1)]
+    if config.get("model_type") in MERGED:
+        copied += [((heads + 2 * key_values) * width, hidden, layers)]
+        copied += [(hidden, heads * width, layers), (2 * inner, hidden, layers)]
+        copied += [(hidden, inner, layers)]
     return Sizes(
         hidden=hidden,
         layers=layers,
         key_values=layers * key_values * width,
         vocabulary=vocabulary,
         positions=positions,
-        linears=layers * (attention + _mlp(config, hidden)),
+        linears=layers * (attention + mlp),
+        experts=layers * experts,
         rest=embeddings + learnt + (2 * layers + 1) * hidden,
+        copied=tuple(copied),
     )
 
 
@@ -95,15 +117,15 @@ def _is_tied(config: Mapping[str, Any]) -> bool:
     return bool(config.get("tie_word_embeddings", by_family))
 
 
-def _mlp(config: Mapping[str, Any], hidden: int) -> int:
-    """Weights of one layer's MLP; of all its experts, where it has any."""
+def _mlp(config: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
+    """One layer's MLP: its width, the weights of its linears, and those of all its experts."""
     inner = _number(config, "intermediate_size", "n_inner", default=4 * hidden)
     matrices = 2 if config.get("model_type") in UNGATED else 3
     experts = next((config[k] for k in ("num_local_experts", "num_experts") if config.get(k)), 0)
     if not experts:
-        return matrices * hidden * inner
+        return inner, matrices * hidden * inner, 0
     inner = config.get("moe_intermediate_size") or inner
-    return int(experts * (matrices * hidden * inner + hidden))
+    return inner, 0, int(experts * (matrices * hidden * inner + hidden))
 
 
 def estimate(
@@ -113,16 +135,28 @@ def estimate(
     context: int,
     nodes: int,
     device: str = "cuda",
+    has_amx: bool = False,
 ) -> Estimate:
     """Memory for a context of `context` tokens and a tree of `nodes`. precision: fp32, bf16,
-    fp16, int8 or nf4. Raises ModelError."""
+    fp16, int8 or nf4. has_amx: whether the CPU computes bf16 in tiles. Raises ModelError."""
     size, plain = sizes(config), PLAIN[precision]
     scales = 4 * size.linears // size.hidden if precision == "int8" else 0
     rows = 1 + (heads.heads if heads else 0)
     return Estimate(
-        weights=int(size.linears * LINEAR[precision]) + size.rest * plain + scales,
+        weights=int(size.linears * LINEAR[precision]) + (size.experts + size.rest) * plain + scales,
         heads=heads.parameters * plain if heads else 0,
         cache=2 * size.key_values * (context + MAX_NODES) * plain,
         step=nodes * rows * size.vocabulary * 4,
         device=CUDA_CONTEXT if device.startswith("cuda") else 0,
+        packed=_packed(size, precision, has_amx) * plain if device == "cpu" else 0,
     )
+
+
+def _packed(size: Sizes, precision: str, has_amx: bool) -> int:
+    """Weights that a CPU keeps twice: in fp32 of wide linears, in bf16 of all, where it has AMX;
+    of a quantised model only the LM head is bf16."""
+    if precision != "fp32" and not (has_amx and precision != "fp16"):
+        return 0
+    copied = size.copied[:1] if precision in ("int8", "nf4") else size.copied
+    least = WIDE if precision == "fp32" else 1
+    return sum(rows * columns * count for rows, columns, count in copied if rows >= least)

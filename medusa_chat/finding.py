@@ -12,6 +12,7 @@ from medusa_chat.layouts.folders import MODEL, BackboneFiles
 from medusa_chat.layouts.heads_file import HeadsFile
 from medusa_chat.layouts.source import LocalFolder
 from medusa_chat.messages import LoadRequest
+from medusa_chat.models import model_preset
 from medusa_chat.paths import asset
 
 CALIBRATION_FILE = "medusa_calibration.json"
@@ -41,7 +42,8 @@ class Checkpoint:
     """Where the parts of a model lie; heads, adapter, calibration: None where there are none.
 
     folder: what the heads' and the adapter's files are named in. backbone: a folder with config,
-    tokenizer and the files of `weights`. notes: a sentence for each thing that was decided.
+    tokenizer and the files of `weights`. base: the Hub id of the backbone, or the one that is
+    named beside a local one. notes: a sentence for each thing that was decided.
     """
 
     name: str
@@ -52,13 +54,15 @@ class Checkpoint:
     adapter: Path | None
     calibration: Path | None
     notes: tuple[str, ...] = ()
+    base: str | None = None
 
     @classmethod
     def find(cls, request: LoadRequest) -> "Checkpoint":
         """Find the parts on disk, or in the Hub's cache. Raises ModelError, with what to do."""
         folder = _folder(request.checkpoint, request.offline)
         found = survey(LocalFolder(folder))
-        place = _backbone_folder(request, folder, found)
+        where = _backbone_place(request, folder, found)
+        place = where if isinstance(where, Path) else _from_hub(where, request.offline)
         weights = found.backbone if place == folder else backbone_of(LocalFolder(place))
         if weights is None:
             raise ModelError(_no_backbone(place))
@@ -79,22 +83,33 @@ class Checkpoint:
             adapter=folder / adapter if adapter else None,
             calibration=calibration if calibration.is_file() else None,
             notes=tuple(said),
+            base=where if isinstance(where, str) else _base(request, found),
         )
 
 
-def _backbone_folder(request: LoadRequest, folder: Path, found: Contents) -> Path:
-    """The one that --backbone names, else the checkpoint itself, else the base that it names."""
+def base_needed(request: LoadRequest) -> str | None:
+    """The Hub id of the backbone that a checkpoint, which is here, needs besides; None where it
+    needs none. No network. Raises ModelError."""
+    folder = _folder(request.checkpoint, offline=True)
+    place = _backbone_place(request, folder, survey(LocalFolder(folder)))
+    return place if isinstance(place, str) else None
+
+
+def _backbone_place(request: LoadRequest, folder: Path, found: Contents) -> Path | str:
+    """The one that --backbone names, else the checkpoint itself, else the base that it names: a
+    folder, or a Hub id."""
     if request.backbone and found.is_whole:
         raise ModelError(
             f"{request.checkpoint} holds its own backbone, trained together with its heads: leave "
             "--backbone out"
         )
     if request.backbone:
-        return _folder(request.backbone, request.offline)
+        return place_of(request.backbone)
     if found.backbone is not None:
         return folder
-    if found.base is not None:
-        return _base_folder(found.base, request, folder)
+    base = _base(request, found)
+    if base is not None:
+        return _base_place(base, request, folder)
     if found.heads is None or _has_model(folder, found.heads):
         raise ModelError(_no_backbone(folder))
     raise ModelError(
@@ -103,7 +118,13 @@ def _backbone_folder(request: LoadRequest, folder: Path, found: Contents) -> Pat
     )
 
 
-def _base_folder(base: str, request: LoadRequest, folder: Path) -> Path:
+def _base(request: LoadRequest, found: Contents) -> str | None:
+    """The base that a checkpoint belongs to: a preset knows better than a config."""
+    preset = model_preset(request.checkpoint)
+    return preset.base if preset and preset.base else found.base
+
+
+def _base_place(base: str, request: LoadRequest, folder: Path) -> Path | str:
     """The backbone that a checkpoint names: a folder beside it where it is itself a folder of the
     user's, else a Hub id."""
     if _is_folder(Path(request.checkpoint).expanduser()):
@@ -115,7 +136,7 @@ def _base_folder(base: str, request: LoadRequest, folder: Path) -> Path:
             f"{request.checkpoint} names the backbone {base[:80]!r}, which is neither a folder "
             "beside it nor a Hub id: give --backbone ID|DIR"
         )
-    return _from_hub(base, request.offline)
+    return base
 
 
 def _has_model(folder: Path, heads: HeadsFile) -> bool:
@@ -152,7 +173,9 @@ def open_here(name: str) -> LocalFolder:
     return LocalFolder(_folder(name, offline=True), name)
 
 
-def _folder(name: str, offline: bool) -> Path:
+def place_of(name: str) -> Path | str:
+    """The folder that a checkpoint's or backbone's name means, else the name as a Hub id. Raises
+    ModelError for what can be neither."""
     if name == "demo":
         folder = asset("demo")
         if not (folder / "config.json").is_file():
@@ -163,7 +186,12 @@ def _folder(name: str, offline: bool) -> Path:
         return path
     if not name.isprintable() or name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelError(f"no checkpoint at {name!r}: give a folder, a Hub id or demo")
-    return _from_hub(name, offline)
+    return name
+
+
+def _folder(name: str, offline: bool) -> Path:
+    place = place_of(name)
+    return place if isinstance(place, Path) else _from_hub(place, offline)
 
 
 def _is_folder(path: Path) -> bool:

@@ -43,6 +43,9 @@ class LoadRequest:
 class ModelInfo:
     """The loaded model in words a status bar can show. heads: 0 without Medusa heads.
 
+    memory_bytes: what weights, heads and cache were measured to take; estimated_bytes: what the
+    estimate made before says of the same parts, 0 where there is none.
+
     tree, nodes, tree_reason: what `--tree auto` means here and why. notes: what was chosen at
     load (attention, packed linears) and every fallback, a sentence each.
     """
@@ -60,13 +63,16 @@ class ModelInfo:
     memory_bytes: int
     has_template: bool
     notes: tuple[str, ...] = ()
+    estimated_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class LoadPhase:
     """One phase of loading, told when it begins; the last one is "ready" and carries the model.
 
-    "download" is told again and again: bytes done of total, and bytes a second (0: not known yet).
+    name: "resolve", "download", "read", "quantise", "check", "warm up" or "ready"; what need not
+    be done is left out. A "download" is told about five times a second: done and total in bytes,
+    what was here before not counted; rate in bytes a second, 0 while unknown.
     """
 
     name: str
@@ -84,6 +90,10 @@ class DeviceMemory:
     device: str
     free: int
     total: int
+
+
+# The phases in which a model loaded before is still there; it is freed before the next is read.
+BEFORE_READING = ("resolve", "download")
 
 
 class Ranked(NamedTuple):

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer
 
+from medusa_chat import quantised
+from medusa_chat.amounts import gb, transfer
 from medusa_chat.errors import ModelError
 from medusa_chat.models import ModelPreset, model_presets
 from medusa_chat.options import AsJson, DataDir, place
-from medusa_chat.terminal import CONTROLS, note
+from medusa_chat.terminal import CONTROLS, LINE_SECONDS, note
 
 if TYPE_CHECKING:
     from medusa_chat.hub import CachedModel, DownloadEvent, DownloadPlan, Found
 
-LINE_SECONDS = 10.0  # between lines of progress that go to a file
 Offline = Annotated[bool, Option("--offline", help="Never use the network.")]
 Id = Annotated[str, Argument(metavar="ID", help="A Hub id: owner/name.")]
 
@@ -38,12 +39,14 @@ def list_models(
     prepare(offline, data_dir)
     from medusa_chat.hub import cached
 
-    here = cached()
+    here, kept = cached(), quantised.kept()
     known = model_presets()
     if as_json:
-        show_json({"cached": [cached_row(m) for m in here], "known": [asdict(p) for p in known]})
+        rows = {"cached": [cached_row(m) for m in here], "known": [asdict(p) for p in known]}
+        show_json(rows | {"quantised": [kept_row(one) for one in kept]})
         return
     show(cached_lines(here))
+    show(kept_lines(kept))
     show(known_lines(known, {model.id for model in here if model.whole}))
 
 
@@ -88,7 +91,7 @@ def pull_model(
 ) -> None:
     """Download a checkpoint and its base; check and repair what is here already."""
     prepare(offline, data_dir)
-    from medusa_chat.hub import gb, plan, pull
+    from medusa_chat.hub import plan, pull
 
     needs = plan(repo, revision, backbone)
     for line in plan_lines(needs):
@@ -107,11 +110,17 @@ def pull_model(
 
 @models.command("rm")
 def remove_model(repo: Id, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Delete a checkpoint from this disk. Its base stays: it may serve others."""
+    """Delete a checkpoint from this disk, what was quantised of it included. Its base stays: it
+    may serve others."""
     prepare(False, data_dir)
-    from medusa_chat.hub import gb, remove
+    from medusa_chat.hub import HubError, remove
 
-    freed = remove(repo)
+    freed = quantised.remove(repo)
+    try:
+        freed += remove(repo)
+    except HubError as error:
+        if error.kind != "missing" or not freed:
+            raise
     if as_json:
         show_json({"id": repo, "freed_bytes": freed})
     else:
@@ -145,8 +154,6 @@ def pulled_row(needs: "DownloadPlan", fetched: int, seconds: float) -> dict[str,
 
 
 def cached_lines(here: tuple["CachedModel", ...]) -> Iterator[str]:
-    from medusa_chat.hub import gb
-
     yield "on this disk" if here else "nothing is on this disk yet"
     for model in here:
         kind = "with Medusa heads" if model.has_heads else "a backbone"
@@ -156,9 +163,19 @@ def cached_lines(here: tuple["CachedModel", ...]) -> Iterator[str]:
         yield f"  {gb(sum(model.bytes for model in here)):>9}  together"
 
 
-def known_lines(known: tuple[ModelPreset, ...], here: set[str]) -> Iterator[str]:
-    from medusa_chat.hub import gb
+def kept_row(one: quantised.Kept) -> dict[str, Any]:
+    return asdict(one) | {"folder": str(one.folder)}
 
+
+def kept_lines(kept: tuple[quantised.Kept, ...]) -> Iterator[str]:
+    """Backbones that were quantised once, by the checkpoint that they were loaded for."""
+    if kept:
+        yield "quantised here, read instead of their source (medusa-chat models rm frees them)"
+    for one in kept:
+        yield f"  {gb(one.bytes):>9}  {one.name}  ({one.precision})"
+
+
+def known_lines(known: tuple[ModelPreset, ...], here: set[str]) -> Iterator[str]:
     yield "known to be good (medusa-chat models pull ID)"
     for preset in known:
         parts = [preset.title]
@@ -179,8 +196,6 @@ def found_lines(found: list["Found"]) -> Iterator[str]:
 
 def plan_lines(needs: "DownloadPlan") -> Iterator[str]:
     """What will be fetched, each repo in a line, before it is."""
-    from medusa_chat.hub import gb
-
     for part in needs.parts:
         origin = "the base of these heads: " if part.role == "backbone" else ""
         yield f"{origin}{part.id} at {part.sha[:7]}: {gb(part.left)} to fetch of {gb(part.total)}"
@@ -210,22 +225,10 @@ def shown(events: Iterator["DownloadEvent"]) -> Iterator["DownloadEvent"]:
 
 def progress_line(event: "DownloadEvent") -> str:
     """Bytes, speed, time left and file, for one line of a terminal."""
-    from medusa_chat.hub import gb
-
-    share = 100 * event.done // event.total if event.total else 100
-    parts = [f"{share}%", f"{gb(event.done)} of {gb(event.total)}"]
-    if event.speed and event.left_seconds is not None:
-        parts += [f"{gb(event.speed)}/s", f"{clock(event.left_seconds)} left"]
+    parts = transfer(event.done, event.total, event.speed)
     if event.phase in ("check", "wait"):
         parts.append({"check": "checking what is here", "wait": "waiting"}[event.phase])
     return "  ".join([*parts, event.file])[:100]
-
-
-def clock(seconds: float) -> str:
-    """1:05, or 2:03:04."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def show(lines: Iterator[str]) -> None:

@@ -8,14 +8,17 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from medusa_chat.decoding.events import Event
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.errors import MedusaChatError
+from medusa_chat.errors import LoadStopped, MedusaChatError
+from medusa_chat.holder import Holder
 from medusa_chat.messages import (
+    BEFORE_READING,
     DeviceMemory,
     LoadPhase,
     LoadRequest,
@@ -24,10 +27,14 @@ from medusa_chat.messages import (
     Prompt,
 )
 
+# Seconds that a load may take to heed a stop before its process is ended: longer while a model
+# loaded before would be lost with it, which is as long as the network has the word.
+PATIENCE = {True: 3.0, False: 1.0}
+
 
 class Runner(Protocol):
     """Where the model lives. One call of load, reply, peek or room_on at a time; stop from any
-    thread.
+    thread: an answer then ends with reason "cancelled", a load raises LoadStopped.
 
     on_gone is called, from any thread, when the model's process ends by itself; only a runner
     that calls it is asked `gone`: why the process is no more, None while it lives.
@@ -55,44 +62,48 @@ class InProcess:
     on_gone: Callable[[], None] | None = None
 
     def __init__(self) -> None:
-        self._loaded: Any = None
+        self._holder = Holder()
         self._stop = threading.Event()
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
-        from medusa_chat.worker import load
-
-        self._loaded = None
-        for phase, loaded in load(request):
-            self._loaded = loaded
-            yield phase
+        self._stop.clear()
+        yield from self._holder.load(request, self._stop.is_set)
 
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
         from medusa_chat.worker import reply
 
         self._stop.clear()
-        yield from reply(self._loaded, prompt, settings, self._stop.is_set)
+        yield from reply(self._holder.loaded, prompt, settings, self._stop.is_set)
 
     def peek(self, request: PeekRequest) -> Peek:
         from medusa_chat.worker import peek
 
-        return peek(self._loaded, request)
+        return peek(self._holder.loaded, request)
 
     def room_on(self, device: str) -> DeviceMemory:
         from medusa_chat.worker import memory
 
-        return memory(self._loaded, device)
+        return memory(self._holder.loaded, device)
 
     def stop(self) -> None:
         self._stop.set()
 
     def close(self) -> None:
-        self._loaded = None
+        self._holder.loaded = None
 
     def gone(self) -> WorkerGone | None:
         return None
 
     def memory(self) -> int | None:
         return None
+
+
+@dataclass(eq=False)
+class Load:
+    """A load that runs: its phase; is_ended: whether its process was ended to stop it."""
+
+    phase: str = "resolve"
+    is_ended: bool = False
 
 
 class Child:
@@ -103,6 +114,7 @@ class Child:
     def __init__(self) -> None:
         self._sending = threading.Lock()  # a message may be more than one write
         self._is_closed = False
+        self._load: Load | None = None
         self._start()
 
     def _start(self) -> None:
@@ -130,7 +142,20 @@ class Child:
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
         if self.gone() and not self._is_closed:
             self._start()
-        yield from self._call("load", request)
+        self._load = load = Load()
+        try:
+            for phase in self._call("load", request):
+                load.phase = phase.name
+                yield phase
+        except WorkerGone:
+            if not load.is_ended:
+                raise
+            self._start()
+            error = LoadStopped(f"loading {request.checkpoint} was stopped: no model is loaded")
+            error.is_model_lost = True
+            raise error from None
+        finally:
+            self._load = None
 
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
         yield from self._call("reply", prompt, settings)
@@ -182,6 +207,17 @@ class Child:
             self._send(("stop",))
         except (OSError, ValueError):
             return  # the worker is gone: nothing runs that could be stopped
+        if (load := self._load) is not None:
+            patience = PATIENCE[load.phase in BEFORE_READING]
+            timer = threading.Timer(patience, self._end, (load, self._process))
+            timer.daemon = True
+            timer.start()
+
+    def _end(self, load: "Load", process: BaseProcess) -> None:
+        """End the process of a load that did not heed a stop: it is inside one long call."""
+        if load is self._load:
+            load.is_ended = True
+            process.kill()
 
     @property
     def pid(self) -> int | None:

@@ -16,8 +16,9 @@ from typing import Literal
 
 from medusa_chat.decoding.events import Event, Finished, Stats
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.errors import MedusaChatError, ModelError
+from medusa_chat.errors import LoadStopped, MedusaChatError, ModelError
 from medusa_chat.messages import (
+    BEFORE_READING,
     DeviceMemory,
     LoadPhase,
     LoadRequest,
@@ -102,12 +103,16 @@ class Weigh:
 @dataclass(frozen=True)
 class ModelState:
     """What the page shows of the model. message: why it "failed" and what to do; why it is
-    "loading" when the worker's end is the reason."""
+    "loading" when the worker's end is the reason; while "ready" or "empty", why the last load did
+    not bring another one. done, total, rate: of a download, as in LoadPhase."""
 
     status: Literal["empty", "loading", "ready", "failed"] = "empty"
     phase: str = ""
     message: str = ""
     model: ModelInfo | None = None
+    done: int = 0
+    total: int = 0
+    rate: float = 0.0
 
 
 class Session:
@@ -125,6 +130,9 @@ class Session:
         self._is_suspect = False  # the worker may be gone: to be asked
         self._jobs: deque[Job | LoadRequest | Look | Switch | Weigh] = deque()
         self._running: Job | Switch | None = None
+        self._held: tuple[LoadRequest, ModelInfo] | None = None  # the model that is there
+        self._is_loading = False  # in the session's own thread
+        self._is_load_stopped = False
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -137,14 +145,37 @@ class Session:
         self.state = ModelState("loading", "restart" if why else "start", why)
         try:
             for phase in self.runner.load(request):
-                self.state = ModelState("loading", phase.name, why)
-                if phase.model is not None:
-                    self._ready_at = time.monotonic()
-                    self.state = ModelState("ready", model=phase.model)
+                self._follow(request, phase, why)
                 yield phase
+                if self._is_load_stopped:
+                    self.runner.stop()  # it was asked before the runner had begun
         except MedusaChatError as error:
-            self.state = ModelState("failed", message=str(error))
+            self._fall_back(error)
             raise
+
+    def _follow(self, request: LoadRequest, phase: LoadPhase, why: str) -> None:
+        if phase.model is not None:
+            self._ready_at = time.monotonic()
+            self._held = request, phase.model
+            self.state = ModelState("ready", model=phase.model)
+            return
+        if phase.name not in BEFORE_READING:
+            self._held = None
+        sizes = (phase.done, phase.total, phase.rate)
+        self.state = ModelState("loading", phase.name, why, None, *sizes)
+
+    def _fall_back(self, error: MedusaChatError) -> None:
+        """After a load that was refused or stopped: what was there before, if it still is."""
+        if isinstance(error, WorkerGone) or getattr(error, "is_model_lost", False):
+            self._held = None
+        if self._held is not None:
+            self._request, model = self._held
+            self.state = ModelState("ready", message=str(error), model=model)
+        elif isinstance(error, LoadStopped):
+            self._request = None
+            self.state = ModelState("empty", message=str(error))
+        else:
+            self.state = ModelState("failed", message=str(error))
 
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
         """Answer at once, in this thread. Closing the iterator cancels."""
@@ -168,6 +199,18 @@ class Session:
             if self._running is None and not self._jobs:
                 self.state = ModelState("loading", "start")
         self._enqueue(request)
+
+    def stop_load(self) -> None:
+        """End the load that runs, and those that wait; `state` says what is there then."""
+        with self._changed:
+            kept = [job for job in self._jobs if not isinstance(job, LoadRequest)]
+            was_waiting = len(kept) < len(self._jobs)
+            self._jobs = deque(kept)
+            if self._is_loading:
+                self._is_load_stopped = True
+                self.runner.stop()
+            elif was_waiting and self.state.status == "loading":
+                self._fall_back(LoadStopped("loading was stopped before it began"))
 
     def submit_switch(self, request: LoadRequest) -> Switch:
         """Queue the change to another model behind what is asked already; returns at once."""
@@ -268,6 +311,8 @@ class Session:
                 self._running = job if isinstance(job, Job | Switch) else None
                 if isinstance(job, Switch):
                     job.state = "running"
+                self._is_loading = isinstance(job, LoadRequest)
+                self._is_load_stopped = False
             if isinstance(job, LoadRequest):
                 self._load_quietly(job)
             elif isinstance(job, Look):
@@ -280,6 +325,7 @@ class Session:
                 self._run(job)
             with self._changed:
                 self._running = None
+                self._is_loading = False
 
     def _load_quietly(self, request: LoadRequest) -> None:
         try:
@@ -288,7 +334,10 @@ class Session:
             self.loaded = request
         except WorkerGone as error:
             self._restart(error)
+        except MedusaChatError:
+            pass  # `state` says it
         except Exception as error:  # shown on the page: the app itself goes on
+            self._held = None
             self.state = ModelState("failed", message=_sentence(error))
 
     def _switch(self, switch: Switch) -> None:
@@ -371,6 +420,7 @@ class Session:
     def _restart(self, error: WorkerGone) -> None:
         """Load the model again, before any job that waits; give up where that cannot help."""
         with self._changed:
+            self._held = None
             if self._request is None or self._is_closed:
                 return
             if self.state.status == "ready" and time.monotonic() > self._ready_at + STEADY_SECONDS:

@@ -7,18 +7,21 @@ import json
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
+from medusa_chat.amounts import transfer
 from medusa_chat.decoding.events import Event, Finished, Prefilled, to_json
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.messages import LoadRequest, Prompt
+from medusa_chat.messages import LoadPhase, LoadRequest, Prompt
 from medusa_chat.session import Session
 
 # What a terminal would obey instead of print; tab and newline stay.
+LINE_SECONDS = 10.0  # between lines of progress that go to a file
 CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd")
 
 
@@ -29,12 +32,42 @@ def note(message: str) -> None:
 
 def load(session: Session, request: LoadRequest) -> None:
     """Load the model here; its phases and what was chosen go to stderr."""
+    line = DownloadLine()
     for phase in session.load(request):
+        if phase.name == "download":
+            line.show(phase)
+            continue
+        line.end()
         if phase.model is None:
             progress(f"loading: {phase.name}")
             continue
         for sentence in phase.model.notes:
             progress(sentence)
+
+
+class DownloadLine:
+    """A download on stderr: one line that changes in a terminal, now and then a new one elsewhere,
+    where silence for minutes would look like a program that hangs."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._told = time.monotonic()
+
+    def show(self, phase: LoadPhase) -> None:
+        """Bytes, speed and time left."""
+        text = "  ".join(["downloading", *transfer(phase.done, phase.total, phase.rate)])
+        if sys.stderr.isatty():
+            self._is_open = True
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self._told > LINE_SECONDS:
+            self._told = time.monotonic()
+            note(text)
+
+    def end(self) -> None:
+        """Leave the line that changed."""
+        if self._is_open:
+            self._is_open = False
+            print(file=sys.stderr)
 
 
 def answer(

@@ -1,20 +1,34 @@
-"""Reads the parts of a checkpoint: config, tokenizer, backbone, heads."""
+"""Reads the backbone of a checkpoint: config, tokenizer, weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from medusa_chat import quantised
 from medusa_chat.errors import ModelError, first_line
 from medusa_chat.finding import Checkpoint
+from medusa_chat.memory import held_bytes, is_exhausted
+from medusa_chat.models import template_for
 
 if TYPE_CHECKING:
     import torch
 
-    from medusa_chat.decoding.heads import MedusaHeads
+QUANTISED = ("int8", "nf4")
 
 
-def read_tokenizer(folder: Path) -> Any:
+def read_tokenizer(found: Checkpoint) -> tuple[Any, list[str]]:
+    """The backbone's tokenizer; a chat template that it lacks is ours where we know its id, which
+    is said. Raises ModelError."""
+    tokenizer = _tokenizer(found.backbone)
+    for name in filter(None, (found.name, found.base)):
+        if not tokenizer.chat_template and (text := template_for(name)):
+            tokenizer.chat_template = text
+            return tokenizer, [f"it has no chat template of its own: the known one for {name}"]
+    return tokenizer, []
+
+
+def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):
@@ -45,23 +59,60 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def read_model(found: Checkpoint, config: Any, precision: str, device: "torch.device") -> Any:
-    """The backbone, frozen. Pickled weights go through the gate first. Raises ModelError."""
+def read_model(
+    found: Checkpoint,
+    config: Any,
+    precision: str,
+    device: "torch.device",
+    device_map: Mapping[str, int | str] | None = None,
+) -> tuple[Any, list[str]]:
+    """The backbone, frozen, and what to tell of it. Pickled weights go through the gate first; a
+    quantised one is read from what was kept of it, else kept. device_map: module -> where it lies,
+    for a model on several devices; None for all on `device`. Raises ModelError."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    half = torch.bfloat16 if device.type == "cpu" else torch.float16
-    folder = _safe_folder(found)
+    half = _half(device)
+    options = {
+        "generation_config": _generation_config(found.backbone, config),
+        "dtype": kinds.get(precision, half),
+        "device_map": dict(device_map) if device_map else {"": device},
+    }
+    if precision not in QUANTISED:
+        return _frozen(_read(_safe_folder(found), found, config=config, **options)), []
+    kept = quantised.find(found, precision, str(half))
+    if kept is not None:
+        try:
+            return _frozen(_read(kept, found, **options)), ["read as it was quantised before"]
+        except ModelError:
+            quantised.drop(kept)  # damaged: made anew from the source
+    how = _quantization(precision, half)
+    model = _read(_safe_folder(found), found, config=config, quantization_config=how, **options)
+    with _silent():
+        note = quantised.keep(model, found, precision, str(half), held_bytes(model))
+    return _frozen(model), [note]
+
+
+def is_kept(found: Checkpoint, precision: str, device: "torch.device") -> bool:
+    """Whether the backbone was quantised before and can be read as such."""
+    return quantised.find(found, precision, str(_half(device))) is not None
+
+
+def _half(device: "torch.device") -> "torch.dtype":
+    """What stays in 16 bits of a quantised model."""
+    import torch
+
+    return torch.bfloat16 if device.type == "cpu" else torch.float16
+
+
+def _read(folder: Path, found: Checkpoint, **options: Any) -> Any:
+    """The model whose safetensors files lie in `folder`. Raises ModelError."""
+    from transformers import AutoModelForCausalLM
+
     try:
         with _silent():
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
-                config=config,
-                generation_config=_generation_config(found.backbone, config),
-                dtype=kinds.get(precision, half),
-                quantization_config=_quantization(precision, half),
-                device_map={"": device},
                 attn_implementation="eager",
                 use_safetensors=True,
                 trust_remote_code=False,
@@ -69,10 +120,11 @@ def read_model(found: Checkpoint, config: Any, precision: str, device: "torch.de
                 output_loading_info=True,
                 # transformers would load an adapter that lies there, and what that one names
                 adapter_kwargs={"subfolder": "no-adapter"},
+                **options,
             )
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # transformers and safetensors raise all kinds for broken files
+        if is_exhausted(error):
+            raise
         raise ModelError(
             f"the model in {found.backbone} cannot be read: {first_line(error)}"
         ) from error
@@ -82,6 +134,10 @@ def read_model(found: Checkpoint, config: Any, precision: str, device: "torch.de
             f"the weights in {found.backbone} lack {missing[0]} and {len(missing) - 1} more: the "
             "folder is only half there"
         )
+    return model
+
+
+def _frozen(model: Any) -> Any:
     return model.eval().requires_grad_(False)
 
 
@@ -131,62 +187,3 @@ def _quantization(precision: str, half: "torch.dtype") -> Any:
             bnb_4bit_compute_dtype=half,
         )
     return None
-
-
-def read_heads(found: Checkpoint, config: Any) -> "tuple[MedusaHeads | None, list[str]]":
-    """The heads on the CPU, fit for the backbone of this config, and what had to be cut. A
-    wrong hidden size is refused before anything is read. Raises ModelError."""
-    import torch
-
-    from medusa_chat.decoding.heads import MedusaHeads
-
-    if found.heads is None:
-        return None, []
-    text = config.get_text_config()
-    hidden, vocabulary = int(text.hidden_size), int(text.vocab_size)
-    where = " and ".join(str(found.folder / file) for file in found.heads.files)
-    if found.heads.hidden != hidden:
-        raise ModelError(
-            f"{where} is for hidden size {found.heads.hidden} and the backbone has {hidden}: give "
-            "the backbone that the heads were trained on"
-        )
-    heads = MedusaHeads.from_tensors(_read_tensors(found, where))
-    if not all(torch.isfinite(t).all() for t in heads.parameters()):
-        raise ModelError(f"{where} holds NaN or infinity: the heads are broken, fetch them again")
-    try:
-        cut = heads.fit(vocabulary)
-    except ModelError as error:
-        raise ModelError(f"{where}: {error}") from error
-    padded = f"{cut} padded rows of the heads' LM heads are cut: the backbone has {vocabulary}"
-    return heads, [padded] if cut else []
-
-
-def _read_tensors(found: Checkpoint, where: str) -> "dict[str, torch.Tensor]":
-    """The heads' tensors under their canonical names."""
-    from safetensors import SafetensorError, safe_open
-
-    assert found.heads is not None
-    tensors = {}
-    try:
-        for file in found.heads.files:
-            with safe_open(_safe_file(found, file), framework="pt") as opened:
-                for name, (place, inside) in found.heads.tensors.items():
-                    if place == file:
-                        tensors[name] = opened.get_tensor(inside)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{where} cannot be read: {first_line(error)}") from error
-    return tensors
-
-
-def _safe_file(found: Checkpoint, file: str) -> Path:
-    """A file of heads as safetensors: itself, or what the gate made of it."""
-    from medusa_chat import gate
-
-    path = found.folder / file
-    if path.suffix == ".safetensors":
-        return path
-    if found.heads is not None and found.heads.is_whole:
-        files = [found.backbone / name for name in found.weights.files]
-        names = dict(zip(files, gate.target_names(files), strict=True))
-        return gate.convert(files, finite=False) / names[found.backbone / path.name]
-    return gate.convert([path], finite=True) / gate.target_names([path])[0]

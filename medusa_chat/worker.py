@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from medusa_chat.checkpoint import LoadedModel, load
+from medusa_chat.checkpoint import LoadedModel
 from medusa_chat.decoding.events import Event, Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
-from medusa_chat.errors import MedusaChatError, ModelError, OutOfMemoryError, UsageError
+from medusa_chat.errors import MedusaChatError, ModelError, UsageError
+from medusa_chat.fit import smaller
+from medusa_chat.holder import Holder
+from medusa_chat.memory import fitting
 from medusa_chat.messages import (
     DeviceMemory,
     Fresh,
-    LoadRequest,
     Message,
     Peek,
     PeekRequest,
@@ -26,7 +28,7 @@ from medusa_chat.messages import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["load", "memory", "peek", "reply", "serve"]
+__all__ = ["memory", "peek", "reply", "serve"]
 
 
 def reply(
@@ -36,8 +38,6 @@ def reply(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Answer a conversation, or continue a raw text. Raises what cannot be answered."""
-    import torch
-
     from medusa_chat.decoding.text import with_text
 
     if loaded is None:
@@ -50,29 +50,40 @@ def reply(
     engine = loaded.engine
     drafter = engine.drafter(resolved, tree)
     events = engine.generate(ids, drafter, resolved)
+    advice = _Advice(loaded, resolved)
     try:
-        for event in with_text(events, loaded.tokenizer, loaded.texts, resolved.stop, should_stop):
-            if isinstance(event, Finished) and not isinstance(prompt, str):
-                loaded.said = _said(loaded, text, ids, event)
-            yield event
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            "out of memory in the answer: try fewer nodes, a shorter chat or --precision nf4"
-        ) from error
+        with fitting(advice):
+            texts = with_text(events, loaded.tokenizer, loaded.texts, resolved.stop, should_stop)
+            for event in texts:
+                advice.has_begun = True
+                if isinstance(event, Finished) and not isinstance(prompt, str):
+                    loaded.said = _said(loaded, text, ids, event)
+                yield event
     finally:
         events.close()
 
 
+class _Advice:
+    """The line for an answer that ran out of memory: what would fit, before or after its start."""
+
+    def __init__(self, loaded: LoadedModel, settings: GenerationSettings) -> None:
+        self.info, self.nodes, self.has_begun = loaded.info, settings.nodes or 1, False
+
+    def __call__(self) -> str:
+        less = smaller(self.info.precision)
+        tries = [f"--nodes {self.nodes // 2}"] if self.has_begun and self.nodes > 1 else []
+        tries += [f"a --max-context below {self.info.context}", "a shorter chat"]
+        tries += [f"--precision {less[-1]}"] if less else []
+        when = "in the middle of the answer" if self.has_begun else "while the prompt was read"
+        return f"out of memory {when}: try {', '.join(tries[:-1])} or {tries[-1]}"
+
+
 def peek(loaded: LoadedModel | None, request: PeekRequest) -> Peek:
     """The most probable tokens after a text, from the backbone and from one of its heads."""
-    import torch
-
     if loaded is None:
         raise ModelError("no model is loaded: load one first")
-    try:
+    with fitting(lambda: "out of memory: try a shorter chat"):
         logits, drafted = loaded.engine.peek(request.token_ids, request.path, request.head)
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError("out of memory: try a shorter chat") from error
     found = _ranked(loaded, logits, request.temperature or 1.0, request)
     at_head = ((), ()) if drafted is None else _ranked(loaded, drafted, 1.0, request)
     return Peek(found[0], at_head[0], found[1], at_head[1])
@@ -182,10 +193,10 @@ def _neutral(tokenizer: Any, message: Message) -> Message:
 
 def serve(pipe: Connection) -> None:
     """The worker process: requests in, ("event", value) out, then ("end", None) or
-    ("refused", error). A ("stop",) that arrives while an answer runs ends it."""
+    ("refused", error). A ("stop",) that arrives while one runs ends an answer or a load."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _import_ahead()
-    loaded: LoadedModel | None = None
+    holder = Holder()
     try:
         while True:
             name, *arguments = pipe.recv()
@@ -193,14 +204,14 @@ def serve(pipe: Connection) -> None:
                 continue  # it came after its answer had ended
             try:
                 if name == "load":
-                    loaded = None
-                    loaded = _serve_load(pipe, *arguments)
+                    for phase in holder.load(*arguments, should_stop=_stop_asked(pipe)):
+                        pipe.send(("event", phase))
                 elif name == "peek":
-                    pipe.send(("event", peek(loaded, *arguments)))
+                    pipe.send(("event", peek(holder.loaded, *arguments)))
                 elif name == "memory":
-                    pipe.send(("event", memory(loaded, *arguments)))
+                    pipe.send(("event", memory(holder.loaded, *arguments)))
                 else:
-                    for event in reply(loaded, *arguments, should_stop=_stop_asked(pipe)):
+                    for event in reply(holder.loaded, *arguments, should_stop=_stop_asked(pipe)):
                         pipe.send(("event", event))
                 pipe.send(("end", None))
             except MedusaChatError as error:
@@ -213,16 +224,8 @@ def serve(pipe: Connection) -> None:
         return  # the app is gone, and with it the reason to live
 
 
-def _serve_load(pipe: Connection, request: LoadRequest) -> LoadedModel | None:
-    loaded = None
-    for phase, model in load(request):
-        loaded = model
-        pipe.send(("event", phase))
-    return loaded
-
-
 def _stop_asked(pipe: Connection) -> Callable[[], bool]:
-    """Whether a stop has arrived since the answer began."""
+    """Whether a stop has arrived since the answer or the load began."""
 
     def asked() -> bool:
         while pipe.poll():

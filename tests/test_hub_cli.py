@@ -306,7 +306,8 @@ def test_a_terminal_sees_one_line_that_changes(
 
 
 def test_progress_says_bytes_speed_and_time() -> None:
-    from medusa_chat.models_cli import clock, progress_line
+    from medusa_chat.amounts import clock
+    from medusa_chat.models_cli import progress_line
 
     event = hub.DownloadEvent("download", "model.safetensors", 25 * MB, 100 * MB, 5e6, 15.0)
     assert progress_line(event) == "25%  25 MB of 100 MB  5 MB/s  0:15 left  model.safetensors"

@@ -149,11 +149,13 @@ def test_a_worker_that_keeps_ending_is_not_restarted_for_ever():
     session.close()
 
 
-def test_a_failed_load_says_why_and_refuses_jobs(child):
-    child.submit_load(LoadRequest("/no/such/folder"))
-    job = child.submit("hello", SETTINGS)
+def test_a_failed_load_says_why_and_refuses_jobs():
+    session = Session(InProcess())
+    session.submit_load(LoadRequest("/no/such/folder"))
+    job = session.submit("hello", SETTINGS)
     assert job.done.wait(90) and "no checkpoint" in job.error
-    assert child.state.status == "failed" and "no checkpoint" in child.state.message
+    assert session.state.status == "failed" and "no checkpoint" in session.state.message
+    session.close()
 
 
 def test_closing_a_childs_reply_leaves_nothing_for_the_next(child):

@@ -40,12 +40,13 @@ class Backbone:
         self.implementation = implementation
         self.decoder: Any = lean_decoder(self.model.get_decoder(), implementation)
         self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
-        first = next(model.parameters())
+        first = next(p for p in model.parameters() if p.device.type != "meta")  # not offloaded
         self.device, self.dtype = first.device, first.dtype
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
-        self.cache = KVCache(self._shapes(), context + MAX_NODES, first.new_empty(0).to(self.dtype))
+        shapes, devices = self._layers()
+        self.cache = KVCache(shapes, devices, context + MAX_NODES, self.dtype)
         self._masks: dict[Tree, Tensor] = {}
 
     def run_tree(self, tokens: Tensor, tree: Tree, tensors: TreeTensors) -> Tensor:
@@ -72,7 +73,7 @@ class Backbone:
             attention_mask=self._by_kind(masks),
             use_cache=True,
         )
-        hidden: Tensor = out.last_hidden_state[0]
+        hidden: Tensor = out.last_hidden_state[0].to(self.device)
         return hidden
 
     def _by_kind(self, masks: dict[int | None, Tensor]) -> Any:
@@ -112,15 +113,17 @@ class Backbone:
         return mask
 
     @torch.no_grad()
-    def _shapes(self) -> list[tuple[torch.Size, torch.Size]]:
-        """Shapes of each layer's keys and values, from a pass over one token."""
+    def _layers(self) -> tuple[list[tuple[torch.Size, torch.Size]], list[torch.device]]:
+        """Shapes of each layer's keys and values, and the device where it computes them, from a
+        pass over one token."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.config)
         probe = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         try:
             self.model.get_decoder()(input_ids=probe, past_key_values=cache, use_cache=True)
-            return [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
+            shapes = [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
+            return shapes, [layer.keys.device for layer in cache.layers]
         except (AttributeError, TypeError) as error:
             family = self.config.model_type
             raise ModelError(
@@ -175,7 +178,7 @@ class LogitHead:
         self.cap = getattr(config, "final_logit_softcapping", None)  # Gemma
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.linear(hidden)
+        logits: Tensor = self.linear(hidden).to(hidden.device)  # it may lie on another
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.cap is not None:

@@ -43,7 +43,7 @@ class Layer(CacheLayerMixin):
 
 
 class KVCache:
-    """Keys and values of every layer, `capacity` positions, in one tensor per shape.
+    """Keys and values of every layer, `capacity` positions, in one tensor per shape and device.
 
     length: how many positions are valid. A pass of the backbone writes its rows after them
     (`layers` is what transformers gets); `keep` then makes some of those rows valid. Rows after
@@ -51,17 +51,24 @@ class KVCache:
     """
 
     def __init__(
-        self, shapes: list[tuple[torch.Size, torch.Size]], capacity: int, like: Tensor
+        self,
+        shapes: list[tuple[torch.Size, torch.Size]],
+        devices: list[torch.device],
+        capacity: int,
+        dtype: torch.dtype,
     ) -> None:
-        """shapes: per layer those of keys and values [1, H, any, D]. like: dtype and device."""
-        flat = [shape for pair in shapes for shape in pair]
+        """shapes: per layer those of keys and values [1, H, any, D]; devices: where they lie."""
+        pairs = zip(shapes, devices, strict=True)
+        flat = [(shape[1], shape[3], device) for pair, device in pairs for shape in pair]
         self.length = 0
         self.capacity = capacity
         self._blocks: list[Tensor] = []
         views: dict[int, Tensor] = {}
-        for kind in dict.fromkeys((shape[1], shape[3]) for shape in flat):
-            members = [i for i, shape in enumerate(flat) if (shape[1], shape[3]) == kind]
-            block = like.new_zeros(len(members), 1, kind[0], capacity, kind[1])
+        for kind in dict.fromkeys(flat):
+            members = [i for i, other in enumerate(flat) if other == kind]
+            heads, width, device = kind
+            size = (len(members), 1, heads, capacity, width)
+            block = torch.zeros(size, dtype=dtype, device=device)
             self._blocks.append(block)
             views |= {i: block[row] for row, i in enumerate(members)}
         self._layers = [Layer(views[2 * i], views[2 * i + 1]) for i in range(len(shapes))]
@@ -85,7 +92,8 @@ class KVCache:
         """
         start = self.length
         for block in self._blocks:
-            block[:, :, :, start : start + len(rows)] = block.index_select(3, rows + start)
+            chosen = rows.to(block.device) + start
+            block[:, :, :, start : start + len(rows)] = block.index_select(3, chosen)
         self.length = start + count
 
     def extend(self, count: int) -> None:

@@ -3,10 +3,18 @@
 Plain typed values, no torch and no gradio. huggingface_hub is imported by the first call.
 """
 
+from medusa_chat.amounts import gb
 from medusa_chat.hub.cache import CachedModel, cached, find, remove
 from medusa_chat.hub.client import HubError, is_offline, is_repo_id
-from medusa_chat.hub.download import DownloadEvent, pull, resolve
-from medusa_chat.hub.download_plan import DownloadPlan, FilePlan, RepoPlan, gb, plan, plan_repo
+from medusa_chat.hub.download import DownloadEvent, here, pull, resolve
+from medusa_chat.hub.download_plan import (
+    DownloadPlan,
+    FilePlan,
+    RepoPlan,
+    free_bytes,
+    plan,
+    plan_repo,
+)
 from medusa_chat.hub.finder import Found, last_search, search
 from medusa_chat.hub.source import HubSource
 
@@ -21,7 +29,9 @@ __all__ = [
     "RepoPlan",
     "cached",
     "find",
+    "free_bytes",
     "gb",
+    "here",
     "is_offline",
     "is_repo_id",
     "last_search",

@@ -75,6 +75,14 @@ def pull(
     yield DownloadEvent("done", "", state.done, state.done, note=state.note)
 
 
+def here(repo: str, revision: str | None = None) -> Path | None:
+    """The folder with a repo's files where it is whole in the cache; the revision that a preset
+    names before any other. No network."""
+    preset = model_preset(repo)
+    pinned = revision or (preset.revision if preset else None)
+    return find(repo, pinned) or (None if revision else find(repo))
+
+
 def resolve(
     repo: str,
     offline: bool = False,
@@ -87,13 +95,11 @@ def resolve(
     What is cached is used as it is, without the network; `pull` brings what is newer. The base of
     a repo that holds heads only is not fetched. Raises HubError, of kind "cancelled" after a stop.
     """
-    preset = model_preset(repo)
-    pinned = revision or (preset.revision if preset else None)
-    if (found := find(repo, pinned) or (None if revision else find(repo))) is not None:
+    if (found := here(repo, revision)) is not None:
         return found
     if offline or is_offline():
         raise _not_here(repo)
-    part, _ = plan_repo(repo, pinned)
+    part, _ = plan_repo(repo, revision)
     for event in pull(DownloadPlan(repo, (part,), None, free_bytes()), stop):
         if progress is not None:
             progress(event)

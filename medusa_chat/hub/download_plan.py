@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from medusa_chat.amounts import gb
 from medusa_chat.hub import files
 from medusa_chat.hub.cache import cache_folder, folder_of, storage
 from medusa_chat.hub.client import HubError, failure, get, is_repo_id
@@ -254,12 +255,3 @@ def _disk_full(plan: DownloadPlan) -> HubError:
         f"{plan.id} needs {gb(plan.left)} more and the disk of {cache_folder()} has "
         f"{gb(plan.free)}: free some, remove a model with medusa-chat models rm, or set HF_HOME",
     )
-
-
-def gb(count: float) -> str:
-    """Bytes for a reader, three digits: 13.5 GB, 101 MB, 3 kB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= 0.9995 * size:
-            value = count / size
-            return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.3g} {unit}"
-    return f"{count:.0f} bytes"

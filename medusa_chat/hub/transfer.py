@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
+from medusa_chat.amounts import gb
 from medusa_chat.hub.cache import cache_folder, folder_of, storage
 from medusa_chat.hub.client import HubError, constants, explaining, failure, headers
-from medusa_chat.hub.download_plan import RepoPlan, gb
+from medusa_chat.hub.download_plan import RepoPlan
 from medusa_chat.hub.repo import RepoFile
 
 CONNECT_SECONDS = 5.0

@@ -15,9 +15,10 @@ LAYERS = ("medusa_num_layers", "num_medusa_layers", "num_hidden_layers")
 def base_of(config: Mapping[str, Any]) -> str | None:
     """The backbone that the config names, None for none ("N/A" is none)."""
     base = config.get("base_model_name_or_path")
-    if not isinstance(base, str) or base.strip().lower() in ("", "n/a", "none", "null"):
-        return None
-    return base.strip()[:300]
+    if isinstance(base, str) and base.strip().lower() not in ("", "n/a", "none", "null"):
+        return base.strip()[:300]
+    copied = config.get("_name_or_path")  # transformers' own, in a config that was copied whole
+    return copied if isinstance(copied, str) and REPO.match(copied) else None
 
 
 def disagreements(config: Mapping[str, Any], heads: HeadsFile) -> Iterator[str]:

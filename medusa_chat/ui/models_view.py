@@ -86,17 +86,20 @@ def loaded_view(
     heads, keys and values; None before there is one."""
     if model is None:
         return None
-    view = {
+    held = model.estimated_bytes or _estimated(model, detail)
+    return {
         "name": request.checkpoint if request else model.name,
         "facts": f"{model.precision} on {model.device}, context {model.context:,} tokens",
         "measured": gb(model.memory_bytes),
-        "estimated": "",
-        "ratio": "",
+        "estimated": gb(held) if held else "",
+        "ratio": f"{100 * held / max(1, model.memory_bytes):.0f} %" if held else "",
     }
+
+
+def _estimated(model: ModelInfo, detail: Detail | None) -> int:
+    """From what was looked up of it; 0 where that is not known."""
     report = detail.report if detail else None
     parts = report.memory.get(SAME.get(model.precision, model.precision)) if report else None
-    if report is not None and parts is not None:
-        held = bytes_for(parts, report.context, model.context, is_cpu=True) - parts.step
-        view["estimated"] = gb(held)
-        view["ratio"] = f"{100 * held / max(1, model.memory_bytes):.0f} %"
-    return view
+    if report is None or parts is None:
+        return 0
+    return bytes_for(parts, report.context, model.context, is_cpu=True) - parts.step

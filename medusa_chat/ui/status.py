@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from medusa_chat.amounts import transfer
 from medusa_chat.messages import ModelInfo
 from medusa_chat.session import ModelState
 from medusa_chat.ui.tree_view import to_line
@@ -10,11 +11,19 @@ PHASES = {
     "start": "starting the model's process",
     "restart": "restarting the model's process",
     "resolve": "looking for the files",
+    "download": "downloading",
     "read": "reading weights",
+    "quantise": "quantising weights",
     "check": "checking weights",
     "warm up": "warming up",
 }
-PARTS = {"resolve": 0.1, "read": 0.2, "check": 0.7, "warm up": 0.9}  # of the time, about
+PARTS = {
+    "resolve": 0.1,
+    "read": 0.2,
+    "quantise": 0.3,
+    "check": 0.7,
+    "warm up": 0.9,
+}  # of the time, about
 FOR_GUESTS = "The model could not be loaded here. Ask the person who shared this page."
 
 
@@ -33,6 +42,7 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
     }
     if state.model is not None:
         line |= _facts(state.model, memory)
+        line["notes"] = [*filter(None, [_capital(state.message)]), *line["notes"]]
         if is_guest:
             line |= {"notes": [], "facts": [[*fact[:2], ""] for fact in line["facts"]]}
             line["facts"][0][1] = state.model.name.replace("\\", "/").rpartition("/")[2]
@@ -48,7 +58,9 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
 
 def phase_text(state: ModelState) -> str:
     """What loading does now, in words."""
-    return PHASES.get(state.phase, state.phase)
+    words = PHASES.get(state.phase, state.phase)
+    figures = transfer(state.done, state.total, state.rate) if state.total else []
+    return ", ".join([words, *figures])
 
 
 def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""A backbone that was quantised once is read again without its source, or not at all."""
+
+import os
+import resource
+import weakref
+
+import pytest
+from checkpoints import write_checkpoint
+from test_checkpoint import answer
+
+from medusa_chat import paths, quantised
+from medusa_chat.checkpoint import load
+from medusa_chat.cli import main
+from medusa_chat.holder import Holder
+from medusa_chat.messages import LoadRequest
+
+
+def opened(folder, precision):
+    """The names of the phases, and the model."""
+    phases = list(load(LoadRequest(str(folder), precision=precision)))
+    return [phase.name for phase, _ in phases], phases[-1][1]
+
+
+def texts(model):
+    return [answer(model, drafter=drafter)[-1].token_ids for drafter in ("none", "medusa")]
+
+
+def blank(file):
+    """Overwrite the data behind a file's header; its size and time of change stay."""
+    stat = file.stat()
+    data = file.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    file.write_bytes(data[:start] + bytes(len(data) - start))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize("precision", ["int8", "nf4"])
+def test_the_second_load_reads_nothing_of_the_source_and_says_the_same(tmp_path, precision):
+    folder = write_checkpoint(tmp_path / "model")
+    names, model = opened(folder, precision)
+    assert "quantise" in names
+    first = texts(model)
+    (kept,) = quantised.kept()
+    assert (kept.name, kept.precision) == (str(folder), precision)
+    blank(folder / "model.safetensors")
+    names, model = opened(folder, precision)
+    assert "quantise" not in names and texts(model) == first
+    assert any("quantised before" in note for note in model.info.notes)
+    (kept.folder / "model.safetensors").write_bytes(b"damaged")
+    os.utime(folder / "model.safetensors")  # and changed since: what is kept is another's
+    names, model = opened(folder, precision)
+    assert "quantise" in names and texts(model) != first
+    assert len(quantised.kept()) == 1  # that of the source as it was is gone
+
+
+def test_a_damaged_copy_is_made_anew(tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    first = texts(opened(folder, "nf4")[1])
+    (kept,) = quantised.kept()
+    file = kept.folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert texts(opened(folder, "nf4")[1]) == first
+    assert texts(opened(folder, "nf4")[1]) == first and len(quantised.kept()) == 1
+
+
+def test_a_full_disk_leaves_nothing_half_written_and_the_model_loads(tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        _, model = opened(folder, "nf4")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert any("not kept" in note for note in model.info.notes)
+    assert quantised.kept() == () and not list((paths.cache_dir() / "quantised").iterdir())
+
+
+def test_models_lists_what_is_kept_and_rm_frees_it(tmp_path, capsys):
+    folder = write_checkpoint(tmp_path / "model")
+    opened(folder, "nf4")
+    size = quantised.kept()[0].bytes
+    assert main(["models", "list"]) == 0
+    assert f"{folder}  (nf4" in capsys.readouterr().out
+    assert main(["models", "rm", str(folder), "--json"]) == 0
+    assert str(size) in capsys.readouterr().out and quantised.kept() == ()
+    assert main(["models", "rm", str(folder)]) == 4
+
+
+def test_every_tensor_of_the_old_model_is_gone_before_the_next_is_read(tmp_path):
+    folders = [write_checkpoint(tmp_path / name) for name in ("one", "two")]
+    holder = Holder()
+    watched = []
+    for turn in range(10):
+        for phase in holder.load(LoadRequest(str(folders[turn % 2]))):
+            if phase.name == "read":
+                assert not [ref for ref in watched if ref() is not None]
+        engine = holder.loaded.engine
+        parts = [*engine.backbone.model.parameters(), *engine.heads.parameters()]
+        watched = [weakref.ref(tensor) for tensor in [*parts, *engine.backbone.cache._blocks]]
+        del engine, parts
