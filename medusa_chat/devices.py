@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from medusa_chat.errors import DeviceError, UsageError
+from medusa_chat.messages import DeviceMemory
 
 if TYPE_CHECKING:
     import torch
@@ -46,3 +47,16 @@ def choose_precision(name: str, device: "torch.device") -> tuple[str, str]:
     if torch.cpu._is_amx_tile_supported():
         return "bf16", "precision bf16: this CPU has AMX, where a tree costs little more than a row"
     return "fp32", "precision fp32: this CPU has no fast bf16"
+
+
+def device_memory(name: str, held: int) -> DeviceMemory:
+    """Memory of the device that --device names. held: bytes that the present model takes of it."""
+    import psutil
+    import torch
+
+    device = choose_device(name)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return DeviceMemory(str(device), free + torch.cuda.memory_reserved(device), total)
+    memory = psutil.virtual_memory()  # the CPU's own, which MPS shares
+    return DeviceMemory(str(device), min(memory.available + held, memory.total), memory.total)

@@ -82,6 +82,16 @@ class LoadPhase:
     rate: float = 0.0
 
 
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of the memory a model would be loaded into. device: as torch names it. free: what
+    the next model may take, the present one being gone by then."""
+
+    device: str
+    free: int
+    total: int
+
+
 # The phases in which a model loaded before is still there; it is freed before the next is read.
 BEFORE_READING = ("resolve", "download")
 

@@ -2,7 +2,9 @@
 
 import functools
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from medusa_chat import paths
 from medusa_chat.errors import ModelError
@@ -18,7 +20,8 @@ class ModelPreset:
     heads: how many the file holds, whatever its config says. bytes: of the checkpoint itself;
     base_bytes: of the base's weights. licence: of the backbone's weights. chat_template: a name
     for chat_template(), where the repo has none. revision: what to download, None for main.
-    checked: whether the entry was compared with the live repo. None: not known for sure.
+    shape: a name for shape(), the sizes of the backbone. checked: whether the entry was compared
+    with the live repo. None: not known for sure.
     """
 
     id: str
@@ -32,6 +35,7 @@ class ModelPreset:
     gated: bool | None = None
     chat_template: str | None = None
     revision: str | None = None
+    shape: str | None = None
     checked: bool = False
     notes: str = ""
 
@@ -39,13 +43,32 @@ class ModelPreset:
 @functools.cache
 def model_presets() -> tuple[ModelPreset, ...]:
     """All of them, in the order of the file. Needs no network. Raises ModelError."""
-    file = paths.preset("models.toml")
     try:
-        rows = tomllib.loads(file.read_text("utf-8"))["model"]
-        found = tuple(ModelPreset(**row) for row in rows)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{file} cannot be read ({error}): install medusa-chat again") from error
+        return tuple(ModelPreset(**row) for row in _file()["model"])
+    except (KeyError, TypeError) as error:
+        raise _unreadable(error) from error
+
+
+@functools.cache
+def shape(name: str) -> Mapping[str, Any]:
+    """What a config.json says of a backbone's sizes, by its name here. Raises ModelError."""
+    try:
+        found: Mapping[str, Any] = _file()["shapes"][name]
+    except (KeyError, TypeError) as error:
+        raise _unreadable(error) from error
     return found
+
+
+def _file() -> dict[str, Any]:
+    try:
+        return tomllib.loads(paths.preset("models.toml").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> ModelError:
+    file = paths.preset("models.toml")
+    return ModelError(f"{file} cannot be read ({error}): install medusa-chat again")
 
 
 def model_preset(repo: str) -> ModelPreset | None:

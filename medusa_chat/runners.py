@@ -17,7 +17,15 @@ from medusa_chat.decoding.events import Event
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, MedusaChatError
 from medusa_chat.holder import Holder
-from medusa_chat.messages import BEFORE_READING, LoadPhase, LoadRequest, Peek, PeekRequest, Prompt
+from medusa_chat.messages import (
+    BEFORE_READING,
+    DeviceMemory,
+    LoadPhase,
+    LoadRequest,
+    Peek,
+    PeekRequest,
+    Prompt,
+)
 
 # Seconds that a load may take to heed a stop before its process is ended: longer while a model
 # loaded before would be lost with it, which is as long as the network has the word.
@@ -25,8 +33,8 @@ PATIENCE = {True: 3.0, False: 1.0}
 
 
 class Runner(Protocol):
-    """Where the model lives. One call of load, reply or peek at a time; stop from any thread: an
-    answer then ends with reason "cancelled", a load raises LoadStopped.
+    """Where the model lives. One call of load, reply, peek or room_on at a time; stop from any
+    thread: an answer then ends with reason "cancelled", a load raises LoadStopped.
 
     on_gone is called, from any thread, when the model's process ends by itself; only a runner
     that calls it is asked `gone`: why the process is no more, None while it lives.
@@ -37,6 +45,7 @@ class Runner(Protocol):
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]: ...
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]: ...
     def peek(self, request: PeekRequest) -> Peek: ...
+    def room_on(self, device: str) -> DeviceMemory: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
     def gone(self) -> "WorkerGone | None": ...
@@ -70,6 +79,11 @@ class InProcess:
         from medusa_chat.worker import peek
 
         return peek(self._holder.loaded, request)
+
+    def room_on(self, device: str) -> DeviceMemory:
+        from medusa_chat.worker import memory
+
+        return memory(self._holder.loaded, device)
 
     def stop(self) -> None:
         self._stop.set()
@@ -148,6 +162,10 @@ class Child:
 
     def peek(self, request: PeekRequest) -> Peek:
         found: Peek = list(self._call("peek", request))[0]
+        return found
+
+    def room_on(self, device: str) -> DeviceMemory:
+        found: DeviceMemory = list(self._call("memory", device))[0]
         return found
 
     def _call(self, *request: object) -> Iterator[Any]:

@@ -19,6 +19,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, MedusaChatError, ModelError
 from medusa_chat.messages import (
     BEFORE_READING,
+    DeviceMemory,
     LoadPhase,
     LoadRequest,
     ModelInfo,
@@ -34,6 +35,10 @@ REMEDY = (
     "Send a message to try again; if it ends again, choose a smaller model or --max-context, "
     "or close other programs."
 )
+FOR_WANT_OF_MEMORY = (
+    "most likely for want of memory: choose int8 or nf4, a smaller context or a smaller model"
+)
+STOPPED = "stopped: the model that was there before is used"
 NO_STATS = Stats(0, 0, None, 0.0, 0.0, None)
 
 
@@ -73,6 +78,28 @@ class Look:
         self.done.set()
 
 
+@dataclass(eq=False)
+class Switch:
+    """Another model asked for while the app runs. Once done, it is loaded, or error says why not
+    and the model before it is loaded again."""
+
+    request: LoadRequest
+    state: Literal["waiting", "running", "finished"] = "waiting"
+    model: ModelInfo | None = None
+    error: str = ""
+    is_cancelled: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def end(self) -> None:
+        """Nothing of it comes any more."""
+        self.state = "finished"
+        self.done.set()
+
+
+class Weigh:
+    """A turn in the queue for looking how much memory there is."""
+
+
 @dataclass(frozen=True)
 class ModelState:
     """What the page shows of the model. message: why it "failed" and what to do; why it is
@@ -94,13 +121,15 @@ class Session:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.state = ModelState()
+        self.loaded: LoadRequest | None = None  # what the model that is there was asked by
+        self.memory: DeviceMemory | None = None  # as it was when somebody asked last
         self._request: LoadRequest | None = None
         self._lost: LoadRequest | None = None  # a load that was given up
         self._deaths = 0  # of the worker in a row
         self._ready_at = 0.0
         self._is_suspect = False  # the worker may be gone: to be asked
-        self._jobs: deque[Job | LoadRequest | Look] = deque()
-        self._running: Job | None = None
+        self._jobs: deque[Job | LoadRequest | Look | Switch | Weigh] = deque()
+        self._running: Job | Switch | None = None
         self._held: tuple[LoadRequest, ModelInfo] | None = None  # the model that is there
         self._is_loading = False  # in the session's own thread
         self._is_load_stopped = False
@@ -158,9 +187,15 @@ class Session:
         self._enqueue(job)
         return job
 
+    @property
+    def request(self) -> LoadRequest | None:
+        """What was asked for last; None before anything was."""
+        return self._request
+
     def submit_load(self, request: LoadRequest) -> None:
         """Queue a load for the session's own thread; `state` follows it."""
         with self._changed:
+            self._request = self._request or request
             if self._running is None and not self._jobs:
                 self.state = ModelState("loading", "start")
         self._enqueue(request)
@@ -177,13 +212,38 @@ class Session:
             elif was_waiting and self.state.status == "loading":
                 self._fall_back(LoadStopped("loading was stopped before it began"))
 
-    def position(self, job: Job) -> int:
+    def submit_switch(self, request: LoadRequest) -> Switch:
+        """Queue the change to another model behind what is asked already; returns at once."""
+        switch = Switch(request)
+        self._enqueue(switch)
+        return switch
+
+    def cancel(self, switch: Switch) -> None:
+        """Give a switch up: at once while it waits, else within a second; the model before it is
+        loaded again. What was ready already stays."""
+        with self._changed:
+            switch.is_cancelled = True
+            if switch in self._jobs:
+                self._jobs.remove(switch)
+                switch.error = STOPPED
+                switch.end()
+            elif switch is self._running:
+                self.runner.stop()
+
+    def ask_memory(self) -> None:
+        """Let `memory` be looked at again when the model is free; returns at once."""
+        with self._changed:
+            if any(isinstance(job, Weigh) for job in self._jobs):
+                return
+        self._enqueue(Weigh())
+
+    def position(self, job: Job | Switch) -> int:
         """How many jobs come before this one; 0 when it runs or has ended."""
         with self._changed:
             if job not in self._jobs:
                 return 0
             before = itertools.takewhile(lambda other: other is not job, self._jobs)
-            waiting = sum(not isinstance(other, Look) for other in before)  # a look takes no time
+            waiting = sum(not isinstance(other, Look | Weigh) for other in before)  # take no time
             return waiting + (self._running is not None)
 
     def submit_look(self, request: PeekRequest) -> Look:
@@ -224,12 +284,12 @@ class Session:
             self._jobs.clear()
             self._changed.notify_all()
         for job in waiting:
-            if not isinstance(job, LoadRequest):
+            if isinstance(job, Job | Look | Switch):
                 job.error = "the app was closed"
                 job.end()
         self.runner.close()
 
-    def _enqueue(self, job: Job | LoadRequest | Look) -> None:
+    def _enqueue(self, job: Job | LoadRequest | Look | Switch | Weigh) -> None:
         with self._changed:
             self._jobs.append(job)
             if self._thread is None:
@@ -248,13 +308,19 @@ class Session:
                     self._check_worker()
                     continue
                 job = self._jobs.popleft()
-                self._running = job if isinstance(job, Job) else None
+                self._running = job if isinstance(job, Job | Switch) else None
+                if isinstance(job, Switch):
+                    job.state = "running"
                 self._is_loading = isinstance(job, LoadRequest)
                 self._is_load_stopped = False
             if isinstance(job, LoadRequest):
                 self._load_quietly(job)
             elif isinstance(job, Look):
                 self._look(job)
+            elif isinstance(job, Weigh):
+                self._weigh()
+            elif isinstance(job, Switch):
+                self._switch(job)
             else:
                 self._run(job)
             with self._changed:
@@ -265,6 +331,7 @@ class Session:
         try:
             for _ in self.load(request):
                 pass
+            self.loaded = request
         except WorkerGone as error:
             self._restart(error)
         except MedusaChatError:
@@ -272,6 +339,33 @@ class Session:
         except Exception as error:  # shown on the page: the app itself goes on
             self._held = None
             self.state = ModelState("failed", message=_sentence(error))
+
+    def _switch(self, switch: Switch) -> None:
+        """Load another model; where that leaves none, the one before it again."""
+        before, self._deaths, self._lost = self.loaded, 0, None
+        try:
+            for _ in self.load(switch.request):
+                if switch.is_cancelled:
+                    self.runner.stop()
+            switch.model, self.loaded = self.state.model, switch.request
+        except Exception as error:  # shown on the page: the app itself goes on
+            gone = f"{error}, {FOR_WANT_OF_MEMORY}"
+            said = gone if isinstance(error, WorkerGone) else _sentence(error)
+            switch.error = STOPPED if switch.is_cancelled else said
+            if self.state.status != "ready":
+                self.state = ModelState("failed", message=switch.error)
+        switch.end()
+        if self.state.status != "ready" and before is not None and not self._is_closed:
+            self._load_quietly(before)
+
+    def _weigh(self) -> None:
+        request = self.loaded or self._request
+        try:
+            self.memory = self.runner.room_on(request.device if request else "auto")
+        except WorkerGone as error:
+            self._restart(error)
+        except Exception:  # no such device here: a load will say so
+            self.memory = None
 
     def _run(self, job: Job) -> None:
         job.state = "running"

@@ -15,6 +15,7 @@ from medusa_chat.fit import smaller
 from medusa_chat.holder import Holder
 from medusa_chat.memory import fitting
 from medusa_chat.messages import (
+    DeviceMemory,
     Fresh,
     Message,
     Peek,
@@ -27,7 +28,7 @@ from medusa_chat.messages import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["peek", "reply", "serve"]
+__all__ = ["memory", "peek", "reply", "serve"]
 
 
 def reply(
@@ -86,6 +87,13 @@ def peek(loaded: LoadedModel | None, request: PeekRequest) -> Peek:
     found = _ranked(loaded, logits, request.temperature or 1.0, request)
     at_head = ((), ()) if drafted is None else _ranked(loaded, drafted, 1.0, request)
     return Peek(found[0], at_head[0], found[1], at_head[1])
+
+
+def memory(loaded: LoadedModel | None, device: str) -> DeviceMemory:
+    """What the next model may take of a device. Raises DeviceError."""
+    from medusa_chat.devices import device_memory
+
+    return device_memory(device, loaded.info.memory_bytes if loaded else 0)
 
 
 def _ranked(
@@ -200,6 +208,8 @@ def serve(pipe: Connection) -> None:
                         pipe.send(("event", phase))
                 elif name == "peek":
                     pipe.send(("event", peek(holder.loaded, *arguments)))
+                elif name == "memory":
+                    pipe.send(("event", memory(holder.loaded, *arguments)))
                 else:
                     for event in reply(holder.loaded, *arguments, should_stop=_stop_asked(pipe)):
                         pipe.send(("event", event))

@@ -13,6 +13,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree, chain
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import (
+    DeviceMemory,
     LoadPhase,
     LoadRequest,
     ModelInfo,
@@ -118,6 +119,9 @@ class ScriptedRunner:
 
     def close(self) -> None:
         self._stop.set()
+
+    def room_on(self, device: str) -> DeviceMemory:
+        return DeviceMemory("cpu", 8 * 10**9, 16 * 10**9)
 
     def gone(self) -> None:
         return None

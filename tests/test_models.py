@@ -7,6 +7,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from medusa_chat import models
 from medusa_chat.errors import ModelError
+from medusa_chat.estimate import sizes
 from medusa_chat.hub import is_repo_id
 from medusa_chat.models import LAYOUTS, chat_template, model_preset, model_presets, template_for
 
@@ -51,6 +52,14 @@ def test_sizes_of_heads_are_what_their_shapes_say() -> None:
         assert preset is not None and preset.heads and preset.bytes
         expected = preset.heads * hidden * (hidden + bias + vocabulary) * 2
         assert abs(preset.bytes - expected) < 100_000, name
+
+
+def test_shapes_of_backbones_have_as_many_parameters_as_their_files() -> None:
+    for preset in model_presets():
+        assert preset.shape is not None, preset.id
+        found = sizes(models.shape(preset.shape))
+        if preset.base_bytes:
+            assert abs(2 * found.parameters / preset.base_bytes - 1) < 1e-5, preset.id
 
 
 def test_an_id_is_found_in_any_case_and_unknown_ones_are_none() -> None:

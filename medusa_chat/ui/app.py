@@ -23,12 +23,13 @@ from medusa_chat.ui.compare import build_compare
 from medusa_chat.ui.door import Door
 from medusa_chat.ui.guard import GUEST, Guard
 from medusa_chat.ui.header import build_header
+from medusa_chat.ui.models import build_models
 from medusa_chat.ui.share import Share
 from medusa_chat.ui.shell import Shell
 from medusa_chat.ui.theme import theme
 from medusa_chat.ui.tunnel import Entrance, ShareError
 
-STYLES = ("page.css", "share.css", "chat.css", "tree.css", "compare.css")
+STYLES = ("page.css", "share.css", "chat.css", "tree.css", "compare.css", "models.css")
 FIRST_PORT, LAST_PORT = 7860, 7959
 ATTEMPTS = 5
 EVERYWHERE = ("0.0.0.0", "::")
@@ -83,6 +84,8 @@ def build_app(
             with gr.Tab("Compare", id="compare", elem_id="compare-tab"):
                 desk = chat.desk
                 build_compare(session, trees, desk.measured_plain, (chat.tab, desk.last_message))
+            with gr.Tab("Models", id="models", elem_id="models-tab"):
+                build_models(session)
     page: gr.Blocks = blocks
     return page
 

@@ -1,0 +1,222 @@
+// The checkpoints to choose from. The value is one JSON object; a row is drawn again only when its
+// own part of it has changed, so that focus and an open question stay. Text by textContent only.
+const GROUPS = {
+  typed: "What you typed",
+  known: "Known to be good",
+  found: "On the Hub",
+  here: "More on this disk",
+};
+const SEARCH = { asking: "Asking the Hub …", failed: "", done: "", off: "" };
+const SIGNS = { fits: "✓", tight: "≈", large: "✗" };
+const LOOK_MS = 600;
+const root = element.querySelector(".models-block") || element;
+const guest = make("p", "models-guest");
+const memory = make("p", "models-memory");
+const said = make("p", "models-said");
+const status = make("p", "models-status");
+const sections = {};
+const rows = new Map(); // id -> {item, seen, question}
+let seen = "";
+
+function make(tag, name, text) {
+  const node = document.createElement(tag);
+  if (name) node.className = name;
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+function set(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function link(text, address, name) {
+  const node = make("a", name, text);
+  node.href = address;
+  node.target = "_blank";
+  node.rel = "noopener noreferrer";
+  return node;
+}
+
+function button(act, text, label, press) {
+  const node = make("button", act, text);
+  node.type = "button";
+  node.dataset.act = act;
+  node.setAttribute("aria-label", label);
+  node.addEventListener("click", press);
+  return node;
+}
+
+// ---- one row ----
+
+function words(row) {
+  const box = make("div", "model-words");
+  const title = make("h4", "", row.title || row.id);
+  if (row.is_loaded) title.append(make("span", "model-loaded", "✓ loaded"));
+  box.append(title);
+  if (row.title || row.page) {
+    box.append(row.page ? link(row.id, row.page, "model-id") : make("span", "model-id", row.id));
+  }
+  const facts = make("dl", "model-facts");
+  for (const [label, text] of row.facts) {
+    const fact = make("div", "");
+    fact.dataset.fact = label;
+    fact.append(make("dt", "", label), make("dd", "", text));
+    facts.append(fact);
+  }
+  box.append(facts);
+  if (row.note) box.append(make("p", "model-note", row.note));
+  if (row.problem) {
+    const problem = make("p", "model-problem", `✗ ${row.problem}`);
+    if (row.remedy) problem.append(" ", link("Open its page", row.remedy, ""));
+    box.append(problem);
+  }
+  return box;
+}
+
+function figures(row) {
+  const box = make("div", "model-figures");
+  const sign = row.is_here ? "✓" : "↓";
+  if (row.download) box.append(make("p", "model-download", `${sign} ${row.download}`));
+  const list = make("ul", "model-fits");
+  list.setAttribute("aria-label", "Estimated memory");
+  for (const cell of row.memory) {
+    const item = make("li", "fit");
+    item.dataset.fit = cell.fit;
+    item.classList.toggle("is-chosen", cell.chosen);
+    const fit = cell.word ? `${SIGNS[cell.fit]} ${cell.word}` : "";
+    item.append(make("b", "", cell.precision), make("span", "", cell.size), make("i", "", fit));
+    list.append(item);
+  }
+  if (row.memory.length) box.append(list);
+  return box;
+}
+
+function acts(row) {
+  const box = make("div", "model-acts");
+  const text = row.is_loaded ? "Load again" : "Load";
+  const load = button("load", text, `${text}: ${row.id}`, () => {
+    if (row.warning) ask(row.id, "load");
+    else trigger("take", { id: row.id });
+  });
+  box.append(load);
+  if (row.delete) {
+    const label = `${row.delete}: ${row.id}`;
+    box.append(button("delete", row.delete, label, () => ask(row.id, "delete")));
+  }
+  return box;
+}
+
+// A second click is asked for in the row itself. kind: "load" or "delete".
+function question(row, kind) {
+  const box = make("div", "model-question");
+  const deletes = kind === "delete";
+  const yes = deletes ? "Yes, delete" : "Load anyway";
+  box.setAttribute("role", "alertdialog");
+  box.setAttribute("aria-label", deletes ? `Delete ${row.id}` : `Load ${row.id}`);
+  const act = () => {
+    close(row.id);
+    trigger(deletes ? "drop_model" : "take", { id: row.id });
+  };
+  const no = button("keep", deletes ? "Keep" : "Do not", "No, go back", () => close(row.id));
+  box.append(make("p", "", deletes ? row.deletion : row.warning), button("yes", yes, yes, act), no);
+  box.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    close(row.id);
+  });
+  return box;
+}
+
+function ask(id, kind) {
+  const known = rows.get(id);
+  known.question = kind;
+  drawRow(known);
+  known.item.querySelector('[data-act="keep"]').focus();
+}
+
+function close(id) {
+  const known = rows.get(id);
+  const act = known.question;
+  known.question = "";
+  drawRow(known);
+  (known.item.querySelector(`[data-act="${act}"]`) || known.item.querySelector("button")).focus();
+}
+
+function drawRow(known) {
+  const { row, item } = known;
+  const focused = item.contains(document.activeElement) ? document.activeElement.dataset.act : "";
+  const isMoot = known.question === "delete" ? !row.delete : !row.warning;
+  if (known.question && isMoot) known.question = "";
+  const asked = known.question ? question(row, known.question) : acts(row);
+  item.classList.toggle("is-loaded", row.is_loaded);
+  item.replaceChildren(words(row), figures(row), asked);
+  if (focused) (item.querySelector(`[data-act="${focused}"]`) || item.querySelector("button")).focus();
+}
+
+function place(row) {
+  let known = rows.get(row.id);
+  if (!known) {
+    known = { item: make("li", "model"), seen: "", question: "" };
+    known.item.dataset.id = row.id;
+    rows.set(row.id, known);
+  }
+  const now = JSON.stringify(row);
+  known.row = row;
+  if (known.seen !== now) drawRow(known);
+  known.seen = now;
+  return known.item;
+}
+
+// ---- all ----
+
+function drawSection(name, found) {
+  const { box, list } = sections[name];
+  const items = found.map(place);
+  box.hidden = !items.length;
+  const isSame = items.length === list.children.length;
+  if (!isSame || items.some((item, i) => item !== list.children[i])) list.replaceChildren(...items);
+}
+
+function draw() {
+  const value = props.value || "";
+  if (!value || value === seen) return;
+  seen = value;
+  const view = JSON.parse(value);
+  document.getElementById("models-column").classList.toggle("for-guests", Boolean(view.guest));
+  set(guest, view.guest || "");
+  set(memory, view.memory || "");
+  set(said, view.said || "");
+  set(status, view.guest ? "" : SEARCH[view.search]);
+  const wanted = new Set(view.rows.map((row) => row.id));
+  for (const id of rows.keys()) if (!wanted.has(id)) rows.delete(id);
+  for (const name of Object.keys(GROUPS)) {
+    drawSection(name, view.rows.filter((row) => row.group === name));
+  }
+  root.dataset.search = view.search || "";
+}
+
+// The server looks things up only for a tab that somebody sees.
+function look() {
+  if (!root.isConnected) clearInterval(timer);
+  else if (root.offsetParent !== null && !document.hidden) trigger("look");
+}
+
+status.setAttribute("role", "status");
+said.setAttribute("role", "status");
+root.replaceChildren(guest, memory, said);
+for (const [name, title] of Object.entries(GROUPS)) {
+  const box = make("section", "models-group");
+  const list = make("ul", "models-list");
+  const heading = make("h3", "", title);
+  heading.id = `models-${name}`;
+  box.setAttribute("aria-labelledby", heading.id);
+  box.hidden = true;
+  box.append(heading, list);
+  sections[name] = { box, list };
+  root.append(box);
+  if (name === "known") root.append(status);
+}
+watch("value", draw);
+draw();
+const timer = setInterval(look, LOOK_MS);
+look();

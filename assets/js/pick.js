@@ -1,0 +1,67 @@
+// The card at the top of the Models tab: the model that is there, and how a load goes. The value is
+// one JSON object. Text goes in by textContent only.
+const root = element.querySelector(".pick-block") || element;
+const loaded = make("p", "pick-loaded");
+const card = make("div", "pick-card");
+const text = make("p", "pick-text"); // the only part that is read aloud: figures change too often
+const figures = make("p", "pick-figures");
+const bar = make("progress", "pick-bar");
+const remedy = make("a", "pick-remedy", "Open its page");
+const halt = make("button", "pick-halt");
+let seen = "";
+
+function make(tag, name, words) {
+  const node = document.createElement(tag);
+  if (name) node.className = name;
+  if (words !== undefined) node.textContent = words;
+  return node;
+}
+
+function set(node, words) {
+  if (node.textContent !== words) node.textContent = words;
+}
+
+function drawLoaded(model) {
+  if (!model) {
+    loaded.replaceChildren("No model is loaded.");
+    return;
+  }
+  const parts = [make("strong", "", model.name), ` · ${model.facts}`];
+  const measured = `memory measured ${model.measured}`;
+  const both = `memory estimated ${model.estimated}, measured ${model.measured} (${model.ratio})`;
+  parts.push(make("span", "pick-memory", model.estimated ? both : measured));
+  loaded.replaceChildren(make("span", "pick-label", "Loaded "), ...parts);
+}
+
+function draw() {
+  const value = props.value || "";
+  if (value === seen) return;
+  seen = value;
+  root.hidden = !value;
+  if (!value) return;
+  const view = JSON.parse(value);
+  drawLoaded(view.loaded);
+  card.dataset.stage = view.stage;
+  card.hidden = view.stage === "idle";
+  text.setAttribute("role", view.stage === "failed" ? "alert" : "status");
+  set(text, view.text);
+  set(figures, view.figures);
+  bar.hidden = !view.is_running;
+  if (view.part === null) bar.removeAttribute("value");
+  else bar.value = view.part;
+  remedy.hidden = !view.link;
+  if (view.link) remedy.href = view.link;
+  set(halt, view.is_running ? "Cancel" : "Close");
+}
+
+bar.max = 1;
+bar.setAttribute("aria-label", "Progress of the load");
+remedy.target = "_blank";
+remedy.rel = "noopener noreferrer";
+halt.type = "button";
+halt.addEventListener("click", () => trigger("halt"));
+card.append(text, figures, bar, remedy, halt);
+root.hidden = true;
+root.replaceChildren(loaded, card);
+watch("value", draw);
+draw();
