@@ -88,8 +88,8 @@ def medusa_loss(
     """L_Medusa-1 = sum over k of decay^k CE_k, k from 1 (Medusa, arXiv 2401.10774, 2.2.1).
 
     hidden [n, d], targets [n, K] with IGNORED where there is none; each head's loss is the mean
-    over its own labels, or over `labels` [K] where these are but a part. Logits of at most `rows_at_once` rows exist at a time, in the forward and
-    in the backward pass.
+    over its own labels, or over `labels` [K] where these are but a part of them. Logits of at most
+    `rows_at_once` rows exist at a time, in the forward and in the backward pass.
     """
     labels = (targets != IGNORED).sum(0) if labels is None else labels
     sums = hidden.new_zeros(targets.shape[1], dtype=torch.float32)

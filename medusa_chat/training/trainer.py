@@ -301,7 +301,10 @@ def _streamed(
 ) -> Iterator[tuple[int, Rows]]:
     """(step, rows) from step `start` on, the backbone run at every step."""
     for step, rows in streamed(examples, recipe, start, team):
-        yield step, rows_of(model, heads, batch_of(rows, recipe)) if rows else _no_rows(model, heads)
+        yield (
+            step,
+            rows_of(model, heads, batch_of(rows, recipe)) if rows else _no_rows(model, heads),
+        )
 
 
 def _no_rows(model: Any, heads: int) -> Rows:
