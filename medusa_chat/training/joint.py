@@ -1,7 +1,6 @@
 """Medusa-2: the backbone, by LoRA, and its heads trained together, resumable at any step."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from math import pi, sin
 from pathlib import Path
@@ -138,8 +137,8 @@ def train_jointly(
 
     def loss(step: int, rows: Sequence[Sequence[Example]]) -> HeadLosses:
         torch.manual_seed(recipe.heads.seed + 7919 * step + team.rank)  # for the dropout
-        with _dropping(model):
-            return joint_loss(model, heads, rows, recipe, weight_of_heads(step, recipe), team)
+        weight = weight_of_heads(step, recipe)
+        return joint_loss(model, heads, rows, recipe, weight, team, dropout=True)
 
     source = streamed(examples, recipe.heads, start, team)
     parameters = [*adapter, *heads.parameters()]
@@ -150,16 +149,13 @@ def train_jointly(
             yield evaluate_jointly(model, heads, held_out, recipe, event.step)
 
 
-@contextmanager
-def _dropping(model: Any) -> Iterator[None]:
-    """With the adapter's dropout, and none of the backbone's own."""
+def _set_dropout(model: Any, is_on: bool) -> None:
+    """The adapter's dropout on or off, the backbone's own always off. It stays until the next
+    call: the backward pass runs parts of the forward pass again."""
     model.eval()
-    parts = [part for name, part in model.named_modules() if name.endswith("lora_dropout")]
-    for part in parts:
-        part.train()
-    yield
-    for part in parts:
-        part.eval()
+    for name, part in model.named_modules():
+        if name.endswith("lora_dropout"):
+            part.train(is_on)
 
 
 def joint_loss(
@@ -169,6 +165,7 @@ def joint_loss(
     recipe: JointRecipe,
     weight: float,
     team: Team = ALONE,
+    dropout: bool = False,
 ) -> HeadLosses:
     """L_LM + weight x L_Medusa-1 over this process' rows, means over all processes' labels."""
     base = model.get_base_model()
@@ -182,6 +179,7 @@ def joint_loss(
     count = team.sum(chosen.sum()).clamp(min=1)
     lm_head = LogitHead(base.get_output_embeddings(), base.config.get_text_config())
     taught = _teacher(model, batch, chosen) if recipe.distill else None
+    _set_dropout(model, dropout)
     hidden = run_decoder(base, batch)
     wanted = nexts[chosen] if taught is None else taught
     lm_sum = _lm_sum(lm_head, hidden[chosen], wanted, at_once, _teacher_head(base))
@@ -213,7 +211,7 @@ def next_tokens(batch: Batch) -> Tensor:
 @torch.no_grad()
 def _teacher(model: Any, batch: Batch, chosen: Tensor) -> Tensor:
     """Hidden states [n, d] of the backbone as it was."""
-    model.eval()
+    _set_dropout(model, False)
     with model.disable_adapter():
         return run_decoder(model.get_base_model(), batch)[chosen]
 
@@ -249,7 +247,6 @@ def evaluate_jointly(
     model: Any, heads: MedusaHeads, examples: Sequence[Example], recipe: JointRecipe, step: int
 ) -> Evaluated:
     """Losses of the backbone and of every head over the examples, each over its own labels."""
-    model.eval()
     plain = replace(recipe, heads=replace(recipe.heads, sequence_length=0))
     groups = grouped(examples, recipe.heads.batch_tokens, recipe.heads.seed)
     results = [joint_loss(model, heads, [[e] for e in group], plain, 1.0) for group in groups]

@@ -12,7 +12,10 @@ import torch
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example
+from medusa_chat.training.ground import Ground
+from medusa_chat.training.joint import is_tied
 from medusa_chat.training.loss import LMHead, medusa_loss
+from medusa_chat.training.recipe import TrainRequest
 from medusa_chat.training.trainer import HeadRecipe, batch_of, epoch_of, rows_of
 
 
@@ -94,3 +97,51 @@ def require_room(folder: Path, needed: int) -> int:
             "make room, or give another --output"
         )
     return free
+
+
+def plan(
+    request: TrainRequest,
+    ground: Ground,
+    heads: MedusaHeads,
+    learnt: Sequence[Example],
+    held_out: Sequence[Example],
+    steps: HeadRecipe,
+) -> Plan:
+    """Refuses where the disk is too full. Raises UsageError."""
+    recipe, model = request.recipe, ground.model
+    joint = recipe.method == "medusa-2"
+    notes = list(ground.notes)
+    if joint and is_tied(model):
+        notes.append("the LM head is tied to the embeddings: the adapter leaves both alone")
+    forward, learn = batch_seconds(model, ground.lm_head, heads, learnt, steps)
+    each = 3 * forward + learn if joint else learn if steps.cache_hidden else forward + learn
+    once = len(epoch_of(learnt, steps, 0)) * forward if steps.cache_hidden else 0.0
+    first = (forward + learn) * steps.steps if joint and recipe.stages == 2 else 0.0
+    adapter = _adapter_size(model, recipe.lora_rank) if joint else 0
+    labels = sum(sum(example.is_label) for example in learnt)
+    width = ground.config.get_text_config().hidden_size * model.dtype.itemsize
+    cached = labels * width if steps.cache_hidden else 0
+    needed = disk_bytes(model, heads, adapter, joint and recipe.output == "merged")
+    return Plan(
+        backbone=request.backbone,
+        method=recipe.method,
+        recipe=recipe.name,
+        device=str(ground.device),
+        precision=ground.precision,
+        rows=len(learnt),
+        held_out=len(held_out),
+        tokens=sum(len(e.ids) for e in (*learnt, *held_out)),
+        labels=sum(sum(e.is_label) for e in (*learnt, *held_out)),
+        steps=steps.steps * (2 if joint and recipe.stages == 2 else 1),
+        seconds=once + each * steps.steps + first,
+        memory_bytes=memory_bytes(model, heads, steps, adapter, cached),
+        disk_bytes=needed,
+        free_bytes=require_room(request.output.resolve().parent, needed),
+        notes=tuple(notes),
+    )
+
+
+def _adapter_size(model: Any, rank: int) -> int:
+    """Values of an adapter on every matrix of the layers."""
+    shapes = [p.shape for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    return rank * sum(sum(shape) for shape in shapes)

@@ -26,7 +26,7 @@ class Team:
             return cls()
         from accelerate import PartialState
 
-        state = PartialState(cpu=on_cpu)
+        state = PartialState(cpu=on_cpu or not torch.cuda.is_available())
         return cls(state.process_index, state.num_processes)
 
     @property

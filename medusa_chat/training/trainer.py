@@ -150,7 +150,10 @@ def train_heads(
     heads.requires_grad_(True)
     optimizers = optimizers_of(heads, recipe)
     start = _restore(state, heads, optimizers, recipe)
-    if recipe.cache_hidden and team.size == 1:
+    source: Iterator[tuple[int, Rows]] = iter(())
+    if start >= recipe.steps:
+        pass
+    elif recipe.cache_hidden and team.size == 1:
         source = _cached(model, len(heads), examples, recipe, start)
     else:
         source = _streamed(model, len(heads), examples, recipe, start, team)
