@@ -37,6 +37,7 @@ from medusa_chat.prompts import as_asked, read_prompts
 from medusa_chat.runners import Child, InProcess
 from medusa_chat.session import Session
 from medusa_chat.terminal import answer, load, note, opened, progress, refusing, require_folder
+from medusa_chat.train_cli import calibrate, train
 
 GROUP_FLAGS = ("--help", "--version")
 # Each would quietly undo a protection of ours (reliability, threat model).
@@ -57,6 +58,8 @@ app = Typer(
 )
 
 app.add_typer(models)
+app.command()(train)
+app.command()(calibrate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ MODULES = {
 }
 FRONT_ENDS = {
     *("cli", "options", "prompts", "terminal", "ui", "session", "runners", "compare", "history"),
-    *("worker", "bench", "doctor", "models_cli"),
+    *("worker", "bench", "doctor", "models_cli", "train_cli", "training_view"),
 }
 HEAVY = {"torch", "transformers", "tokenizers", "accelerate", "bitsandbytes", "peft", "gradio"}
 # Room or module of ours -> what of ours it may import, itself included.
@@ -26,11 +26,19 @@ ALLOWED = {
     "amounts": set(),
     "paths": {"errors"},
     "decoding": {"decoding", "errors"},
-    "training": {"training", "decoding", "checkpoint", "errors"},
+    "training": {
+        *("training", "decoding", "checkpoint", "finding", "weights", "adapters", "devices"),
+        *("messages", "paths", "errors", ""),
+    },
     "presets": {"paths", "decoding", "errors"},
     "models": {"paths", "errors"},
     "hub": {"hub", "amounts", "models", "paths", "errors", ""},
     "models_cli": {"hub", "quantised", "amounts", "models", "options", "terminal", "errors"},
+    "train_cli": {
+        *("training", "training_view", "hub", "checkpoint", "messages", "options", "terminal"),
+        "errors",
+    },
+    "training_view": {"terminal"},
     "messages": set(),
     "layouts": {"layouts", "errors"},
     "gate": {"layouts", "paths", "errors", ""},

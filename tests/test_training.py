@@ -18,10 +18,10 @@ from medusa_chat.training.data import (
     encode,
     encode_prompt,
     grouped,
-    read_conversations,
 )
 from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
 from medusa_chat.training.loss import IGNORED, hidden_and_targets, medusa_loss, targets_of
+from medusa_chat.training.reading import read_conversations
 from medusa_chat.training.trainer import (
     Evaluated,
     HeadRecipe,

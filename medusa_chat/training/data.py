@@ -1,10 +1,9 @@
-"""Conversations: read, encoded with their labels marked, and batched without crossing."""
+"""Conversations: encoded with their labels marked, and batched or packed without crossing."""
 
-import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,16 +12,7 @@ from torch import Tensor
 
 from medusa_chat.errors import UsageError
 
-ROLES = ("system", "user", "assistant")
 Message = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """Messages of {"role", "content"}, and the file and line they came from."""
-
-    messages: tuple[Message, ...]
-    place: str
 
 
 @dataclass(frozen=True)
@@ -38,43 +28,25 @@ class Example:
 class Batch:
     """Examples padded on the right with id 0: ids [b, t] int64, is_label [b, t] bool.
 
-    Under causal attention no token sees what is to its right, so the padding changes nothing and
-    no mask is needed; padding is never a label.
+    A row is an example: under causal attention no token sees what is to its right, so the padding
+    changes nothing and no mask is needed; padding is never a label. A packed row holds several:
+    owners [b, t] int64 says which of `examples` a token belongs to (-1: padding), positions [b, t]
+    counts from 0 in each, and `mask` keeps them apart.
     """
 
     ids: Tensor
     is_label: Tensor
     examples: tuple[Example, ...]
+    owners: Tensor | None = None
+    positions: Tensor | None = None
 
-
-def read_conversations(path: Path) -> Iterator[Conversation]:
-    """Rows of a JSONL file of {"messages": [...]}. Raises UsageError with the line of a bad one."""
-    try:
-        lines = path.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as UTF-8 text: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            place = f"{path}:{number}"
-            yield Conversation(_messages(line, place), place)
-
-
-def _messages(line: str, place: str) -> tuple[Message, ...]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{place}: not JSON: {error.msg}") from error
-    messages = row.get("messages") if isinstance(row, dict) else None
-    if not isinstance(messages, list) or not messages:
-        raise UsageError(f'{place}: a row needs "messages", a list that is not empty')
-    for message in messages:
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise UsageError(f"{place}: a message needs a role: one of {', '.join(ROLES)}")
-        if not isinstance(message.get("content"), str):
-            raise UsageError(f"{place}: a message needs a content that is text")
-    if not any(message["role"] == "assistant" for message in messages):
-        raise UsageError(f"{place}: no message of the assistant, so nothing to learn")
-    return tuple({"role": m["role"], "content": m["content"]} for m in messages)
+    def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """Additive [b, 1, t, t]: a token sees its own example up to itself. None: plain causal."""
+        if self.owners is None:
+            return None
+        owners = self.owners.to(device)
+        same = (owners.unsqueeze(1) == owners.unsqueeze(2)).tril().unsqueeze(1)
+        return torch.zeros(same.shape, dtype=dtype, device=device).masked_fill(~same, -torch.inf)
 
 
 def encode(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
@@ -166,3 +138,48 @@ def collate(examples: Sequence[Example]) -> Batch:
         ids[row, : len(example.ids)] = torch.tensor(example.ids)
         is_label[row, : len(example.ids)] = torch.tensor(example.is_label)
     return Batch(ids, is_label, tuple(examples))
+
+
+def packed(examples: Sequence[Example], length: int, seed: int) -> list[list[Example]]:
+    """Every example once, several to a row of at most `length` ids; the fullest row that still has
+    room takes the next. Longer examples have a row each."""
+    order = random.Random(seed).sample(list(examples), len(examples))
+    order.sort(key=lambda example: -len(example.ids))
+    rows: list[list[Example]] = []
+    room: list[tuple[int, int]] = []  # ids left, row; sorted
+    for example in order:
+        place = bisect_left(room, (len(example.ids), 0))
+        left, row = room.pop(place) if place < len(room) else (length, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(example)
+        insort(room, (left - len(example.ids), row))
+    return rows
+
+
+def shuffled(rows: Sequence[list[Example]], at_once: int, seed: int) -> list[list[list[Example]]]:
+    """The packed rows in another order, `at_once` to a batch."""
+    order = random.Random(seed).sample(list(rows), len(rows))
+    return [order[start : start + at_once] for start in range(0, len(order), at_once)]
+
+
+def collate_packed(rows: Sequence[Sequence[Example]]) -> Batch:
+    """One batch of packed rows, padded on the right to the longest. The first token of an example
+    is no label: nothing in the row says what it will be."""
+    examples = tuple(example for row in rows for example in row)
+    shape = (len(rows), max(sum(len(e.ids) for e in row) for row in rows))
+    ids, positions = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
+    owners = torch.full(shape, -1, dtype=torch.long)
+    is_label = torch.zeros(shape, dtype=torch.bool)
+    number = 0
+    for place, row in enumerate(rows):
+        start = 0
+        for example in row:
+            part = slice(start, start + len(example.ids))
+            ids[place, part] = torch.tensor(example.ids)
+            is_label[place, part] = torch.tensor(example.is_label)
+            is_label[place, start] = False
+            positions[place, part] = torch.arange(len(example.ids))
+            owners[place, part] = number
+            number, start = number + 1, part.stop
+    return Batch(ids, is_label, examples, owners, positions)

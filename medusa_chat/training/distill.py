@@ -96,10 +96,11 @@ def _whole_batches(
             raise UsageError(f"{path} answers other prompts: remove it or give another file")
         batches.append(batch)
         start += len(group)
-    lines = path.read_bytes().split(b"\n")[:start]
-    partial = path.with_suffix(".part")
-    partial.write_bytes(b"".join(line + b"\n" for line in lines))
-    partial.replace(path)
+    lines = path.read_bytes().split(b"\n")
+    if len(lines) > start + 1 or lines[-1]:  # the last one is what follows the last line's end
+        partial = path.with_suffix(".part")
+        partial.write_bytes(b"".join(line + b"\n" for line in lines[:start]))
+        partial.replace(path)
     return batches
 
 

@@ -13,17 +13,21 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.data import Batch
 
 IGNORED = -100
+RANKS = 5  # predictions of a head that are watched while it learns
 LMHead = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class HeadLosses:
-    """total: the scalar to minimise. Per head [K], detached: mean loss, top-1 hits, labels."""
+    """total: the scalar to minimise. Per head, detached: mean loss [K]; how often each of its
+    first predictions was right, hits [K, RANKS]; labels [K]. lm: the backbone's own loss, where
+    that is trained as well. The sums are those of this process, the means over `labels` of all."""
 
     total: Tensor
     losses: Tensor
     hits: Tensor
     labels: Tensor
+    lm: Tensor | None = None
 
 
 def targets_of(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
@@ -45,13 +49,31 @@ def hidden_and_targets(model: Any, batch: Batch, heads: int) -> tuple[Tensor, Te
     """Where any head has a label: hidden states after the final norm [n, d], targets [n, K], and
     the row of the batch [n] they stand in."""
     device = model.get_input_embeddings().weight.device
-    ids = batch.ids.to(device)
-    targets = targets_of(ids, batch.is_label.to(device), heads)
+    targets = targets_of(batch.ids.to(device), batch.is_label.to(device), heads)
     with torch.inference_mode():
-        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        hidden = run_decoder(model, batch)
     chosen = (targets != IGNORED).any(-1)
     # indexing outside inference mode copies, so autograd may keep the result
-    return hidden[chosen], targets[chosen], chosen.nonzero()[:, 0]
+    return hidden[chosen], targets[chosen], owners_of(batch, chosen)
+
+
+def run_decoder(model: Any, batch: Batch) -> Tensor:
+    """Hidden states [b, t, d] after the final norm, each example by itself."""
+    table = model.get_input_embeddings().weight
+    apart = {}
+    if batch.positions is not None:
+        apart["attention_mask"] = batch.mask(model.dtype, table.device)
+        apart["position_ids"] = batch.positions.to(table.device)
+    ids = batch.ids.to(table.device)
+    hidden: Tensor = model.get_decoder()(input_ids=ids, use_cache=False, **apart).last_hidden_state
+    return hidden
+
+
+def owners_of(batch: Batch, chosen: Tensor) -> Tensor:
+    """Which of the batch's examples each chosen place [b, t] stands in."""
+    if batch.owners is None:
+        return chosen.nonzero()[:, 0]
+    return batch.owners.to(chosen.device)[chosen]
 
 
 def medusa_loss(
@@ -61,16 +83,17 @@ def medusa_loss(
     targets: Tensor,
     decay: float = 0.8,
     rows_at_once: int = 512,
+    labels: Tensor | None = None,
 ) -> HeadLosses:
     """L_Medusa-1 = sum over k of decay^k CE_k, k from 1 (Medusa, arXiv 2401.10774, 2.2.1).
 
     hidden [n, d], targets [n, K] with IGNORED where there is none; each head's loss is the mean
-    over its own labels. Logits of at most `rows_at_once` rows exist at a time, in the forward and
-    in the backward pass.
+    over its own labels, or over `labels` [K] where these are but a part of them. Logits of at most
+    `rows_at_once` rows exist at a time, in the forward and in the backward pass.
     """
-    labels = (targets != IGNORED).sum(0)
+    labels = (targets != IGNORED).sum(0) if labels is None else labels
     sums = hidden.new_zeros(targets.shape[1], dtype=torch.float32)
-    hits = torch.zeros_like(labels)
+    hits = labels.new_zeros(targets.shape[1], RANKS)
     for rows, wanted in zip(hidden.split(rows_at_once), targets.split(rows_at_once), strict=True):
         part, right = checkpoint(_sums, heads, lm_head, rows, wanted, use_reentrant=False)
         sums, hits = sums + part, hits + right
@@ -82,7 +105,7 @@ def medusa_loss(
 def _sums(
     heads: MedusaHeads, lm_head: LMHead, hidden: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy [K] and top-1 hits [K] of a few rows."""
+    """Summed cross-entropy [K] and hits of each rank [K, RANKS] of a few rows."""
     half = hidden.dtype in (torch.bfloat16, torch.float16)
     with torch.autocast(hidden.device.type, torch.bfloat16, enabled=half):
         logits = heads(hidden, lm_head).float()
@@ -90,5 +113,7 @@ def _sums(
     losses = F.cross_entropy(
         logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="none"
     )
-    hits = (logits.detach().argmax(-1) == wanted).sum(1)
+    best = logits.detach().topk(min(RANKS, logits.shape[-1]), dim=-1).indices
+    hits = (best == wanted.unsqueeze(-1)).sum(1)
+    hits = F.pad(hits, (0, RANKS - hits.shape[1]))
     return losses.view_as(wanted).sum(1), hits

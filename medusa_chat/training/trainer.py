@@ -1,32 +1,50 @@
 """Training of the heads on a frozen backbone, step by step, resumable at any of them."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.training.data import Batch, Example, collate, grouped
-from medusa_chat.training.loss import HeadLosses, LMHead, hidden_and_targets, medusa_loss
-from medusa_chat.training.muon import Muon
+from medusa_chat.errors import MedusaChatError, UsageError, first_line
+from medusa_chat.training.data import (
+    Batch,
+    Example,
+    collate,
+    collate_packed,
+    grouped,
+    packed,
+    shuffled,
+)
+from medusa_chat.training.loss import (
+    IGNORED,
+    HeadLosses,
+    LMHead,
+    hidden_and_targets,
+    medusa_loss,
+)
+from medusa_chat.training.optimizers import Optimizers, head_optimizers, share_of_peak
+from medusa_chat.training.team import ALONE, Team
 
-Optimizers = list[tuple[torch.optim.Optimizer, float]]
+T = TypeVar("T")
+Shares = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
 class HeadRecipe:
     """Settings of a Medusa-1 run; its defaults suit heads that share the LM head.
 
-    learning_rate: Muon's, for the residual layers; other_learning_rate: AdamW's, for biases and
-    LM heads of their own. batch_tokens counts padding. cache_hidden: run the backbone once over
-    everything and keep its hidden states (d values a label), then take batches of batch_labels;
-    else run it at every step over batches of batch_tokens. decay: the weight of head k (from 1) is
-    decay^k. evaluate_every and save_every count steps; the last step does both.
+    optimizer: "muon" with learning_rate for the residual layers and AdamW with other_learning_rate
+    for biases and LM heads of their own, or "adamw" with learning_rate for all. batch_tokens counts
+    padding. sequence_length: pack the examples into rows of that many ids (0: a row each, like
+    lengths together). cache_hidden: run the backbone once over everything and keep its hidden
+    states (d values a label), then take batches of batch_labels; else run it at every step over
+    batches of batch_tokens. decay: the weight of head k (from 1) is decay^k. evaluate_every and
+    save_every count steps; the last step does both.
     """
 
     steps: int = 500
@@ -43,6 +61,8 @@ class HeadRecipe:
     evaluate_every: int = 100
     save_every: int = 100
     seed: int = 0
+    optimizer: str = "muon"
+    sequence_length: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,24 +77,37 @@ class Rows:
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One step done. losses, top1: per head, top1 the share of labels predicted right."""
+    """One step done. Per head: losses, and top: how often the token was among its first 1 to 5
+    predictions. lm_loss: the backbone's own, where that is trained as well."""
 
     step: int
     steps: int
     loss: float
     losses: tuple[float, ...]
-    top1: tuple[float, ...]
+    top: Shares
     labels: int
     learning_rate: float
+    lm_loss: float | None = None
+
+    @property
+    def top1(self) -> tuple[float, ...]:
+        """Share of labels that each head predicts right."""
+        return tuple(row[0] for row in self.top)
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The held-out examples after `step` steps, per head."""
+    """The held-out examples after `step` steps, per head as in TrainStep."""
 
     step: int
     losses: tuple[float, ...]
-    top1: tuple[float, ...]
+    top: Shares
+    lm_loss: float | None = None
+
+    @property
+    def top1(self) -> tuple[float, ...]:
+        """Share of labels that each head predicts right."""
+        return tuple(row[0] for row in self.top)
 
 
 def new_heads(
@@ -102,12 +135,14 @@ def train_heads(
     recipe: HeadRecipe,
     held_out: Sequence[Example] = (),
     state: Path | None = None,
+    team: Team = ALONE,
 ) -> Iterator[TrainStep | Evaluated]:
     """Train `heads` in place to recipe.steps; the backbone is frozen and left frozen.
 
-    state: file that is written whole every save_every steps and taken up when it is there; a run
-    that was interrupted gives the same heads, bit for bit on a CPU. Raises MedusaChatError naming
-    the example when a loss is not finite.
+    state: file that is written whole every save_every steps, and when the generator is closed, and
+    taken up when it is there; a run that was interrupted gives the same heads, bit for bit on a
+    CPU. Several processes of a team give the heads of one that does not cache. Raises
+    MedusaChatError naming the example when a loss is not finite.
     """
     if not examples:
         raise UsageError("no examples to train the heads on")
@@ -115,43 +150,89 @@ def train_heads(
     heads.requires_grad_(True)
     optimizers = optimizers_of(heads, recipe)
     start = _restore(state, heads, optimizers, recipe)
-    source = _cached if recipe.cache_hidden else _streamed
-    for step, rows in source(model, len(heads), examples, recipe, start):
-        rate = rate_at(step, recipe)
-        for optimizer, peak in optimizers:
-            optimizer.param_groups[0]["lr"] = peak * rate
-        result = _loss(lm_head, heads, rows, recipe)
-        if not math.isfinite(result.total.item()):
-            raise MedusaChatError(_blame(lm_head, heads, rows, recipe, step))
-        result.total.backward()
-        nn.utils.clip_grad_norm_(heads.parameters(), recipe.clip)
-        for optimizer, _ in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        done = step + 1
-        if state and (done % recipe.save_every == 0 or done == recipe.steps):
+    source: Iterator[tuple[int, Rows]] = iter(())
+    if start >= recipe.steps:
+        pass
+    elif recipe.cache_hidden and team.size == 1:
+        source = _cached(model, len(heads), examples, recipe, start)
+    else:
+        source = _streamed(model, len(heads), examples, recipe, start, team)
+
+    def save(done: int) -> None:
+        if state is not None and team.is_first:
             _save(state, heads, optimizers, done, recipe)
-        yield _train_step(done, recipe, result, rate * recipe.learning_rate)
-        if held_out and (done % recipe.evaluate_every == 0 or done == recipe.steps):
-            yield evaluate(model, lm_head, heads, held_out, recipe, done)
+
+    for event in descend(
+        source,
+        lambda step, rows: _loss(lm_head, heads, rows, recipe, team),
+        lambda step, rows: _blame(lm_head, heads, rows, recipe, step),
+        list(heads.parameters()),
+        optimizers,
+        recipe,
+        save,
+        team,
+    ):
+        yield event
+        if held_out and is_due(event.step, recipe.evaluate_every, recipe.steps):
+            yield evaluate(model, lm_head, heads, held_out, recipe, event.step)
+
+
+def descend(
+    source: Iterator[tuple[int, T]],
+    loss: Callable[[int, T], HeadLosses],
+    blame: Callable[[int, T], str],
+    parameters: Sequence[nn.Parameter],
+    optimizers: Optimizers,
+    recipe: HeadRecipe,
+    save: Callable[[int], None],
+    team: Team = ALONE,
+) -> Iterator[TrainStep]:
+    """Take the steps that the source gives batches for. save(done) is called when it is due, and
+    when the generator is closed between two steps; blame says whose loss is not finite."""
+    saved = done = 0
+    try:
+        for step, batch in source:
+            rate = share_of_peak(step, recipe.steps, recipe.warmup_steps)
+            for optimizer, peak in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = peak * rate
+            result = loss(step, batch)
+            total = team.sum(result.total.detach().clone()).item()
+            if not math.isfinite(total):
+                raise MedusaChatError(blame(step, batch))
+            result.total.backward()
+            for parameter in parameters if team.size > 1 else ():
+                if parameter.grad is not None:
+                    team.sum(parameter.grad)
+            nn.utils.clip_grad_norm_(parameters, recipe.clip)
+            for optimizer, _ in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            done = step + 1
+            if is_due(done, recipe.save_every, recipe.steps):
+                save(done)
+                saved = done
+            yield _train_step(done, recipe, result, total, rate * recipe.learning_rate, team)
+    except GeneratorExit:
+        if done > saved:
+            save(done)
+        raise
+
+
+def is_due(done: int, every: int, steps: int) -> bool:
+    """Every so many steps, and at the last."""
+    return done % every == 0 or done == steps
 
 
 def optimizers_of(heads: MedusaHeads, recipe: HeadRecipe) -> Optimizers:
-    """Muon for the residual layers' matrices, AdamW for everything else, each with its peak."""
-    decay = recipe.weight_decay
-    rest = [p for p in heads.parameters() if p is not heads.weight]
-    return [
-        (Muon([heads.weight], recipe.learning_rate, weight_decay=decay), recipe.learning_rate),
-        (torch.optim.AdamW(rest, weight_decay=decay), recipe.other_learning_rate),
-    ]
+    """Those of the recipe, each with its peak."""
+    rates = (recipe.learning_rate, recipe.other_learning_rate)
+    return head_optimizers(heads, recipe.optimizer, *rates, recipe.weight_decay)
 
 
 def rate_at(step: int, recipe: HeadRecipe) -> float:
-    """Share of the peak learning rate at a step from 0: linear warmup, then half a cosine to 0."""
-    if step < recipe.warmup_steps:
-        return (step + 1) / recipe.warmup_steps
-    progress = (step - recipe.warmup_steps) / max(recipe.steps - recipe.warmup_steps, 1)
-    return 0.5 * (1 + math.cos(math.pi * progress))
+    """Share of the peak learning rate at a step from 0."""
+    return share_of_peak(step, recipe.steps, recipe.warmup_steps)
 
 
 @torch.no_grad()
@@ -169,8 +250,8 @@ def evaluate(
     results = [_loss(lm_head, heads, rows, recipe) for rows in batches]
     labels = torch.stack([r.labels for r in results]).sum(0).clamp(min=1)
     losses = torch.stack([r.losses * r.labels for r in results]).sum(0) / labels
-    hits = torch.stack([r.hits for r in results]).sum(0) / labels
-    return Evaluated(step, tuple(losses.tolist()), tuple(hits.tolist()))
+    hits = torch.stack([r.hits for r in results]).sum(0)
+    return Evaluated(step, tuple(losses.tolist()), shares(hits, labels))
 
 
 def rows_of(model: Any, heads: int, batch: Batch) -> Rows:
@@ -180,18 +261,61 @@ def rows_of(model: Any, heads: int, batch: Batch) -> Rows:
     return Rows(hidden, targets, places, names)
 
 
-def _streamed(
-    model: Any, heads: int, examples: Sequence[Example], recipe: HeadRecipe, start: int
-) -> Iterator[tuple[int, Rows]]:
-    """(step, rows) from step `start` on, the backbone run at every step."""
+def epoch_of(
+    examples: Sequence[Example], recipe: HeadRecipe, epoch: int
+) -> list[list[list[Example]]]:
+    """The batches of an epoch: of rows, of examples."""
+    if not recipe.sequence_length:
+        groups = grouped(examples, recipe.batch_tokens, recipe.seed + epoch)
+        return [[[example] for example in group] for group in groups]
+    rows = packed(examples, recipe.sequence_length, recipe.seed)
+    at_once = max(recipe.batch_tokens // recipe.sequence_length, 1)
+    return shuffled(rows, at_once, recipe.seed + epoch)
+
+
+def batch_of(rows: Sequence[Sequence[Example]], recipe: HeadRecipe) -> Batch:
+    """The rows of a batch as tensors."""
+    if recipe.sequence_length:
+        return collate_packed(rows)
+    return collate([example for row in rows for example in row])
+
+
+def streamed(
+    examples: Sequence[Example], recipe: HeadRecipe, start: int, team: Team
+) -> Iterator[tuple[int, Sequence[Sequence[Example]]]]:
+    """(step, this process' rows of its batch) from step `start` on."""
     step = 0
     for epoch in range(recipe.steps):
-        for group in grouped(examples, recipe.batch_tokens, recipe.seed + epoch):
+        for rows in epoch_of(examples, recipe, epoch):
             if step >= recipe.steps:
                 return
             if step >= start:
-                yield step, rows_of(model, heads, collate(group))
+                yield step, team.share(rows)
             step += 1
+
+
+def _streamed(
+    model: Any,
+    heads: int,
+    examples: Sequence[Example],
+    recipe: HeadRecipe,
+    start: int,
+    team: Team,
+) -> Iterator[tuple[int, Rows]]:
+    """(step, rows) from step `start` on, the backbone run at every step."""
+    for step, rows in streamed(examples, recipe, start, team):
+        yield (
+            step,
+            rows_of(model, heads, batch_of(rows, recipe)) if rows else _no_rows(model, heads),
+        )
+
+
+def _no_rows(model: Any, heads: int) -> Rows:
+    """For the process of a team that a batch has no row for."""
+    device = model.get_input_embeddings().weight.device
+    hidden = torch.zeros(0, model.config.get_text_config().hidden_size, dtype=model.dtype)
+    targets = torch.zeros(0, heads, dtype=torch.long, device=device)
+    return Rows(hidden.to(device), targets, targets[:, 0], ())
 
 
 def _cached(
@@ -200,8 +324,8 @@ def _cached(
     """(step, rows) from step `start` on, the backbone run once over everything."""
     names: tuple[str, ...] = ()
     parts = []
-    for group in grouped(examples, recipe.batch_tokens, recipe.seed):
-        rows = rows_of(model, heads, collate(group))
+    for group in epoch_of(examples, recipe, 0):
+        rows = rows_of(model, heads, batch_of(group, recipe))
         parts.append((rows.hidden, rows.targets, rows.owners + len(names)))
         names += rows.names
     hidden, targets, owners = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -217,9 +341,12 @@ def _cached(
         yield step, Rows(hidden[chosen], targets[chosen], owners[chosen], names)
 
 
-def _loss(lm_head: LMHead, heads: MedusaHeads, rows: Rows, recipe: HeadRecipe) -> HeadLosses:
+def _loss(
+    lm_head: LMHead, heads: MedusaHeads, rows: Rows, recipe: HeadRecipe, team: Team = ALONE
+) -> HeadLosses:
+    labels = team.sum((rows.targets != IGNORED).sum(0))
     at_once = recipe.rows_at_once
-    return medusa_loss(heads, lm_head, rows.hidden, rows.targets, recipe.decay, at_once)
+    return medusa_loss(heads, lm_head, rows.hidden, rows.targets, recipe.decay, at_once, labels)
 
 
 @torch.no_grad()
@@ -235,26 +362,46 @@ def _blame(lm_head: LMHead, heads: MedusaHeads, rows: Rows, recipe: HeadRecipe, 
     return f"the loss is not finite at step {step + 1}: look at {names}, or lower the learning rate"
 
 
-def _train_step(step: int, recipe: HeadRecipe, result: HeadLosses, rate: float) -> TrainStep:
-    top1 = (result.hits / result.labels.clamp(min=1)).tolist()
-    labels = int(result.labels[0])
-    losses = tuple(result.losses.tolist())
-    return TrainStep(step, recipe.steps, result.total.item(), losses, tuple(top1), labels, rate)
+def _train_step(
+    step: int, recipe: HeadRecipe, result: HeadLosses, total: float, rate: float, team: Team
+) -> TrainStep:
+    losses = tuple(team.sum(result.losses.clone()).tolist())
+    top = shares(team.sum(result.hits), result.labels)
+    lm = None if result.lm is None else team.sum(result.lm.clone()).item()
+    return TrainStep(step, recipe.steps, total, losses, top, int(result.labels[0]), rate, lm)
+
+
+def shares(hits: Tensor, labels: Tensor) -> Shares:
+    """hits [K, R] of each rank alone, labels [K] -> how often the token was among the first."""
+    found = hits.cumsum(-1) / labels.clamp(min=1).unsqueeze(-1)
+    return tuple(tuple(row) for row in found.tolist())
 
 
 def _save(
     path: Path, heads: MedusaHeads, optimizers: Optimizers, step: int, recipe: HeadRecipe
 ) -> None:
-    """Write the whole state beside `path`, then put it in place at once."""
     saved = {
         "heads": heads.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer, _ in optimizers],
         "step": step,
         "recipe": asdict(recipe),
     }
+    write_state(path, saved)
+
+
+def write_state(path: Path, saved: dict[str, Any]) -> None:
+    """Write the whole state beside `path`, then put it in place at once. Raises MedusaChatError
+    where it cannot be written; what was there stays."""
     partial = path.with_suffix(".part")
-    torch.save(saved, partial)
-    partial.replace(path)
+    try:
+        torch.save(saved, partial)
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's writer says it its own way
+        partial.unlink(missing_ok=True)
+        raise MedusaChatError(
+            f"the state of the training cannot be written to {path.parent} ({first_line(error)}): "
+            "make room there and go on with --resume"
+        ) from error
 
 
 def _restore(

@@ -1,0 +1,66 @@
+"""The files of a data set on the Hub: conversations and prompts, as the training reads them."""
+
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from medusa_chat.hub.client import ask, constants, failure, is_offline, is_repo_id, offline
+
+SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
+NOT_DATA = ("dataset_infos.json", "config.json", "state.json")
+
+
+def dataset_files(name: str) -> tuple[Path, ...]:
+    """The files of "owner/name", or the one of "owner/name/path/to/file", from the cache or
+    downloaded. Of a data set that is cut into parts, those for training. Raises HubError."""
+    owner, _, rest = name.partition("/")
+    own, _, file = rest.partition("/")
+    repo = f"{owner}/{own}"
+    if not own or not is_repo_id(repo):
+        raise failure("missing", f"there is no file {name[:200]!r}, and it is no Hub data set's id")
+    names = [file] if file else chosen_files(_names(repo))
+    if not names:
+        kinds = ", ".join(SUFFIXES)
+        raise failure("missing", f"the data set {repo} holds no file that is read here ({kinds})")
+    folder = _snapshot(repo, names)
+    found = tuple(folder / file for file in names if (folder / file).is_file())
+    if not found:
+        raise failure("missing", f"the data set {repo} has no file {names[0]}")
+    return found
+
+
+def chosen_files(names: Iterable[str]) -> list[str]:
+    """What is data, sorted; only what is named for training where something is."""
+    found = sorted(n for n in names if PurePosixPath(n).suffix in SUFFIXES and _is_data(n))
+    return [n for n in found if "train" in n] or found
+
+
+def _is_data(name: str) -> bool:
+    last = PurePosixPath(name).name
+    return last not in NOT_DATA and not last.lower().startswith(("readme", "license"))
+
+
+def _names(repo: str) -> list[str]:
+    if is_offline():
+        folder = _snapshot(repo, None)
+        return [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+
+    def call() -> list[str]:
+        from huggingface_hub import HfApi
+
+        return HfApi(endpoint=constants().ENDPOINT).list_repo_files(repo, repo_type="dataset")
+
+    return ask(repo, call)
+
+
+def _snapshot(repo: str, names: list[str] | None) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    def call() -> str:
+        return snapshot_download(
+            repo, repo_type="dataset", allow_patterns=names, local_files_only=is_offline()
+        )
+
+    try:
+        return Path(ask(repo, call))
+    except errors.LocalEntryNotFoundError as error:
+        raise offline(repo) from error

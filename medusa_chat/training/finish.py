@@ -1,0 +1,110 @@
+"""The end of a training: the heads are measured, and the checkpoint is written."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from medusa_chat import weights
+from medusa_chat.adapters import merge_adapter
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.training.accuracy import count_ranks
+from medusa_chat.training.data import Example
+from medusa_chat.training.distill import DistillRecipe
+from medusa_chat.training.ground import Ground
+from medusa_chat.training.output import (
+    TREE_NODES,
+    Calibrated,
+    heads_config,
+    model_card,
+    write_adapter,
+    write_checkpoint,
+    write_heads,
+    write_json,
+)
+from medusa_chat.training.reading import Conversation
+from medusa_chat.training.recipe import Recipe, TrainRequest
+from medusa_chat.training.talks import answer_conversations
+
+CALIBRATION_TOKENS = 128
+
+
+def calibrate_heads(
+    ground: Ground,
+    heads: MedusaHeads,
+    conversations: list[Conversation],
+    held_out: Sequence[Example],
+    recipe: Recipe,
+    work: Path,
+) -> Calibrated:
+    """Rank accuracies on greedy answers to the held-out rows' prompts, as decoding meets them; on
+    the rows themselves where those are plain text."""
+    places = {example.place for example in held_out}
+    asked = [found for found in conversations if found.place in places and found.asked]
+    measured, what = list(held_out), f"{len(held_out)} held-out rows"
+    if asked and all(found.messages for found in conversations):
+        greedy = DistillRecipe(
+            max_new_tokens=min(CALIBRATION_TOKENS, ground.length // 2),
+            temperatures=(0.0,),
+            rows=16,
+        )
+        events = answer_conversations(
+            ground.model, ground.tokenizer, asked, greedy, ground.length, work / "calibration"
+        )
+        answers = [event.example for event in events if event.example is not None]
+        if answers:
+            measured = answers
+            what = f"{len(answers)} greedy answers of the backbone to held-out prompts"
+    ranks = min(10, int(ground.config.get_text_config().vocab_size))
+    *_, counts = count_ranks(ground.model, heads, measured, ranks, lm_head=ground.lm_head)
+    return Calibrated.search(counts.accuracies, TREE_NODES, what, counts.labels[0])
+
+
+def write_output(
+    request: TrainRequest,
+    ground: Ground,
+    heads: MedusaHeads,
+    calibrated: Calibrated,
+    tensors: dict[str, torch.Tensor],
+    names: Sequence[str],
+) -> int:
+    recipe, output = request.recipe, request.output
+    base = ground.base.seen_from(output)
+    dtype = ground.model.dtype
+    heads = heads.to(dtype).requires_grad_(False)
+    is_merged = recipe.method == "medusa-2" and recipe.output == "merged"
+    if is_merged:
+        ground.model = None  # its memory is needed for the one that is merged into
+
+    def fill(folder: Path) -> None:
+        if is_merged:
+            _merge(ground, folder, tensors, names, recipe, base)
+        else:
+            write_json(folder / "config.json", heads_config(heads, base))
+            if tensors:
+                write_adapter(folder, tensors, names, recipe, base)
+        write_heads(folder, heads, calibrated)
+        files = [path.name for path in request.data]
+        card = model_card(ground.base, recipe, files, calibrated)
+        (folder / "README.md").write_text(card, "utf-8")
+
+    return write_checkpoint(output, fill)
+
+
+def _merge(
+    ground: Ground,
+    folder: Path,
+    tensors: dict[str, torch.Tensor],
+    names: Sequence[str],
+    recipe: Recipe,
+    base: str,
+) -> None:
+    """Write the whole model: the adapter goes into the weights as they were published, in 16 bit,
+    also where it was learnt over quantised ones."""
+    file = write_adapter(folder, tensors, names, recipe, base)
+    precision = "bf16" if ground.precision in ("nf4", "int8") else ground.precision
+    model = weights.read_model(ground.found, ground.config, precision, torch.device("cpu"))
+    merge_adapter(model, file).save_pretrained(folder)
+    ground.tokenizer.save_pretrained(folder)
+    file.unlink()
+    file.with_name("adapter_config.json").unlink()

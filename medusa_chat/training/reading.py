@@ -1,0 +1,212 @@
+"""Files of conversations and prompts, of every common kind, row by row.
+
+JSON and JSONL of ShareGPT (`conversations` of from/value), UltraChat (`messages`, or `data`),
+MT-Bench (`turns`), AlpacaEval (`instruction`), `prompt` and `text` rows; parquet of the same; and
+plain text. A bad row is refused with its file and line.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medusa_chat.errors import UsageError
+
+SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
+ROLES = ("system", "user", "assistant")
+SPEAKERS = {
+    **{role: role for role in ROLES},
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
+}
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages of {"role", "content"}, and the file and line they came from.
+
+    text: a plain text instead, which has no messages and is learnt whole.
+    """
+
+    messages: tuple[Message, ...]
+    place: str
+    text: str = ""
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What the user says, in order."""
+        return tuple(m["content"] for m in self.messages if m["role"] == "user")
+
+
+def read_conversations(path: Path, prompts: bool = False) -> Iterator[Conversation]:
+    """The rows of a file. prompts: only what the user says is wanted, so answers may be missing.
+
+    Rows of ShareGPT that begin with an answer lose it, and those with no answer are left out, as
+    everybody does who trains on it. Raises UsageError with the line of a bad row.
+    """
+    kinds = {".parquet": _parquet, ".txt": _plain(prompts), ".json": _json}
+    for place, row in kinds.get(path.suffix.lower(), _lines)(path):
+        found = conversation(row, place)
+        if found is None:
+            continue
+        if not prompts and not found.text and not _has_answer(found):
+            raise UsageError(
+                f"{place}: no message of the assistant, so nothing to learn; --distill lets the "
+                "backbone answer"
+            )
+        if prompts and not found.asked:
+            raise UsageError(f"{place}: no message of the user, so nothing to answer")
+        yield found
+
+
+def conversation(row: Any, place: str) -> Conversation | None:
+    """One row of whatever kind, None for an empty one of ShareGPT. Raises UsageError."""
+    if isinstance(row, Conversation):
+        return row
+    if not isinstance(row, dict):
+        raise UsageError(f"{place}: a row is a JSON object, this is {str(row)[:40]!r}")
+    if "messages" in row:
+        return Conversation(_messages(row["messages"], "messages", place), place)
+    if "conversations" in row:
+        return _sharegpt(row["conversations"], place)
+    for key in ("turns", "data"):
+        if isinstance(row.get(key), list):
+            return Conversation(_alternating(row[key], key, place), place)
+    for key in ("instruction", "prompt"):
+        if key in row:
+            return Conversation(_question(row, key, place), place)
+    if isinstance(row.get("text"), str):
+        return Conversation((), place, row["text"])
+    raise UsageError(
+        f'{place}: a row needs "messages", "conversations", "turns", "data", "instruction", '
+        f'"prompt" or "text", this has {", ".join(map(str, row))[:80] or "nothing"}'
+    )
+
+
+def _has_answer(found: Conversation) -> bool:
+    return any(message["role"] == "assistant" for message in found.messages)
+
+
+def _messages(found: Any, key: str, place: str) -> tuple[Message, ...]:
+    if not isinstance(found, list) or not found:
+        raise UsageError(f'{place}: "{key}" must be a list that is not empty')
+    return tuple(_message(message, place) for message in found)
+
+
+def _message(message: Any, place: str) -> Message:
+    if not isinstance(message, dict):
+        raise UsageError(f"{place}: a message must be a JSON object")
+    role = SPEAKERS.get(str(message.get("role", message.get("from"))))
+    content = message.get("content", message.get("value"))
+    if role is None:
+        raise UsageError(f"{place}: a message needs a role: one of {', '.join(ROLES)}")
+    if not isinstance(content, str):
+        raise UsageError(f"{place}: a message needs a content that is text")
+    return {"role": role, "content": content}
+
+
+def _sharegpt(found: Any, place: str) -> Conversation | None:
+    """From the first question on, the turns of one speaker joined."""
+    if found == []:
+        return None
+    turns: list[Message] = []
+    for message in _messages(found, "conversations", place):
+        if turns and turns[-1]["role"] == message["role"]:
+            turns[-1]["content"] += "\n\n" + message["content"]
+        elif message["role"] != "assistant" or any(turn["role"] == "user" for turn in turns):
+            turns.append(message)
+    spoken = {turn["role"] for turn in turns}
+    return Conversation(tuple(turns), place) if "user" in spoken else None
+
+
+def _alternating(found: list[Any], key: str, place: str) -> tuple[Message, ...]:
+    """MT-Bench's turns are all the user's; UltraChat's data alternates."""
+    if not found or not all(isinstance(text, str) for text in found):
+        raise UsageError(f'{place}: "{key}" must be a list of texts that is not empty')
+    roles = ("user", "user") if key == "turns" else ("user", "assistant")
+    return tuple({"role": roles[i % 2], "content": text} for i, text in enumerate(found))
+
+
+def _question(row: dict[str, Any], key: str, place: str) -> tuple[Message, ...]:
+    parts = [row[key], row.get("input") or ""]
+    answer = row.get("output") or row.get("response") or ""
+    if not all(isinstance(text, str) for text in (*parts, answer)) or not row[key]:
+        raise UsageError(f'{place}: "{key}" and what goes with it must be text')
+    asked = {"role": "user", "content": "\n\n".join(part for part in parts if part)}
+    return (asked, {"role": "assistant", "content": answer}) if answer else (asked,)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if line.strip():
+            place = f"{path}:{number}"
+            try:
+                yield place, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                said = getattr(error, "msg", "nested too deeply")
+                raise UsageError(f"{place}: not JSON: {said}") from error
+
+
+def _json(path: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of an array, each with the line it begins in; else a JSON object a line."""
+    text = _text(path)
+    at = len(text) - len(text.lstrip())
+    if text[at : at + 1] != "[":
+        yield from _lines(path)
+        return
+    decoder, line, counted, at = json.JSONDecoder(), 1, 0, at + 1
+    while True:
+        while at < len(text) and text[at] in " \t\r\n,":
+            at += 1
+        line, counted = line + text.count("\n", counted, at), at
+        if text[at : at + 1] == "]":
+            return
+        try:
+            row, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            said = getattr(error, "msg", "nested too deeply")
+            raise UsageError(f"{path}:{line}: not JSON: {said}") from error
+        yield f"{path}:{line}", row
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise UsageError(
+            f"{path} is parquet, which pyarrow reads: pip install pyarrow, or give JSON"
+        ) from error
+    try:
+        number = 0
+        for batch in parquet.ParquetFile(path).iter_batches(1024):
+            for row in batch.to_pylist():
+                number += 1
+                kept = {key: value for key, value in row.items() if value is not None}
+                yield f"{path}:{number}", kept
+    except (ArrowException, OSError) as error:
+        raise UsageError(f"{path} cannot be read as parquet: {error}") from error
+
+
+def _plain(prompts: bool) -> Any:
+    """A text file: one text to learn; or, where prompts are wanted, a prompt a line."""
+
+    def read(path: Path) -> Iterator[tuple[str, Any]]:
+        text = _text(path)
+        if not prompts:
+            if text.strip():
+                yield str(path), {"text": text}
+            return
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                yield f"{path}:{number}", {"prompt": line.strip()}
+
+    return read

@@ -1,0 +1,159 @@
+"""Recipe: how heads are made, from presets/recipes/*.toml and what the command line changes.
+
+No torch: a wrong value is refused before anything heavy is imported.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from medusa_chat import paths
+from medusa_chat.errors import UsageError
+
+METHODS = ("medusa-1", "medusa-2")
+SCHEDULES = ("constant", "sine")
+MAX_HEADS = 10
+# field -> smallest and largest value
+LIMITS: dict[str, tuple[float, float]] = {
+    "heads": (1, MAX_HEADS),
+    "head_layers": (1, 8),
+    "epochs": (1, 1000),
+    "max_steps": (1, 10_000_000),
+    "batch_tokens": (16, 10_000_000),
+    "sequence_length": (16, 1_000_000),
+    "learning_rate": (1e-8, 1.0),
+    "head_learning_rate_multiplier": (1e-3, 1000.0),
+    "lambda0": (0.0, 100.0),
+    "decay": (0.01, 1.0),
+    "warmup_steps": (0, 1_000_000),
+    "lora_rank": (1, 4096),
+    "lora_alpha": (1, 65_536),
+    "lora_dropout": (0.0, 0.9),
+    "answer_tokens": (4, 100_000),
+    "temperature": (0.0, 2.0),
+    "seed": (0, 2**62),
+}
+CHOICES = {
+    "method": METHODS,
+    "lambda0_schedule": SCHEDULES,
+    "optimizer": ("muon", "adamw"),
+    "stages": (1, 2),
+    "output": ("merged", "adapter"),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of `medusa-chat train`; options of the command line bear the same names.
+
+    learning_rate: the backbone's (Medusa-2); the heads' is head_learning_rate_multiplier times
+    that. max_steps goes before epochs. stages: 2 trains the heads alone before both (medusa-2).
+    lambda0: weight of the heads' loss beside the backbone's; "sine" lets it grow from 0. distill:
+    the backbone answers the prompts itself, at `temperature`, `answer_tokens` at most; in Medusa-2
+    it is then its own teacher. output: of Medusa-2, a whole model or an adapter with heads.
+    Raises UsageError for a value out of range.
+    """
+
+    name: str = "default"
+    title: str = ""
+    method: str = "medusa-1"
+    heads: int = 5
+    head_layers: int = 1
+    own_lm_head: bool = False
+    distill: bool = False
+    temperature: float = 0.3
+    answer_tokens: int = 512
+    optimizer: str = "muon"
+    epochs: int = 2
+    max_steps: int | None = None
+    batch_tokens: int = 8192
+    sequence_length: int = 2048
+    learning_rate: float = 5e-3
+    head_learning_rate_multiplier: float = 4.0
+    stages: int = 1
+    lambda0: float = 0.2
+    lambda0_schedule: str = "constant"
+    decay: float = 0.8
+    warmup_steps: int = 20
+    weight_decay: float = 0.0
+    lora_rank: int = 32
+    lora_alpha: int = 16
+    lora_dropout: float = 0.05
+    output: str = "merged"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and not (isfinite(value) and low <= value <= high):
+                raise UsageError(f"{_option(name)} is {value}: give {low:g} to {high:g}")
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                said = " or ".join(map(str, allowed))
+                raise UsageError(f"{_option(name)} is {getattr(self, name)!r}: choose {said}")
+
+    @property
+    def head_learning_rate(self) -> float:
+        """The heads' own."""
+        return self.learning_rate * self.head_learning_rate_multiplier
+
+    def changed(self, **options: Any) -> "Recipe":
+        """With every option that is not None. Raises UsageError."""
+        return replace(self, **{name: v for name, v in options.items() if v is not None})
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What `medusa-chat train` is asked for. backbone: ID or DIR; data: files that are here.
+
+    sequence_length: as asked for, so refused where it is too long; the recipe's is cut instead.
+    """
+
+    backbone: str
+    data: tuple[Path, ...]
+    output: Path
+    recipe: Recipe
+    precision: str = "auto"
+    device: str = "auto"
+    offline: bool = False
+    resume: bool = False
+    sequence_length: int | None = None
+
+
+def recipe_names() -> tuple[str, ...]:
+    """Of the recipes that ship with the program."""
+    return tuple(sorted(file.stem for file in paths.preset("recipes").glob("*.toml")))
+
+
+def read_recipe(name: str) -> Recipe:
+    """A recipe by its name, or from a TOML file of one's own. Raises UsageError."""
+    file = paths.preset("recipes", f"{name}.toml")
+    if name not in recipe_names():
+        file = Path(name)
+        if not name.endswith(".toml") or not file.is_file():
+            names = ", ".join(recipe_names())
+            raise UsageError(
+                f"there is no recipe {name[:80]!r}: give a TOML file, or one of {names}"
+            )
+    try:
+        return _recipe(tomllib.loads(file.read_text("utf-8")), file.stem)
+    except (OSError, ValueError, UsageError) as error:
+        raise UsageError(f"recipe {file}: {error}") from error
+
+
+def _recipe(values: Mapping[str, Any], name: str) -> Recipe:
+    kinds = {field.name: type(field.default) for field in fields(Recipe)} | {"max_steps": int}
+    for key, value in values.items():
+        if key not in kinds:
+            raise UsageError(f"it knows no {key!r}")
+        is_whole = kinds[key] is float and type(value) is int
+        if type(value) is not kinds[key] and not is_whole:
+            raise UsageError(f"{key} must be {kinds[key].__name__}, it is {str(value)[:40]!r}")
+    return Recipe(**{"name": name, **values})
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")

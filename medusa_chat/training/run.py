@@ -1,0 +1,191 @@
+"""`medusa-chat train`, from the request to the checkpoint, as typed events."""
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_chat.errors import OutOfMemoryError, UsageError
+from medusa_chat.training.distill import DistillRecipe
+from medusa_chat.training.examples import Encoded, encode_all, require_template, split
+from medusa_chat.training.finish import calibrate_heads, write_output
+from medusa_chat.training.ground import Ground, lay_ground, read_model
+from medusa_chat.training.joint import adapter_tensors, add_adapter, train_jointly
+from medusa_chat.training.output import Calibrated
+from medusa_chat.training.plan import Plan, plan
+from medusa_chat.training.reading import Conversation, read_conversations
+from medusa_chat.training.recipe import Recipe, TrainRequest
+from medusa_chat.training.schedule import head_recipe, joint_recipe
+from medusa_chat.training.talks import Answered, answer_conversations
+from medusa_chat.training.team import ALONE, Team
+from medusa_chat.training.trainer import Evaluated, TrainStep, new_heads, train_heads
+from medusa_chat.training.work import begin, work_folder
+
+ANSWERS_DONE = "answers.done"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the work begins."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Written:
+    """The checkpoint is there."""
+
+    folder: str
+    bytes: int
+
+
+Event = Stage | Plan | Answered | TrainStep | Evaluated | Calibrated | Written
+
+
+def train(request: TrainRequest, team: Team = ALONE) -> Iterator[Event]:
+    """Close the generator to stop: what was done is kept, and `resume` goes on there. Raises
+    MedusaChatError in one line, what can be known before a model is loaded first."""
+    recipe = request.recipe
+    work = work_folder(request.output)
+    if team.is_first:
+        begin(request, work)
+    ground = lay_ground(request, team)
+    conversations = _read(request.data, recipe.distill)
+    encoded = _encode(ground, conversations, recipe)
+    with _fitting(request.backbone, recipe):
+        ground.model = read_model(ground)
+        if recipe.distill:
+            yield Stage("answers")
+            yield from _distill(ground, conversations, recipe, work, team)
+            encoded = _answers(ground, conversations, recipe, work)
+        yield from _train(request, ground, conversations, encoded, work, team)
+
+
+def _read(paths: Sequence[Path], prompts: bool) -> list[Conversation]:
+    found = [one for path in paths for one in read_conversations(path, prompts)]
+    if not found:
+        names = ", ".join(str(path) for path in paths)
+        raise UsageError(f"{names} holds no conversation: the data is empty")
+    return found
+
+
+def _encode(ground: Ground, conversations: list[Conversation], recipe: Recipe) -> Encoded | None:
+    """None where the backbone answers itself."""
+    if recipe.distill:
+        require_template(ground.tokenizer, conversations)
+        return None
+    vocabulary = int(ground.config.get_text_config().vocab_size)
+    encoded = encode_all(ground.tokenizer, conversations, ground.length, vocabulary)
+    if encoded.cut:
+        ground.notes.append(f"{encoded.cut} rows are cut to {ground.length} tokens")
+    if encoded.left_out:
+        ground.notes.append(f"{encoded.left_out} rows are left out: no answer begins within that")
+    return encoded
+
+
+def _answer_recipe(ground: Ground, recipe: Recipe) -> DistillRecipe:
+    return DistillRecipe(
+        max_new_tokens=min(recipe.answer_tokens, ground.length // 2),
+        temperatures=(recipe.temperature,),
+        rows=16 if ground.device.type == "cpu" else 64,
+        seed=recipe.seed,
+    )
+
+
+def _distill(
+    ground: Ground,
+    conversations: list[Conversation],
+    recipe: Recipe,
+    work: Path,
+    team: Team,
+) -> Iterator[Event]:
+    """The first process of a team answers; the others wait for as long as it takes."""
+    while not team.is_first and not (work / ANSWERS_DONE).exists():
+        time.sleep(1.0)
+    if team.is_first:
+        asked = _answer_recipe(ground, recipe)
+        yield from answer_conversations(
+            ground.model, ground.tokenizer, conversations, asked, ground.length, work / "answers"
+        )
+        (work / ANSWERS_DONE).touch()
+
+
+def _answers(
+    ground: Ground, conversations: list[Conversation], recipe: Recipe, work: Path
+) -> Encoded:
+    """All answers, read from their files."""
+    events = answer_conversations(
+        ground.model,
+        ground.tokenizer,
+        conversations,
+        _answer_recipe(ground, recipe),
+        ground.length,
+        work / "answers",
+    )
+    found = tuple(event.example for event in events if event.example is not None)
+    if not found:
+        raise UsageError("the backbone answers every prompt with nothing: heads cannot learn that")
+    return Encoded(found, 0, 0)
+
+
+def _train(
+    request: TrainRequest,
+    ground: Ground,
+    conversations: list[Conversation],
+    encoded: Encoded | None,
+    work: Path,
+    team: Team,
+) -> Iterator[Event]:
+    assert encoded is not None
+    recipe, model = request.recipe, ground.model
+    learnt, held_out = split(encoded.examples, recipe.seed)
+    torch.manual_seed(recipe.seed)
+    linear = model.get_output_embeddings()
+    heads = new_heads(linear, recipe.heads, recipe.head_layers, recipe.own_lm_head)
+    steps = head_recipe(recipe, learnt, ground)
+    if team.size > 1 and steps.cache_hidden:
+        ground.notes.append("hidden states are not kept: several processes stream the data")
+    yield plan(request, ground, heads, learnt, held_out, steps)
+    if recipe.method == "medusa-1" or recipe.stages == 2:
+        yield Stage("heads alone")
+        state = work / "heads.pt"
+        yield from train_heads(model, ground.lm_head, heads, learnt, steps, held_out, state, team)
+    tensors, names = {}, ()
+    if recipe.method == "medusa-2":
+        yield Stage("backbone and heads")
+        joint = joint_recipe(recipe, steps)
+        wrapped, names = add_adapter(model, joint)
+        yield from train_jointly(wrapped, heads, learnt, joint, held_out, work / "joint.pt", team)
+        tensors = adapter_tensors(wrapped)
+        wrapped.eval()
+        del wrapped  # the merge below reads the backbone again, into the memory of this one
+    del model, linear
+    if not team.is_first:
+        return
+    yield Stage("calibration")
+    calibrated = calibrate_heads(ground, heads, conversations, held_out, recipe, work)
+    yield calibrated
+    size = write_output(request, ground, heads, calibrated, tensors, names)
+    shutil.rmtree(work, ignore_errors=True)
+    yield Written(str(request.output), size)
+
+
+class _fitting:
+    """A context manager that turns out of memory into a refusal that says which smaller setting to try."""
+
+    def __init__(self, name: str, recipe: Recipe) -> None:
+        self.name, self.recipe = name, recipe
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            smaller = max(self.recipe.batch_tokens // 2, 16)
+            raise OutOfMemoryError(
+                f"training heads for {self.name} does not fit: try --batch-tokens {smaller}, "
+                "--precision nf4, or a shorter --sequence-length"
+            ) from error

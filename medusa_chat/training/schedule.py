@@ -1,0 +1,59 @@
+"""A recipe in steps, for the examples and the backbone at hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from medusa_chat.training.data import Example
+from medusa_chat.training.ground import Ground
+from medusa_chat.training.joint import JointRecipe
+from medusa_chat.training.recipe import Recipe
+from medusa_chat.training.trainer import HeadRecipe, epoch_of
+
+CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 8_000_000_000}  # of hidden states that are kept
+
+
+def head_recipe(recipe: Recipe, examples: Sequence[Example], ground: Ground) -> HeadRecipe:
+    """The recipe in steps. The hidden states are kept where there is room and a second epoch."""
+    rate = recipe.head_learning_rate
+    width = ground.config.get_text_config().hidden_size * (2 if ground.precision != "fp32" else 4)
+    labels = sum(sum(example.is_label) for example in examples)
+    room = CACHE_BYTES.get(ground.device.type, 0)
+    first = HeadRecipe(
+        batch_tokens=recipe.batch_tokens,
+        batch_labels=max(recipe.batch_tokens // 4, 1),
+        cache_hidden=recipe.method == "medusa-1" and recipe.epochs > 1 and labels * width <= room,
+        learning_rate=rate,
+        other_learning_rate=rate / 10,
+        warmup_steps=recipe.warmup_steps,
+        decay=recipe.decay,
+        weight_decay=recipe.weight_decay,
+        seed=recipe.seed,
+        optimizer=recipe.optimizer,
+        sequence_length=min(ground.length, recipe.batch_tokens) if ground.packs else 0,
+    )
+    steps = recipe.max_steps or recipe.epochs * steps_an_epoch(first, examples, labels)
+    often = max(steps // 10, 1)
+    warmup = min(recipe.warmup_steps, steps // 4)
+    return replace(
+        first, steps=steps, warmup_steps=warmup, evaluate_every=often, save_every=min(often, 100)
+    )
+
+
+def steps_an_epoch(recipe: HeadRecipe, examples: Sequence[Example], labels: int) -> int:
+    """Batches of an epoch; of kept hidden states there are about as many as labels."""
+    if recipe.cache_hidden:
+        return max(labels // recipe.batch_labels, 1)
+    return len(epoch_of(examples, recipe, 0))
+
+
+def joint_recipe(recipe: Recipe, heads: HeadRecipe) -> JointRecipe:
+    return JointRecipe(
+        heads=replace(heads, cache_hidden=False),
+        learning_rate=recipe.learning_rate,
+        lambda0=recipe.lambda0,
+        schedule=recipe.lambda0_schedule,
+        distill=recipe.distill,
+        rank=recipe.lora_rank,
+        alpha=recipe.lora_alpha,
+        dropout=recipe.lora_dropout,
+    )

@@ -1,0 +1,53 @@
+"""Team: the processes that train one model together, as `accelerate launch` starts them."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process is number `rank` of `size`. Each runs its share of the rows of every batch; the
+    sums of losses and gradients are those of one process that runs all."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def join(cls, on_cpu: bool) -> "Team":
+        """The team that the environment speaks of; alone where it speaks of none."""
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls()
+        from accelerate import PartialState
+
+        state = PartialState(cpu=on_cpu or not torch.cuda.is_available())
+        return cls(state.process_index, state.num_processes)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes what the team made."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """This process' part of the items."""
+        return items[self.rank :: self.size]
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.size > 1:
+            torch.distributed.all_reduce(value)
+        return value
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.size > 1:
+            torch.distributed.barrier()
+
+
+ALONE = Team()
