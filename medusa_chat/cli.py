@@ -128,7 +128,7 @@ def ui(
     user, colon, password = (auth or "").partition(":")
     if auth is not None and not (user and password):
         raise UsageError("auth is not USER:PASSWORD: both are needed, with a colon between")
-    with closing(Session(Child())) as session:
+    with closing(Session(Child(), tunes=True)) as session:
         session.submit_load(request)  # the worker loads while gradio is imported
         from medusa_chat.ui.app import PageOptions, launch
 

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from medusa_chat.decoding.events import Event
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.messages import LoadPhase, LoadRequest, Peek, PeekRequest, Prompt
+from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Peek, PeekRequest, Prompt
 
 
 class Runner(Protocol):
-    """Where the model lives. One call of load, reply or peek at a time; stop from any thread.
+    """Where the model lives. One call of load, reply, peek or tune at a time; stop from any thread.
 
     on_gone is called, from any thread, when the model's process ends by itself; only a runner
     that calls it is asked `gone`: why the process is no more, None while it lives.
@@ -30,6 +30,7 @@ class Runner(Protocol):
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]: ...
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]: ...
     def peek(self, request: PeekRequest) -> Peek: ...
+    def tune(self) -> Iterator[ModelInfo]: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
     def gone(self) -> "WorkerGone | None": ...
@@ -67,6 +68,12 @@ class InProcess:
         from medusa_chat.worker import peek
 
         return peek(self._loaded, request)
+
+    def tune(self) -> Iterator[ModelInfo]:
+        from medusa_chat.worker import tuned
+
+        self._stop.clear()
+        yield from tuned(self._loaded, self._stop.is_set)
 
     def stop(self) -> None:
         self._stop.set()
@@ -124,6 +131,10 @@ class Child:
     def peek(self, request: PeekRequest) -> Peek:
         found: Peek = list(self._call("peek", request))[0]
         return found
+
+    def tune(self) -> Iterator[ModelInfo]:
+        """Measure; what the model then is, or nothing when it was stopped before the end."""
+        yield from self._call("tune")
 
     def _call(self, *request: object) -> Iterator[Any]:
         """Send a request and yield what comes back; raises what the worker refused."""

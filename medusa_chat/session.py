@@ -22,6 +22,7 @@ from medusa_chat.runners import Runner, WorkerGone
 
 MAX_DEATHS = 3  # of the worker in a row: then restarting is left to the user
 STEADY_SECONDS = 60.0  # a worker that was ready for so long has broken the row
+IDLE_SECONDS = 2.0  # without a job, before the model's steps are timed
 REMEDY = (
     "Send a message to try again; if it ends again, choose a smaller model or --max-context, "
     "or close other programs."
@@ -79,8 +80,10 @@ class ModelState:
 class Session:
     """One model and the jobs that want it, first come first served."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, tunes: bool = False) -> None:
+        """tunes: whether the model's steps are timed once after a load, when nobody asks."""
         self.runner = runner
+        self._tunes, self._is_untuned, self._is_tuning = tunes, False, False
         self.state = ModelState()
         self._request: LoadRequest | None = None
         self._lost: LoadRequest | None = None  # a load that was given up
@@ -105,6 +108,7 @@ class Session:
                 if phase.model is not None:
                     self._ready_at = time.monotonic()
                     self.state = ModelState("ready", model=phase.model)
+                    self._is_untuned = self._tunes
                 yield phase
         except MedusaChatError as error:
             self.state = ModelState("failed", message=str(error))
@@ -182,6 +186,8 @@ class Session:
     def _enqueue(self, job: Job | LoadRequest | Look) -> None:
         with self._changed:
             self._jobs.append(job)
+            if self._is_tuning:
+                self.runner.stop()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, daemon=True)
                 self._thread.start()
@@ -191,15 +197,20 @@ class Session:
         while True:
             with self._changed:
                 while not (self._jobs or self._is_suspect or self._is_closed):
-                    self._changed.wait()
+                    wants = self._is_untuned and self.state.status == "ready"
+                    if not self._changed.wait(IDLE_SECONDS if wants else None):
+                        break
                 if self._is_closed:
                     return
                 if self._is_suspect:
                     self._check_worker()
                     continue
-                job = self._jobs.popleft()
+                job = self._jobs.popleft() if self._jobs else None
+                self._is_tuning = job is None
                 self._running = job if isinstance(job, Job) else None
-            if isinstance(job, LoadRequest):
+            if job is None:
+                self._tune()
+            elif isinstance(job, LoadRequest):
                 self._load_quietly(job)
             elif isinstance(job, Look):
                 self._look(job)
@@ -253,6 +264,24 @@ class Session:
                 self._restart(error)
         finally:
             look.end()
+
+    def _tune(self) -> None:
+        """Time the steps while nobody asks; a job that comes stops it, and it begins anew later.
+
+        What it finds is a gain and no promise: where it fails, all goes on as before.
+        """
+        try:
+            for model in self.runner.tune():
+                self._is_untuned = False
+                if self.state.status == "ready":
+                    self.state = ModelState("ready", model=model)
+        except WorkerGone as error:
+            self._restart(error)
+        except Exception:
+            self._is_untuned = False
+        finally:
+            with self._changed:
+                self._is_tuning = False
 
     def _suspect(self) -> None:
         """Wake the session's thread, from any thread, to look whether the worker is gone."""

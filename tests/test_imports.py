@@ -40,11 +40,13 @@ ALLOWED = {
     "weights": {"finding", "gate", "decoding", "errors", ""},
     "estimate": {"layouts", "decoding", "errors"},
     "inspection": {"estimate", "layouts", "finding", "hub", "paths", "errors"},
+    "tuning": {"decoding", "paths", "errors", ""},
     "checkpoint": {
         *("devices", "finding", "weights", "adapters", "messages", "decoding", "presets"),
-        *("errors", ""),
+        *("tuning", "errors", ""),
     },
-    "worker": {"messages", "checkpoint", "hub", "presets", "paths", "decoding", "errors"},
+    "tuner": {"checkpoint", "tuning", "decoding", "errors"},
+    "worker": {"messages", "checkpoint", "hub", "presets", "paths", "tuner", "decoding", "errors"},
     "runners": {"worker", "messages", "decoding", "errors"},
     "session": {"runners", "messages", "decoding", "errors"},
     "compare": {"session", "messages", "decoding", "errors"},
@@ -56,7 +58,7 @@ ALLOWED = {
     "terminal": {"session", "messages", "decoding", "errors"},
     "prompts": {"terminal", "messages", "errors"},
     "options": {"checkpoint", "messages", "presets", "paths", "decoding", "errors"},
-    "doctor": {"paths", "errors", ""},
+    "doctor": {"tuning", "paths", "errors", ""},
     "__main__": {"cli"},
 }
 
@@ -101,7 +103,7 @@ def test_decoding_needs_torch_transformers_and_nothing_else() -> None:
         assert outside(imported(file)) <= {"torch", "transformers", "tokenizers"}, file
 
 
-@pytest.mark.parametrize("name", ["tree", "settings", "events"])
+@pytest.mark.parametrize("name", ["tree", "settings", "events", "expectation", "costs", "governor"])
 def test_what_the_page_needs_of_decoding_is_without_torch(name: str) -> None:
     assert not outside(imported(PACKAGE / "decoding" / f"{name}.py"))
 
@@ -127,7 +129,7 @@ def test_headers_are_read_without_any_package() -> None:
 
 
 def test_prompts_and_terminal_need_no_package() -> None:
-    for name in ("messages", "prompts", "terminal"):
+    for name in ("messages", "prompts", "terminal", "tuning"):
         assert not outside(imported(PACKAGE / f"{name}.py")), name
 
 
