@@ -45,7 +45,8 @@ def _kept(loaded: LoadedModel, costs: StepCosts) -> Tuning:
     measured = loaded.tuned.measured if loaded.tuned is not None else {}
     tuning = Tuning(place, info.parameters, costs, date, measured)
     adopt(loaded, tuning)
-    return tuning
+    assert loaded.tuned is not None
+    return loaded.tuned
 
 
 def adopt(loaded: LoadedModel, tuning: Tuning) -> None:
@@ -53,12 +54,13 @@ def adopt(loaded: LoadedModel, tuning: Tuning) -> None:
 
     A disk that is full or read-only costs only the memory of it: the next load measures again.
     """
-    with suppress(OSError):
-        write(tuning)
     info, device = loaded.info, loaded.engine.backbone.device
     tree, why = auto_tree(loaded.calibration, info.heads, device, info.precision, tuned=tuning)
+    tuning = replace(tuning, chosen=why)
     loaded.tuned, loaded.governor = tuning, None
     loaded.info = replace(info, nodes=len(tree), tree_reason=why)
+    with suppress(OSError):
+        write(tuning)
 
 
 def governor_of(loaded: LoadedModel, asked: GenerationSettings) -> Governor | None:

@@ -42,6 +42,7 @@ class Tuning:
     """Step costs of one place. parameters: of the backbone, to know another model of that name.
 
     measured: tokens a second by drafter, end to end, where `bench` has run. date: ISO, in UTC.
+    chosen: what followed from it when it was written, and why (`reason`).
     """
 
     place: Place
@@ -49,6 +50,7 @@ class Tuning:
     costs: StepCosts
     date: str
     measured: dict[str, float] = field(default_factory=dict)
+    chosen: str = ""
 
     def pick(self, tree: Tree, accuracies: Accuracies, long: bool = False) -> Pick:
         """How many of the tree's first nodes pay best behind the short or the long text."""
@@ -72,6 +74,13 @@ class Tuning:
             )
             text += self._beyond(best, self.pick(tree, accuracies, long=True))
         return text + self._bench()
+
+    def summary(self) -> str:
+        """The choice and the costs in one line, for the models nobody has loaded now."""
+        length = self.costs.lengths[0]
+        costs = ", ".join(f"{self.costs.overhead(m, length):.2f} at {m}" for m in self.costs.sizes)
+        chosen = self.chosen or "no choice was made"
+        return f"{chosen}; a step's time over a plain one's by nodes: {costs}"
 
     def _against(self, tree: Tree, accuracies: Accuracies) -> str:
         """Why plain decoding was picked."""
@@ -147,6 +156,7 @@ def _read(file: Path) -> Tuning | None:
             ),
             date=str(values["date"]),
             measured={str(k): float(v) for k, v in values["measured"].items()},
+            chosen=str(values["chosen"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -98,8 +98,12 @@ def _ranked(
 
 
 def tuned(loaded: LoadedModel | None, should_stop: Callable[[], bool]) -> Iterator[ModelInfo]:
-    """Let the tuner measure; what the loaded model then is. Nothing where it was stopped."""
+    """Let the tuner measure, unless it has before; what the loaded model then is. Nothing where it
+    was stopped."""
     if loaded is None:
+        return
+    if loaded.tuned is not None:
+        yield loaded.info
         return
     with closing(tune(loaded)) as steps:  # closed, it puts everything back
         for tuning in steps:
