@@ -5,19 +5,23 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from medusa_chat import tuning
+from medusa_chat.decoding.expectation import Accuracies
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.devices import PRECISIONS, choose_device, choose_precision
+from medusa_chat.devices import PRECISIONS, choose_device, choose_precision, describe_device
 from medusa_chat.errors import UsageError
 from medusa_chat.fetching import fetch
 from medusa_chat.finding import CALIBRATION_FILE, Calibration, Checkpoint
 from medusa_chat.memory import fitting, held_bytes
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
 from medusa_chat.placing import DEFAULT_CONTEXT, place
+from medusa_chat.tuning import Tuning
 
 if TYPE_CHECKING:
     import torch
 
     from medusa_chat.decoding.engine import Engine
+    from medusa_chat.decoding.governor import Governor
     from medusa_chat.decoding.text import TokenTexts
 
 __all__ = [
@@ -33,6 +37,9 @@ __all__ = [
     "choose_precision",
     "end_tokens",
     "load",
+    "rank_accuracies",
+    "source_tree",
+    "tuning_place",
 ]
 HEADS_FILE = "medusa_lm_head.safetensors"  # the name under which we write heads
 
@@ -47,6 +54,8 @@ class LoadedModel:
     calibration: Calibration | None
     info: ModelInfo
     said: tuple[str, list[int]] = ("", [])  # the last text as a whole and its exact ids
+    tuned: Tuning | None = None
+    governor: "Governor | None" = None  # of the auto tree; it learns from every answer
 
 
 def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]:
@@ -90,7 +99,8 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         difference = backbone.check()
     engine = Engine(backbone, heads, end_tokens(model, tokenizer))
     engine.name, engine.precision = found.name, precision
-    tree, why = auto_tree(calibration, len(heads) if heads else 0, device, precision)
+    tuned = tuning.read(tuning_place(found.name, precision, device), parameters)
+    tree, why = auto_tree(calibration, len(heads) if heads else 0, device, precision, tuned=tuned)
     notes.append(f"attention {backbone.implementation}; tree step checked ({difference:.1g})")
     parts = replace(where.needs, found=found).at(precision)
     info = ModelInfo(
@@ -110,7 +120,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         estimated_bytes=parts.held if parts else 0,
     )
     yield LoadPhase("warm up"), None
-    loaded = LoadedModel(engine, tokenizer, TokenTexts(tokenizer), calibration, info)
+    loaded = LoadedModel(engine, tokenizer, TokenTexts(tokenizer), calibration, info, tuned=tuned)
     with fitting(where.advice):
         _warm_up(loaded, tree)
     yield LoadPhase("ready", info), loaded
@@ -130,7 +140,8 @@ def _with_heads_for(
         return found
     count = found.heads.heads
     if request.tree == "auto":
-        tree, _ = auto_tree(calibration, count, device, precision, request.nodes)
+        tuned = tuning.read(tuning_place(found.name, precision, device))
+        tree, _ = auto_tree(calibration, count, device, precision, request.nodes, tuned)
     else:
         tree = load_tree(request.tree, request.nodes)
     if not 1 <= tree.depth < count:
@@ -145,21 +156,45 @@ def auto_tree(
     device: "torch.device",
     precision: str,
     nodes: int | None = None,
+    tuned: Tuning | None = None,
 ) -> tuple[Tree, str]:
     """What `--tree auto` means: the checkpoint's calibrated tree, else a published one, pruned to
-    the heads and cut to `nodes`, else to 16 on a CPU, 64 on a GPU and 32 there at 4 bit; and why.
+    the heads and cut to `nodes`, else to what the tuner's measured costs make the best, else to 16
+    on a CPU, 64 on a GPU and 32 there at 4 bit; and why.
     """
-    from medusa_chat.presets import load_tree
-
-    default = 16 if device.type == "cpu" else 32 if precision == "nf4" else 64
-    source = calibration.tree if calibration else load_tree("mc_sim_7b_63")
     origin = "the checkpoint's calibrated tree" if calibration else "the published mc_sim_7b_63"
-    if heads:
-        source = source.pruned(heads)
+    source = source_tree(calibration, heads)
     if nodes is not None and nodes > len(source):
         raise UsageError(f"nodes is {nodes}: {origin} has {len(source)} nodes for {heads} heads")
+    if nodes is None and tuned is not None and heads:
+        accuracies = rank_accuracies(calibration)
+        best = tuned.pick(source, accuracies)
+        return source.head(best.nodes), f"{origin}, {tuned.reason(source, accuracies)}"
+    default = 16 if device.type == "cpu" else 32 if precision == "nf4" else 64
     tree = source.head(nodes or default)
     return tree, f"{origin}, {len(tree)} nodes for {device.type}"
+
+
+def source_tree(calibration: Calibration | None, heads: int) -> Tree:
+    """The whole tree that auto cuts: as deep as there are heads."""
+    from medusa_chat.presets import load_tree
+
+    source = calibration.tree if calibration else load_tree("mc_sim_7b_63")
+    return source.pruned(min(heads, len(rank_accuracies(calibration)))) if heads else source
+
+
+def rank_accuracies(calibration: Calibration | None) -> Accuracies:
+    """The checkpoint's own, else those of published heads."""
+    from medusa_chat.presets import published_accuracies
+
+    return calibration.accuracies if calibration else published_accuracies()
+
+
+def tuning_place(name: str, precision: str, device: "torch.device") -> tuning.Place:
+    """Under what the tuner's result for a model is kept."""
+    import torch
+
+    return tuning.Place(name, precision, describe_device(device), f"torch {torch.__version__}")
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -131,7 +131,7 @@ def ui(
     user, colon, password = (auth or "").partition(":")
     if auth is not None and not (user and password):
         raise UsageError("auth is not USER:PASSWORD: both are needed, with a colon between")
-    with closing(Session(Child())) as session:
+    with closing(Session(Child(), tunes=True)) as session:
         session.submit_load(request)  # the worker loads while gradio is imported
         from medusa_chat import paths
         from medusa_chat.history import FILE, History
@@ -219,6 +219,18 @@ def bench(
     tree: TreeName = "auto",
     rounds: Annotated[int, Option(min=1, metavar="N", help="Interleaved repeats.")] = 5,
     max_new_tokens: Annotated[int, Option(min=2, metavar="N", help="Tokens an answer.")] = 128,
+    study: Annotated[
+        list[str] | None, Option(metavar="NAME", help="Only this study; repeatable.")
+    ] = None,
+    shape: Annotated[
+        str | None, Option(metavar="7b|8b", help="Random weights of that shape, no checkpoint.")
+    ] = None,
+    layers: Annotated[
+        int | None, Option(min=1, metavar="N", help="Of the shape: fewer layers than it has.")
+    ] = None,
+    trace: Annotated[
+        Path | None, Option(metavar="FILE", help="For a shape: acceptance as recorded there.")
+    ] = None,
     as_json: AsJson = False,
     output: Annotated[Path | None, Option(metavar="FILE", help="Write the JSON here too.")] = None,
 ) -> None:
@@ -226,11 +238,32 @@ def bench(
     refuse_unknown_tree(tree)
     if output is not None:
         require_folder(output)
-    from medusa_chat.bench import run, table
+    if shape not in (None, "7b", "8b"):
+        raise UsageError(f"shape is {shape!r}: choose 7b or 8b")
+    if shape is None and (layers, trace) != (None, None):
+        raise UsageError("--layers and --trace are for --shape")
+    from medusa_chat.bench import run, run_shape, table
 
-    result = run(
-        request, rounds=rounds, max_new_tokens=max_new_tokens, tree=tree, progress=progress
-    )
+    studies = tuple(study or ())
+    if shape is None:
+        result = run(
+            request,
+            rounds=rounds,
+            max_new_tokens=max_new_tokens,
+            tree=tree,
+            progress=progress,
+            studies=studies,
+        )
+    else:
+        result = run_shape(
+            shape,
+            request,
+            rounds=rounds,
+            progress=progress,
+            layers=layers,
+            trace=None if trace is None else str(trace),
+            studies=studies,
+        )
     text = json.dumps(result, indent=2)
     print(text if as_json else table(result))
     if output is not None:

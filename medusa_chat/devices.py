@@ -1,5 +1,7 @@
 """Where to compute and in which number format."""
 
+import platform
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medusa_chat.errors import DeviceError, UsageError
@@ -29,6 +31,27 @@ def choose_device(name: str) -> "torch.device":
         return torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"device is {name!r}: choose auto, cpu, cuda, cuda:N or mps") from error
+
+
+def describe_device(device: "torch.device") -> str:
+    """The device by name; for a CPU with its threads, on which step times depend too."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return f"mps ({platform.machine()})"
+    return f"{_cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux: the standard library's word for it
+    return platform.processor() or platform.machine()
 
 
 def choose_precision(name: str, device: "torch.device") -> tuple[str, str]:

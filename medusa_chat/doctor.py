@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from medusa_chat import __version__, paths
+from medusa_chat import __version__, paths, tuning
 
 PACKAGES = (
     "torch",
@@ -70,6 +70,7 @@ def examine() -> Report:
     report.sections["memory"] = _memory()
     report.sections["folders"] = _folders()
     report.sections["demo checkpoint"] = _demo(report.problems)
+    report.sections["tuner"] = _tuned()
     report.sections["cpu"] = {"model": _cpu_name(), "cores": os.cpu_count()}
     missing = [name for name, found in report.sections["packages"].items() if found is None]
     if missing:
@@ -143,6 +144,15 @@ def _demo(problems: list[str]) -> dict[str, Any]:
             "or build it with assets/demo/build.py"
         )
     return {"folder": str(folder), "whole": not broken, "missing or broken": broken}
+
+
+def _tuned() -> dict[str, Any]:
+    """What a tree's size costs here, by model, as far as it was measured."""
+    found = {
+        f"{t.place.model}, {t.place.precision}, {t.place.device}": t.summary()
+        for t in tuning.known()
+    }
+    return found or {"measured": "nothing yet: the page does it when idle, and so does bench"}
 
 
 def is_whole(file: Path) -> bool:

@@ -1,6 +1,7 @@
 """presets/* and the user's own files -> Tree. Every refusal is one line; torch is not needed."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,23 @@ def load_tree(name: str, nodes: int | None = None) -> Tree:
     if not 1 <= nodes <= len(tree):
         raise UsageError(f"nodes is {nodes}: tree {name} has 1 to {len(tree)} nodes, root counted")
     return tree.head(nodes)
+
+
+def published_accuracies(ranks: int = 10) -> tuple[tuple[float, ...], ...]:
+    """How often each rank of each head was right for the first published heads: what is taken
+    for heads that nobody has measured. [k][i] as in a calibration."""
+    values = _read_json(paths.preset("head_accuracy.json"))
+    return tuple(tuple(_each_rank(curve, ranks)) for curve in values["cumulative"])
+
+
+def _each_rank(curve: Sequence[float], ranks: int) -> list[float]:
+    """Accuracies of the first ranks alone, from cumulative ones; the last step's fall goes on
+    beyond what was published."""
+    alone = [b - a for a, b in zip((0.0, *curve), curve, strict=False)]
+    ratio = alone[-1] / alone[-2]
+    while len(alone) < ranks:
+        alone.append(alone[-1] * ratio)
+    return alone
 
 
 def _tree_file(name: str) -> Path:

@@ -22,6 +22,7 @@ from medusa_chat.messages import (
     DeviceMemory,
     LoadPhase,
     LoadRequest,
+    ModelInfo,
     Peek,
     PeekRequest,
     Prompt,
@@ -33,8 +34,8 @@ PATIENCE = {True: 3.0, False: 1.0}
 
 
 class Runner(Protocol):
-    """Where the model lives. One call of load, reply, peek or room_on at a time; stop from any
-    thread: an answer then ends with reason "cancelled", a load raises LoadStopped.
+    """Where the model lives. One call of load, reply, peek, room_on or tune at a time; stop from
+    any thread: an answer then ends with reason "cancelled", a load raises LoadStopped.
 
     on_gone is called, from any thread, when the model's process ends by itself; only a runner
     that calls it is asked `gone`: why the process is no more, None while it lives.
@@ -46,6 +47,7 @@ class Runner(Protocol):
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]: ...
     def peek(self, request: PeekRequest) -> Peek: ...
     def room_on(self, device: str) -> DeviceMemory: ...
+    def tune(self) -> Iterator[ModelInfo]: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
     def gone(self) -> "WorkerGone | None": ...
@@ -84,6 +86,12 @@ class InProcess:
         from medusa_chat.worker import memory
 
         return memory(self._holder.loaded, device)
+
+    def tune(self) -> Iterator[ModelInfo]:
+        from medusa_chat.worker import tuned
+
+        self._stop.clear()
+        yield from tuned(self._holder.loaded, self._stop.is_set)
 
     def stop(self) -> None:
         self._stop.set()
@@ -167,6 +175,10 @@ class Child:
     def room_on(self, device: str) -> DeviceMemory:
         found: DeviceMemory = list(self._call("memory", device))[0]
         return found
+
+    def tune(self) -> Iterator[ModelInfo]:
+        """Measure; what the model then is, or nothing when it was stopped before the end."""
+        yield from self._call("tune")
 
     def _call(self, *request: object) -> Iterator[Any]:
         """Send a request and yield what comes back; raises what the worker refused."""

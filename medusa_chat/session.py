@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from medusa_chat.decoding.events import Event, Finished, Stats
@@ -31,6 +31,7 @@ from medusa_chat.runners import Runner, WorkerGone
 
 MAX_DEATHS = 3  # of the worker in a row: then restarting is left to the user
 STEADY_SECONDS = 60.0  # a worker that was ready for so long has broken the row
+IDLE_SECONDS = 2.0  # without a job, before the model's steps are timed
 REMEDY = (
     "Send a message to try again; if it ends again, choose a smaller model or --max-context, "
     "or close other programs."
@@ -118,8 +119,10 @@ class ModelState:
 class Session:
     """One model and the jobs that want it, first come first served."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, tunes: bool = False) -> None:
+        """tunes: whether the model's steps are timed once after a load, when nobody asks."""
         self.runner = runner
+        self._tunes, self._is_untuned, self._is_tuning = tunes, False, False
         self.state = ModelState()
         self.loaded: LoadRequest | None = None  # what the model that is there was asked by
         self.memory: DeviceMemory | None = None  # as it was when somebody asked last
@@ -158,6 +161,7 @@ class Session:
             self._ready_at = time.monotonic()
             self._held = request, phase.model
             self.state = ModelState("ready", model=phase.model)
+            self._is_untuned = self._tunes
             return
         if phase.name not in BEFORE_READING:
             self._held = None
@@ -292,6 +296,8 @@ class Session:
     def _enqueue(self, job: Job | LoadRequest | Look | Switch | Weigh) -> None:
         with self._changed:
             self._jobs.append(job)
+            if self._is_tuning:
+                self.runner.stop()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, daemon=True)
                 self._thread.start()
@@ -301,19 +307,24 @@ class Session:
         while True:
             with self._changed:
                 while not (self._jobs or self._is_suspect or self._is_closed):
-                    self._changed.wait()
+                    wants = self._is_untuned and self.state.status == "ready"
+                    if not self._changed.wait(IDLE_SECONDS if wants else None):
+                        break
                 if self._is_closed:
                     return
                 if self._is_suspect:
                     self._check_worker()
                     continue
-                job = self._jobs.popleft()
+                job = self._jobs.popleft() if self._jobs else None
+                self._is_tuning = job is None
                 self._running = job if isinstance(job, Job | Switch) else None
                 if isinstance(job, Switch):
                     job.state = "running"
                 self._is_loading = isinstance(job, LoadRequest)
                 self._is_load_stopped = False
-            if isinstance(job, LoadRequest):
+            if job is None:
+                self._tune()
+            elif isinstance(job, LoadRequest):
                 self._load_quietly(job)
             elif isinstance(job, Look):
                 self._look(job)
@@ -403,6 +414,26 @@ class Session:
                 self._restart(error)
         finally:
             look.end()
+
+    def _tune(self) -> None:
+        """Time the steps while nobody asks; a job that comes stops it, and it begins anew later.
+
+        What it finds is a gain and no promise: where it fails, all goes on as before.
+        """
+        try:
+            for model in self.runner.tune():
+                self._is_untuned = False
+                if self.state.status == "ready":
+                    self.state = replace(self.state, model=model)
+                if self._held is not None:
+                    self._held = self._held[0], model
+        except WorkerGone as error:
+            self._restart(error)
+        except Exception:
+            self._is_untuned = False
+        finally:
+            with self._changed:
+                self._is_tuning = False
 
     def _suspect(self) -> None:
         """Wake the session's thread, from any thread, to look whether the worker is gone."""

@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +19,19 @@ from medusa_chat.messages import (
     DeviceMemory,
     Fresh,
     Message,
+    ModelInfo,
     Peek,
     PeekRequest,
     Prompt,
     Ranked,
     Text,
 )
+from medusa_chat.tuner import governor_of, tune
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["memory", "peek", "reply", "serve"]
+__all__ = ["memory", "peek", "reply", "serve", "tuned"]
 
 
 def reply(
@@ -48,7 +51,7 @@ def reply(
     resolved, tree = resolve(loaded, settings)
     ids, text = encode(loaded, prompt)
     engine = loaded.engine
-    drafter = engine.drafter(resolved, tree)
+    drafter = engine.drafter(resolved, tree, governor=governor_of(loaded, settings))
     events = engine.generate(ids, drafter, resolved)
     advice = _Advice(loaded, resolved)
     try:
@@ -113,6 +116,22 @@ def _ranked(
     return places(best), places(known)
 
 
+def tuned(loaded: LoadedModel | None, should_stop: Callable[[], bool]) -> Iterator[ModelInfo]:
+    """Let the tuner measure, unless it has before; what the loaded model then is. Nothing where it
+    was stopped."""
+    if loaded is None:
+        return
+    if loaded.tuned is not None:
+        yield loaded.info
+        return
+    with closing(tune(loaded)) as steps:  # closed, it puts everything back
+        for tuning in steps:
+            if tuning is not None:
+                yield loaded.info
+            elif should_stop():
+                return
+
+
 def _said(loaded: LoadedModel, text: str, ids: list[int], event: Finished) -> tuple[str, list[int]]:
     """The conversation as the model has it, text and ids; empty where the answer's text is not
     all that its ids say (a stop string, half a character, an error)."""
@@ -136,7 +155,9 @@ def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[Generati
     else:
         device = loaded.engine.backbone.device
         wanted = settings.nodes
-        tree, _ = auto_tree(loaded.calibration, info.heads, device, info.precision, wanted)
+        tree, _ = auto_tree(
+            loaded.calibration, info.heads, device, info.precision, wanted, loaded.tuned
+        )
         name = "auto"
     if drafter == "prompt-lookup":
         name = "prompt-lookup"  # its tree is made anew at every step; only the size was chosen
@@ -206,6 +227,9 @@ def serve(pipe: Connection) -> None:
                 if name == "load":
                     for phase in holder.load(*arguments, should_stop=_stop_asked(pipe)):
                         pipe.send(("event", phase))
+                elif name == "tune":
+                    for info in tuned(holder.loaded, _stop_asked(pipe)):
+                        pipe.send(("event", info))
                 elif name == "peek":
                     pipe.send(("event", peek(holder.loaded, *arguments)))
                 elif name == "memory":

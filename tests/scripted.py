@@ -114,6 +114,9 @@ class ScriptedRunner:
         at = len(request.path)
         return Peek(top(at), top(at + 20) if request.head else (), asked, asked)
 
+    def tune(self) -> Iterator[ModelInfo]:
+        yield replace(self.model, nodes=24, tree_reason="24 nodes, by step times measured here")
+
     def stop(self) -> None:
         self._stop.set()
 

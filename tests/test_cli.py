@@ -431,6 +431,7 @@ def test_bench_prints_a_table_or_json_and_saves_it(
     result = {"machine": {}, "rows": []}
     module = types.ModuleType("medusa_chat.bench")
     module.run = lambda request, **options: result | {"options": options["rounds"]}  # type: ignore[attr-defined]
+    module.run_shape = lambda shape, request, progress, **rest: {"shape": shape, **rest}  # type: ignore[attr-defined]
     module.table = lambda result: "a table"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "medusa_chat.bench", module)
     file = tmp_path / "speed.json"
@@ -439,6 +440,11 @@ def test_bench_prints_a_table_or_json_and_saves_it(
     assert json.loads(file.read_text("utf-8")) == result | {"options": 2}
     assert main(["bench", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["options"] == 5
+    assert main(["bench", "--shape", "7b", "--layers", "2", "--study", "steps", "--json"]) == 0
+    shaped = json.loads(capsys.readouterr().out.replace("\n", ""))
+    assert (shaped["shape"], shaped["layers"], shaped["studies"]) == ("7b", 2, ["steps"])
+    assert refused(capsys, "bench", "--shape", "9b")[0] == 2
+    assert refused(capsys, "bench", "--layers", "2")[0] == 2
     assert refused(capsys, "bench", "--tree", "oak")[0] == 2
     assert refused(capsys, "bench", "--output", str(tmp_path / "absent" / "x"))[0] == 2
 

@@ -92,13 +92,18 @@ def test_bench_compares_all_contestants_in_one_run():
         max_new_tokens=8,
         tree="auto",
         progress=lambda message: None,
+        studies=("speed",),
     )
     rows = {row["name"]: row for row in result["rows"]}
     assert {"generate", "plain", "medusa", "acceleration rate", "tree step"} <= set(rows)
+    assert {"prompt-lookup", "generate-float32-lookup", "worst hostile prompt"} <= set(rows)
     assert rows["medusa"]["against"].startswith("generate (generate-")
     assert rows["identical to plain"]["value"] == 1.0
-    assert all(row["min"] <= row["value"] <= row["max"] for row in result["rows"])
-    assert "medusa / plain" in table(result)
+    measured = [row for row in result["rows"] if row["value"] is not None]
+    assert all(row["min"] <= row["value"] <= row["max"] for row in measured)
+    text = table(result)
+    assert "medusa / plain" in text and "not measured: " in text
+    assert result["verdict"].startswith("--tree auto")
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7}, {"drafter": "none"}])

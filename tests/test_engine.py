@@ -55,6 +55,8 @@ class Oracle:
             ids.append(right if is_right else (right + 1 + tree.ranks[node]) % VOCABULARY)
         return Draft(torch.tensor(ids), tree, TreeTensors.of(tree, torch.device("cpu")))
 
+    def learn(self, path): ...
+
 
 def engine_of(model, implementation="medusa_tree", context=CONTEXT, heads=4, eos=()) -> Engine:
     random = MedusaHeads(heads, model.config.hidden_size).requires_grad_(False)

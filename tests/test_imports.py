@@ -56,6 +56,7 @@ ALLOWED = {
     "weights": {"finding", "models", "gate", "quantised", "memory", "decoding", "errors", ""},
     "estimate": {"layouts", "decoding", "errors"},
     "inspection": {"estimate", "layouts", "finding", "hub", "paths", "errors"},
+    "tuning": {"decoding", "paths", "errors", ""},
     "checkpoint": {
         *(
             "devices",
@@ -67,11 +68,22 @@ ALLOWED = {
             "decoding",
             "presets",
         ),
-        *("head_weights", "placing", "memory", "errors", ""),
+        *("head_weights", "placing", "memory", "tuning", "errors", ""),
     },
     "holder": {"checkpoint", "memory", "messages", "errors"},
+    "tuner": {"checkpoint", "tuning", "decoding", "errors"},
     "worker": {
-        *("holder", "fit", "memory", "messages", "checkpoint", "devices", "presets", "decoding"),
+        *(
+            "tuner",
+            "holder",
+            "fit",
+            "memory",
+            "messages",
+            "checkpoint",
+            "devices",
+            "presets",
+            "decoding",
+        ),
         "errors",
     },
     "runners": {"worker", "holder", "messages", "decoding", "errors"},
@@ -87,7 +99,7 @@ ALLOWED = {
     "terminal": {"session", "amounts", "messages", "decoding", "errors"},
     "prompts": {"terminal", "messages", "errors"},
     "options": {"checkpoint", "messages", "presets", "paths", "decoding", "errors"},
-    "doctor": {"paths", "errors", ""},
+    "doctor": {"tuning", "paths", "errors", ""},
     "__main__": {"cli"},
 }
 
@@ -132,7 +144,7 @@ def test_decoding_needs_torch_transformers_and_nothing_else() -> None:
         assert outside(imported(file)) <= {"torch", "transformers", "tokenizers"}, file
 
 
-@pytest.mark.parametrize("name", ["tree", "settings", "events"])
+@pytest.mark.parametrize("name", ["tree", "settings", "events", "expectation", "costs", "governor"])
 def test_what_the_page_needs_of_decoding_is_without_torch(name: str) -> None:
     assert not outside(imported(PACKAGE / "decoding" / f"{name}.py"))
 
@@ -158,7 +170,7 @@ def test_headers_are_read_without_any_package() -> None:
 
 
 def test_prompts_and_terminal_need_no_package() -> None:
-    for name in ("messages", "prompts", "terminal"):
+    for name in ("messages", "prompts", "terminal", "tuning"):
         assert not outside(imported(PACKAGE / f"{name}.py")), name
 
 

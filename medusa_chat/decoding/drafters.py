@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from medusa_chat.decoding.governor import Governor
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import ROOT, Choice, Tree
 from medusa_chat.errors import UsageError
@@ -60,6 +61,10 @@ class Drafter(Protocol):
         that gave it. depth: how deep the context lets the tree be."""
         ...
 
+    def learn(self, path: Sequence[int]) -> None:
+        """path: which nodes of the last draft stood, the root first."""
+        ...
+
 
 class Autoregressive:
     """Drafter "none": plain decoding, one token a step."""
@@ -72,18 +77,28 @@ class Autoregressive:
     def propose(self, tokens: Sequence[int], root: Tensor, hidden: Tensor, depth: int) -> Draft:
         return Draft(root, ROOT, self._tensors)
 
+    def learn(self, path: Sequence[int]) -> None:
+        """Nothing: there was nothing to accept."""
+
 
 class Medusa:
     """Drafter "medusa": the heads' top predictions at the last certain position fill a tree.
 
-    Heads run at that one position, and only as many as the tree is deep. Raises UsageError when
+    Heads run at that one position, and only as many as the tree is deep. With a governor each
+    step has as many of the tree's first nodes as it says, without one all. Raises UsageError when
     the tree is deeper than there are heads, or wider than the vocabulary.
     """
 
     name = "medusa"
 
     def __init__(
-        self, heads: MedusaHeads, lm_head: LogitHead, tree: Tree, vocabulary: int, details: bool
+        self,
+        heads: MedusaHeads,
+        lm_head: LogitHead,
+        tree: Tree,
+        vocabulary: int,
+        details: bool,
+        governor: Governor | None = None,
     ) -> None:
         if tree.depth > len(heads):
             raise UsageError(
@@ -94,10 +109,15 @@ class Medusa:
             raise UsageError(f"the tree needs {tree.width} predictions of {vocabulary} tokens")
         self.tree = tree
         self._heads, self._lm_head, self._details = heads, lm_head, details
-        self._shapes: dict[int, tuple[Tree, TreeTensors, Tensor]] = {}
+        self._governor = governor
+        self._length, self._nodes = -1, 1  # tokens in the cache; nodes of the last draft
+        self._shapes: dict[tuple[int, int], tuple[Tree, TreeTensors, Tensor]] = {}
 
     def propose(self, tokens: Sequence[int], root: Tensor, hidden: Tensor, depth: int) -> Draft:
-        tree, tensors, index = self._shape(min(depth, self.tree.depth), root.device)
+        self._length += len(tokens)
+        nodes = self._governor.choose(self._length) if self._governor else len(self.tree)
+        tree, tensors, index = self._shape(nodes, depth, root.device)
+        self._nodes = len(tree)
         if len(tree) == 1:
             return Draft(root, tree, tensors)
         logits = self._heads(hidden, self._lm_head, tree.depth)[:, 0]
@@ -109,15 +129,23 @@ class Medusa:
         padded = torch.cat((shares.new_full((1,), torch.nan), shares))
         return Draft(filled, tree, tensors, padded.index_select(0, index))
 
-    def _shape(self, depth: int, device: torch.device) -> tuple[Tree, TreeTensors, Tensor]:
-        """The tree no deeper than `depth`; index [n] of each node in [root, candidates]."""
-        if depth not in self._shapes:
-            tree = self.tree if depth == self.tree.depth else self.tree.pruned(depth)
+    def learn(self, path: Sequence[int]) -> None:
+        if self._governor is not None:
+            self._governor.record(self._nodes, len(path), self._length)
+
+    def _shape(
+        self, nodes: int, depth: int, device: torch.device
+    ) -> tuple[Tree, TreeTensors, Tensor]:
+        """The first `nodes` nodes that are no deeper than `depth`; index [n] of each node in
+        [root, candidates]."""
+        depth = min(depth, self.tree.depth)
+        if (nodes, depth) not in self._shapes:
+            tree = self.tree.head(nodes).pruned(depth)
             places = zip(tree.depths, tree.ranks, strict=True)
             index = [0 if d == 0 else 1 + (d - 1) * self.tree.width + rank for d, rank in places]
             tensors = TreeTensors.of(tree, device)
-            self._shapes[depth] = (tree, tensors, torch.tensor(index, device=device))
-        return self._shapes[depth]
+            self._shapes[nodes, depth] = (tree, tensors, torch.tensor(index, device=device))
+        return self._shapes[nodes, depth]
 
 
 class PromptLookup:
@@ -138,6 +166,9 @@ class PromptLookup:
         tree = Tree.from_choices(found)
         draft = torch.tensor([self._ids[-1], *found.values()], device=root.device)
         return Draft(draft, tree, TreeTensors.of(tree, root.device))
+
+    def learn(self, path: Sequence[int]) -> None:
+        """Nothing: what was wrong is not proposed because of it."""
 
     def _append(self, token: int) -> None:
         self._ids.append(token)

@@ -18,6 +18,7 @@ from medusa_chat.decoding.drafters import (
     TreeTensors,
 )
 from medusa_chat.decoding.events import DraftRecord, Event, Finished, Prefilled, Reason, Stats, Step
+from medusa_chat.decoding.governor import Governor
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.stopwatch import Stopwatch
@@ -64,8 +65,18 @@ class Engine:
         self._root_tensors = TreeTensors.of(ROOT, backbone.device)
         self._watch = Stopwatch(backbone.device)
 
-    def drafter(self, settings: GenerationSettings, tree: Tree, details: bool = True) -> Drafter:
-        """The drafter that resolved settings name. Raises UsageError when it needs heads."""
+    def drafter(
+        self,
+        settings: GenerationSettings,
+        tree: Tree,
+        details: bool = True,
+        governor: Governor | None = None,
+    ) -> Drafter:
+        """The drafter that resolved settings name. Raises UsageError when it needs heads.
+
+        governor: says how many of the tree's first nodes Medusa drafts at each step. It is left
+        out where the tree changes the text, as it does with typical acceptance.
+        """
         if settings.drafter == Autoregressive.name:
             return Autoregressive(self.backbone.device)
         if settings.drafter == PromptLookup.name:
@@ -73,7 +84,9 @@ class Engine:
         if self.heads is None:
             raise UsageError("the checkpoint has no Medusa heads: use --drafter prompt-lookup")
         head = self.backbone.lm_head
-        return Medusa(self.heads, head, tree, self.backbone.vocabulary, details)
+        if settings.acceptance != "exact" and not settings.is_greedy:
+            governor = None
+        return Medusa(self.heads, head, tree, self.backbone.vocabulary, details, governor)
 
     def forget(self) -> None:
         """Empty the cache, so that the next prompt is prefilled whole."""
@@ -122,6 +135,7 @@ class Engine:
             draft = self._propose(drafter, known, root, hidden)
             drafted = self._watch.mark()
             outcome, root, hidden = self._step(draft, rule, settings, details)
+            drafter.learn(outcome.path)
             known = [outcome.tokens[node] for node in outcome.path[1:]] + [outcome.next_token]
             fresh, reason = self._cut(known, outcome, len(answer), limit, at_limit)
             ended = perf_counter()
@@ -137,6 +151,7 @@ class Engine:
                 draft=outcome.record,
                 heads_seconds=self._watch.between(begun, drafted),
                 backbone_seconds=outcome.backbone_seconds,
+                nodes=len(draft.tree),
             )
         yield Finished(
             reason=reason,

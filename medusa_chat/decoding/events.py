@@ -82,8 +82,8 @@ class Step:
 
     token_ids: the accepted path after the root, then the next token. heads_seconds: the part of
     `seconds` that proposing the draft took; backbone_seconds: the part of the backbone's pass, LM
-    head included (0.0 in a trace that is older than the figure). draft: None when details were
-    not asked for.
+    head included; nodes: of the draft, 1 for plain decoding (0 in a trace that is older than the
+    figure). draft: None when details were not asked for.
     """
 
     index: int
@@ -94,6 +94,7 @@ class Step:
     draft: DraftRecord | None = None
     heads_seconds: float = 0.0
     backbone_seconds: float = 0.0
+    nodes: int = 0
 
 
 @dataclass(frozen=True)

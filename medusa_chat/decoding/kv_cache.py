@@ -110,6 +110,11 @@ class KVCache:
             block[:, :, :, start : start + kept.shape[3]] = kept
         self.length = length
 
+    def fill(self, length: int) -> None:
+        """Give the rows that are not valid, up to `length`, numbers like those of a text."""
+        for block in self._blocks:
+            block[:, :, :, self.length : length] = 0.01
+
     def crop(self, length: int) -> None:
         """Forget everything after `length` positions."""
         self.length = min(self.length, length)

@@ -175,7 +175,7 @@ def _train(
 
 
 class _fitting:
-    """A context manager that turns out of memory into a refusal that says which smaller setting to try."""
+    """Turns out of memory into a refusal that says which smaller setting to try."""
 
     def __init__(self, name: str, recipe: Recipe) -> None:
         self.name, self.recipe = name, recipe

@@ -1,14 +1,14 @@
 """The tree that a table of rank accuracies asks for. Plain numbers, no torch."""
 
-from collections.abc import Sequence
 from heapq import heappop, heappush
-from math import isfinite, prod
+from math import isfinite
 
+from medusa_chat.decoding.expectation import Accuracies, expected_length, node_value
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.tree import Choice, Tree
 from medusa_chat.errors import UsageError
 
-Accuracies = Sequence[Sequence[float]]
+__all__ = ["Accuracies", "expected_length", "node_value", "search_tree"]
 
 
 def search_tree(accuracies: Accuracies, nodes: int) -> Tree:
@@ -30,21 +30,6 @@ def search_tree(accuracies: Accuracies, nodes: int) -> Tree:
         choices.append(choice)
         _push_children(frontier, choice, accuracies, -negative)
     return Tree.from_choices(choices)
-
-
-def expected_length(tree: Tree, accuracies: Accuracies) -> float:
-    """Tokens a step that the table promises: 1, and the worth of every node but the root."""
-    if tree.depth > len(accuracies):
-        raise UsageError(f"the tree is {tree.depth} deep, the table has {len(accuracies)} heads")
-    return 1.0 + sum(node_value(choice, accuracies) for choice in tree.choices[1:])
-
-
-def node_value(choice: Choice, accuracies: Accuracies) -> float:
-    """Product of the accuracies along the path; a rank that was not measured counts nothing."""
-    return prod(
-        accuracies[depth][rank] if rank < len(accuracies[depth]) else 0.0
-        for depth, rank in enumerate(choice)
-    )
 
 
 def _push_children(

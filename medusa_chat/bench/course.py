@@ -1,0 +1,55 @@
+"""Course: what all studies of one run share; and the machine they run on."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from medusa_chat.checkpoint import LoadedModel
+from medusa_chat.devices import describe_device
+from medusa_chat.messages import LoadRequest
+from medusa_chat.presets import load_tree
+
+
+@dataclass(frozen=True)
+class Course:
+    """One loaded model and how it is measured. budget: seconds a study may spend on one figure."""
+
+    request: LoadRequest
+    loaded: LoadedModel
+    tree: str
+    rounds: int
+    max_new_tokens: int
+    progress: Callable[[str], None]
+    budget: float = 1.0
+
+    @property
+    def command(self) -> str:
+        """How our own contestants are asked for."""
+        return f"medusa-chat bench --tree {self.tree} --max-new-tokens {self.max_new_tokens}"
+
+    def synchronise(self) -> None:
+        """Wait until the device has done what it was given."""
+        import torch
+
+        if self.loaded.engine.backbone.device.type == "cuda":
+            torch.cuda.synchronize(self.loaded.engine.backbone.device)
+
+
+def machine(course: Course, prompts: int) -> dict[str, Any]:
+    """What the figures were measured on."""
+    import torch
+    import transformers
+
+    info, device = course.loaded.info, course.loaded.engine.backbone.device
+    is_auto = course.tree == "auto"
+    shape = info.tree_reason if is_auto else f"{len(load_tree(course.tree))} nodes"
+    return {
+        "device": f"{info.device} ({describe_device(device)}, {os.cpu_count()} cores)",
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "model": f"{info.name}, {info.parameters / 1e6:.1f} M parameters, {info.precision}",
+        "tree": f"{course.tree}: {shape}",
+        "prompts": prompts,
+    }

@@ -1,0 +1,216 @@
+"""Study "speed": whole answers of transformers' generate, our plain decoding and our drafters."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from medusa_chat.bench.course import Course
+from medusa_chat.bench.rows import Row, row, unmeasured
+from medusa_chat.checkpoint import Checkpoint
+from medusa_chat.decoding.events import Finished, Prefilled
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import UsageError
+from medusa_chat.tuner import governor_of
+from medusa_chat.worker import encode, resolve
+
+PROMPTS = (
+    "I want to book a table for two in San Jose tonight.",
+    "What is the capital of Spain?",
+    "Tell me a story about a fox and a lost lamp.",
+    "Find me a hotel in London with a good rating, please.",
+    "Why are you fast?",
+    "What movies are playing near me this weekend?",
+)
+HOSTILE = (  # nothing here is foreseen well: digits, other scripts, an answer of a word
+    "Repeat after me: 48151623426180339887498948482045868343656",
+    "Напиши 九 слов על ירח ในภาษาใด ๆ",
+    "Say yes.",
+)
+DTYPES = ("float32", "bfloat16")
+LOOKUP = 10  # tokens that transformers' own prompt lookup proposes: its documentation's value
+OURS = ("plain", "medusa", "prompt-lookup")
+
+
+@dataclass
+class Contestant:
+    """One way to decode. answer: prompt ids -> (token ids without the end token, seconds).
+
+    per_round: tokens per second of each round over all prompts, prefill included.
+    """
+
+    name: str
+    answer: Callable[[list[int]], tuple[tuple[int, ...], float]]
+    command: str
+    per_round: list[float] = field(default_factory=list)
+    answers: list[tuple[int, ...]] = field(default_factory=list)
+
+
+@dataclass
+class Steps:
+    """Decoding steps of one of our own contestants, per round: how many, tokens, seconds."""
+
+    steps: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def milliseconds(self) -> list[float]:
+        """Mean step of each round."""
+        return [1e3 * s / n for s, n in zip(self.seconds, self.steps, strict=True) if n]
+
+    def begin_round(self) -> None:
+        self.steps.append(0)
+        self.tokens.append(0)
+        self.seconds.append(0.0)
+
+
+def race(course: Course) -> Iterator[Row]:
+    """Every round answers the same prompts with every contestant at temperature 0, in an order
+    that moves on by one each round; an answer's time includes its prefill and starts from an
+    empty cache. Our own steps are timed without the record that a trace keeps of each."""
+    prompts, hostile = (_encoded(course, texts) for texts in (PROMPTS, HOSTILE))
+    records = {name: Steps() for name in OURS}
+    ours = [_ours(name, course, records[name]) for name in OURS]
+    contestants = [*_generates(course), *ours]
+    for number in range(course.rounds + 1):
+        course.progress(f"round {number} of {course.rounds}" if number else "warm-up")
+        for turn in range(len(contestants)):
+            who = contestants[(turn + number) % len(contestants)]
+            if who.name in records:
+                records[who.name].begin_round()
+            _play(who, prompts)
+    for record in records.values():
+        del record.steps[:1], record.tokens[:1], record.seconds[:1]
+    if not all(records["medusa"].steps) or not all(records["plain"].steps):
+        raise UsageError("the answers end before the first step: raise --max-new-tokens")
+    by_name = {c.name: c for c in contestants}
+    yield from _rates(by_name)
+    yield from _steps(by_name, records)
+    yield from _hostile(course, by_name, hostile)
+    yield unmeasured("generate, assisted", "tokens/s", "it needs a draft model of this vocabulary")
+    yield unmeasured("generate, static and compiled", "tokens/s", "compiling takes minutes")
+
+
+def _encoded(course: Course, texts: tuple[str, ...]) -> list[list[int]]:
+    course.loaded.said = ("", [])
+    return [encode(course.loaded, [{"role": "user", "content": text}])[0] for text in texts]
+
+
+def _generates(course: Course) -> Iterator[Contestant]:
+    """transformers' generate on the stock model, in fp32 and in half precision, and with its own
+    prompt lookup."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    loaded, folder = course.loaded, Checkpoint.find(course.request).backbone
+    device, eos = loaded.engine.backbone.device, loaded.engine.eos
+    for dtype in DTYPES:
+        course.progress(f"loading: the stock model in {dtype}")
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), device_map={"": device}, local_files_only=True
+        ).eval()
+        for suffix, options in (("", {}), ("-lookup", {"prompt_lookup_num_tokens": LOOKUP})):
+
+            def answer(
+                ids: list[int], model: Any = model, options: dict[str, int] = options
+            ) -> tuple[tuple[int, ...], float]:
+                prompt = torch.tensor([ids], device=device)
+                started = perf_counter()
+                out = model.generate(
+                    prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    do_sample=False,
+                    max_new_tokens=course.max_new_tokens,
+                    eos_token_id=sorted(eos),
+                    **options,
+                )
+                found = out[0, len(ids) :].tolist()
+                seconds = perf_counter() - started
+                return tuple(t for t in found if t not in eos), seconds
+
+            words = "".join(f", {name}={value}" for name, value in options.items())
+            command = f"transformers generate(do_sample=False{words})"
+            yield Contestant(f"generate-{dtype}{suffix}", answer, command)
+
+
+def _ours(name: str, course: Course, record: Steps) -> Contestant:
+    """Our engine with one drafter; its steps are added to the last entry of `record`."""
+    loaded, engine = course.loaded, course.loaded.engine
+    asked = GenerationSettings(
+        drafter="none" if name == "plain" else name,
+        tree=course.tree,
+        max_new_tokens=course.max_new_tokens,
+        seed=0,
+    )
+    settings, shape = resolve(loaded, asked)
+
+    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
+        engine.forget()
+        started = perf_counter()
+        governor = governor_of(loaded, asked)
+        maker = engine.drafter(settings, shape, details=False, governor=governor)
+        for event in engine.generate(ids, maker, settings, details=False):
+            assert not isinstance(event, Prefilled) or event.reused_tokens == 0
+        seconds = perf_counter() - started
+        assert isinstance(event, Finished)
+        record.steps[-1] += event.stats.steps
+        record.tokens[-1] += round((event.stats.acceleration_rate or 0) * event.stats.steps)
+        record.seconds[-1] += event.stats.seconds
+        return event.token_ids, seconds
+
+    return Contestant(name, answer, course.command)
+
+
+def _play(contestant: Contestant, prompts: list[list[int]]) -> None:
+    found = [contestant.answer(ids) for ids in prompts]
+    contestant.per_round.append(sum(len(ids) for ids, _ in found) / sum(s for _, s in found))
+    contestant.answers = [ids for ids, _ in found]
+
+
+def _rates(by_name: dict[str, Contestant]) -> Iterator[Row]:
+    """Tokens a second, all against the fastest plain `generate` of any precision."""
+    rates = {name: c.per_round[1:] for name, c in by_name.items()}
+    stock = [f"generate-{dtype}" for dtype in DTYPES]
+    fastest = max(stock, key=lambda n: median(rates[n]))
+    names = [n for n in by_name if n not in OURS]
+    for name in [*names, "generate", *OURS]:
+        real = fastest if name == "generate" else name
+        against = fastest if name == "generate" else f"generate ({fastest})"
+        command, values = by_name[real].command, rates[real]
+        yield row(name, values, "tokens/s", command, against, rates[fastest])
+    command = "medusa-chat bench"
+    for name in ("medusa", "prompt-lookup"):
+        label = f"{name} / plain"
+        yield row(label, rates[name], "tokens/s", command, "plain", rates["plain"])
+
+
+def _steps(by_name: dict[str, Contestant], records: dict[str, Steps]) -> Iterator[Row]:
+    plain, medusa = records["plain"], records["medusa"]
+    ours = by_name["medusa"].command
+    lengths = [t / s for t, s in zip(medusa.tokens, medusa.steps, strict=True)]
+    yield row("acceleration rate", lengths, "tokens/step", ours)
+    yield row("plain step", plain.milliseconds, "ms", by_name["plain"].command)
+    yield row("tree step", medusa.milliseconds, "ms", ours, "plain step", plain.milliseconds)
+    for name in ("medusa", "prompt-lookup"):
+        pairs = zip(by_name[name].answers, by_name["plain"].answers, strict=True)
+        same = [float(a == b) for a, b in pairs]
+        label = "identical to plain" if name == "medusa" else f"identical to plain, {name}"
+        yield row(label, [sum(same) / len(same)], "of answers", "medusa-chat bench")
+
+
+def _hostile(
+    course: Course, by_name: dict[str, Contestant], prompts: list[list[int]]
+) -> Iterator[Row]:
+    """Medusa over plain decoding where nothing is foreseen: the worst prompt counts."""
+    course.progress("hostile prompts")
+    ratios: list[list[float]] = [[] for _ in prompts]
+    for number in range(course.rounds + 1):
+        for found, ids in zip(ratios, prompts, strict=True):
+            names = ("plain", "medusa") if number % 2 else ("medusa", "plain")
+            seconds = {name: by_name[name].answer(ids)[1] for name in names}
+            if number:
+                found.append(seconds["plain"] / seconds["medusa"])
+    worst = min(ratios, key=lambda values: median(values))
+    yield row("worst hostile prompt", worst, "x", course.command, "plain", [1.0] * len(worst))

@@ -1,0 +1,58 @@
+"""A row of the result, measured or not, and the table of them."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def row(
+    name: str,
+    values: Sequence[float],
+    unit: str,
+    command: str,
+    against: str | None = None,
+    baseline: Sequence[float] | None = None,
+    note: str = "",
+) -> Row:
+    """One row; ratio: the median of the ratios round by round. note: what a reader must know."""
+    ratio = median(a / b for a, b in zip(values, baseline, strict=True)) if baseline else None
+    return {
+        "name": name,
+        "value": median(values),
+        "unit": unit,
+        "min": min(values),
+        "max": max(values),
+        "against": against,
+        "ratio": ratio,
+        "command": command,
+        "note": note,
+    }
+
+
+def unmeasured(name: str, unit: str, why: str) -> Row:
+    """A row that this run could not fill: it is shown, and not left out."""
+    empty: dict[str, Any] = dict.fromkeys(("value", "min", "max", "against", "ratio"))
+    return {"name": name, "unit": unit, **empty, "command": "", "note": f"not measured: {why}"}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The rows as a text table, the machine above them and the verdict below."""
+    lines = [f"{key}: {value}" for key, value in result["machine"].items()]
+    width = max([22, *(len(row["name"]) + 2 for row in result["rows"])])
+    head = f"{'':{width}}{'median':>10}{'min':>10}{'max':>10}  {'unit':14}{'ratio':>7}  against"
+    lines += ["", head, *(_line(row, width) for row in result["rows"])]
+    if verdict := result.get("verdict"):
+        lines += ["", verdict]
+    return "\n".join(lines)
+
+
+def _line(row: Row, width: int) -> str:
+    if row["value"] is None:
+        return f"{row['name']:{width}}{row['note']}"
+    ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}x"
+    figures = "".join(f"{row[key]:>10.2f}" for key in ("value", "min", "max"))
+    end = f"{ratio:>7}  {row['against'] or ''}".rstrip()
+    note = f"  ({row['note']})" if row.get("note") else ""
+    return f"{row['name']:{width}}{figures}  {row['unit']:14}{end}{note}".rstrip()

@@ -1,0 +1,113 @@
+"""run(): the studies asked for, one after another, over one loaded model."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from medusa_chat.bench.course import Course, machine
+from medusa_chat.bench.race import PROMPTS, race
+from medusa_chat.bench.rows import Row, unmeasured
+from medusa_chat.bench.shape import SHAPES, Shape, load_shape
+from medusa_chat.bench.steps import bandwidth, contexts, node_counts
+from medusa_chat.bench.trace import from_trace
+from medusa_chat.bench.turns import memory_and_load, texts, turns
+from medusa_chat.checkpoint import LoadedModel, load
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import LoadRequest
+from medusa_chat.tuner import adopt
+
+Study = Callable[[Course], Iterator[Row]]
+
+
+def elsewhere(course: Course) -> Iterator[Row]:
+    """What this command cannot measure, shown all the same."""
+    yield unmeasured("host gap in a step", "share", "needs a GPU profile")
+    yield unmeasured("kernels a layer", "kernels", "needs a GPU profile")
+    yield unmeasured("page open / headless", "x", "tests/measure_page.py measures it")
+
+
+STUDIES: dict[str, Study] = {
+    "steps": node_counts,
+    "speed": race,
+    "bandwidth": bandwidth,
+    "turns": turns,
+    "text": texts,
+    "load": memory_and_load,
+    "context": contexts,
+    "elsewhere": elsewhere,
+}
+OF_SHAPES = ("steps", "bandwidth", "turns", "context", "elsewhere")
+
+
+def run(
+    request: LoadRequest,
+    *,
+    rounds: int,
+    max_new_tokens: int,
+    tree: str,
+    progress: Callable[[str], None],
+    studies: Sequence[str] = (),
+    budget: float = 1.0,
+) -> dict[str, Any]:
+    """Measure a checkpoint with heads; all studies where none is named. Returns {"machine",
+    "rows", "verdict"}. The tuner's costs and what "speed" found are kept for `--tree auto`, doctor
+    and the page. Raises UsageError without heads."""
+    loaded = None
+    for phase, model in load(request):
+        progress(f"loading: {phase.name}")
+        loaded = model
+    assert loaded is not None
+    if not loaded.info.heads:
+        raise UsageError(f"{loaded.info.name} has no Medusa heads: there is nothing to compare")
+    course = Course(request, loaded, tree, rounds, max_new_tokens, progress, budget)
+    chosen = _chosen(studies, tuple(STUDIES))
+    rows = [row for name in chosen for row in STUDIES[name](course)]
+    _keep(loaded, rows)
+    return {"machine": machine(course, len(PROMPTS)), "rows": rows, "verdict": verdict(loaded)}
+
+
+def run_shape(
+    shape: str | Shape,
+    request: LoadRequest,
+    *,
+    rounds: int,
+    progress: Callable[[str], None],
+    layers: int | None = None,
+    trace: str | None = None,
+    studies: Sequence[str] = (),
+    budget: float = 1.0,
+) -> dict[str, Any]:
+    """Measure step times of a model of random weights, which need no download. What its text
+    would be is nobody's business, so acceptance comes from a recorded trace, or from published
+    accuracies, and is labelled so. layers: fewer than the shape has."""
+    found = SHAPES[shape] if isinstance(shape, str) else shape
+    found = found if layers is None else replace(found, layers=layers)
+    progress(f"making random weights: {found.name}")
+    course = Course(request, load_shape(found, request), "auto", rounds, 1, progress, budget)
+    chosen = _chosen(studies, OF_SHAPES)
+    rows = [row for name in chosen for row in STUDIES[name](course)]
+    if trace is not None:
+        rows += from_trace(course, trace)
+    rows.append(unmeasured("end to end", "tokens/s", "random weights say nothing worth timing"))
+    return {"machine": machine(course, 0), "rows": rows, "verdict": verdict(course.loaded)}
+
+
+def _chosen(studies: Sequence[str], allowed: Sequence[str]) -> list[str]:
+    for name in studies:
+        if name not in allowed:
+            raise UsageError(f"study is {name!r}: choose one of {', '.join(allowed)}")
+    return [name for name in allowed if not studies or name in studies]
+
+
+def _keep(loaded: LoadedModel, rows: Sequence[Row]) -> None:
+    """Let doctor and the page say what was fastest end to end."""
+    names = ("plain", "medusa", "prompt-lookup")
+    speeds = {row["name"]: row["value"] for row in rows if row["name"] in names}
+    if speeds and loaded.tuned is not None:
+        adopt(loaded, replace(loaded.tuned, measured=speeds))
+
+
+def verdict(loaded: LoadedModel) -> str:
+    """What was chosen and why, in a sentence."""
+    reason = loaded.info.tree_reason
+    return f"--tree auto: {reason}."

@@ -1,0 +1,135 @@
+"""Studies of what stands around the steps: "turns", "text", "memory" and "load"."""
+
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from medusa_chat.bench.course import Course
+from medusa_chat.bench.rows import Row, row, unmeasured
+from medusa_chat.decoding.events import Prefilled
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.text import TextStream
+from medusa_chat.decoding.tree import ROOT
+from medusa_chat.messages import LoadRequest
+
+TURN = 24  # new tokens of a turn
+SETTINGS = GenerationSettings(drafter="none", max_new_tokens=1, nodes=1, seed=0)
+
+
+def turns(course: Course) -> Iterator[Row]:
+    """Time to the first token of a later turn against a prefill of its new tokens alone."""
+    course.progress("turns")
+    engine = course.loaded.engine
+    whole = min(512, engine.backbone.context - 2 * TURN)
+    held = [(31 * i + 7) % engine.backbone.vocabulary for i in range(whole)]
+    new = [(17 * i + 5) % engine.backbone.vocabulary for i in range(TURN)]
+    later, alone, anew = list[float](), list[float](), list[float]()
+    for number in range(course.rounds + 1):
+        engine.forget()
+        _first(course, held)
+        found = _first(course, [*held, *new])
+        engine.forget()
+        only = _first(course, new)
+        engine.forget()
+        full = _first(course, [*held, *new])
+        if number:
+            later.append(1e3 * found)
+            alone.append(1e3 * only)
+            anew.append(1e3 * full)
+    engine.forget()
+    name, command = "first token of a later turn", "medusa-chat bench --study turns"
+    note = f"{TURN} new tokens behind {whole}"
+    yield row(name, later, "ms", command, f"prefill of {TURN} tokens", alone, note)
+    yield row("the same without reuse", anew, "ms", command, name, later)
+
+
+def _first(course: Course, ids: list[int]) -> float:
+    """Seconds to the first token of an answer."""
+    engine = course.loaded.engine
+    course.synchronise()
+    event = next(iter(engine.generate(ids, engine.drafter(SETTINGS, ROOT), SETTINGS, False)))
+    assert isinstance(event, Prefilled)
+    return event.seconds
+
+
+def texts(course: Course) -> Iterator[Row]:
+    """Microseconds to turn a token into text while it streams, early and late in an answer."""
+    course.progress("text")
+    vocabulary = course.loaded.engine.backbone.vocabulary
+    ids = [(31 * i + 7) % vocabulary for i in range(4096)]
+    early, late = list[float](), list[float]()
+    for _ in range(course.rounds):
+        stream = TextStream(course.loaded.tokenizer)
+        early.append(_push(stream, ids[:512]))
+        _push(stream, ids[512:3584])
+        late.append(_push(stream, ids[3584:]))
+    command = "medusa-chat bench --study text"
+    yield row("text of a token", early, "us", command)
+    yield row("text of the 4,000th token", late, "us", command, "text of a token", early)
+
+
+def _push(stream: TextStream, ids: list[int]) -> float:
+    started = perf_counter()
+    for token in ids:
+        stream.push(token)
+    return 1e6 * (perf_counter() - started) / len(ids)
+
+
+def memory_and_load(course: Course) -> Iterator[Row]:
+    """A load and an answer in a process of its own: its seconds, and its peak of memory over the
+    bytes of weights, heads and cache."""
+    course.progress("a load in a process of its own")
+    if sys.platform != "linux":
+        yield unmeasured("load", "s", "only on Linux")
+        yield unmeasured("peak memory", "x", "only on Linux")
+        return
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=_load_alone, args=(course.request, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        found: dict[str, float] = pipe.recv()
+    except EOFError:
+        found = {}
+    process.join(10)
+    if not found:
+        yield unmeasured("load", "s", "the process ended early")
+        yield unmeasured("peak memory", "x", "the process ended early")
+        return
+    command = "medusa-chat bench --study load"
+    yield row("load", [found["load"]], "s", command, note="torch imported before, warm-up included")
+    note = f"{found['peak'] / 2**20:.0f} MiB over what the process held before the load"
+    ratio = found["peak"] / found["bytes"]
+    against = "weights + heads + cache"
+    yield row("peak memory", [ratio], "x", command, against, [1.0], note)
+
+
+def _load_alone(request: LoadRequest, pipe: Any) -> None:
+    """In the child: load, answer once, tell seconds and bytes."""
+    import torch
+    import transformers  # noqa: F401
+
+    from medusa_chat.worker import load, reply
+
+    before = _peak()
+    started = perf_counter()
+    *_, (_, loaded) = load(request)
+    seconds = perf_counter() - started
+    assert loaded is not None
+    settings = GenerationSettings(max_new_tokens=32, seed=0)
+    for _ in reply(loaded, "What is the capital of Spain?", settings):
+        pass
+    is_cuda = loaded.info.device.startswith("cuda")
+    peak = torch.cuda.max_memory_allocated() if is_cuda else _peak() - before
+    pipe.send({"load": seconds, "peak": peak, "bytes": loaded.info.memory_bytes})
+    pipe.close()
+
+
+def _peak() -> int:
+    """Most bytes of main memory this process ever held (getrusage's figure is its parent's)."""
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

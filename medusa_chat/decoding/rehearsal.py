@@ -1,0 +1,120 @@
+"""Rehearsal: whole decoding steps at made-up places of the cache, for the time they take."""
+
+from collections.abc import Callable, Generator
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from medusa_chat.decoding.acceptance import exact
+from medusa_chat.decoding.costs import SIZES, StepCosts
+from medusa_chat.decoding.drafters import Drafter, Medusa
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import Tree
+
+Clock = Callable[[], float]
+SHORT, LONG = 128, 4096  # tokens in the cache
+MOST_BYTES = 2**28  # of a CPU's cache that may be written, for the first time, to measure
+MIN_ROUNDS, MAX_ROUNDS = 3, 40
+SLOW = 5  # times the budget, after which what there is must do
+SETTINGS = GenerationSettings(drafter="medusa", seed=0)
+
+
+def time_steps(
+    engine: Engine, tree: Tree, budget: float = 1.0, clock: Clock = perf_counter
+) -> Generator[StepCosts | None, None, None]:
+    """Time steps of the first 1, 4, 8, ... nodes of `tree` behind a short and a long text.
+
+    Yields None after every step, so that whoever waits can close the iterator, and StepCosts at
+    the end. A warm-up step of each size, then interleaved rounds and their medians, for about
+    `budget` seconds by `clock`: at least three rounds, but where steps are slow one is enough.
+    What the cache held is held afterwards. The engine must have heads.
+    """
+    stage = Stage(engine, tree)
+    timed: dict[tuple[int, int], list[float]] = {}
+
+    def time_one(nodes: int, length: int) -> float:
+        started = clock()
+        stage.step(nodes, length)
+        return clock() - started
+
+    began = clock()
+    try:
+        sizes: list[int] = []
+        first = 0.0
+        for nodes in [m for m in SIZES if m < len(tree)] + [len(tree)]:
+            seconds = time_one(nodes, stage.lengths[0])
+            yield None
+            first = first or seconds
+            if sizes and (seconds > first * (tree.depth + 1) or clock() - began > SLOW * budget):
+                break  # it could not pay even if a whole path were accepted; or time is up
+            sizes.append(nodes)
+        for number in range(MAX_ROUNDS):
+            for turn in range(len(sizes)):
+                nodes = sizes[(turn + number) % len(sizes)]
+                for length in stage.lengths:
+                    timed.setdefault((nodes, length), []).append(time_one(nodes, length))
+                    yield None
+            spent = clock() - began
+            if spent >= SLOW * budget or (number + 1 >= MIN_ROUNDS and spent >= budget):
+                break
+    finally:
+        stage.leave()
+    rows = [tuple(median(timed[m, length]) for m in sizes) for length in stage.lengths]
+    yield StepCosts(tuple(sizes), stage.lengths, tuple(rows))
+
+
+class Stage:
+    """The engine between two answers, with a cache that seems as full as one likes."""
+
+    def __init__(self, engine: Engine, tree: Tree) -> None:
+        assert engine.heads is not None
+        self.engine = engine
+        self._tree = tree
+        self._drafters: dict[int, Drafter] = {}
+        self.lengths = _lengths(engine)
+        cache = engine.backbone.cache
+        self._ids, self._length = list(engine._ids), cache.length
+        self._kept = {
+            start: cache.rows(start, min(start + len(tree), self._length))
+            for start in self.lengths
+            if start < self._length
+        }
+        cache.fill(self.lengths[-1])
+        weight = engine.heads.bias
+        self._hidden = weight.new_full((1, weight.shape[-1]), 0.1)
+        self._root = torch.tensor([min(5, engine.backbone.vocabulary - 1)], device=weight.device)
+
+    def step(self, nodes: int, length: int) -> None:
+        """A whole step: heads, backbone, acceptance, the copy to the host, rows moved."""
+        engine = self.engine
+        engine.backbone.cache.length = length
+        drafter = self._drafter(nodes)
+        draft = engine._propose(drafter, [0], self._root, self._hidden)
+        engine._step(draft, exact, SETTINGS, True)
+
+    def _drafter(self, nodes: int) -> Drafter:
+        if nodes not in self._drafters:
+            backbone, heads = self.engine.backbone, self.engine.heads
+            assert heads is not None
+            tree, head = self._tree.head(nodes), backbone.lm_head
+            self._drafters[nodes] = Medusa(heads, head, tree, backbone.vocabulary, True)
+        return self._drafters[nodes]
+
+    def leave(self) -> None:
+        """Put everything back."""
+        cache = self.engine.backbone.cache
+        for start, kept in self._kept.items():
+            cache.put_back(start, kept, self._length)
+        cache.length, self.engine._ids = self._length, self._ids
+
+
+def _lengths(engine: Engine) -> tuple[int, ...]:
+    """A short and a long text, as far as the context goes (with room for the deepest tree)."""
+    backbone = engine.backbone
+    longest = min(backbone.context - 16, LONG)
+    if backbone.device.type == "cpu":
+        row = max(backbone.cache.nbytes // backbone.cache.capacity, 1)
+        longest = min(longest, max(MOST_BYTES // row, SHORT))
+    return tuple(sorted({max(min(SHORT, longest), 1), max(longest, 1)}))

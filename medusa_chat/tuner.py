@@ -1,0 +1,79 @@
+"""tune(): time the steps of a loaded model, keep the result, choose the nodes of `--tree auto`."""
+
+from collections.abc import Generator
+from contextlib import closing, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from time import perf_counter
+
+from medusa_chat.checkpoint import (
+    LoadedModel,
+    auto_tree,
+    rank_accuracies,
+    source_tree,
+    tuning_place,
+)
+from medusa_chat.decoding.costs import StepCosts
+from medusa_chat.decoding.governor import Governor
+from medusa_chat.decoding.rehearsal import Clock, time_steps
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.tuning import Tuning, write
+
+SECONDS = 1.0
+
+
+def tune(
+    loaded: LoadedModel, budget: float = SECONDS, clock: Clock = perf_counter
+) -> Generator[Tuning | None, None, None]:
+    """Measure for about `budget` seconds and keep what was found: None after each step, so that
+    whoever waits can close the iterator at once, and the Tuning at the end.
+
+    The loaded model's auto tree and its info then follow it. Yields nothing without heads.
+    """
+    if not loaded.info.heads:
+        return
+    source = source_tree(loaded.calibration, loaded.info.heads)
+    with closing(time_steps(loaded.engine, source, budget, clock)) as steps:
+        for costs in steps:
+            yield None if costs is None else _kept(loaded, costs)
+
+
+def _kept(loaded: LoadedModel, costs: StepCosts) -> Tuning:
+    info, device = loaded.info, loaded.engine.backbone.device
+    place = tuning_place(info.name, info.precision, device)
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    measured = loaded.tuned.measured if loaded.tuned is not None else {}
+    tuning = Tuning(place, info.parameters, costs, date, measured)
+    adopt(loaded, tuning)
+    assert loaded.tuned is not None
+    return loaded.tuned
+
+
+def adopt(loaded: LoadedModel, tuning: Tuning) -> None:
+    """Keep a tuning on disk and let the loaded model's auto tree follow it.
+
+    A disk that is full or read-only costs only the memory of it: the next load measures again.
+    """
+    info, device = loaded.info, loaded.engine.backbone.device
+    tree, why = auto_tree(loaded.calibration, info.heads, device, info.precision, tuned=tuning)
+    tuning = replace(tuning, chosen=why)
+    loaded.tuned, loaded.governor = tuning, None
+    loaded.info = replace(info, nodes=len(tree), tree_reason=why)
+    with suppress(OSError):
+        write(tuning)
+
+
+def governor_of(loaded: LoadedModel, asked: GenerationSettings) -> Governor | None:
+    """Who may cut the tree of these settings at each step: somebody where the tree is auto, none
+    has said how many nodes it has, and the costs were measured."""
+    if loaded.tuned is None or asked.tree != "auto" or asked.nodes is not None:
+        return None
+    if not loaded.info.heads:
+        return None
+    if loaded.governor is None:
+        device, info = loaded.engine.backbone.device, loaded.info
+        tree, _ = auto_tree(
+            loaded.calibration, info.heads, device, info.precision, tuned=loaded.tuned
+        )
+        loaded.governor = loaded.tuned.governor(tree, rank_accuracies(loaded.calibration))
+    return loaded.governor

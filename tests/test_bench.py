@@ -1,0 +1,162 @@
+"""bench: every study gives rows that say what they are. No figure of this file is a measurement."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from checkpoints import write_checkpoint
+
+from medusa_chat import tuner, tuning
+from medusa_chat.bench import STUDIES, run, run_shape, steps, table
+from medusa_chat.bench.course import Course
+from medusa_chat.bench.rows import row, unmeasured
+from medusa_chat.bench.shape import SHAPES, Shape, load_shape
+from medusa_chat.bench.steps import bytes_read
+from medusa_chat.decoding.costs import StepCosts
+from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, to_json
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import UsageError
+from medusa_chat.estimate import sizes
+from medusa_chat.messages import LoadRequest
+from medusa_chat.presets import load_tree
+
+TINY = Shape("tiny", 32, 64, 2, 4, 2, 96, 512, heads=5)
+CPU = LoadRequest(device="cpu", precision="fp32")
+QUIET = {"rounds": 1, "progress": lambda message: None, "budget": 0.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(write_checkpoint(tmp_path_factory.mktemp("bench") / "model"))
+
+
+@pytest.fixture(autouse=True)
+def costs(monkeypatch):
+    """Step times are made up (the real ones are test_tuner.py's), the bandwidth's buffer small."""
+    sizes = (1, 4, 8, 16, 24, 32, 48, 64)
+    made = StepCosts(sizes, (128,), (tuple(0.001 * (1 + 0.02 * n) for n in sizes),))
+
+    def times(*_):
+        yield None
+        yield made
+
+    monkeypatch.setattr(steps, "BUFFER", {"cpu": 2**20})
+    monkeypatch.setattr(steps, "time_steps", times)
+    monkeypatch.setattr(tuner, "time_steps", times)
+    return made
+
+
+def by_name(result):
+    return {row["name"]: row for row in result["rows"]}
+
+
+def test_every_study_but_the_race_fills_its_rows_on_a_tiny_model(folder):
+    request = LoadRequest(folder, device="cpu", precision="fp32")
+    studies = [name for name in STUDIES if name not in ("speed", "load")]
+    result = run(request, max_new_tokens=8, tree="auto", studies=studies, **QUIET)
+    rows = by_name(result)
+    for name in ("step of 1 node", "step of 16 nodes", "read bandwidth", "text of a token"):
+        assert rows[name]["value"] > 0, name
+    assert rows["step of 1 node"]["ratio"] == 1
+    assert rows["first token of a later turn"]["against"] == "prefill of 24 tokens"
+    assert "not measured: the context holds 256 tokens" in table(result)
+    assert rows["kernels a layer"]["value"] is None
+    assert "PUBLISHED" in rows["tuned / plain, expected"]["note"]
+    assert result["machine"]["device"].startswith("cpu (")
+    kept = list(tuning.known())
+    assert len(kept) == 1 and kept[0].place.model == folder
+
+
+def test_a_shape_is_measured_without_any_download(monkeypatch):
+    monkeypatch.setattr(steps, "CONTEXTS", (128, 256, 1024))
+    result = run_shape(TINY, CPU, layers=1, **QUIET)
+    rows = by_name(result)
+    assert (
+        "random weights" in result["machine"]["model"] and "1 layers" in result["machine"]["model"]
+    )
+    assert rows["end to end"]["value"] is None
+    assert rows["step of 64 nodes"]["ratio"] > 0
+    assert rows["step of 1 node"]["value"] > 0
+
+
+def test_a_shapes_weights_are_random_and_decode_as_themselves():
+    loaded = load_shape(TINY, CPU)
+    loaded.engine.backbone.check()
+    for name, parameter in loaded.engine.backbone.model.named_parameters():
+        assert "norm" in name or float(parameter.std()) > 0.01, name
+    answers = {}
+    for drafter in ("none", "medusa"):
+        settings = GenerationSettings(drafter=drafter, max_new_tokens=12, seed=0, nodes=16)
+        maker = loaded.engine.drafter(settings, load_tree("sparse-16"))
+        *_, last = loaded.engine.generate([5, 9, 13], maker, settings)
+        answers[drafter] = last.token_ids
+    assert answers["none"] == answers["medusa"] and len(answers["none"]) == 12
+
+
+@pytest.mark.parametrize(("name", "billions"), [("7b", 6.74), ("8b", 8.03)])
+def test_shapes_have_the_sizes_they_are_named_for(name, billions):
+    shape = SHAPES[name]
+    config = {
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.attention,
+        "num_key_value_heads": shape.key_values,
+        "vocab_size": shape.vocabulary,
+        "tie_word_embeddings": False,
+    }
+    assert sizes(config).parameters / 1e9 == pytest.approx(billions, abs=0.01)
+
+
+def test_a_plain_step_reads_every_weight_but_the_embedding():
+    loaded = load_shape(TINY, CPU)
+    course = Course(CPU, loaded, "auto", 1, 1, print)
+    whole = loaded.info.parameters * 4
+    assert bytes_read(course) == whole - TINY.vocabulary * TINY.hidden * 4
+
+
+def test_a_shape_in_4_bit_is_refused_in_words():
+    with pytest.raises(UsageError, match="--shape takes"):
+        load_shape(TINY, replace(CPU, precision="nf4"))
+
+
+def write_trace(file, paths, nodes=16):
+    first = Prefilled("demo", "fp32", "cpu", {}, (1,), 1, 0, (2,), "", 0.1)
+    taken = [Step(i, (3,) * n, "", 0.1, tuple(range(n)), nodes=nodes) for i, n in enumerate(paths)]
+    last = Finished("eos", (3,), "", "", Stats.of(1, len(paths), sum(paths), 1.0, 0.1))
+    lines = [json.dumps(to_json(event)) for event in (first, *taken, last)]
+    file.write_text("\n".join(lines) + "\n", "utf-8")
+    return str(file)
+
+
+def test_recorded_acceptance_is_labelled_and_priced_with_these_step_times(tmp_path, costs):
+    file = write_trace(tmp_path / "recorded.jsonl", [3, 1, 2, 4])
+    result = run_shape(TINY, CPU, layers=1, studies=("steps",), trace=file, **QUIET)
+    found = by_name(result)["medusa / plain, recorded"]
+    assert "RECORDED acceptance: 2.50 tokens a step" in found["note"]
+    assert found["value"] == pytest.approx(2.5 / costs.overhead(16, costs.lengths[0]))
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"event":"finished"}', "\x00", "[" * 9999])
+def test_a_file_that_is_no_trace_is_refused(tmp_path, text):
+    from medusa_chat.bench.trace import _steps
+
+    file = tmp_path / "odd.jsonl"
+    file.write_text(text, "utf-8")
+    with pytest.raises(UsageError, match="trace"):
+        _steps(str(file))
+
+
+def test_an_unknown_study_is_refused_before_it_costs_anything(folder):
+    with pytest.raises(UsageError, match="choose one of steps"):
+        run_shape(TINY, CPU, studies=("speeed",), **QUIET)
+
+
+def test_rows_that_were_not_measured_are_shown_and_not_left_out():
+    rows = [row("a", [1.0, 3.0, 2.0], "ms", "x"), unmeasured("b", "ms", "no GPU")]
+    lines = table({"machine": {"device": "a CPU"}, "rows": rows}).splitlines()
+    assert lines[0] == "device: a CPU"
+    assert any(line.startswith("b ") and "not measured: no GPU" in line for line in lines)
+    assert rows[0]["value"] == 2.0 and (rows[0]["min"], rows[0]["max"]) == (1.0, 3.0)
+    assert set(rows[0]) == set(rows[1])
