@@ -71,7 +71,7 @@ ALLOWED = {
     "compare": {"session", "messages", "decoding", "errors"},
     "ui": {
         *("ui", "session", "messages", "prompts", "compare", "presets", "history", "paths"),
-        *("hub", "models", "inspection", "estimate", "devices", "finding", "amounts"),
+        *("hub", "models", "inspection", "estimate", "devices", "finding", "layouts", "amounts"),
         *("decoding", "errors"),
     },
     "terminal": {"session", "amounts", "messages", "decoding", "errors"},

@@ -119,6 +119,7 @@ def test_the_hub_is_searched_by_files_and_each_find_has_its_figures(tab):
     assert "accept its licence" in tab.inner_text(row(GATED))
     tab.fill("#models-text input, #models-text textarea", "gated")
     tab.wait_for_selector(row(WHOLE), state="detached")
+    tab.wait_for_selector(row(GATED))
     assert tab.locator(".model").count() == 1
 
 
@@ -139,7 +140,7 @@ def test_what_cannot_be_had_is_one_line_and_the_model_stays(tab, served, name, s
 
 
 def test_a_download_tells_its_bytes_and_a_cancel_keeps_what_came(tab, served, hub_of):
-    hub_of.server.faults.append(Fault(f"cdn/{WHOLE}/.*model.safetensors", "slow", rate=20_000))
+    hub_of.server.faults.append(Fault(f"cdn/{WHOLE}/.*model.safetensors", "slow", rate=40_000))
     tab.fill("#models-text input, #models-text textarea", WHOLE)
     tab.click(row(WHOLE, ".load"))
     tab.wait_for_function(
