@@ -51,7 +51,7 @@ def bare(folder: Any) -> Checkpoint:
 def read(folder: Any, precision: str, device_map: Any = None) -> Any:
     config = weights.read_config(folder)
     device = torch.device("cpu")
-    return weights.read_model(bare(folder), config, precision, device, device_map)[0]
+    return weights.read_backbone(bare(folder), config, precision, device, device_map)[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3", "gemma", "gpt-neox", "gpt2"])
