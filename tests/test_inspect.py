@@ -177,7 +177,6 @@ def test_parameters_and_cache_are_counted_right_for_every_family(family):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "nf4"])
 def test_the_estimate_is_within_a_tenth_of_what_loads(precision, beside):
     layout_a_pt(beside / "heads", beside / "backbone")
-    report = inspect(str(beside / "heads"), context=200)
     model = loaded(beside / "heads", precision=precision, max_context=200)
     assert model.info.memory_bytes == pytest.approx(model.info.estimated_bytes, rel=0.1)
 
