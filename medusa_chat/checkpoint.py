@@ -83,10 +83,11 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     found = _with_heads_for(request, found, calibration, device, precision)
     with fitting(where.advice):
         heads, padding = read_heads(found, config)
-        tokenizer, templates = weights.read_tokenizer(found)
+        tokenizer = weights.read_tokenizer(found.backbone)
+        templates = weights.lend_template(tokenizer, found)
         if precision in weights.QUANTISED and not weights.is_kept(found, precision, device):
             yield LoadPhase("quantise"), None
-        model, told = weights.read_model(found, config, precision, device, where.device_map)
+        model, told = weights.read_backbone(found, config, precision, device, where.device_map)
         notes = [*found.notes, *padding, *templates, *where.notes, *told]
         if found.adapter is not None:
             model = merge_adapter(model, found.adapter)

@@ -16,16 +16,24 @@ def fetch(request: LoadRequest) -> Iterator[LoadPhase]:
     """Bring the checkpoint and its base into the cache: a "download" for each piece of news, none
     where all is here. Closing it ends the download within a second; what has come is kept.
     Raises HubError, and ModelError for a checkpoint that is broken or names no base."""
-    from medusa_chat import hub
+    repo = place_of(request.checkpoint)
+    if isinstance(repo, str) and _is_lacking(repo, request):
+        from medusa_chat import hub
 
-    if request.offline or hub.is_offline():
-        return
-    if isinstance(repo := place_of(request.checkpoint), str) and not hub.here(repo):
         yield from _pulled(hub.plan(repo, backbone=request.backbone))
     base = base_needed(request)
-    if base is not None and not hub.here(base):
+    if base is not None and _is_lacking(base, request):
+        from medusa_chat import hub
+
         part, _ = hub.plan_repo(base, role="backbone")
         yield from _pulled(hub.DownloadPlan(base, (part,), None, hub.free_bytes()))
+
+
+def _is_lacking(repo: str, request: LoadRequest) -> bool:
+    """Whether it is to be fetched: without the network what is not here is refused later."""
+    from medusa_chat import hub
+
+    return not (request.offline or hub.is_offline() or hub.here(repo))
 
 
 def _pulled(plan: "DownloadPlan") -> Iterator[LoadPhase]:

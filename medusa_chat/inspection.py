@@ -112,10 +112,13 @@ def inspect(
     backbone: str | None = None,
     context: int | None = None,
     open_source: Callable[[str], Source] = open_here,
+    device: str = "cuda",
+    has_amx: bool = False,
 ) -> Inspection:
     """Look at a checkpoint and at the backbone it needs. open_source: a folder or id -> its
-    files; it raises ModelError for what is out of reach. Raises ModelError only when the
-    checkpoint itself cannot be opened; all else becomes a problem of the report."""
+    files; it raises ModelError for what is out of reach. device, has_amx: what memory is estimated
+    for. Raises ModelError only when the checkpoint itself cannot be opened; all else becomes a
+    problem of the report."""
     source = open_source(name)
     report = Inspection(
         *(name, None, None, None, False, 0, 0, "", context or CONTEXT, NODES, {}, (), ())
@@ -139,7 +142,8 @@ def inspect(
         return replace(report, notes=(*report.notes, f"the backbone is out of reach: {error}"))
     if files is None:
         return _with(report, f"{where} holds no model: give another --backbone")
-    return _with_backbone(report, files, isinstance(place, LocalFolder), context)
+    here = isinstance(place, LocalFolder)
+    return _with_backbone(report, files, here, context, device, has_amx)
 
 
 def open_anywhere(name: str) -> Source:
@@ -190,7 +194,12 @@ def _is_folder(path: Path) -> bool:
 
 
 def _with_backbone(
-    report: Inspection, files: BackboneFiles, is_local: bool, context: int | None
+    report: Inspection,
+    files: BackboneFiles,
+    is_local: bool,
+    context: int | None,
+    device: str,
+    has_amx: bool,
 ) -> Inspection:
     try:
         size = sizes(files.config)
@@ -204,7 +213,10 @@ def _with_backbone(
         parameters=size.parameters,
         family=str(files.config.get("model_type"))[:60],
         context=asked,
-        memory={p: estimate(files.config, report.heads, p, asked, NODES) for p in PRECISIONS},
+        memory={
+            p: estimate(files.config, report.heads, p, asked, NODES, device, has_amx)
+            for p in PRECISIONS
+        },
     )
     return _with(report, *_misfits(report, files, size.hidden, size.vocabulary))
 

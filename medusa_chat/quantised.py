@@ -79,7 +79,7 @@ def remove(name: str) -> int:
 
 def _all() -> Iterator[Kept]:
     try:
-        folders = sorted(_root().iterdir())
+        folders = sorted(f for f in _root().iterdir() if not f.name.startswith("."))
     except OSError:
         return
     for folder in folders:

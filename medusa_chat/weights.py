@@ -17,18 +17,17 @@ if TYPE_CHECKING:
 QUANTISED = ("int8", "nf4")
 
 
-def read_tokenizer(found: Checkpoint) -> tuple[Any, list[str]]:
-    """The backbone's tokenizer; a chat template that it lacks is ours where we know its id, which
-    is said. Raises ModelError."""
-    tokenizer = _tokenizer(found.backbone)
+def lend_template(tokenizer: Any, found: Checkpoint) -> list[str]:
+    """Give a tokenizer without a chat template ours, where we know the checkpoint's id or its
+    base's; a sentence that says so."""
     for name in filter(None, (found.name, found.base)):
         if not tokenizer.chat_template and (text := template_for(name)):
             tokenizer.chat_template = text
-            return tokenizer, [f"it has no chat template of its own: the known one for {name}"]
-    return tokenizer, []
+            return [f"it has no chat template of its own: the known one for {name}"]
+    return []
 
 
-def _tokenizer(folder: Path) -> Any:
+def read_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):
@@ -59,7 +58,12 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def read_model(
+def read_model(found: Checkpoint, config: Any, precision: str, device: "torch.device") -> Any:
+    """The backbone on one device, frozen. Raises ModelError."""
+    return read_backbone(found, config, precision, device)[0]
+
+
+def read_backbone(
     found: Checkpoint,
     config: Any,
     precision: str,

@@ -24,9 +24,10 @@ from safetensors.torch import save, save_file
 from medusa_chat import gate, paths
 from medusa_chat.checkpoint import Checkpoint
 from medusa_chat.errors import ModelError
+from medusa_chat.head_weights import read_heads
 from medusa_chat.layouts.headers import parse_header
 from medusa_chat.messages import LoadRequest
-from medusa_chat.weights import read_config, read_heads
+from medusa_chat.weights import read_config
 
 REMEDIES = ("fetch", "give", "use ", "take", "ask", "are allowed", "run git", "leave")
 SAFE, PICKLED = "medusa_lm_head.safetensors", "medusa_lm_head.pt"

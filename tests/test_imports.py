@@ -93,7 +93,17 @@ ALLOWED = {
     "history": {"messages"},
     "ui": {
         *("ui", "session", "messages", "prompts", "compare", "recordings", "presets", "history"),
-        *("paths", "hub", "models", "inspection", "estimate", "devices", "finding", "amounts"),
+        *(
+            "paths",
+            "hub",
+            "models",
+            "inspection",
+            "estimate",
+            "devices",
+            "finding",
+            "layouts",
+            "amounts",
+        ),
         *("decoding", "errors"),
     },
     "terminal": {"session", "amounts", "messages", "decoding", "errors"},

@@ -21,13 +21,13 @@ from medusa_chat.models import model_preset, model_presets
 from medusa_chat.runners import WorkerGone
 from medusa_chat.session import ModelState, Session
 from medusa_chat.ui.choices import Asked, asked_of, request_of
-from medusa_chat.ui.fit import Machine, bytes_for, cells, fit_of, warning
+from medusa_chat.ui.fit import Machine, bytes_for, cells, estimates, fit_of, warning
 from medusa_chat.ui.guard import GUEST
 from medusa_chat.ui.models import ModelsDesk, Seen, first_rows
 from medusa_chat.ui.models_view import for_page, loaded_view, pick_view
 from medusa_chat.ui.picker import Pick, Picker
 from medusa_chat.ui.rows import Entry, grouped, row_view
-from medusa_chat.ui.shelf import Detail, Key, Shelf, look_up
+from medusa_chat.ui.shelf import Detail, Key, Place, Shelf, look_up
 
 GB = 10**9
 PARTS = Estimate(weights=4 * GB, heads=GB, cache=2 * GB, step=GB // 10, device=GB)
@@ -53,7 +53,7 @@ def report(**changes) -> Inspection:
 
 
 def machine(free: float, device: str = "cuda:0") -> Machine:
-    return Machine(memory=DeviceMemory(device, int(free * GB), 24 * GB))
+    return Machine(DeviceMemory(device, int(free * GB), 24 * GB), Place(device))
 
 
 def fact(row: dict, label: str) -> str | None:
@@ -85,11 +85,18 @@ def test_a_row_tells_what_was_looked_up_rather_than_what_the_preset_says():
     assert fact(row, "base") == "someone/else"
 
 
-def test_memory_follows_the_context_and_a_cpu_has_no_cuda_context():
-    at = [bytes_for(PARTS, 8192, context, is_cpu=False) for context in (1024, 8192, 99_999)]
+def test_memory_follows_the_context_up_to_what_the_model_reads():
+    at = [bytes_for(PARTS, 8192, context) for context in (1024, 8192, 99_999)]
     assert at[0] < at[1] == at[2] == PARTS.total
     assert PARTS.total - at[0] == pytest.approx(PARTS.cache * 7168 / (8192 + 256), rel=0.05)
-    assert bytes_for(PARTS, 8192, 8192, is_cpu=True) == PARTS.total - PARTS.device
+
+
+def test_a_row_is_estimated_for_this_device_looked_up_or_not(tmp_path):
+    preset = model_preset("FasterDecoding/medusa-vicuna-7b-v1.3")
+    cpu, gpu = (estimates(None, preset, 4096, Place(device)) for device in ("cpu", "cuda"))
+    assert gpu["nf4"] > cpu["nf4"] and cpu["fp32"] > gpu["fp32"]  # its context; laid out twice
+    there, here = (look_up(Key("demo"), False, Place(d)).report for d in ("cuda", "cpu"))
+    assert there.memory["nf4"].device and not here.memory["nf4"].device
 
 
 def test_each_fit_has_a_word_and_not_only_a_colour():
@@ -238,6 +245,7 @@ def test_a_search_shows_what_was_found_before_while_it_asks_again(server):
     assert shelf.search("").state == "asking"
     done = wait_for(lambda: (s := shelf.search("")).state == "done" and s)
     assert [repo.id for repo in done.rows] == ["someone/new-medusa"]
+    assert shelf.found("MEDUSA new") == done.rows and shelf.found("else") == ()
     server.faults.append(Fault("api/models", "status", status=503))
     again = Shelf()
     assert [repo.id for repo in again.search("").rows] == ["someone/new-medusa"]
@@ -248,7 +256,7 @@ def test_a_search_shows_what_was_found_before_while_it_asks_again(server):
 def test_rows_are_looked_up_once_each_and_again_when_the_disk_changed():
     asked = []
 
-    def look(key, is_online):
+    def look(key, is_online, place):
         asked.append(key.name)
         return Detail(report())
 
@@ -266,7 +274,7 @@ def test_rows_are_looked_up_once_each_and_again_when_the_disk_changed():
 
 
 def test_a_look_that_breaks_is_shown_in_its_row_and_the_others_go_on():
-    def look(key, is_online):
+    def look(key, is_online, place):
         if key.name == "a":
             raise ValueError("odd")
         return Detail(report())
@@ -281,7 +289,7 @@ def test_a_hub_that_is_gone_is_not_asked_for_each_row(monkeypatch):
     monkeypatch.setattr(hub, "is_offline", lambda: False)
     seen = []
 
-    def look(key, is_online):
+    def look(key, is_online, place):
         seen.append(is_online)
         return Detail(error="the Hub cannot be reached", kind="network")
 
@@ -326,7 +334,7 @@ def session():
 
 
 def picker_for(session, detail=None) -> Picker:
-    return Picker(session, Shelf(lambda key, is_online: detail or Detail(report(is_here=True))))
+    return Picker(session, Shelf(lambda key, *_: detail or Detail(report(is_here=True))))
 
 
 def test_a_choice_is_loaded_and_the_one_before_it_is_gone(session):
@@ -432,7 +440,7 @@ def test_a_connection_that_breaks_for_good_is_one_line_and_the_model_stays(sessi
 
 @pytest.fixture
 def desk(session):
-    return ModelsDesk(session, Shelf(lambda key, is_online: Detail(report(is_here=True))))
+    return ModelsDesk(session, Shelf(lambda key, *_: Detail(report(is_here=True))))
 
 
 def event(**data):

@@ -32,8 +32,9 @@ def hub_of(tmp_path_factory) -> Iterator[SimpleNamespace]:
     layout_a_pt(folder / "heads", base)
     config = {"base_model_name_or_path": "someone/base", "medusa_num_heads": 3}
     (folder / "heads" / "config.json").write_text(json.dumps(config), "utf-8")
+    large = {"spiece.model": bytes(200_000)}  # fetched, and never looked into
     repos = {
-        WHOLE: HubRepo(read_folder(whole) | {"README.md": README}, downloads=1234),
+        WHOLE: HubRepo(read_folder(whole) | {"README.md": README} | large, downloads=1234),
         HEADS: HubRepo(read_folder(folder / "heads"), downloads=77),
         GATED: HubRepo(read_folder(whole), gated="auto", downloads=5),
         "someone/base": HubRepo(read_folder(base)),
@@ -94,7 +95,7 @@ def stage(tab, name: str) -> str:
 
 def test_the_presets_are_there_with_their_figures_before_anything_is_found(tab):
     preset = "FasterDecoding/medusa-vicuna-7b-v1.3"
-    text = tab.inner_text(row(preset))
+    text = " ".join(tab.inner_text(row(preset)).split())
     for said in (
         "lmsys/vicuna-7b-v1.3",
         "layout A",
@@ -119,6 +120,7 @@ def test_the_hub_is_searched_by_files_and_each_find_has_its_figures(tab):
     assert "accept its licence" in tab.inner_text(row(GATED))
     tab.fill("#models-text input, #models-text textarea", "gated")
     tab.wait_for_selector(row(WHOLE), state="detached")
+    tab.wait_for_selector(row(GATED))
     assert tab.locator(".model").count() == 1
 
 
@@ -139,7 +141,7 @@ def test_what_cannot_be_had_is_one_line_and_the_model_stays(tab, served, name, s
 
 
 def test_a_download_tells_its_bytes_and_a_cancel_keeps_what_came(tab, served, hub_of):
-    hub_of.server.faults.append(Fault(f"cdn/{WHOLE}/.*model.safetensors", "slow", rate=20_000))
+    hub_of.server.faults.append(Fault(f"cdn/{WHOLE}/.*spiece", "slow", rate=8_000))
     tab.fill("#models-text input, #models-text textarea", WHOLE)
     tab.click(row(WHOLE, ".load"))
     tab.wait_for_function(

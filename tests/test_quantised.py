@@ -42,14 +42,15 @@ def test_the_second_load_reads_nothing_of_the_source_and_says_the_same(tmp_path,
     first = texts(model)
     (kept,) = quantised.kept()
     assert (kept.name, kept.precision) == (str(folder), precision)
-    blank(folder / "model.safetensors")
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    blank(file)
     names, model = opened(folder, precision)
     assert "quantise" not in names and texts(model) == first
     assert any("quantised before" in note for note in model.info.notes)
-    (kept.folder / "model.safetensors").write_bytes(b"damaged")
-    os.utime(folder / "model.safetensors")  # and changed since: what is kept is another's
+    file.write_bytes(data)  # changed since, as far as one can tell without reading it
     names, model = opened(folder, precision)
-    assert "quantise" in names and texts(model) != first
+    assert "quantise" in names and texts(model) == first
     assert len(quantised.kept()) == 1  # that of the source as it was is gone
 
 
@@ -90,7 +91,7 @@ def test_every_tensor_of_the_old_model_is_gone_before_the_next_is_read(tmp_path)
     folders = [write_checkpoint(tmp_path / name) for name in ("one", "two")]
     holder = Holder()
     watched = []
-    for turn in range(10):
+    for turn in range(6):
         for phase in holder.load(LoadRequest(str(folders[turn % 2]))):
             if phase.name == "read":
                 assert not [ref for ref in watched if ref() is not None]

@@ -10,6 +10,7 @@ from medusa_chat.hub import gb
 from medusa_chat.inspection import NODES, Inspection
 from medusa_chat.messages import DeviceMemory
 from medusa_chat.models import ModelPreset, shape
+from medusa_chat.ui.shelf import Place
 
 DEFAULT_CONTEXT = 8192  # what a load takes at most when nobody says
 TIGHT = 0.85  # of the free memory: above it, little is left for other programs
@@ -26,6 +27,7 @@ class Machine:
     in_use: names that are loaded or being loaded, with their bases; loaded: the one itself."""
 
     memory: DeviceMemory | None = None
+    place: Place = Place()
     is_online: bool = True
     context: int = DEFAULT_CONTEXT
     in_use: frozenset[str] = frozenset()
@@ -33,37 +35,36 @@ class Machine:
 
     @property
     def is_cpu(self) -> bool:
-        return self.memory is None or not self.memory.device.startswith("cuda")
+        return not self.place.device.startswith("cuda")
 
 
-def bytes_for(parts: Estimate, full: int, context: int, is_cpu: bool) -> int:
-    """An estimate made for `full` tokens, at `context` of them; a CPU has no CUDA context."""
+def bytes_for(parts: Estimate, full: int, context: int) -> int:
+    """An estimate made for `full` tokens, at `context` of them."""
     cache = parts.cache * (min(context, full) + MAX_NODES) // (full + MAX_NODES)
-    return parts.total - parts.cache + cache - (parts.device if is_cpu else 0)
+    return parts.total - parts.cache + cache
 
 
 def estimates(
-    report: Inspection | None, preset: ModelPreset | None, context: int, is_cpu: bool
+    report: Inspection | None, preset: ModelPreset | None, context: int, place: Place
 ) -> dict[str, int]:
     """Bytes by precision: from the files, else from what the preset says of them; empty where
     nothing is known of the backbone's shape."""
     if report is not None and report.memory:
         full = report.context
-        return {p: bytes_for(e, full, context, is_cpu) for p, e in report.memory.items()}
+        return {p: bytes_for(e, full, context) for p, e in report.memory.items()}
     if preset is None or preset.shape is None:
         return {}
-    return {p: _of_preset(preset, p, context, is_cpu) for p in CPU_COLUMNS}
+    return {p: _of_preset(preset, p, context, place) for p in CPU_COLUMNS}
 
 
-def _of_preset(preset: ModelPreset, precision: str, context: int, is_cpu: bool) -> int:
+def _of_preset(preset: ModelPreset, precision: str, context: int, place: Place) -> int:
     config = shape(preset.shape or "")
     found = sizes(config)
     heads = preset.heads or HEADS_UNKNOWN
     weights = heads * found.hidden * (found.hidden + found.vocabulary)
     if preset.base and preset.bytes:
         weights = preset.bytes // 2  # they are kept in 16 bit
-    device = "cpu" if is_cpu else "cuda"
-    parts = estimate(config, None, precision, min(context, found.positions), NODES, device)
+    parts = estimate(config, None, precision, min(context, found.positions), NODES, *place)
     logits = heads * NODES * found.vocabulary * 4
     return parts.total + weights * (4 if precision == "fp32" else 2) + logits
 

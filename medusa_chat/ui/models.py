@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -18,7 +19,7 @@ from medusa_chat.ui.guard import is_guest
 from medusa_chat.ui.models_view import loaded_view, pick_view
 from medusa_chat.ui.picker import Picker
 from medusa_chat.ui.rows import Entry, Groups, grouped, row_view
-from medusa_chat.ui.shelf import Key, Shelf
+from medusa_chat.ui.shelf import Key, Place, Shelf
 from medusa_chat.ui.status import phase_text
 from medusa_chat.ui.tree_view import to_line
 
@@ -27,6 +28,7 @@ WEIGH_SECONDS = 5.0
 MOST_FOUND = 30  # of a search: more are found by another word
 PRECISIONS = ["auto", "fp32", "bf16", "fp16", "int8", ("nf4 (4 bit)", "nf4")]
 CONTEXTS = [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
+NVIDIA = Path("/proc/driver/nvidia/version")  # with the driver there is a GPU, most likely
 NOT_YOURS = to_line(
     {"guest": "Which model answers is chosen by the person who shared this page.", "rows": []}
 )
@@ -50,6 +52,7 @@ class ModelsDesk:
         self.shelf = shelf or Shelf()
         self.picker = Picker(session, self.shelf)
         self.start = session.request or LoadRequest()
+        self.has_amx = has_amx()
         self._weighed_at = float("-inf")
 
     # ---- events ----
@@ -71,6 +74,7 @@ class ModelsDesk:
             seen.text, seen.since = asked.text, time.monotonic()
         is_still = not asked.text or time.monotonic() >= seen.since + STILL_SECONDS
         self._weigh()
+        self.shelf.stand(self._place())
         self.shelf.list_cached()
         return self._show(seen, asked, is_still)
 
@@ -153,9 +157,10 @@ class ModelsDesk:
         return f"{name} is deleted: {hub.gb(freed)} are free again."
 
     def _show(self, seen: Seen, asked: Asked, is_still: bool) -> tuple[Any, Any]:
-        search = self.shelf.search("" if asked.names_one else asked.text) if is_still else None
-        found = search.rows[:MOST_FOUND] if search else ()
-        groups = grouped(asked, model_presets(), self.shelf.cached, found)
+        text = "" if asked.names_one else asked.text
+        search = self.shelf.search(text) if is_still else None
+        found = search.rows if hub.is_offline() and search else self.shelf.found(text)
+        groups = grouped(asked, model_presets(), self.shelf.cached, found[:MOST_FOUND])
         self._fill(groups, asked, is_still)
         machine = self._machine()
         view = {
@@ -197,11 +202,21 @@ class ModelsDesk:
         loaded = self.session.loaded
         return Machine(
             memory=self.session.memory,
+            place=self.shelf.place,
             is_online=self.shelf.is_online(),
             context=self.start.max_context or DEFAULT_CONTEXT,
             in_use=self._in_use(),
             loaded=loaded.checkpoint if loaded else "",
         )
+
+    def _place(self) -> Place:
+        """Where a model would go: as its process says, before that as it seems from here."""
+        device = self.start.device
+        if self.session.memory is not None:
+            device = self.session.memory.device
+        elif device == "auto":
+            device = "cuda" if NVIDIA.exists() else "cpu"
+        return Place("cuda" if device.startswith("cuda") else device, self.has_amx)
 
     def _current(self) -> Key | None:
         """What is looked up of the model that is loaded."""
@@ -283,6 +298,14 @@ def _boxes() -> list[gr.components.Component]:
         contexts, value="auto", elem_id="models-context", label="Context, at most", min_width=120
     )
     return [text, backbone, precision, context]
+
+
+def has_amx() -> bool:
+    """Whether this CPU computes bf16 in tiles, as Linux says; elsewhere it is not known."""
+    try:
+        return "amx_tile" in Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        return False
 
 
 def _id_of(event: gr.EventData) -> object:

@@ -46,7 +46,7 @@ def pick_view(pick: Pick, ahead: int = 0, phase: str = "") -> dict[str, Any]:
         now = f"{name} waits for {what} before it" if ahead else f"Loading {name}: {phase}"
         view["text"] = f"{now} …"
     elif pick.stage in ("failed", "stopped"):
-        view["text"] = f"{name}: {for_page(pick.error)}"
+        view["text"] = for_page(pick.error if name in pick.error else f"{name}: {pick.error}")
     elif pick.stage == "done":
         view["text"] = f"{name} is loaded. The conversation goes on with it."
     return view
@@ -102,4 +102,4 @@ def _estimated(model: ModelInfo, detail: Detail | None) -> int:
     parts = report.memory.get(SAME.get(model.precision, model.precision)) if report else None
     if report is None or parts is None:
         return 0
-    return bytes_for(parts, report.context, model.context, is_cpu=True) - parts.step
+    return bytes_for(parts, report.context, model.context) - parts.step - parts.device

@@ -99,7 +99,7 @@ def grouped(
 def row_view(group: str, entry: Entry, asked: Asked, machine: Machine) -> dict[str, Any]:
     """Everything that one row shows before any click."""
     context = asked.context or machine.context
-    needed = estimates(entry.report, entry.preset, context, machine.is_cpu)
+    needed = estimates(entry.report, entry.preset, context, machine.place)
     memory = cells(needed, machine, asked.precision)
     cached = entry.cached if entry.id not in machine.in_use else None
     return {

@@ -14,6 +14,7 @@ from medusa_chat import hub
 from medusa_chat.errors import MedusaChatError, first_line
 from medusa_chat.finding import open_here
 from medusa_chat.inspection import Inspection, inspect, open_anywhere
+from medusa_chat.layouts.source import Source
 from medusa_chat.ui.choices import is_folder
 
 EVERY_CONTEXT = 10**9  # more than any model has: the report is made for all that it can read
@@ -31,6 +32,16 @@ class Key(NamedTuple):
 
     name: str
     backbone: str | None = None
+
+
+class Place(NamedTuple):
+    """What memory is estimated for. has_amx: whether a CPU computes bf16 in tiles."""
+
+    device: str = "cpu"
+    has_amx: bool = False
+
+
+CPU = Place()
 
 
 @dataclass(frozen=True)
@@ -67,25 +78,25 @@ class Search:
     error: str = ""
 
 
-def look_up(key: Key, is_online: bool) -> Detail:
+def look_up(key: Key, is_online: bool, place: Place = CPU) -> Detail:
     """Look at a checkpoint: on this disk where it is whole there, else on the Hub."""
     try:
-        report = inspect(key.name, key.backbone, EVERY_CONTEXT, open_here)
+        report = inspect(key.name, key.backbone, EVERY_CONTEXT, open_here, *place)
         if report.is_here or not is_online or not _is_of_hub(key.name, report):
             return Detail(report, error=next(iter(report.problems), ""))
     except MedusaChatError as error:
         if not is_online or not _is_of_hub(key.name):
             return _refused(error)
     try:
-        return _look_up_there(key)
+        return _look_up_there(key, place)
     except MedusaChatError as error:
         return _refused(error)
 
 
-def _look_up_there(key: Key) -> Detail:
-    opened = {}
+def _look_up_there(key: Key, place: Place) -> Detail:
+    opened: dict[str, Source] = {}
 
-    def opening(name: str) -> object:
+    def opening(name: str) -> Source:
         opened[name] = open_anywhere(name)
         return opened[name]
 
@@ -93,7 +104,7 @@ def _look_up_there(key: Key) -> Detail:
     if needs is not None and needs.refusal is not None and needs.refusal.kind != "disk":
         return _refused(needs.refusal, needs)  # closed: there is nothing to look at yet
     base = key.backbone or (needs.base if needs else None)
-    report = inspect(key.name, base, EVERY_CONTEXT, opening)  # type: ignore[arg-type]
+    report = inspect(key.name, base, EVERY_CONTEXT, opening, *place)
     if needs is None and report.backbone and hub.is_repo_id(report.backbone):
         needs = hub.plan(report.backbone)
     licence = next(filter(None, map(_licence, opened.values())), "")
@@ -120,12 +131,12 @@ def _is_of_hub(name: str, report: Inspection | None = None) -> bool:
     return name != "demo" and hub.is_repo_id(name) and not is_folder(name)
 
 
-def _licence(source: object) -> str:
+def _licence(source: Source) -> str:
     """What the front of a repo's README says; empty where it says nothing."""
     try:
-        if "README.md" not in source.files():  # type: ignore[attr-defined]
+        if "README.md" not in source.files():
             return ""
-        front = source.read("README.md", 0, README_BYTES)  # type: ignore[attr-defined]
+        front = source.read("README.md", 0, README_BYTES)
     except MedusaChatError:
         return ""
     head = front.decode("utf-8", "replace").partition("---")[2].partition("---")[0]
@@ -137,10 +148,11 @@ def _licence(source: object) -> str:
 class Shelf:
     """What was found so far, shared by all browser tabs; every method returns at once but look.
 
-    look_up: (key, whether the Hub may be asked) -> Detail. clock: seconds.
+    look_up: (key, whether the Hub may be asked, place) -> Detail. clock: seconds.
     """
 
-    look_up: Callable[[Key, bool], Detail] = look_up
+    look_up: Callable[[Key, bool, Place], Detail] = look_up
+    place: Place = Place()
     clock: Callable[[], float] = time.monotonic
     cached: tuple[hub.CachedModel, ...] = ()
     trouble: str = ""  # why the Hub cannot be asked just now
@@ -176,9 +188,15 @@ class Shelf:
 
     def look(self, key: Key) -> Detail:
         """Look at a checkpoint now, whatever was known."""
-        detail = self.look_up(key, not hub.is_offline())
+        detail = self.look_up(key, not hub.is_offline(), self.place)
         self._keep(key, detail)
         return detail
+
+    def stand(self, place: Place) -> None:
+        """Estimate memory for this place from now on."""
+        if place != self.place:
+            self.place = place
+            self.forget()
 
     def forget(self) -> None:
         """What lies on the disk has changed: look again."""
@@ -189,7 +207,7 @@ class Shelf:
     def _work(self) -> None:
         while (key := self._next()) is not None:
             try:
-                self._keep(key, self.look_up(key, self.is_online()))
+                self._keep(key, self.look_up(key, self.is_online(), self.place))
             except Exception as error:  # shown in its row; the others are looked at all the same
                 self._keep(key, Detail(error=f"it cannot be looked at: {first_line(error)}"))
             finally:
@@ -236,6 +254,15 @@ class Shelf:
             self._searches[text] = (self.clock(), asking)
         threading.Thread(target=self._search, args=(asking,), name="search", daemon=True).start()
         return asking
+
+    def found(self, text: str) -> tuple[hub.Found, ...]:
+        """What is known to be on the Hub for a text, without asking anybody."""
+        words = text.lower().split()
+        _, known = self._searches.get(" ".join(words), (0.0, Search()))
+        if known.rows or known.state == "done":
+            return known.rows
+        _, everything = self._searches.get("", (0.0, Search()))
+        return tuple(r for r in everything.rows if all(word in r.id.lower() for word in words))
 
     def _search(self, asked: Search) -> None:
         try:
