@@ -93,7 +93,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
             model = merge_adapter(model, found.adapter)
             notes.append(f"the LoRA adapter {found.adapter.name} is merged into the backbone")
         heads = heads.to(device=device, dtype=model.dtype) if heads is not None else None
-        parameters = sum(p.numel() for p in model.parameters())
+        parameters = model.num_parameters()  # a 4-bit weight holds two
         notes += _replace(model) if where.device_map is None else ()  # accelerate's hooks stay
         backbone = Backbone(model, where.context)
         yield LoadPhase("check"), None

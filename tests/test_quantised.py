@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 from checkpoints import write_checkpoint
+from safetensors.torch import load_file
 from test_checkpoint import answer
 
 from medusa_chat import paths, quantised
@@ -40,6 +41,8 @@ def test_the_second_load_reads_nothing_of_the_source_and_says_the_same(tmp_path,
     names, model = opened(folder, precision)
     assert "quantise" in names
     first = texts(model)
+    tensors = load_file(folder / "model.safetensors").values()
+    assert model.info.parameters == sum(tensor.numel() for tensor in tensors)
     (kept,) = quantised.kept()
     assert (kept.name, kept.precision) == (str(folder), precision)
     file = folder / "model.safetensors"

@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("session") / "model")
 
 
-def wait_for(what, seconds=60):
+def wait_for(what, seconds=240):
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "waited too long"
