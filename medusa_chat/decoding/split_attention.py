@@ -1,4 +1,4 @@
-"""Attention of few rows over many keys, in splits: the torch twin of the kernel, and the door to it.
+"""Attention of few rows over many keys, in splits: the kernel's torch twin, and the door to it.
 
 Attention "medusa_split" is not chosen by default: the kernel was tested in Triton's interpreter
 and never timed on a GPU.
