@@ -36,11 +36,12 @@ class Acceptance:
     details: Details | None
 
 
-Rule = Callable[[Draft, Tensor, int, GenerationSettings, bool], Acceptance]
+Position = int | Tensor  # of the root in the text; a tensor [1] where only the device knows it
+Rule = Callable[[Draft, Tensor, Position, GenerationSettings, bool], Acceptance]
 
 
 def exact(
-    draft: Draft, logits: Tensor, position: int, settings: GenerationSettings, details: bool
+    draft: Draft, logits: Tensor, position: Position, settings: GenerationSettings, details: bool
 ) -> Acceptance:
     """Take the backbone's own sample at each node and follow the child that equals it.
 
@@ -61,7 +62,7 @@ def exact(
 
 
 def typical(
-    draft: Draft, logits: Tensor, position: int, settings: GenerationSettings, details: bool
+    draft: Draft, logits: Tensor, position: Position, settings: GenerationSettings, details: bool
 ) -> Acceptance:
     """Accept a node while p > min(epsilon, delta * exp(-H)) at its parent (Medusa, section 2.3.1).
 
@@ -72,7 +73,7 @@ def typical(
 
 
 def typical_sampled(
-    draft: Draft, logits: Tensor, position: int, settings: GenerationSettings, details: bool
+    draft: Draft, logits: Tensor, position: Position, settings: GenerationSettings, details: bool
 ) -> Acceptance:
     """As typical, but the first token and every next token are sampled from the tokens that pass
     the rule, renormalised. Lossy. At temperature 0 it is greedy decoding."""
@@ -89,7 +90,7 @@ ACCEPTANCE: dict[str, Rule] = {
 def _typical(
     draft: Draft,
     logits: Tensor,
-    position: int,
+    position: Position,
     settings: GenerationSettings,
     details: bool,
     is_sampled: bool,
@@ -122,7 +123,7 @@ def thresholds(log_p: Tensor, settings: GenerationSettings) -> Tensor:
 
 
 def own_tokens(
-    logits: Tensor, tensors: TreeTensors, position: int, settings: GenerationSettings
+    logits: Tensor, tensors: TreeTensors, position: Position, settings: GenerationSettings
 ) -> Tensor:
     """The backbone's own token after each node: logits [n, V] -> int64 [n].
 
@@ -149,7 +150,7 @@ def filtered(scores: Tensor, settings: GenerationSettings) -> Tensor:
 
 
 def _with_noise(
-    scores: Tensor, tensors: TreeTensors, position: int, settings: GenerationSettings
+    scores: Tensor, tensors: TreeTensors, position: Position, settings: GenerationSettings
 ) -> Tensor:
     assert settings.seed is not None, "a sampling run needs its seed resolved"
     places = position + 1 + torch.arange(tensors.paths.shape[1], device=scores.device)

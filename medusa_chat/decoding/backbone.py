@@ -66,10 +66,17 @@ class Backbone:
 
     def _run(self, tokens: Tensor, positions: Tensor, masks: dict[int | None, Tensor]) -> Tensor:
         self.cache.begin()
+        return self.run_fixed(tokens, positions, masks, self.cache.layers)
+
+    def run_fixed(
+        self, tokens: Tensor, positions: Tensor, masks: dict[int | None, Tensor], layers: Any
+    ) -> Tensor:
+        """One pass with layers and masks (by window) of the caller's: tokens [n] -> hidden [n, d];
+        nothing here depends on a number that only the device knows."""
         out = self.decoder(
             input_ids=tokens[None],
             position_ids=positions[None],
-            past_key_values=self.cache.layers,
+            past_key_values=layers,
             attention_mask=self._by_kind(masks),
             use_cache=True,
         )

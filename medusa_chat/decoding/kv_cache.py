@@ -42,6 +42,24 @@ class Layer(CacheLayerMixin):
         return int(self.keys.shape[2])
 
 
+class FixedLayer(Layer):
+    """One layer's view of the cache for a step of fixed shapes: rows go where a tensor says, and
+    all of the first `bucket` positions are given back."""
+
+    def __init__(self, keys: Tensor, values: Tensor, places: Tensor, bucket: int) -> None:
+        super().__init__(keys, values)
+        self.places, self.bucket = places, bucket
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [1, H, q, D] at `places` [q]; return keys and values [1, H, bucket, D]."""
+        assert self.keys is not None and self.values is not None
+        self.keys.index_copy_(2, self.places, key_states)
+        self.values.index_copy_(2, self.places, value_states)
+        return self.keys[:, :, : self.bucket], self.values[:, :, : self.bucket]
+
+
 class KVCache:
     """Keys and values of every layer, `capacity` positions, in one tensor per shape and device.
 
@@ -99,6 +117,16 @@ class KVCache:
     def extend(self, count: int) -> None:
         """Make the first `count` rows of the last pass valid, where they stand."""
         self.length += count
+
+    def fixed(self, places: Tensor, bucket: int) -> Cache:
+        """The same memory for steps of fixed shapes, see FixedLayer."""
+        pairs = [(layer.keys, layer.values) for layer in self._layers]
+        return Cache(layers=[FixedLayer(k, v, places, bucket) for k, v in pairs])
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy the rows at `source` [r] to `target` [r], both on the device; `length` stays."""
+        for block in self._blocks:
+            block.index_copy_(3, target, block.index_select(3, source))
 
     def rows(self, start: int, end: int) -> list[Tensor]:
         """A copy of the rows from `start` to `end`, for `put_back`."""
