@@ -175,7 +175,7 @@ def _train(
 
 
 class _fitting:
-    """A context manager that turns out of memory into a refusal that says which smaller setting to try."""
+    """A context manager: out of memory becomes a refusal that says what to try."""
 
     def __init__(self, name: str, recipe: Recipe) -> None:
         self.name, self.recipe = name, recipe
