@@ -128,10 +128,24 @@ def test_token_beyond_the_vocabulary_names_its_row(tmp_path: Path) -> None:
         encoded(talks(1), tmp_path, vocabulary=8)
 
 
-def test_held_out_rows_are_not_learnt() -> None:
+def test_held_out_conversations_are_not_learnt() -> None:
     for count in (2, 3, 100, 10_000):
-        learnt, held_out = split(range(count), 0)
-        assert sorted(learnt + held_out) == list(range(count)) and 1 <= len(held_out) <= 128
+        rows = [
+            Example((n, turn), (True,) * 2, f"row {n}") for n in range(count) for turn in (1, 2)
+        ]
+        learnt, held_out = split(rows, 0)
+        assert sorted(e.ids for e in learnt + held_out) == [e.ids for e in rows]
+        places = {e.place for e in held_out}
+        assert 1 <= len(places) <= 128 and not places & {e.place for e in learnt}
+
+
+def test_plain_text_is_learnt_in_parts_and_whole(tmp_path: Path) -> None:
+    file = tmp_path / "t.txt"
+    file.write_text(LETTERS * 4, "utf-8")
+    found = encode_all(letter_tokenizer(None), read_conversations(file), 20, 99)
+    assert [len(e.ids) for e in found.examples] == [20, 20, 20, 4]
+    assert all(all(e.is_label) for e in found.examples) and not found.cut
+    assert len({e.place for e in found.examples}) == 4
 
 
 # -------------------------------------------------------------------------------- packing
