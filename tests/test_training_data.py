@@ -12,6 +12,8 @@ from training_models import LETTERS, letter_tokenizer, talks, write_backbone, wr
 from transformers import AutoModelForCausalLM
 
 from medusa_chat.errors import UsageError
+from medusa_chat.hub import HubError
+from medusa_chat.hub.dataset import chosen_files, dataset_files
 from medusa_chat.training.data import Example, collate, collate_packed, packed, shuffled
 from medusa_chat.training.examples import encode_all, split
 from medusa_chat.training.loss import IGNORED, hidden_and_targets
@@ -191,3 +193,20 @@ def test_first_token_of_a_packed_example_is_never_a_label() -> None:
     assert not batch.is_label[batch.positions == 0].any()
     assert batch.positions.tolist() == [[0, 1, 2] * 4]
     assert IGNORED not in batch.ids
+
+
+# ---------------------------------------------------------------------------------- hub
+
+
+def test_of_a_data_set_only_what_is_for_training_is_read() -> None:
+    ultrachat = ["README.md", "data/test_sft-0.parquet", "data/train_sft-0.parquet"]
+    assert chosen_files(ultrachat) == ["data/train_sft-0.parquet"]
+    plain = ["ShareGPT_V4.json", "dataset_infos.json", "LICENSE.txt", "b.jsonl"]
+    assert chosen_files(plain) == ["ShareGPT_V4.json", "b.jsonl"]
+
+
+def test_name_that_is_no_data_set_is_refused_without_the_network() -> None:
+    with pytest.raises(HubError, match="no Hub data set"):
+        dataset_files("owner/..")
+    with pytest.raises(HubError, match="network is off"):
+        dataset_files("owner/never-fetched")
