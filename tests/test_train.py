@@ -1,5 +1,6 @@
 """`medusa-chat train` and `calibrate`, whole: from a tiny backbone to a checkpoint that loads."""
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -304,3 +305,20 @@ def test_full_disk_is_refused_before_anything_is_trained(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     line = command(ground, tmp_path / "out", "--max-steps", "2")
     assert "make room" in refusal(line, capsys)
+
+
+def test_disk_that_fills_up_keeps_the_training(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    from medusa_chat.training import finish
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(finish, "write_heads", full)
+    line = command(ground, tmp_path / "out", "--max-steps", "2")
+    assert main(line) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir() if "out" in file.name] == ["out.training"]
+    monkeypatch.undo()
+    assert main([*line, "--resume"]) == 0 and (tmp_path / "out").is_dir()
