@@ -60,7 +60,9 @@ def train(request: TrainRequest, team: Team = ALONE) -> Iterator[Event]:
     with _fitting(request):
         ground.model = read_model(ground)
         if recipe.distill:
-            yield Stage("answers")
+            asked = sum(len(found.asked) for found in conversations)
+            most = _answer_recipe(ground, recipe).max_new_tokens
+            yield Stage(f"answering {asked:,} questions, at most {most} tokens each")
             yield from _distill(ground, conversations, recipe, work, team)
             encoded = _answers(ground, conversations, recipe, work)
         yield from _train(request, ground, conversations, encoded, work, team)
