@@ -17,6 +17,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadRequest
 from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
+from medusa_chat.training_view import heads_shown
 
 QUICK = ["--device", "cpu", "--precision", "fp32", "--heads", "3", "--batch-tokens", "512"]
 
@@ -322,3 +323,7 @@ def test_disk_that_fills_up_keeps_the_training(
     assert [file.name for file in tmp_path.iterdir() if "out" in file.name] == ["out.training"]
     monkeypatch.undo()
     assert main([*line, "--resume"]) == 0 and (tmp_path / "out").is_dir()
+
+
+def test_shares_are_shown_short_and_whole() -> None:
+    assert heads_shown(((0.5, 1.0), (0.0, 0.07))) == ".50 1.00 | .00 .07"
