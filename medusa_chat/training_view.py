@@ -117,7 +117,7 @@ class TrainingView:
 
 def heads_shown(top: Any) -> str:
     """Each head's share of hits within its first 1 to 5 predictions, heads apart by "|"."""
-    return " | ".join(" ".join(f"{share:.2f}"[1:].rjust(3) for share in row) for row in top)
+    return " | ".join(" ".join(f"{share:.2f}".removeprefix("0") for share in row) for row in top)
 
 
 def evaluated_line(event: Any) -> str:

@@ -1,5 +1,6 @@
 """`medusa-chat train` and `calibrate`, whole: from a tiny backbone to a checkpoint that loads."""
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadRequest
 from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
+from medusa_chat.training_view import heads_shown
 
 QUICK = ["--device", "cpu", "--precision", "fp32", "--heads", "3", "--batch-tokens", "512"]
 
@@ -304,3 +306,24 @@ def test_full_disk_is_refused_before_anything_is_trained(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     line = command(ground, tmp_path / "out", "--max-steps", "2")
     assert "make room" in refusal(line, capsys)
+
+
+def test_disk_that_fills_up_keeps_the_training(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    from medusa_chat.training import finish
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(finish, "write_heads", full)
+    line = command(ground, tmp_path / "out", "--max-steps", "2")
+    assert main(line) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir() if "out" in file.name] == ["out.training"]
+    monkeypatch.undo()
+    assert main([*line, "--resume"]) == 0 and (tmp_path / "out").is_dir()
+
+
+def test_shares_are_shown_short_and_whole() -> None:
+    assert heads_shown(((0.5, 1.0), (0.0, 0.07))) == ".50 1.00 | .00 .07"

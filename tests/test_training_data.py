@@ -12,6 +12,8 @@ from training_models import LETTERS, letter_tokenizer, talks, write_backbone, wr
 from transformers import AutoModelForCausalLM
 
 from medusa_chat.errors import UsageError
+from medusa_chat.hub import HubError
+from medusa_chat.hub.dataset import chosen_files, dataset_files
 from medusa_chat.training.data import Example, collate, collate_packed, packed, shuffled
 from medusa_chat.training.examples import encode_all, split
 from medusa_chat.training.loss import IGNORED, hidden_and_targets
@@ -128,10 +130,24 @@ def test_token_beyond_the_vocabulary_names_its_row(tmp_path: Path) -> None:
         encoded(talks(1), tmp_path, vocabulary=8)
 
 
-def test_held_out_rows_are_not_learnt() -> None:
+def test_held_out_conversations_are_not_learnt() -> None:
     for count in (2, 3, 100, 10_000):
-        learnt, held_out = split(range(count), 0)
-        assert sorted(learnt + held_out) == list(range(count)) and 1 <= len(held_out) <= 128
+        rows = [
+            Example((n, turn), (True,) * 2, f"row {n}") for n in range(count) for turn in (1, 2)
+        ]
+        learnt, held_out = split(rows, 0)
+        assert sorted(e.ids for e in learnt + held_out) == [e.ids for e in rows]
+        places = {e.place for e in held_out}
+        assert 1 <= len(places) <= 128 and not places & {e.place for e in learnt}
+
+
+def test_plain_text_is_learnt_in_parts_and_whole(tmp_path: Path) -> None:
+    file = tmp_path / "t.txt"
+    file.write_text(LETTERS * 4, "utf-8")
+    found = encode_all(letter_tokenizer(None), read_conversations(file), 20, 99)
+    assert [len(e.ids) for e in found.examples] == [20, 20, 20, 4]
+    assert all(all(e.is_label) for e in found.examples) and not found.cut
+    assert len({e.place for e in found.examples}) == 4
 
 
 # -------------------------------------------------------------------------------- packing
@@ -177,3 +193,20 @@ def test_first_token_of_a_packed_example_is_never_a_label() -> None:
     assert not batch.is_label[batch.positions == 0].any()
     assert batch.positions.tolist() == [[0, 1, 2] * 4]
     assert IGNORED not in batch.ids
+
+
+# ---------------------------------------------------------------------------------- hub
+
+
+def test_of_a_data_set_only_what_is_for_training_is_read() -> None:
+    ultrachat = ["README.md", "data/test_sft-0.parquet", "data/train_sft-0.parquet"]
+    assert chosen_files(ultrachat) == ["data/train_sft-0.parquet"]
+    plain = ["ShareGPT_V4.json", "dataset_infos.json", "LICENSE.txt", "b.jsonl"]
+    assert chosen_files(plain) == ["ShareGPT_V4.json", "b.jsonl"]
+
+
+def test_name_that_is_no_data_set_is_refused_without_the_network() -> None:
+    with pytest.raises(HubError, match="no Hub data set"):
+        dataset_files("owner/..")
+    with pytest.raises(HubError, match="network is off"):
+        dataset_files("owner/never-fetched")

@@ -56,7 +56,8 @@ def calibrate(
         raise UsageError(f"{loaded.info.name} has no Medusa heads: train some first")
     require_template(loaded.tokenizer, chosen)
     yield Stage("answers")
-    hits = torch.zeros(loaded.info.heads, RANKS, dtype=torch.long)
+    ranks = min(RANKS, loaded.engine.backbone.vocabulary)
+    hits = torch.zeros(loaded.info.heads, ranks, dtype=torch.long)
     labels = torch.zeros(loaded.info.heads, dtype=torch.long)
     asked: list[list[int]] = []
     total, tokens = sum(len(one.asked) for one in chosen), 0
@@ -142,7 +143,7 @@ def count_answer(
     targets = targets_of(ids[None], is_label[None], len(heads))[0]
     chosen = (targets != IGNORED).any(-1)
     for rows, wanted in zip(hidden[chosen].split(256), targets[chosen].split(256), strict=True):
-        hits += rank_hits(heads, backbone.lm_head, rows, wanted, RANKS).cpu()
+        hits += rank_hits(heads, backbone.lm_head, rows, wanted, hits.shape[1]).cpu()
     labels += (targets != IGNORED).sum(0).cpu()
 
 

@@ -79,19 +79,23 @@ def _whole(tokenizer: Any, found: Conversation) -> list[Example]:
 
 def _parts(example: Example, length: int, is_plain: bool) -> list[Example]:
     """The first `length` tokens; of a plain text all of them, a part at a time."""
-    end = len(example.ids) if is_plain else min(length, len(example.ids))
+    if not is_plain:
+        return [Example(example.ids[:length], example.is_label[:length], example.place)]
+    where = f"{example.place}, part"
+    starts = range(0, len(example.ids), length)
     return [
-        Example(example.ids[s : s + length], example.is_label[s : s + length], example.place)
-        for s in range(0, end, length)
+        Example(part := example.ids[start : start + length], (True,) * len(part), f"{where} {n}")
+        for n, start in enumerate(starts, start=1)
     ]
 
 
-def split(items: Sequence[Any], seed: int) -> tuple[list[Any], list[Any]]:
-    """(to learn, held out): the latter a fiftieth, one at least and 128 at most; of a single item
-    both are that one."""
-    if len(items) < 2:
-        return list(items), list(items)
-    count = min(max(round(len(items) * HELD_OUT_SHARE), 1), MOST_HELD_OUT)
-    chosen = set(random.Random(seed).sample(range(len(items)), count))
-    learnt = [item for index, item in enumerate(items) if index not in chosen]
-    return learnt, [items[index] for index in sorted(chosen)]
+def split(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
+    """(to learn, held out), no conversation in both: of these a fiftieth is held out, one at least
+    and 128 at most; of a single one both are that one."""
+    places = list(dict.fromkeys(example.place for example in examples))
+    if len(places) < 2:
+        return list(examples), list(examples)
+    count = min(max(round(len(places) * HELD_OUT_SHARE), 1), MOST_HELD_OUT)
+    chosen = set(random.Random(seed).sample(places, count))
+    learnt = [example for example in examples if example.place not in chosen]
+    return learnt, [example for example in examples if example.place in chosen]

@@ -8,6 +8,7 @@ import torch
 from medusa_chat import weights
 from medusa_chat.adapters import merge_adapter
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.errors import UsageError
 from medusa_chat.training.accuracy import count_ranks
 from medusa_chat.training.data import Example
 from medusa_chat.training.distill import DistillRecipe
@@ -38,26 +39,31 @@ def calibrate_heads(
     work: Path,
 ) -> Calibrated:
     """Rank accuracies on greedy answers to the held-out rows' prompts, as decoding meets them; on
-    the rows themselves where those are plain text."""
+    the rows themselves where those are plain text or cannot be answered."""
     places = {example.place for example in held_out}
-    asked = [found for found in conversations if found.place in places and found.asked]
-    measured, what = list(held_out), f"{len(held_out)} held-out rows"
-    if asked and all(found.messages for found in conversations):
-        greedy = DistillRecipe(
-            max_new_tokens=min(CALIBRATION_TOKENS, ground.length // 2),
-            temperatures=(0.0,),
-            rows=16,
-        )
-        events = answer_conversations(
-            ground.model, ground.tokenizer, asked, greedy, ground.length, work / "calibration"
-        )
-        answers = [event.example for event in events if event.example is not None]
-        if answers:
-            measured = answers
-            what = f"{len(answers)} greedy answers of the backbone to held-out prompts"
+    asked = [found for found in conversations if found.place in places and found.messages]
+    try:
+        measured = _greedy_answers(ground, asked, work / "calibration")
+        what = f"{len(measured)} greedy answers of the backbone to held-out prompts"
+    except UsageError:  # no prompt fits, or the backbone has no end: no reason to lose the heads
+        measured = []
+    if not measured:
+        measured, what = list(held_out), f"{len(held_out)} held-out rows"
     ranks = min(10, int(ground.config.get_text_config().vocab_size))
     *_, counts = count_ranks(ground.model, heads, measured, ranks, lm_head=ground.lm_head)
     return Calibrated.search(counts.accuracies, TREE_NODES, what, counts.labels[0])
+
+
+def _greedy_answers(ground: Ground, asked: Sequence[Conversation], folder: Path) -> list[Example]:
+    greedy = DistillRecipe(
+        max_new_tokens=min(CALIBRATION_TOKENS, ground.length // 2),
+        temperatures=(0.0,),
+        rows=16,
+    )
+    events = answer_conversations(
+        ground.model, ground.tokenizer, asked, greedy, ground.length, folder
+    )
+    return [event.example for event in events if event.example is not None]
 
 
 def write_output(

@@ -77,6 +77,8 @@ def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
 
     Raises UsageError where something is in the way, MedusaChatError where the disk is full;
     nothing half done stays."""
+    from safetensors import SafetensorError
+
     partial = output.with_name(f".{output.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -85,9 +87,9 @@ def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
         if output.exists():
             raise UsageError(f"{output} exists: give another --output, or move it away")
         partial.replace(output)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise MedusaChatError(
-            f"{output} cannot be written ({error.strerror or first_line(error)}): make room and "
+            f"{output} cannot be written ({first_line(error)}): make room and "
             "run the same command with --resume"
         ) from error
     finally:

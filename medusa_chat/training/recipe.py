@@ -50,7 +50,8 @@ class Recipe:
     """Settings of `medusa-chat train`; options of the command line bear the same names.
 
     learning_rate: the backbone's (Medusa-2); the heads' is head_learning_rate_multiplier times
-    that. max_steps goes before epochs. stages: 2 trains the heads alone before both (medusa-2).
+    that. max_steps goes before epochs. cache: keep the hidden states where they fit and there is a
+    second epoch (medusa-1, one process). stages: 2 trains the heads alone before both (medusa-2).
     lambda0: weight of the heads' loss beside the backbone's; "sine" lets it grow from 0. distill:
     the backbone answers the prompts itself, at `temperature`, `answer_tokens` at most; in Medusa-2
     it is then its own teacher. output: of Medusa-2, a whole model or an adapter with heads.
@@ -71,6 +72,7 @@ class Recipe:
     max_steps: int | None = None
     batch_tokens: int = 8192
     sequence_length: int = 2048
+    cache: bool = True
     learning_rate: float = 5e-3
     head_learning_rate_multiplier: float = 4.0
     stages: int = 1

@@ -1,5 +1,6 @@
 """`medusa-chat train`, from the request to the checkpoint, as typed events."""
 
+import errno
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from medusa_chat.errors import OutOfMemoryError, UsageError
+from medusa_chat.errors import MedusaChatError, OutOfMemoryError, UsageError
 from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.examples import Encoded, encode_all, require_template, split
 from medusa_chat.training.finish import calibrate_heads, write_output
@@ -56,10 +57,12 @@ def train(request: TrainRequest, team: Team = ALONE) -> Iterator[Event]:
     ground = lay_ground(request, team)
     conversations = _read(request.data, recipe.distill)
     encoded = _encode(ground, conversations, recipe)
-    with _fitting(request.backbone, recipe):
+    with _fitting(request):
         ground.model = read_model(ground)
         if recipe.distill:
-            yield Stage("answers")
+            asked = sum(len(found.asked) for found in conversations)
+            most = _answer_recipe(ground, recipe).max_new_tokens
+            yield Stage(f"answering {asked:,} questions, at most {most} tokens each")
             yield from _distill(ground, conversations, recipe, work, team)
             encoded = _answers(ground, conversations, recipe, work)
         yield from _train(request, ground, conversations, encoded, work, team)
@@ -175,17 +178,21 @@ def _train(
 
 
 class _fitting:
-    """Turns out of memory into a refusal that says which smaller setting to try."""
+    """A context manager: no memory or no disk left becomes a refusal that says what to try."""
 
-    def __init__(self, name: str, recipe: Recipe) -> None:
-        self.name, self.recipe = name, recipe
+    def __init__(self, request: TrainRequest) -> None:
+        self.request = request
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-            smaller = max(self.recipe.batch_tokens // 2, 16)
+            smaller = max(self.request.recipe.batch_tokens // 2, 16)
             raise OutOfMemoryError(
-                f"training heads for {self.name} does not fit: try --batch-tokens {smaller}, "
-                "--precision nf4, or a shorter --sequence-length"
+                f"training heads for {self.request.backbone} does not fit: try --batch-tokens "
+                f"{smaller}, --precision nf4, or a shorter --sequence-length"
+            ) from error
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise MedusaChatError(
+                f"the disk of {self.request.output} is full: make room, then add --resume"
             ) from error

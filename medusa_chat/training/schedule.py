@@ -18,10 +18,11 @@ def head_recipe(recipe: Recipe, examples: Sequence[Example], ground: Ground) -> 
     width = ground.config.get_text_config().hidden_size * (2 if ground.precision != "fp32" else 4)
     labels = sum(sum(example.is_label) for example in examples)
     room = CACHE_BYTES.get(ground.device.type, 0)
+    caches = recipe.cache and recipe.method == "medusa-1" and recipe.epochs > 1
     first = HeadRecipe(
         batch_tokens=recipe.batch_tokens,
         batch_labels=max(recipe.batch_tokens // 4, 1),
-        cache_hidden=recipe.method == "medusa-1" and recipe.epochs > 1 and labels * width <= room,
+        cache_hidden=caches and labels * width <= room,
         learning_rate=rate,
         other_learning_rate=rate / 10,
         warmup_steps=recipe.warmup_steps,

@@ -202,8 +202,9 @@ def descend(
                 raise MedusaChatError(blame(step, batch))
             result.total.backward()
             for parameter in parameters if team.size > 1 else ():
-                if parameter.grad is not None:
-                    team.sum(parameter.grad)
+                if parameter.grad is None:  # every process must take part in every sum
+                    parameter.grad = torch.zeros_like(parameter)
+                team.sum(parameter.grad)
             nn.utils.clip_grad_norm_(parameters, recipe.clip)
             for optimizer, _ in optimizers:
                 optimizer.step()

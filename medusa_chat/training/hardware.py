@@ -1,0 +1,115 @@
+"""The paper's hardware model (Medusa, arXiv 2401.10774, appendix G): what a step costs on a GPU.
+
+Plain numbers, no torch. Assumptions: 16-bit values; an operator takes the longer of computing at
+the peak and of moving its operands once; nothing overlaps and nothing else costs; tokens a step
+grow with the logarithm of the nodes (the paper gives no constant: see `growth`). Measured times are
+longer, most of all for small models.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log
+
+BYTES = 2
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Peak of dense 16-bit products with 32-bit sums in FLOP/s, and bandwidth in bytes/s, as the
+    vendor's data sheets have them."""
+
+    name: str
+    flops: float
+    bandwidth: float
+
+
+GPUS = tuple(
+    Gpu(name, tera * 1e12, giga * 1e9)
+    for name, tera, giga in (
+        ("RTX 3090", 71, 936),
+        ("RTX 4090", 165, 1008),
+        ("RTX 5090", 210, 1792),
+        ("A40", 150, 696),
+        ("A6000", 155, 768),
+        ("A100-80GB-PCIe", 312, 1935),
+        ("H100", 989, 3350),
+        ("H200", 989, 4800),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder of the Llama kind: widths of its layers."""
+
+    name: str
+    hidden: int
+    inner: int
+    head_dim: int = 128
+
+
+SHAPES = (
+    Shape("7B", 4096, 11008),
+    Shape("13B", 5120, 13824),
+    Shape("33B", 6656, 17920),
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One operator: FLOPs and the values that are moved."""
+
+    flops: float
+    values: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte, as Tables 6 to 8 have it."""
+        return self.flops / (BYTES * self.values)
+
+    def seconds(self, gpu: Gpu) -> float:
+        return max(self.flops / gpu.flops, BYTES * self.values / gpu.bandwidth)
+
+
+def linear(rows: int, inputs: int, outputs: int) -> Work:
+    """rows x inputs times inputs x outputs."""
+    moved = rows * inputs + inputs * outputs + rows * outputs
+    return Work(2.0 * rows * inputs * outputs, moved)
+
+
+def attention(texts: int, queries: int, length: int, width: int) -> Work:
+    """One of the two products of attention, for `texts` heads of texts: queries x length."""
+    moved = queries * length + length * width + queries * width
+    return Work(2.0 * texts * queries * length * width, texts * moved)
+
+
+def layer(shape: Shape, batch: int, length: int, queries: int) -> Iterator[Work]:
+    """The operators of the appendix: q, k, v; both products of attention; up, gate, down."""
+    rows = batch * queries
+    yield from (linear(rows, shape.hidden, shape.hidden),) * 3
+    heads = batch * shape.hidden // shape.head_dim
+    yield from (attention(heads, queries, length, shape.head_dim),) * 2
+    yield from (linear(rows, shape.hidden, shape.inner),) * 3
+
+
+def layer_seconds(shape: Shape, gpu: Gpu, batch: int, length: int, queries: int) -> float:
+    return sum(work.seconds(gpu) for work in layer(shape, batch, length, queries))
+
+
+def growth(nodes: int, tokens: float) -> float:
+    """The constant c of `tokens = 1 + c ln(nodes)`, from one measured tree."""
+    return (tokens - 1) / log(nodes)
+
+
+def speedup(shape: Shape, gpu: Gpu, batch: int, length: int, nodes: int, constant: float) -> float:
+    """Tokens a step over what a step of `nodes` takes, against a step of one."""
+    overhead = layer_seconds(shape, gpu, batch, length, nodes) / layer_seconds(
+        shape, gpu, batch, length, 1
+    )
+    return (1 + constant * log(nodes)) / overhead
+
+
+def best_nodes(shape: Shape, gpu: Gpu, batch: int, length: int, constant: float) -> int:
+    """The tree size of 1 to 256 with the largest speedup."""
+    sizes = range(1, 257)
+    return max(sizes, key=lambda nodes: speedup(shape, gpu, batch, length, nodes, constant))
