@@ -16,9 +16,10 @@ from typing import Literal
 from medusa_chat.decoding.events import Event, Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, ModelError, UsageError
+from medusa_chat.jobs import Job
 from medusa_chat.messages import Fresh, Peek, PeekRequest, Text
 from medusa_chat.recordings import Comparison, Difference, compared
-from medusa_chat.session import Job, Session
+from medusa_chat.session import Session
 
 Side = Literal["plain", "drafted"]
 Stage = Literal["waiting", "warming up", "running"]

@@ -117,11 +117,11 @@ def _ranked(
 
 
 def tuned(loaded: LoadedModel | None, should_stop: Callable[[], bool]) -> Iterator[ModelInfo]:
-    """Let the tuner measure, unless it has before; what the loaded model then is. Nothing where it
-    was stopped."""
+    """Let the tuner measure, unless it has before or there is nothing to; what the loaded model
+    then is. Nothing where it was stopped."""
     if loaded is None:
         return
-    if loaded.tuned is not None:
+    if loaded.tuned is not None or not loaded.info.heads:
         yield loaded.info
         return
     with closing(tune(loaded)) as steps:  # closed, it puts everything back

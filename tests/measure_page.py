@@ -20,9 +20,10 @@ from typing import Any
 
 from medusa_chat.decoding.events import Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.jobs import Job
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runners import Child
-from medusa_chat.session import Job, Session
+from medusa_chat.session import Session
 
 PROMPT = "Tell me a story about a fox"
 SEED = 7

@@ -11,10 +11,11 @@ from medusa_chat.compare import WARM_UP_TOKENS, Progress, compare, with_gap
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.jobs import Job
 from medusa_chat.messages import Fresh, LoadRequest
 from medusa_chat.recordings import Comparison, compared
 from medusa_chat.runners import InProcess
-from medusa_chat.session import Job, Session
+from medusa_chat.session import Session
 
 SHORT = GenerationSettings(max_new_tokens=24, seed=7)
 STORY = [{"role": "user", "content": "Tell me a story about a fox"}]

@@ -10,9 +10,10 @@ from test_compare import SHORT, STORY, Racer, result
 
 from medusa_chat.compare import Progress, add_gap, gap_request, with_gap
 from medusa_chat.errors import ModelError
+from medusa_chat.jobs import ModelState
 from medusa_chat.messages import LoadRequest
 from medusa_chat.recordings import Difference
-from medusa_chat.session import ModelState, Session
+from medusa_chat.session import Session
 from medusa_chat.ui import compare as tab
 from medusa_chat.ui.compare import Race, Track
 from medusa_chat.ui.compare_view import gap_text, progress_view, result_view

@@ -16,10 +16,11 @@ from medusa_chat import hub
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.estimate import Estimate
 from medusa_chat.inspection import Inspection
+from medusa_chat.jobs import ModelState
 from medusa_chat.messages import DeviceMemory, LoadPhase, LoadRequest
 from medusa_chat.models import model_preset, model_presets
 from medusa_chat.runners import WorkerGone
-from medusa_chat.session import ModelState, Session
+from medusa_chat.session import Session
 from medusa_chat.ui.choices import Asked, asked_of, request_of
 from medusa_chat.ui.fit import Machine, bytes_for, cells, estimates, fit_of, warning
 from medusa_chat.ui.guard import GUEST

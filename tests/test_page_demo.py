@@ -21,9 +21,10 @@ from test_page import (
 
 import medusa_chat
 from medusa_chat.decoding.events import Finished, Prefilled, Step
+from medusa_chat.jobs import Job
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runners import Child
-from medusa_chat.session import Job, Session
+from medusa_chat.session import Session
 
 # Lengths of the live text as it changes, so that growth is seen however fast it is.
 WATCH = """() => {

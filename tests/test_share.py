@@ -13,8 +13,9 @@ import segno
 from scripted import ScriptedRunner
 
 from medusa_chat.errors import UsageError
+from medusa_chat.jobs import ModelState
 from medusa_chat.messages import LoadRequest, ModelInfo
-from medusa_chat.session import ModelState, Session
+from medusa_chat.session import Session
 from medusa_chat.ui import app as page
 from medusa_chat.ui import tunnel as tunnels
 from medusa_chat.ui.door import COOKIE, SLOW_DOWN

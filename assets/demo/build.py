@@ -29,21 +29,21 @@ from backbone import Recipe  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
-from medusa_chat.decoding.tree import Tree  # noqa: E402
 from medusa_chat.errors import MedusaChatError  # noqa: E402
-from medusa_chat.training.accuracy import count_ranks  # noqa: E402
+from medusa_chat.training.accuracy import count_ranks, ranks_of_answer  # noqa: E402
 from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
 from medusa_chat.training.distill import DistillRecipe, answer_prompts  # noqa: E402
+from medusa_chat.training.path_search import search_paths, tokens_per_step  # noqa: E402
 from medusa_chat.training.trainer import (  # noqa: E402
     HeadRecipe,
     TrainStep,
     new_heads,
     train_heads,
 )
-from medusa_chat.training.tree_search import expected_length, search_tree  # noqa: E402
 
 SIZE_LIMIT = 24_000_000
 PROMPT_TOKENS = 400
+SIZES = (1, 2, 4, 8, 16, 32, 64)
 CALIBRATION = "medusa_calibration.json"
 
 
@@ -228,19 +228,26 @@ def make_heads(
 def make_calibration(
     work: Path, model, heads: MedusaHeads, held_out: list[Example], plan: Plan
 ) -> dict:
-    """Rank accuracies on held-out greedy answers, and the tree that they ask for."""
+    """Rank accuracies on held-out greedy answers, and the tree that these answers ask for."""
     path = work / CALIBRATION
     if not path.exists():
         events = count_ranks(model, heads, held_out)
         *_, counts = tqdm(events, desc="calibration", unit="batch")
         accuracies = [[round(a, 5) for a in row] for row in counts.accuracies]
+        ranks = [ranks_of_answer(model, heads, example) for example in held_out]
+        tree = search_paths(ranks, plan.nodes, plan.default_nodes)
         calibration = {
             "version": 1,
             "accuracies": accuracies,
-            "choices": [list(c) for c in search_tree(accuracies, plan.nodes).choices[1:]],
+            "choices": [list(c) for c in tree.choices[1:]],
             "nodes": plan.default_nodes,
             "measured_on": f"{len(held_out)} greedy answers of the backbone to held-out prompts",
             "positions": counts.labels[0],
+            "tokens_per_step": {
+                str(n): round(tokens_per_step(ranks, tree.head(n)), 3)
+                for n in SIZES
+                if n <= len(tree)
+            },
         }
         write_whole(path, json.dumps(calibration) + "\n")
     return json.loads(path.read_text("utf-8"))
@@ -348,12 +355,10 @@ def finish(arguments, model, tokenizer, rows: list[dict], recipe: Recipe, plan: 
 def report(calibration: dict) -> None:
     """Print what the calibration promises."""
     accuracies = calibration["accuracies"]
-    tree = Tree.from_choices(calibration["choices"])
     for head, row in enumerate(accuracies):
         print(f"head {head}: top-1 {row[0]:.3f}, top-5 {sum(row[:5]):.3f}")
-    for nodes in (1, 2, 4, 8, 16, 32, 64):
-        length = expected_length(tree.head(nodes), accuracies)
-        print(f"{nodes:>3} nodes: {length:.2f} tokens a step expected")
+    for nodes, rate in calibration["tokens_per_step"].items():
+        print(f"{nodes:>3} nodes: {rate:.2f} tokens a step of the held-out answers")
 
 
 if __name__ == "__main__":

@@ -77,3 +77,24 @@ def rank_accuracies(
     """a[k][i]: how often the (i+1)-th prediction of head k alone is right, on every label."""
     counts = list(count_ranks(model, heads, examples, ranks))
     return counts[-1].accuracies
+
+
+@torch.inference_mode()
+def ranks_of_answer(
+    model: Any, heads: MedusaHeads, example: Example, ranks: int = 10
+) -> list[list[int | None]]:
+    """What `path_search` asks of one example, whose labels are its last tokens: a row for each
+    label as a root, and in it for head k the rank from 0 of the token k + 1 places on."""
+    lm_head = model.get_output_embeddings()
+    first = example.is_label.index(True)
+    ids = torch.tensor(example.ids, device=heads.weight.device)
+    hidden = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+    best = heads(hidden[first - 1 : -1], lm_head).topk(ranks, dim=-1).indices.tolist()
+    answer = example.ids[first:]
+    return [
+        [
+            best[head][place].index(token) if token in best[head][place] else None
+            for head, token in enumerate(answer[place + 1 : place + 1 + len(heads)])
+        ]
+        for place in range(len(answer))
+    ]

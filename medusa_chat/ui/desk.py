@@ -10,7 +10,8 @@ import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.history import History
-from medusa_chat.session import Job, Session
+from medusa_chat.jobs import Job
+from medusa_chat.session import Session
 from medusa_chat.ui.answer import Answer, Row
 from medusa_chat.ui.guard import is_guest
 from medusa_chat.ui.inputs import Inputs, checked

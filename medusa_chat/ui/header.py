@@ -3,7 +3,8 @@
 import gradio as gr
 
 from medusa_chat.errors import UsageError
-from medusa_chat.session import ModelState, Session
+from medusa_chat.jobs import ModelState
+from medusa_chat.session import Session
 from medusa_chat.ui.drawn import AT_ONCE, drawn
 from medusa_chat.ui.guard import is_guest
 from medusa_chat.ui.share import Share, share_view

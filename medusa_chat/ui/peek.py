@@ -5,8 +5,9 @@ from typing import Any
 
 from medusa_chat.decoding.events import Step
 from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.jobs import Look
 from medusa_chat.messages import PeekRequest, Ranked
-from medusa_chat.session import Look, Session
+from medusa_chat.session import Session
 from medusa_chat.ui.answer import Answer
 from medusa_chat.ui.tree_view import printable, to_line
 

@@ -12,8 +12,9 @@ from typing import Literal
 
 from medusa_chat import hub
 from medusa_chat.errors import MedusaChatError, UsageError, first_line
+from medusa_chat.jobs import Switch
 from medusa_chat.messages import LoadRequest, ModelInfo
-from medusa_chat.session import Session, Switch
+from medusa_chat.session import Session
 from medusa_chat.ui.shelf import Detail, Key, Shelf
 
 Stage = Literal["idle", "checking", "downloading", "loading", "done", "failed", "stopped"]

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from medusa_chat.errors import UsageError
+from medusa_chat.jobs import Job
 from medusa_chat.messages import Message
-from medusa_chat.session import Job, Session
+from medusa_chat.session import Session
 from medusa_chat.ui.answer import Answer, Piece
 from medusa_chat.ui.inputs import Inputs
 from medusa_chat.ui.talk import Talk, Turn

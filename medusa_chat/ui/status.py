@@ -3,8 +3,8 @@
 from typing import Any
 
 from medusa_chat.amounts import transfer
+from medusa_chat.jobs import ModelState
 from medusa_chat.messages import ModelInfo
-from medusa_chat.session import ModelState
 from medusa_chat.ui.tree_view import to_line
 
 PHASES = {
