@@ -5,6 +5,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from medusa_chat.checkpoint import (
     LoadedModel,
@@ -15,15 +16,17 @@ from medusa_chat.checkpoint import (
 )
 from medusa_chat.decoding.costs import StepCosts
 from medusa_chat.decoding.governor import Governor
-from medusa_chat.decoding.rehearsal import Clock, time_steps
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.tuning import Tuning, write
+
+if TYPE_CHECKING:
+    from medusa_chat.decoding.rehearsal import Clock
 
 SECONDS = 1.0
 
 
 def tune(
-    loaded: LoadedModel, budget: float = SECONDS, clock: Clock = perf_counter
+    loaded: LoadedModel, budget: float = SECONDS, clock: "Clock" = perf_counter
 ) -> Generator[Tuning | None, None, None]:
     """Measure for about `budget` seconds and keep what was found: None after each step, so that
     whoever waits can close the iterator at once, and the Tuning at the end.
@@ -32,6 +35,8 @@ def tune(
     """
     if not loaded.info.heads:
         return
+    from medusa_chat.decoding.rehearsal import time_steps
+
     source = source_tree(loaded.calibration, loaded.info.heads)
     with closing(time_steps(loaded.engine, source, budget, clock)) as steps:
         for costs in steps:

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 from checkpoints import write_checkpoint
 
-from medusa_chat import tuner, tuning
+from medusa_chat import tuning
 from medusa_chat.bench import STUDIES, run, run_shape, steps, table
 from medusa_chat.bench.course import Course
 from medusa_chat.bench.rows import row, unmeasured
 from medusa_chat.bench.shape import SHAPES, Shape, load_shape
 from medusa_chat.bench.steps import bytes_read
+from medusa_chat.decoding import rehearsal
 from medusa_chat.decoding.costs import StepCosts
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, to_json
 from medusa_chat.decoding.settings import GenerationSettings
@@ -42,7 +43,7 @@ def costs(monkeypatch):
 
     monkeypatch.setattr(steps, "BUFFER", {"cpu": 2**20})
     monkeypatch.setattr(steps, "time_steps", times)
-    monkeypatch.setattr(tuner, "time_steps", times)
+    monkeypatch.setattr(rehearsal, "time_steps", times)
     return made
 
 

@@ -45,7 +45,7 @@ def load_shape(shape: Shape, request: LoadRequest) -> LoadedModel:
     from medusa_chat.decoding.engine import Engine
     from medusa_chat.decoding.heads import MedusaHeads
     from medusa_chat.decoding.submodules import replace_submodules
-    from medusa_chat.devices import fitting
+    from medusa_chat.memory import fitting
 
     device = choose_device(request.device)
     precision, reason = choose_precision(request.precision, device)
@@ -53,7 +53,8 @@ def load_shape(shape: Shape, request: LoadRequest) -> LoadedModel:
         raise UsageError(f"precision is {precision!r}: --shape takes fp32, bf16 or fp16")
     dtype = getattr(torch, DTYPES[precision])
     name = f"shape {shape.name}, {shape.layers} layers, random weights"
-    with fitting(name, device, precision):
+    advice = f"{name} does not fit on {device} at {precision}: give fewer --layers"
+    with fitting(lambda: advice):
         with torch.device("meta"):
             empty = LlamaForCausalLM(_config(shape))
         model = empty.to(dtype).to_empty(device=device).eval()
