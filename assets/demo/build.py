@@ -58,7 +58,8 @@ class Plan:
     held_out_prompts: int = 300
     answer_tokens: int = 128
     heads: int = 5
-    head_steps: int = 2400
+    head_layers: int = 2
+    head_steps: int = 2000
     head_learning_rate: float = 2e-2
     nodes: int = 64
     default_nodes: int = 16
@@ -206,7 +207,7 @@ def make_heads(
     """Heads that share the LM head, trained once on the backbone's own answers."""
     path = work / "heads.safetensors"
     if not path.exists():
-        heads = new_heads(model.lm_head, plan.heads)
+        heads = new_heads(model.lm_head, plan.heads, plan.head_layers)
         recipe = HeadRecipe(steps=plan.head_steps, learning_rate=plan.head_learning_rate)
         events = train_heads(
             model, model.lm_head, heads, examples, recipe, held_out, work / "heads.pt"
