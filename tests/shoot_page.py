@@ -49,7 +49,9 @@ def record(tab: Any, act: Any) -> list[tuple[float, Image.Image]]:
 def save(frames: list[tuple[float, Image.Image]], path: Path) -> None:
     """An endless WebP in which every frame stands as long as it stood."""
     times = [time for time, _ in frames]
-    gaps = [round(1000 * (after - time)) for time, after in zip(times, times[1:], strict=False)]
+    gaps = [
+        max(round(1000 * (after - time)), 1) for time, after in zip(times, times[1:], strict=False)
+    ]
     height = round(SHOWN * frames[0][1].height / frames[0][1].width)
     images = [image.resize((SHOWN, height), Image.Resampling.LANCZOS) for _, image in frames]
     images[0].save(

@@ -35,8 +35,6 @@ let livePieces = [];
 let liveSplit = null;
 let liveAt = 0;
 let liveCost = 0;
-let later = 0;
-let isStale = true; // whether a row of the conversation has changed
 let scheduled = false;
 
 for (let n = 1; n <= LEVELS && has; n++) {
@@ -189,44 +187,28 @@ function tint(target, key, pieces) {
 function draw() {
   scheduled = false;
   if (!has) return;
-  if (!box.checked) {
-    for (const target of [...drawn.keys()]) wipe(target);
-    isStale = true;
-    return;
-  }
-  if (isStale) drawRows();
-  drawLive();
-}
-
-// Rows of the conversation, only after one has changed: what comes costs the same however many.
-function drawRows() {
-  isStale = false;
-  const all = document.querySelectorAll("#history .message-row");
-  const wanted = new Set([liveTarget()]);
-  for (const [row, key] of rows) {
-    const target = all[row]?.querySelector(".message-content");
-    if (!target || !known.has(key)) continue;
-    wanted.add(target);
-    tint(target, key, known.get(key));
+  const wanted = new Set();
+  if (box.checked) {
+    const all = document.querySelectorAll("#history .message-row");
+    for (const [row, key] of rows) {
+      const target = all[row]?.querySelector(".message-content");
+      if (!target || !known.has(key)) continue;
+      wanted.add(target);
+      tint(target, key, known.get(key));
+    }
+    drawLive(wanted);
   }
   for (const target of [...drawn.keys()]) if (!wanted.has(target)) wipe(target);
 }
 
-function liveTarget() {
-  return document.querySelector("#live-text .md");
-}
-
 // The text that comes is drawn anew at each update: its tint may take a tenth of the time.
-function drawLive() {
-  const target = liveTarget();
-  if (!target || !livePieces.length || !target.textContent) {
-    if (target) wipe(target);
-    return;
-  }
+function drawLive(wanted) {
+  const target = document.querySelector("#live-text .md");
+  if (!target || !livePieces.length || !target.textContent) return;
+  wanted.add(target);
   const start = performance.now();
   if (start < liveAt + 9 * liveCost) {
-    clearTimeout(later);
-    later = setTimeout(schedule, 9 * liveCost);
+    setTimeout(schedule, 9 * liveCost);
     return;
   }
   tint(target, "live", livePieces);
@@ -248,7 +230,6 @@ function take() {
   const line = JSON.parse(value);
   for (const key in line.new) known.set(key, line.new[key]);
   rows = line.rows;
-  isStale = true;
   schedule();
 }
 
@@ -302,14 +283,11 @@ function saidOnly({ pieces, split }) {
   return kept;
 }
 
-function observe(id, changed) {
-  const block = document.getElementById(id);
-  const options = { childList: true, subtree: true, characterData: true };
-  if (block && has) new MutationObserver(changed).observe(block, options);
+const talk = document.getElementById("talk");
+if (talk && has) {
+  new MutationObserver(() => box.checked && schedule()).observe(talk, {
+    childList: true,
+    subtree: true,
+    characterData: true,
+  });
 }
-
-observe("history", () => {
-  isStale = true;
-  if (box.checked) schedule();
-});
-observe("live-text", () => box.checked && schedule());
