@@ -72,16 +72,21 @@
     }
   }
 
-  function restoreDraft() {
+  // The page may draw the box anew while it loads, empty: set it until it has held for a second.
+  function restoreDraft(held = 0, tries = 0) {
     const draft = kept(sessionStorage, DRAFT);
     if (!draft) return;
-    sessionStorage.removeItem(DRAFT);
-    setTimeout(() => {
-      const box = document.querySelector("#box textarea");
-      if (!box || box.value) return;
+    const box = document.querySelector("#box textarea");
+    if (held === 4 || tries === 120 || (box && box.value && box.value !== draft)) {
+      sessionStorage.removeItem(DRAFT);
+      return;
+    }
+    const holds = Boolean(box && box.value);
+    if (box && !holds) {
       box.value = draft;
       box.dispatchEvent(new Event("input", { bubbles: true }));
-    }, 500);
+    }
+    setTimeout(() => restoreDraft(holds ? held + 1 : 0, tries + 1), 250);
   }
 
   async function ask() {
