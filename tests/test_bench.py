@@ -68,6 +68,14 @@ def test_every_study_but_the_race_fills_its_rows_on_a_tiny_model(folder):
     assert len(kept) == 1 and kept[0].place.model == folder
 
 
+def test_a_load_is_measured_in_a_process_of_its_own(folder):
+    request = LoadRequest(folder, device="cpu", precision="fp32")
+    result = run(request, max_new_tokens=8, tree="auto", studies=["load"], **QUIET)
+    rows = by_name(result)
+    assert rows["load"]["value"] > 0
+    assert rows["peak memory"]["value"] > 0
+
+
 def test_a_shape_is_measured_without_any_download(monkeypatch):
     monkeypatch.setattr(steps, "CONTEXTS", (128, 256, 1024))
     result = run_shape(TINY, CPU, layers=1, **QUIET)

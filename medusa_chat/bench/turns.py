@@ -113,7 +113,8 @@ def _load_alone(request: LoadRequest, pipe: Any) -> None:
     import torch
     import transformers  # noqa: F401
 
-    from medusa_chat.worker import load, reply
+    from medusa_chat.checkpoint import load
+    from medusa_chat.worker import reply
 
     before = _peak()
     started = perf_counter()
