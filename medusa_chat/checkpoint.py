@@ -74,6 +74,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     from medusa_chat.decoding.backbone import Backbone
     from medusa_chat.decoding.engine import Engine
     from medusa_chat.decoding.text import TokenTexts
+    from medusa_chat.decoding.threads import settle
     from medusa_chat.head_weights import read_heads
 
     config = weights.read_config(found.backbone)
@@ -96,6 +97,8 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         parameters = model.num_parameters()  # a 4-bit weight holds two
         notes += _replace(model) if where.device_map is None else ()  # accelerate's hooks stay
         backbone = Backbone(model, where.context)
+        if device.type == "cpu":
+            notes.append(settle(model, *filter(None, [heads])))
         yield LoadPhase("check"), None
         difference = backbone.check()
     engine = Engine(backbone, heads, end_tokens(model, tokenizer))

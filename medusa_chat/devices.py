@@ -41,7 +41,8 @@ def describe_device(device: "torch.device") -> str:
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
         return f"mps ({platform.machine()})"
-    return f"{_cpu_name()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _cpu_name() -> str:

@@ -217,6 +217,9 @@ def serve(pipe: Connection) -> None:
     ("refused", error). A ("stop",) that arrives while one runs ends an answer or a load."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _import_ahead()
+    from medusa_chat.decoding import threads
+
+    threads.leave_one()  # the page, and mostly its browser, run beside
     holder = Holder()
     try:
         while True:

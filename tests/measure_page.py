@@ -18,15 +18,18 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from scripted import ScriptedRunner
+
 from medusa_chat.decoding.events import Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.jobs import Job
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runners import Child
+from medusa_chat.runners import Child, Runner
 from medusa_chat.session import Session
 
-PROMPT = "Tell me a story about a fox"
+PROMPT = "Count from 1 to 200: 1, 2, 3, 4,"
 SEED = 7
+NODES = 16  # in every step: an auto tree would shrink to plain decoding, with nothing to draw
 MINUTE = 60_000  # milliseconds
 EARLIER = (6, 80)  # messages before the answer; they come in pairs
 GOALS = {
@@ -36,17 +39,19 @@ GOALS = {
     "page / headless, Chromium on these cores": (0.80, "at least"),
 }
 
-# Times (epoch, ms) of the frames in which the picture and the live text changed.
+# [time (epoch, ms), step that is drawn] of every frame in which the picture changed.
 WATCH = """() => {
-  window.seen = {tree: [], live: []};
-  for (const id in window.seen) {
-    let dirty = false;
-    const note = () => { dirty = false; window.seen[id].push(performance.timeOrigin + performance.now()); };
-    new MutationObserver(() => { if (!dirty) { dirty = true; requestAnimationFrame(note); } })
-      .observe(document.getElementById(id),
-        {childList: true, characterData: true, attributes: true, subtree: true});
-  }
-}"""  # noqa: E501
+  window.seen = [];
+  const tree = document.getElementById("tree");
+  let dirty = false;
+  const note = () => {
+    dirty = false;
+    const step = Number(tree.querySelector("svg.tree").dataset.step);
+    window.seen.push([performance.timeOrigin + performance.now(), step]);
+  };
+  new MutationObserver(() => { if (!dirty) { dirty = true; requestAnimationFrame(note); } })
+    .observe(tree, {childList: true, characterData: true, attributes: true, subtree: true});
+}"""
 
 
 class Stamped(list):
@@ -64,9 +69,10 @@ class Stamped(list):
 class Timed(Session):
     """A session whose jobs have stamped traces, and that remembers them."""
 
-    def __init__(self) -> None:
-        super().__init__(Child())
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
         self.jobs: list[Job] = []
+        self.seen: list[Job] = []  # those whose rate was taken
 
     def submit(self, *asked: Any, **options: Any) -> Job:
         job = Job(*asked, **options)
@@ -80,13 +86,12 @@ class Timed(Session):
 class Answered:
     """One answer through the page. bytes and updates: of the event stream, as Chromium got them.
 
-    update_ms: of the main thread, per update between the first step and the last one: what is
+    update_ms: of the main thread, per picture between the first step and the last one: what is
     drawn once, when a message is sent and when its answer is put into the conversation, is apart.
     """
 
     job: Job
-    tree: list[float]
-    live: list[float]
+    frames: list[tuple[float, int]]  # of the picture: epoch in ms, the step it shows
     bytes: int
     updates: int
     update_ms: float
@@ -94,14 +99,18 @@ class Answered:
 
     @property
     def pictures(self) -> float:
-        """Frames a second in which the tree changed, while steps came."""
+        """Frames a second in which the picture changed, while steps came."""
         first, last = _steps_from_to(self.job)
-        return sum(first * 1e3 <= at for at in self.tree) / max(1e-9, last - first)
+        drawn = sum(first * 1e3 <= at <= last * 1e3 for at, _ in self.frames)
+        return drawn / max(1e-9, last - first)
 
     @property
     def lag_ms(self) -> float:
-        """From the last token in the page's process to the last frame with something new."""
-        return max([*self.tree, *self.live]) - _steps_from_to(self.job)[1] * 1e3
+        """From the last step in the page's process to the first frame that shows it."""
+        last = steps_of(self.job) - 1
+        return (
+            min(at for at, step in self.frames if step == last) - _steps_from_to(self.job)[1] * 1e3
+        )
 
 
 def main() -> None:
@@ -111,7 +120,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--tokens", type=int, default=400)
     options.add_argument(
-        "--temperature", type=float, default=1.5, help="high: long answers, little accepted"
+        "--temperature", type=float, default=2.0, help="high: long answers, little accepted"
     )
     asked = options.parse_args()
     rows = list(measure(asked.rounds, asked.tokens, asked.temperature))
@@ -130,8 +139,10 @@ def measure(rounds: int, tokens: int, temperature: float) -> Iterator[dict[str, 
     """The rows of the table; a warm-up round is not in them."""
     from playwright.sync_api import sync_playwright
 
-    settings = GenerationSettings(max_new_tokens=tokens, temperature=temperature, seed=SEED)
-    with serving() as (session, url), sync_playwright() as play:
+    settings = GenerationSettings(
+        max_new_tokens=tokens, temperature=temperature, seed=SEED, nodes=NODES
+    )
+    with serving(Child()) as (session, url), sync_playwright() as play:
         tell("warm-up")
         with chromium(play) as open_tab:
             recorded = ask(session, prepared(open_tab(url), settings), PROMPT)
@@ -141,12 +152,12 @@ def measure(rounds: int, tokens: int, temperature: float) -> Iterator[dict[str, 
             tell(f"round {number + 1} of {rounds}")
             rates["headless"].append(wall_rate(headless(session, settings)))
             sizes.append(replay(url, recorded.posts))
-            rates["client"].append(wall_rate(session.jobs[-1]))
+            rates["client"].append(wall_rate(newest(session)))
             with chromium(play) as open_tab:
                 tab = open_tab(url)
                 paints.append(paint(tab))
                 replay(url, recorded.posts)
-                rates["idle"].append(wall_rate(session.jobs[-1]))
+                rates["idle"].append(wall_rate(newest(session)))
                 answers.append(ask(session, prepared(tab, settings), PROMPT))
         yield row("first paint", "ms", [p["first-contentful-paint"] for p in paints])
         yield row("pictures per second", "1/s", [a.pictures for a in answers])
@@ -167,34 +178,37 @@ def measure(rounds: int, tokens: int, temperature: float) -> Iterator[dict[str, 
         for name, those in ratios.items():
             pairs = zip(those, rates["headless"], strict=True)
             yield row(name, "", [mine / alone for mine, alone in pairs])
+    with sync_playwright() as play:
         for count in EARLIER:
             tell(f"with {count} earlier messages")
-            costs = list(costs_after(count, session, play, url, settings, rounds))
-            yield row(f"browser, {count} earlier messages", "ms per update", costs)
+            runner = ScriptedRunner(delay=0.02, prefill=0.0, nodes=NODES)
+            with serving(runner) as (session, url), chromium(play) as open_tab:
+                costs = list(costs_after(count, session, runner, open_tab(url), rounds))
+            yield row(f"browser, {count} earlier messages", "ms per picture", costs)
 
 
 def costs_after(
-    count: int, session: Timed, play: Any, url: str, settings: GenerationSettings, rounds: int
+    count: int, session: Timed, runner: ScriptedRunner, tab: Any, rounds: int
 ) -> Iterator[float]:
-    """Main-thread milliseconds per update of an answer behind `count` short messages."""
-    with chromium(play) as open_tab:
-        tab = prepared(open_tab(url), settings.resolved(max_new_tokens=3))
-        for _ in range(count // 2):
-            ask(session, tab, "hi", watched=False)
-        prepared(tab, settings.resolved(max_new_tokens=150))
-        for _ in range(min(rounds, 2)):  # more would fill the demo's context
-            yield ask(session, tab, PROMPT).update_ms
+    """Main-thread milliseconds per picture of an answer behind `count` messages, with nothing
+    else to do on the machine: its steps are made up, 50 a second."""
+    runner.steps = 20
+    for _ in range(count // 2):
+        ask(session, tab, "hi", watched=False)
+    runner.steps = 200
+    for _ in range(rounds):
+        yield ask(session, tab, "hi").update_ms
 
 
 # ---- the server and the browser ----
 
 
 @contextmanager
-def serving() -> Iterator[tuple[Timed, str]]:
-    """A page over the demo checkpoint, once it is loaded."""
+def serving(runner: Runner) -> Iterator[tuple[Timed, str]]:
+    """A page over the demo checkpoint, or what stands for it, once it is loaded."""
     from medusa_chat.ui.app import open_page
 
-    session = Timed()
+    session = Timed(runner)
     session.submit_load(LoadRequest("demo", device="cpu"))
     while session.state.status != "ready":
         if session.state.status == "failed":
@@ -232,6 +246,7 @@ def prepared(tab: Any, settings: GenerationSettings) -> Any:
         ("Max new tokens", settings.max_new_tokens),
         ("Temperature", settings.temperature),
         ("Seed", settings.seed),
+        ("Nodes", settings.nodes),
     ):
         box = tab.get_by_label(label).first
         box.fill(str(value))
@@ -256,7 +271,9 @@ def ask(session: Timed, tab: Any, text: str, watched: bool = True) -> Answered:
     )
 
     def note(request: Any) -> None:
-        if "/queue/join" in request.url:  # what the message caused; the status line asks elsewhere
+        """What the message caused: itself, and the stream of its answer; not the clock's events."""
+        is_message = "/run/predict" in request.url and text in (request.post_data or "")
+        if is_message or "/queue/join" in request.url:
             posts.append({"url": request.url, "body": request.post_data_json})
 
     tab.on("request", note)
@@ -267,21 +284,27 @@ def ask(session: Timed, tab: Any, text: str, watched: bool = True) -> Answered:
     tab.click("#send")
     while len(session.jobs) == jobs or not session.jobs[-1].trace:
         tab.wait_for_timeout(5)
-    before, earlier = task_ms(cdp), len(received)
+    before, earlier = task_ms(cdp), frames(tab)
     while not session.jobs[-1].done.is_set():
-        tab.wait_for_timeout(5)
-    cost = (task_ms(cdp) - before) / max(1, len(received) - earlier)
+        tab.wait_for_timeout(20)
+    cost = (task_ms(cdp) - before) / max(1, frames(tab) - earlier)
     tab.wait_for_selector("#stop", state="hidden")
     tab.wait_for_selector("#send", state="visible")
     tab.wait_for_timeout(500 if watched else 0)
     tab.remove_listener("request", note)
-    seen = tab.evaluate("window.seen || {tree: [], live: []}")
+    seen = tab.evaluate("window.seen || []")
     cdp.detach()
     job = session.jobs[-1]
     if job.error:
         sys.exit(job.error)
     size = sum(event["dataLength"] for event in received)
-    return Answered(job, seen["tree"], seen["live"], size, len(received), cost, posts)
+    return Answered(job, seen, size, len(received), cost, posts)
+
+
+def frames(tab: Any) -> int:
+    """Frames in which the picture has changed since it is watched."""
+    count: int = tab.evaluate("(window.seen || []).length")
+    return count
 
 
 def paint(tab: Any) -> dict[str, float]:
@@ -309,6 +332,7 @@ def headless(session: Timed, settings: GenerationSettings) -> Job:
     """The same answer with nobody looking."""
     job = session.submit([{"role": "user", "content": PROMPT}], settings)
     job.done.wait()
+    session.seen.append(job)
     return job
 
 
@@ -323,6 +347,15 @@ def replay(url: str, posts: list[dict[str, Any]]) -> int:
     return size
 
 
+def newest(session: Timed) -> Job:
+    """The job that a client just brought."""
+    job = session.jobs[-1]
+    job.done.wait()
+    assert job not in session.seen, "the client's message began no answer"
+    session.seen.append(job)
+    return job
+
+
 def consume(url: str, posts: list[dict[str, Any]], queue: Any) -> None:
     """What the browser asked for, asked again in a session of its own."""
     import httpx
@@ -331,7 +364,10 @@ def consume(url: str, posts: list[dict[str, Any]], queue: Any) -> None:
     with httpx.Client(base_url=url, timeout=None) as http:
         for post in posts:
             body = post["body"] | {"session_hash": name}
-            event = http.post(post["url"], json=body).json()["event_id"]
+            answer = http.post(post["url"], json=body)
+            event = answer.raise_for_status().json().get("event_id")
+            if event is None:
+                continue  # it was answered at once
             data = {"session_hash": name}
             with http.stream("GET", "/gradio_api/queue/data", params=data) as stream:
                 for line in stream.iter_lines():

@@ -25,6 +25,7 @@ FIRST = "Please book a table for two at an Italian restaurant in San Jose."
 STORY = "Tell me a story about a fox"
 WINDOW = {"width": 1280, "height": 800}
 SHOWN = 960  # pixels across the animation
+SEED = 1
 LAST = 2500  # milliseconds that its last frame stands
 
 
@@ -86,9 +87,15 @@ def main() -> None:
             send(tab, text)
             wait_end(tab)
 
+        tab.click("#settings button")
+        tab.get_by_label("Seed").first.fill(str(SEED))
+        tab.click("#settings button")
         tab.check("#vanilla input")  # so that the rate of plain decoding is known
-        tell(FIRST)
+        tell(STORY)
         tab.uncheck("#vanilla input")
+        tab.click("#clear")
+        tab.wait_for_selector("#empty", state="visible")
+        tell(FIRST)
         save(record(tab, lambda: tell(STORY)), output / "screenshot.webp")
         tab.screenshot(path=output / "screenshot.png")
         chrome.close()

@@ -77,7 +77,7 @@ function rates() {
 
 function drawChart(data, bars, times, shown) {
   fillChart(bars, times);
-  const wide = Math.max(120, chartBox.clientWidth);
+  const across = Math.max(120, widthIn(chartBox));
   const f = data.figures;
   const points = rates();
   chartBox.hidden = !points.length;
@@ -85,13 +85,13 @@ function drawChart(data, bars, times, shown) {
   const rateOf = (point) => point[1];
   chart.most = Math.max(chart.most, f.plain || 0, ...points.map(rateOf));
   const top = niceAbove(chart.most);
-  const [left, right, low, high] = [CHART_LEFT, wide - 6, CHART_HIGH - 16, 15];
+  const [left, right, low, high] = [CHART_LEFT, across - 6, CHART_HIGH - 16, 15];
   const x = (seconds) => left + ((right - left) * seconds) / Math.max(chart.seconds, 1e-6);
   const y = (rate) => low - ((low - high) * rate) / top;
   const at = points.map(([s, r]) => `${x(s).toFixed(1)} ${y(r).toFixed(1)}`);
   const [from, to] = [x(0).toFixed(1), x(chart.seconds).toFixed(1)];
   const line = `M${from} ${at[0].split(" ")[1]}L${at.join("L")}L${to} ${at.at(-1).split(" ")[1]}`;
-  set(chartSvg, { viewBox: `0 0 ${wide} ${CHART_HIGH}`, width: wide });
+  set(chartSvg, { viewBox: `0 0 ${across} ${CHART_HIGH}`, width: across });
   set(lines.grid, { d: `M${left} ${low}H${right}M${left} ${(low + high) / 2}H${right}M${left} ${high}H${right}` });
   set(lines.rate, { d: line });
   set(lines.area, { d: `${line}V${low}H${from}Z` });

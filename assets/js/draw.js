@@ -20,8 +20,12 @@ function draw(tag, attributes, text) {
   return node;
 }
 
+// Writes only what is new: an attribute of SVG that is set again costs its style again.
 function set(node, attributes) {
-  for (const name in attributes) node.setAttribute(name, attributes[name]);
+  for (const name in attributes) {
+    const value = String(attributes[name]);
+    if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+  }
 }
 
 // Writes only what is new: a text that stays costs no layout.

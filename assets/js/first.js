@@ -38,6 +38,7 @@
   const drawn = new MutationObserver(() => {
     if (!document.querySelector("#header .status-line, gradio-app input")) return;
     drawn.disconnect();
+    if (document.getElementById("header")) document.documentElement.classList.add("is-drawn");
     document.getElementById("first")?.remove();
     restoreDraft();
   });

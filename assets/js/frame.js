@@ -50,6 +50,18 @@ facing.append(head, views);
 root.replaceChildren(figures, facts, chartBox, plain, facing, area, timeline, hollow, tip);
 pen.font = `10.5px ${getComputedStyle(root).getPropertyValue("--font-mono") || "monospace"}`;
 
+// Widths of what is drawn into, read when they change: asked for while something is being
+// written, they would cost the whole page's layout each time.
+const widthsOf = new Map([root, chartBox, strip, box, picture].map((node) => [node, 0]));
+function widthIn(node) {
+  if (!widthsOf.get(node)) widthsOf.set(node, node.clientWidth);
+  return widthsOf.get(node);
+}
+const resized = new ResizeObserver((entries) => {
+  for (const { target } of entries) widthsOf.set(target, target.clientWidth);
+  schedule();
+});
+
 let data = null; // the newest line
 let shown = null; // the step that is drawn
 let live = null; // the newest step

@@ -7,7 +7,7 @@ const GAP = 26;
 // ---- layout: once per shape and width ----
 
 function isFolded() {
-  return wantsFold === null ? box.clientWidth < NARROW : wantsFold;
+  return wantsFold === null ? widthIn(box) < NARROW : wantsFold;
 }
 
 // The nodes that are drawn: all, or folded the path and what was tested beside it.

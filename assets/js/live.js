@@ -139,13 +139,15 @@ function take() {
 function draw() {
   scheduled = false;
   const box = scrollBox();
-  const follow = box && isAtEnd(box);
   const [, inner, isThinking] = split(whole);
   think(inner, isThinking);
-  root.dataset.busy = String(isBusy);
-  box?.setAttribute("data-busy", String(isBusy));
+  const busy = String(isBusy);
+  if (root.dataset.busy !== busy) {
+    root.dataset.busy = busy;
+    box?.setAttribute("data-busy", busy);
+  }
   window.dispatchEvent(new CustomEvent("medusa-live", { detail: { pieces, split } }));
-  if (box && (follow || error.textContent)) box.scrollTop = box.scrollHeight;
+  if (box && error.textContent) box.scrollTop = box.scrollHeight;
 }
 
 watch("value", take);
@@ -163,7 +165,7 @@ if (talk) {
     if (now > height || wasAtEnd) talk.scrollTop = talk.scrollHeight;
     height = now;
   });
-  for (const id of ["history", "live-text"]) {
+  for (const id of ["history", "live-text", "live"]) {
     const block = document.getElementById(id);
     if (block) seen.observe(block);
   }

@@ -47,6 +47,7 @@ function forget() {
   steps = new Map();
   chart = emptyChart();
   line = { total: 0, pitch: 14, now: 0, from: 0 };
+  scrolled = 0;
   hideCard();
   hideTip();
 }

@@ -32,22 +32,24 @@ let speed = 1;
 let play = null; // {step, due}: the step that is shown, and when the next one follows
 let pool = [];
 let line = { total: 0, pitch: 14, now: 0, from: 0 };
+let scrolled = 0; // where the strip was scrolled to when it was drawn
 setSpeed(1);
 nameplay();
 
 function drawTimeline(known, total, now, isLive) {
-  const wide = strip.clientWidth || 60;
-  const pitch = Math.max(5, Math.min(14, wide / Math.max(total, 1)));
+  const across = widthIn(strip) || 60;
+  const pitch = Math.max(5, Math.min(14, across / Math.max(total, 1)));
   const moved = total !== line.total || now !== line.now || pitch !== line.pitch;
   // who scrolled back while the answer runs is not pulled to its end
-  const follows = !isLive || strip.scrollLeft + wide > (line.total - 3) * line.pitch;
+  const follows = !isLive || scrolled + across > (line.total - 3) * line.pitch;
   line = { ...line, total, now, pitch };
-  space.style.width = `${Math.max(wide, Math.ceil(total * pitch))}px`;
-  if (moved && follows) bringIntoView(isLive ? total - 1 : now, wide);
-  line.from = Math.floor(strip.scrollLeft / pitch);
-  const seen = Math.min(total - line.from, Math.ceil(wide / pitch) + 1);
-  set(bars, { viewBox: `0 0 ${wide} ${BARS_HIGH}`, width: wide });
-  const shift = strip.scrollLeft - line.from * pitch;
+  const length = `${Math.max(across, Math.ceil(total * pitch))}px`;
+  if (space.style.width !== length) space.style.width = length;
+  if (moved && follows) bringIntoView(isLive ? total - 1 : now, across);
+  line.from = Math.floor(scrolled / pitch);
+  const seen = Math.min(total - line.from, Math.ceil(across / pitch) + 1);
+  set(bars, { viewBox: `0 0 ${across} ${BARS_HIGH}`, width: across });
+  const shift = scrolled - line.from * pitch;
   let most = line.most || 2;
   for (let place = 0; place < seen; place++) most = Math.max(most, known.bars[line.from + place] || 0);
   line.most = most;
@@ -63,13 +65,13 @@ function drawTimeline(known, total, now, isLive) {
 
 function drawBar(bar, step, known, shift) {
   if (step === null) {
-    bar.setAttribute("display", "none");
+    set(bar, { display: "none" });
     return;
   }
   const tokens = known.bars[step];
   const high = tokens === undefined ? 3 : Math.max(3, (tokens / line.most) * (BARS_HIGH - 4));
   const kind = tokens === undefined ? "unknown" : `t${Math.min(tokens, 6)}`;
-  bar.removeAttribute("display");
+  if (bar.hasAttribute("display")) bar.removeAttribute("display");
   set(bar, {
     class: `bar ${kind}${step === line.now ? " now" : ""}`,
     x: (step - line.from) * line.pitch - shift + 0.5,
@@ -87,12 +89,16 @@ function stepWords(known, step, total) {
   return `step ${step + 1} of ${total}${more}${time}`;
 }
 
-function bringIntoView(step, wide) {
-  const left = step * line.pitch;
-  const room = Math.min(24, wide / 6);
-  if (left < strip.scrollLeft + room) strip.scrollLeft = Math.max(0, left - room);
-  else if (left + line.pitch > strip.scrollLeft + wide - room)
-    strip.scrollLeft = left + line.pitch - wide + room;
+function bringIntoView(step, across) {
+  const at = step * line.pitch;
+  const room = Math.min(24, across / 6);
+  let to = scrolled;
+  if (at < scrolled + room) to = Math.max(0, at - room);
+  else if (at + line.pitch > scrolled + across - room) to = at + line.pitch - across + room;
+  to = Math.min(to, Math.max(0, Math.ceil(line.total * line.pitch) - across));
+  if (to === scrolled) return;
+  strip.scrollLeft = to;
+  scrolled = strip.scrollLeft;
 }
 
 function stepAt(event) {
@@ -134,7 +140,11 @@ bars.addEventListener("keydown", (event) => {
   }
   event.preventDefault();
 });
-strip.addEventListener("scroll", () => schedule());
+strip.addEventListener("scroll", () => {
+  if (strip.scrollLeft === scrolled) return; // it was drawn there
+  scrolled = strip.scrollLeft;
+  schedule();
+});
 
 // ---- by itself ----
 

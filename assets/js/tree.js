@@ -27,8 +27,8 @@ function render() {
   drawFigures(data ? data.figures : NO_FIGURES);
   if (isEmpty) return;
   const now = pinned === null ? shown.index : pinned;
-  const wide = root.clientWidth;
-  root.dataset.size = wide < NARROW ? "narrow" : wide < 960 ? "middle" : "wide";
+  const size = widthIn(root) < NARROW ? "narrow" : widthIn(root) < 960 ? "middle" : "wide";
+  if (root.dataset.size !== size) root.dataset.size = size;
   drawHead(shown);
   drawChart(data, known.bars, known.times, pinned);
   drawTimeline(known, data.figures.steps, now, pinned === null);
@@ -46,9 +46,9 @@ function render() {
   area.classList.toggle("has-card", !card.hidden);
   describeSoon();
   if (!isTree) return;
-  if (isMask) return drawMask(data, shown, picture.clientWidth);
+  if (isMask) return drawMask(data, shown, widthIn(picture));
   maskShape = null;
-  const width = box.clientWidth;
+  const width = widthIn(box);
   const drawn = drawnNodes(shown);
   const wanted = `${data.drafter}|${width}|${drawn}|${shown.parent}`;
   if (wanted !== shape) lay(shown, drawn, width);
@@ -65,5 +65,5 @@ function schedule() {
 }
 
 watch("value", take);
-new ResizeObserver(schedule).observe(root);
+for (const node of widthsOf.keys()) resized.observe(node);
 take();

@@ -99,24 +99,34 @@ def _encoded(course: Course, texts: tuple[str, ...]) -> list[list[int]]:
 
 
 def _generates(course: Course) -> Iterator[Contestant]:
-    """transformers' generate on the stock model, in fp32 and in half precision, and with its own
-    prompt lookup."""
+    """transformers' generate on the stock model, in fp32 and in half precision, with our threads
+    and with torch's, and with its own prompt lookup."""
     import torch
     from transformers import AutoModelForCausalLM
 
+    from medusa_chat.decoding.threads import most
+
     loaded, folder = course.loaded, Checkpoint.find(course.request).backbone
     device, eos = loaded.engine.backbone.device, loaded.engine.eos
+    here, lookup = torch.get_num_threads(), {"prompt_lookup_num_tokens": LOOKUP}
+    ways: list[tuple[str, int, dict[str, int]]] = [("", here, {}), ("-lookup", here, lookup)]
+    if most() != here:
+        ways.append((f"-{most()}-threads", most(), {}))
     for dtype in DTYPES:
         course.progress(f"loading: the stock model in {dtype}")
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), device_map={"": device}, local_files_only=True
         ).eval()
-        for suffix, options in (("", {}), ("-lookup", {"prompt_lookup_num_tokens": LOOKUP})):
+        for suffix, threads, options in ways:
 
             def answer(
-                ids: list[int], model: Any = model, options: dict[str, int] = options
+                ids: list[int],
+                model: Any = model,
+                threads: int = threads,
+                options: dict[str, int] = options,
             ) -> tuple[tuple[int, ...], float]:
                 prompt = torch.tensor([ids], device=device)
+                torch.set_num_threads(threads)
                 started = perf_counter()
                 out = model.generate(
                     prompt,
@@ -128,6 +138,7 @@ def _generates(course: Course) -> Iterator[Contestant]:
                 )
                 found = out[0, len(ids) :].tolist()
                 seconds = perf_counter() - started
+                torch.set_num_threads(here)
                 return tuple(t for t in found if t not in eos), seconds
 
             words = "".join(f", {name}={value}" for name, value in options.items())
@@ -172,7 +183,7 @@ def _play(contestant: Contestant, prompts: list[list[int]]) -> None:
 def _rates(by_name: dict[str, Contestant]) -> Iterator[Row]:
     """Tokens a second, all against the fastest plain `generate` of any precision."""
     rates = {name: c.per_round[1:] for name, c in by_name.items()}
-    stock = [f"generate-{dtype}" for dtype in DTYPES]
+    stock = [name for name in by_name if name not in OURS and not name.endswith("-lookup")]
     fastest = max(stock, key=lambda n: median(rates[n]))
     names = [n for n in by_name if n not in OURS]
     for name in [*names, "generate", *OURS]:

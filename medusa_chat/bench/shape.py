@@ -45,6 +45,7 @@ def load_shape(shape: Shape, request: LoadRequest) -> LoadedModel:
     from medusa_chat.decoding.engine import Engine
     from medusa_chat.decoding.heads import MedusaHeads
     from medusa_chat.decoding.submodules import replace_submodules
+    from medusa_chat.decoding.threads import settle
     from medusa_chat.memory import fitting
 
     device = choose_device(request.device)
@@ -64,6 +65,8 @@ def load_shape(shape: Shape, request: LoadRequest) -> LoadedModel:
         _fill(heads.named_parameters())
         parameters = sum(p.numel() for p in model.parameters())
         notes = replace_submodules(model)
+        if device.type == "cpu":
+            settle(model, heads)
         context = min(request.max_context or CONTEXT, shape.context)
         backbone = Backbone(model, context)
     tree, why = auto_tree(None, shape.heads, device, precision)

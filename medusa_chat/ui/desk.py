@@ -23,7 +23,8 @@ from medusa_chat.ui.status import phase_text
 from medusa_chat.ui.thoughts import said
 from medusa_chat.ui.view import Tab, View, error_line, next_line, returned, rows_of, view_of
 
-POLL_SECONDS = 0.06
+POLL_SECONDS = 0.05
+TEXT_SECONDS = 0.1  # the text is rendered as Markdown: dearer than the picture, and not read faster
 KEEP_ALIVE_SECONDS = 0.5  # a tab that was closed is noticed at the next yield
 SLOW_TEXT = 4000  # characters; rendering a longer text takes longer, so it is drawn less often
 SETTINGS = (  # in the order in which events post them
@@ -139,7 +140,8 @@ class Desk:
             now = time.monotonic()
             if (answer.live, len(answer.steps)) != before or now > told + KEEP_ALIVE_SECONDS:
                 before, told = (answer.live, len(answer.steps)), now
-                if is_over or now >= drawn + POLL_SECONDS * len(answer.text) / SLOW_TEXT:
+                slow = max(1.0, POLL_SECONDS * len(answer.text) / SLOW_TEXT / TEXT_SECONDS)
+                if is_over or now >= drawn + TEXT_SECONDS * slow:
                     text, drawn = said(answer.text), now
                 live, panel = answer.live, self._panel(tab)
                 yield live, text, panel

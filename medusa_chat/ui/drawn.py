@@ -8,7 +8,11 @@ from gradio.context import Context
 from medusa_chat.paths import asset
 
 # An event of the page's own: nobody else's business, and no spinner over the answer.
-QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+QUIET: dict[str, Any] = {
+    "api_visibility": "private",
+    "show_progress": "hidden",
+    "show_progress_on": [],
+}
 AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}  # never behind an answer
 # Blocks whose script is in more than one file: what stands before <name>.js, in one scope with it.
 PARTS = {

@@ -1,0 +1,35 @@
+"""Threads: as many as a step's work is worth, and one less beside a page."""
+
+import pytest
+import torch
+from torch import nn
+
+from medusa_chat.decoding import threads
+
+
+@pytest.fixture(autouse=True)
+def eight(monkeypatch):
+    """A process that began with eight threads."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threads, "_most", 8)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("mebibytes", "expected"), [(1, 1), (40, 1), (80, 2), (4000, 8)])
+def test_a_model_gets_threads_for_what_a_step_reads(mebibytes, expected):
+    with torch.device("meta"):
+        module = nn.Linear(2**18, mebibytes, bias=False)
+    assert threads.settle(module) == f"{expected} of 8 threads for {mebibytes} MiB a step"
+    assert torch.get_num_threads() == expected
+
+
+def test_one_is_left_to_whoever_shows_the_answer():
+    threads.leave_one()
+    assert threads.most() == 7
+
+
+def test_the_last_one_stays(monkeypatch):
+    monkeypatch.setattr(threads, "_most", 1)
+    threads.leave_one()
+    assert threads.most() == 1
