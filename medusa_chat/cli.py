@@ -231,18 +231,23 @@ def bench(
     trace: Annotated[
         Path | None, Option(metavar="FILE", help="For a shape: acceptance as recorded there.")
     ] = None,
+    prompts: Annotated[
+        Path | None, Option(metavar="FILE", help="Questions for the studies of findings.")
+    ] = None,
     as_json: AsJson = False,
     output: Annotated[Path | None, Option(metavar="FILE", help="Write the JSON here too.")] = None,
+    picture: Annotated[Path | None, Option(metavar="FILE.svg", help="Draw the rows there.")] = None,
 ) -> None:
     """Measure Medusa against plain decoding and transformers' generate on this machine."""
     refuse_unknown_tree(tree)
-    if output is not None:
-        require_folder(output)
+    for file in (output, picture):
+        if file is not None:
+            require_folder(file)
     if shape not in (None, "7b", "8b"):
         raise UsageError(f"shape is {shape!r}: choose 7b or 8b")
     if shape is None and (layers, trace) != (None, None):
         raise UsageError("--layers and --trace are for --shape")
-    from medusa_chat.bench import run, run_shape, table
+    from medusa_chat.bench import drawing, run, run_shape, table
 
     studies = tuple(study or ())
     if shape is None:
@@ -253,6 +258,7 @@ def bench(
             tree=tree,
             progress=progress,
             studies=studies,
+            prompts=prompts,
         )
     else:
         result = run_shape(
@@ -269,3 +275,6 @@ def bench(
     if output is not None:
         with refusing(output):
             paths.write_text(output, text + "\n")
+    if picture is not None:
+        with refusing(picture):
+            paths.write_text(picture, drawing(result))

@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 from checkpoints import write_checkpoint
 
 from medusa_chat import tuning
-from medusa_chat.bench import STUDIES, run, run_shape, steps, table
+from medusa_chat.bench import FINDINGS, STUDIES, drawing, run, run_shape, steps, table
+from medusa_chat.bench import findings as findings_module
 from medusa_chat.bench.course import Course
 from medusa_chat.bench.rows import row, unmeasured
 from medusa_chat.bench.shape import SHAPES, Shape, load_shape
@@ -169,3 +171,58 @@ def test_rows_that_were_not_measured_are_shown_and_not_left_out():
     assert any(line.startswith("b ") and "not measured: no GPU" in line for line in lines)
     assert rows[0]["value"] == 2.0 and (rows[0]["min"], rows[0]["max"]) == (1.0, 3.0)
     assert set(rows[0]) == set(rows[1])
+
+
+FEW = {"max_new_tokens": 12, "tree": "auto", **QUIET}
+
+
+def findings(folder, name, **options):
+    request = LoadRequest(folder, device="cpu", precision="fp32")
+    return run(request, studies=[name], **FEW, **options)
+
+
+@pytest.mark.parametrize("name", [name for name in FINDINGS if name != "categories"])
+def test_every_finding_fills_its_rows(folder, name, monkeypatch):
+    monkeypatch.setattr(findings_module, "SIZES", (8, 16))
+    monkeypatch.setattr(findings_module, "DENSE_EACH", 1)
+    result = findings(folder, name)
+    measured = [found for found in result["rows"] if found["value"] is not None]
+    assert len(measured) >= 7
+    for found in measured:
+        assert found["min"] <= found["value"] <= found["max"], found
+        assert name in found["command"]
+
+
+def test_temperatures_are_measured_for_every_acceptance(folder):
+    rows = by_name(findings(folder, "temperatures"))
+    assert len(rows) == 15 and {"exact at 0.0", "typical-sampled at 1.0"} <= set(rows)
+    assert all(1 <= row["value"] <= 6 for row in rows.values())  # five heads at most
+
+
+def test_categories_are_those_of_the_file(folder, tmp_path):
+    file = tmp_path / "questions.jsonl"
+    kinds = ["writing", "maths", "writing"]
+    lines = [json.dumps({"category": kind, "turns": ["hello", "again"]}) for kind in kinds]
+    file.write_text("\n".join(lines), "utf-8")
+    rows = by_name(findings(folder, "categories", prompts=file))
+    assert set(rows) == {"maths", "maths: speed", "writing", "writing: speed"}
+    assert by_name(findings(folder, "categories"))["speedup by category"]["value"] is None
+
+
+def test_the_model_of_hardware_prints_the_papers_intensities(folder):
+    rows = by_name(findings(folder, "hardware"))
+    assert rows["33B linear, batch 1, q 1"]["value"] == pytest.approx(1.0, abs=0.01)
+    assert "MODEL" in rows["7B on H200"]["note"]
+
+
+def test_the_picture_has_a_bar_for_every_measured_row_and_no_text_of_others():
+    rows = [
+        row("a <b>", [1.0, 2.0], "ms", "c", "a <b>", [1.0, 2.0]),
+        row("c", [4.0, 3.0], "ms", "c", "a <b>", [1.0, 2.0]),
+        unmeasured("d", "ms", "why"),
+    ]
+    text = drawing({"rows": rows, "machine": {"model": "x & y", "device": "cpu"}})
+    found = ElementTree.fromstring(text)
+    bars = [node for node in found.iter() if node.get("class") in ("bar", "base")]
+    assert [node.get("class") for node in bars] == ["base", "bar"]
+    assert float(bars[1].get("width")) > 2 * float(bars[0].get("width"))

@@ -1,7 +1,8 @@
 """bench: what Medusa brings on this machine, as ratios from one run, and what was not measured."""
 
+from medusa_chat.bench.drawing import drawing
 from medusa_chat.bench.race import PROMPTS
 from medusa_chat.bench.rows import table
-from medusa_chat.bench.run import STUDIES, run, run_shape
+from medusa_chat.bench.run import FINDINGS, STUDIES, run, run_shape
 
-__all__ = ["PROMPTS", "STUDIES", "run", "run_shape", "table"]
+__all__ = ["FINDINGS", "PROMPTS", "STUDIES", "drawing", "run", "run_shape", "table"]

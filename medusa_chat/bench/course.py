@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from medusa_chat.checkpoint import LoadedModel
@@ -13,7 +14,8 @@ from medusa_chat.presets import load_tree
 
 @dataclass(frozen=True)
 class Course:
-    """One loaded model and how it is measured. budget: seconds a study may spend on one figure."""
+    """One loaded model and how it is measured. budget: seconds a study may spend on one figure.
+    prompts: a file of questions for the studies of the paper's findings."""
 
     request: LoadRequest
     loaded: LoadedModel
@@ -22,6 +24,7 @@ class Course:
     max_new_tokens: int
     progress: Callable[[str], None]
     budget: float = 1.0
+    prompts: Path | None = None
 
     @property
     def command(self) -> str:

@@ -2,9 +2,18 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from medusa_chat.bench.course import Course, machine
+from medusa_chat.bench.findings import (
+    categories,
+    hardware,
+    ladder,
+    temperatures,
+    thresholds,
+    trees,
+)
 from medusa_chat.bench.race import PROMPTS, race
 from medusa_chat.bench.rows import Row, unmeasured
 from medusa_chat.bench.shape import SHAPES, Shape, load_shape
@@ -36,6 +45,14 @@ STUDIES: dict[str, Study] = {
     "context": contexts,
     "elsewhere": elsewhere,
 }
+FINDINGS: dict[str, Study] = {  # the paper's; each only where it is named
+    "ladder": ladder,
+    "trees": trees,
+    "thresholds": thresholds,
+    "temperatures": temperatures,
+    "categories": categories,
+    "hardware": hardware,
+}
 OF_SHAPES = ("steps", "bandwidth", "turns", "context", "elsewhere")
 
 
@@ -48,10 +65,11 @@ def run(
     progress: Callable[[str], None],
     studies: Sequence[str] = (),
     budget: float = 1.0,
+    prompts: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure a checkpoint with heads; all studies where none is named. Returns {"machine",
-    "rows", "verdict"}. The tuner's costs and what "speed" found are kept for `--tree auto`, doctor
-    and the page. Raises UsageError without heads."""
+    """Measure a checkpoint with heads; all but the paper's findings where no study is named.
+    Returns {"machine", "rows", "verdict"}. The tuner's costs and what "speed" found are kept for
+    `--tree auto`, doctor and the page. Raises UsageError without heads."""
     loaded = None
     for phase, model in load(request):
         progress(f"loading: {phase.name}")
@@ -59,9 +77,10 @@ def run(
     assert loaded is not None
     if not loaded.info.heads:
         raise UsageError(f"{loaded.info.name} has no Medusa heads: there is nothing to compare")
-    course = Course(request, loaded, tree, rounds, max_new_tokens, progress, budget)
-    chosen = _chosen(studies, tuple(STUDIES))
-    rows = [row for name in chosen for row in STUDIES[name](course)]
+    course = Course(request, loaded, tree, rounds, max_new_tokens, progress, budget, prompts)
+    known = STUDIES | FINDINGS
+    chosen = _chosen(studies or tuple(STUDIES), tuple(known))
+    rows = [row for name in chosen for row in known[name](course)]
     _keep(loaded, rows)
     return {"machine": machine(course, len(PROMPTS)), "rows": rows, "verdict": verdict(loaded)}
 

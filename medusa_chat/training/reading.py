@@ -7,7 +7,7 @@ plain text. A bad row is refused with its file and line.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,14 @@ Message = dict[str, str]
 class Conversation:
     """Messages of {"role", "content"}, and the file and line they came from.
 
-    text: a plain text instead, which has no messages and is learnt whole.
+    text: a plain text instead, which has no messages and is learnt whole. category: what kind of
+    question it is, where the row says so.
     """
 
     messages: tuple[Message, ...]
     place: str
     text: str = ""
+    category: str = ""
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -58,7 +60,8 @@ def read_conversations(path: Path, prompts: bool = False) -> Iterator[Conversati
             )
         if prompts and not found.asked:
             raise UsageError(f"{place}: no message of the user, so nothing to answer")
-        yield found
+        category = row.get("category") if isinstance(row, dict) else None
+        yield replace(found, category=category) if isinstance(category, str) else found
 
 
 def conversation(row: Any, place: str) -> Conversation | None:

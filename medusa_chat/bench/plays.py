@@ -1,0 +1,147 @@
+"""Plays: the course's prompts answered with one tree and one acceptance, and what came of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import fsum
+from statistics import fmean
+
+from medusa_chat.bench.course import Course
+from medusa_chat.bench.race import PROMPTS
+from medusa_chat.bench.rows import Row, row
+from medusa_chat.decoding.events import Finished
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.errors import ContextError, UsageError
+from medusa_chat.training.reading import read_conversations
+from medusa_chat.worker import encode
+
+CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt as ids, and its kind where the file says so."""
+
+    ids: list[int]
+    category: str
+
+
+@dataclass(frozen=True)
+class Play:
+    """One answer. seconds: of its steps, prefill left out."""
+
+    question: Question
+    tokens: tuple[int, ...]
+    steps: int
+    stepped: float
+    seconds: float
+
+    @property
+    def per_step(self) -> float:
+        """Tokens a step: the acceleration rate of this answer."""
+        return self.stepped / self.steps
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of decoding."""
+        return self.stepped / self.seconds
+
+
+def questions(course: Course) -> list[Question]:
+    """The first questions of the file of --prompts, else the six of the race. Raises UsageError."""
+    course.loaded.said = ("", [])
+    if course.prompts is None:
+        asked = [(text, "") for text in PROMPTS]
+    else:
+        rows = read_conversations(course.prompts, prompts=True)
+        asked = [(found.asked[0], found.category) for found in rows if found.asked]
+    if not asked:
+        raise UsageError(f"{course.prompts} holds no prompt")
+    turns = [([{"role": "user", "content": text}], category) for text, category in asked]
+    return [Question(encode(course.loaded, turn)[0], category) for turn, category in turns]
+
+
+def play(
+    course: Course, asked: Sequence[Question], settings: GenerationSettings, tree: Tree = ROOT
+) -> list[Play]:
+    """Every question answered from an empty cache; ROOT is plain decoding. Questions without room
+    for an answer, and answers that end before the first step, are left out."""
+    loaded, engine = course.loaded, course.loaded.engine
+    name = "none" if len(tree) == 1 else "medusa"
+    chosen = settings.resolved(
+        drafter=name, nodes=len(tree), max_new_tokens=course.max_new_tokens, seed=0
+    )
+    shape = tree.pruned(loaded.info.heads)
+    found = []
+    for question in asked:
+        engine.forget()
+        try:
+            drafter = engine.drafter(chosen, shape, details=False)
+            *_, last = engine.generate(question.ids, drafter, chosen, details=False)
+        except ContextError:
+            continue
+        assert isinstance(last, Finished)
+        stats = last.stats
+        if stats.steps and stats.seconds > 0:
+            stepped = (stats.acceleration_rate or 0.0) * stats.steps
+            found.append(Play(question, last.token_ids, stats.steps, stepped, stats.seconds))
+    if not found:
+        raise UsageError("no answer has a step: give prompts that fit, or raise --max-new-tokens")
+    return found
+
+
+def per_step(name: str, plays: Sequence[Play], command: str, note: str = "") -> Row:
+    """Tokens a step over all answers; least and most of one answer."""
+    whole = fsum(p.stepped for p in plays) / sum(p.steps for p in plays)
+    found = row(name, [p.per_step for p in plays], "tokens/step", command, note=note)
+    return {**found, "value": whole}
+
+
+def speed(name: str, plays: Sequence[Play], plain: Sequence[Play], command: str) -> Row:
+    """Tokens a second, against plain decoding of the same questions."""
+    base = {id(p.question): p.rate for p in plain}
+    pairs = [(p.rate, base[id(p.question)]) for p in plays if id(p.question) in base]
+    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+    return row(name, ours, "tokens/s", command, "plain", theirs)
+
+
+def distinct(plays: Sequence[Play], n: int = 2) -> list[float]:
+    """Different n-grams over all, an answer each; those shorter than n are left out."""
+    found = []
+    for one in plays:
+        grams = [one.tokens[i : i + n] for i in range(len(one.tokens) - n + 1)]
+        if grams:
+            found.append(len(set(grams)) / len(grams))
+    return found
+
+
+def likelihood(course: Course, plays: Sequence[Play]) -> list[float]:
+    """Mean log-probability of an answer's tokens under the backbone at temperature 1, in nats."""
+    import torch
+
+    engine = course.loaded.engine
+    backbone = engine.backbone
+    found = []
+    with torch.inference_mode():
+        for one in plays:
+            if not one.tokens:
+                continue
+            ids = torch.tensor([*one.question.ids, *one.tokens], device=backbone.device)
+            engine.forget()
+            hidden = torch.cat([backbone.run_chunk(part) for part in ids.split(CHUNK)])
+            first = len(one.question.ids)
+            logits = backbone.lm_head(hidden[first - 1 : -1]).float()
+            chosen = logits.log_softmax(-1).gather(1, ids[first:, None])
+            found.append(float(chosen.mean()))
+    engine.forget()
+    return found
+
+
+def quality(course: Course, name: str, plays: Sequence[Play], command: str) -> Iterator[Row]:
+    """What can be said of answers without a judge: how probable, and how varied."""
+    put = partial(row, command=command)
+    yield put(f"{name}: log-likelihood", likelihood(course, plays), "nats/token")
+    values = distinct(plays)
+    if values:
+        yield put(f"{name}: distinct-2", [fmean(values)], "share")
