@@ -9,6 +9,9 @@ import pytest
 from medusa_chat.paths import DATA_DIR_VARIABLE
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+# Before anything imports torch: threads that wait for each other without sleeping would take the
+# cores from the other test processes, for models that are too small to need them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A busy machine is no reason to fail, and CI runs the same examples every time.
 hypothesis.settings.register_profile("here", deadline=None)

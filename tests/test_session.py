@@ -100,7 +100,7 @@ def test_a_worker_killed_while_idle_is_noticed_within_a_second_and_replaced(chil
 def test_a_worker_killed_while_loading_is_replaced_and_waiting_jobs_still_run(child):
     job = child.submit("hello", SETTINGS)
     os.kill(child.runner.pid, signal.SIGKILL)
-    wait_for(lambda: "signal 9" in child.state.message, seconds=5)
+    wait_for(lambda: "signal 9" in child.state.message, seconds=60)
     assert child.state.status == "loading"
     assert job.done.wait(90) and not job.error, job.error
 

@@ -36,9 +36,9 @@
   // ---- the skeleton goes when the page, or the login, is there ----
 
   const drawn = new MutationObserver(() => {
+    if (document.getElementById("header")) document.documentElement.classList.add("is-drawn");
     if (!document.querySelector("#header .status-line, gradio-app input")) return;
     drawn.disconnect();
-    if (document.getElementById("header")) document.documentElement.classList.add("is-drawn");
     document.getElementById("first")?.remove();
     restoreDraft();
   });
