@@ -212,6 +212,8 @@ def test_calibration_says_what_it_expects_and_measures(
     assert all(abs(expected - measured) < 0.8 for _, expected, measured in sizes)
     saved = json.loads(file.read_text("utf-8"))
     assert saved["choices"] == events["calibrated"]["choices"]
+    promised = {int(n): rate for n, rate in saved["tokens_per_step"].items()}
+    assert promised and all(promised[n] == expected for n, expected, _ in sizes)
     asked = ["generate", "--checkpoint", str(trained), "--tree", str(file), "--prompt", "abc"]
     assert main([*asked, "--max-new-tokens", "4", "--device", "cpu"]) == 0
 

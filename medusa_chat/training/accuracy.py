@@ -85,12 +85,20 @@ def ranks_of_answer(
 ) -> list[list[int | None]]:
     """What `path_search` asks of one example, whose labels are its last tokens: a row for each
     label as a root, and in it for head k the rank from 0 of the token k + 1 places on."""
-    lm_head = model.get_output_embeddings()
     first = example.is_label.index(True)
     ids = torch.tensor(example.ids, device=heads.weight.device)
     hidden = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-    best = heads(hidden[first - 1 : -1], lm_head).topk(ranks, dim=-1).indices.tolist()
-    answer = example.ids[first:]
+    lm_head = model.get_output_embeddings()
+    return ranks_after(hidden[first - 1 : -1], example.ids[first:], heads, lm_head, ranks)
+
+
+@torch.inference_mode()
+def ranks_after(
+    hidden: Tensor, answer: Sequence[int], heads: MedusaHeads, lm_head: LMHead, ranks: int
+) -> list[list[int | None]]:
+    """The same from hidden [n, d]: one row before each of the answer's n tokens."""
+    parts = [heads(rows, lm_head).topk(ranks, dim=-1).indices for rows in hidden.split(256)]
+    best = torch.cat(parts, dim=1).tolist()
     return [
         [
             best[head][place].index(token) if token in best[head][place] else None

@@ -16,11 +16,12 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, MedusaChatError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.training.accuracy import rank_hits
+from medusa_chat.training.accuracy import rank_hits, ranks_after
 from medusa_chat.training.data import encode_prompt
 from medusa_chat.training.examples import require_template
 from medusa_chat.training.loss import IGNORED, targets_of
 from medusa_chat.training.output import Calibrated
+from medusa_chat.training.path_search import Answer as Foreseen
 from medusa_chat.training.reading import Conversation, read_conversations
 from medusa_chat.training.run import Stage, Written
 from medusa_chat.training.talks import Answered
@@ -60,11 +61,12 @@ def calibrate(
     hits = torch.zeros(loaded.info.heads, ranks, dtype=torch.long)
     labels = torch.zeros(loaded.info.heads, dtype=torch.long)
     asked: list[list[int]] = []
+    foreseen: list[Foreseen] = []
     total, tokens = sum(len(one.asked) for one in chosen), 0
     for prompt, answer in _answers(loaded, chosen):
         asked.append(prompt)
         tokens += len(answer)
-        count_answer(loaded, prompt, answer, hits, labels)
+        foreseen.append(count_answer(loaded, prompt, answer, hits, labels))
         yield Answered(len(asked), max(total, len(asked)), tokens)
     if not int(labels.sum()):
         raise UsageError("the answers are too short to measure the heads on: give other prompts")
@@ -73,7 +75,7 @@ def calibrate(
         for row, count in zip(hits.tolist(), labels.tolist(), strict=True)
     ]
     what = f"{len(asked)} greedy answers of the backbone to {', '.join(p.name for p in data)}"
-    calibrated = Calibrated.search(table, nodes, what, int(labels[0]))
+    calibrated = Calibrated.search(table, nodes, what, int(labels[0]), foreseen)
     yield calibrated
     yield Stage("measuring")
     yield Measured(_measured(loaded, calibrated, asked[:MEASURED_PROMPTS]))
@@ -130,8 +132,9 @@ def count_answer(
     answer: list[int],
     hits: torch.Tensor,
     labels: torch.Tensor,
-) -> None:
-    """Add one answer to the counts: hits [K, R] of each rank alone, labels [K]."""
+) -> Foreseen:
+    """Add one answer to the counts: hits [K, R] of each rank alone, labels [K]. Returns which
+    ranks the tokens of the answer had, place by place."""
     engine = loaded.engine
     backbone, heads = engine.backbone, engine.heads
     assert heads is not None
@@ -145,6 +148,8 @@ def count_answer(
     for rows, wanted in zip(hidden[chosen].split(256), targets[chosen].split(256), strict=True):
         hits += rank_hits(heads, backbone.lm_head, rows, wanted, hits.shape[1]).cpu()
     labels += (targets != IGNORED).sum(0).cpu()
+    before = hidden[len(prompt) - 1 : -1]
+    return ranks_after(before, answer, heads, backbone.lm_head, hits.shape[1])
 
 
 def _measured(

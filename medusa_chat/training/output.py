@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +15,43 @@ from medusa_chat.checkpoint import CALIBRATION_FILE, HEADS_FILE
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError, first_line
+from medusa_chat.training.path_search import Answer, search_paths, tokens_per_step
 from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.tree_search import expected_length, search_tree
 
 TREE_NODES = 64
+USED_NODES = 16  # the size for which a tree is searched; the nodes behind follow
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Rank accuracies a[k][i], the tree searched from them, and what was measured on."""
+    """Rank accuracies a[k][i], the tree searched, and what was measured on. rates: nodes -> tokens
+    a step that the answers themselves would have had, where they were searched."""
 
     accuracies: tuple[tuple[float, ...], ...]
     choices: tuple[tuple[int, ...], ...]
     measured_on: str
     positions: int
+    rates: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def search(
-        cls, accuracies: Sequence[Sequence[float]], nodes: int, measured_on: str, positions: int
+        cls,
+        accuracies: Sequence[Sequence[float]],
+        nodes: int,
+        measured_on: str,
+        positions: int,
+        answers: Sequence[Answer] = (),
     ) -> "Calibrated":
-        """With the best tree of at most `nodes` nodes. Raises UsageError."""
+        """With the best tree of at most `nodes` nodes: by the paths of whole answers where they
+        are known, else by products of accuracies. Raises UsageError."""
         table = tuple(tuple(round(a, 5) for a in row) for row in accuracies)
-        return cls(table, search_tree(table, nodes).choices[1:], measured_on, positions)
+        if not answers:
+            return cls(table, search_tree(table, nodes).choices[1:], measured_on, positions)
+        tree = search_paths(answers, nodes, min(nodes, USED_NODES))
+        rates = {n: round(tokens_per_step(answers, tree.head(n)), 3) for n in _sizes(tree)}
+        return cls(table, tree.choices[1:], measured_on, positions, rates)
 
     @property
     def tree(self) -> Tree:
@@ -46,14 +60,20 @@ class Calibrated:
     @property
     def expected(self) -> dict[int, float]:
         """Nodes -> tokens a step that the table promises, at every size up to the tree's."""
-        sizes = sorted({*(n for n in SIZES if n < len(self.tree)), len(self.tree)})
-        return {n: expected_length(self.tree.head(n), self.accuracies) for n in sizes}
+        found = {n: expected_length(self.tree.head(n), self.accuracies) for n in _sizes(self.tree)}
+        return found | dict(self.rates)
 
     def to_json(self, nodes: int | None = None) -> dict[str, Any]:
         """As medusa_calibration.json holds it."""
         shown = {"version": 1, "accuracies": self.accuracies, "choices": self.choices}
         chosen = {} if nodes is None else {"nodes": nodes}
-        return {**shown, **chosen, "measured_on": self.measured_on, "positions": self.positions}
+        rates = {"tokens_per_step": {str(n): rate for n, rate in self.rates.items()}}
+        origin = {"measured_on": self.measured_on, "positions": self.positions}
+        return {**shown, **chosen, **origin, **(rates if self.rates else {})}
+
+
+def _sizes(tree: Tree) -> list[int]:
+    return sorted({*(n for n in SIZES if n < len(tree)), len(tree)})
 
 
 @dataclass(frozen=True)
