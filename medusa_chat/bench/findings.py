@@ -5,9 +5,11 @@ Medusa, arXiv 2401.10774: Table 3, Figures 3b, 4 and 5, section 2.3.1, appendix 
 
 import random
 from collections.abc import Iterator
+from itertools import accumulate
+from operator import mul
 
 from medusa_chat.bench.course import Course
-from medusa_chat.bench.plays import per_step, play, quality, questions, speed
+from medusa_chat.bench.plays import Way, per_step, play, quality, questions, speed
 from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.checkpoint import rank_accuracies, source_tree
 from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
@@ -24,6 +26,7 @@ from medusa_chat.training.hardware import (
 from medusa_chat.training.tree_search import search_tree
 
 GREEDY = GenerationSettings()
+PLAIN = "plain decoding"
 SIZES = (8, 16, 32, 64, 128, 256)
 DENSE_EACH = 3  # random dense trees of about each size
 EPSILONS = (0.01, 0.02, 0.05, 0.09, 0.15, 0.2, 0.25)  # Figure 5; delta is the root of each
@@ -38,7 +41,7 @@ TABLE_1 = growth(64, 3.47)  # Vicuna-7B: 3.47 tokens a step with 64 nodes
 
 def ladder(course: Course) -> Iterator[Row]:
     """Table 3: what each part brings over plain decoding, with one size of tree."""
-    asked, heads = questions(course), course.loaded.info.heads
+    heads = course.loaded.info.heads
     source = source_tree(course.loaded.calibration, heads)
     nodes = min(len(source), max(course.loaded.info.nodes, 8))
     shapes = {
@@ -46,51 +49,46 @@ def ladder(course: Course) -> Iterator[Row]:
         "dense tree": _dense(heads, nodes, random.Random(0)),
         "searched tree": source.head(nodes),
     }
-    plain = play(course, asked, GREEDY)
-    command = "medusa-chat bench --study ladder"
-    yield speed("plain decoding", plain, plain, command)
-    for name, tree in shapes.items():
-        course.progress(f"ladder: {name}")
-        plays = play(course, asked, GREEDY, tree)
-        yield per_step(f"{name}, {len(tree)} nodes", plays, command)
-        yield speed(f"{name}, {len(tree)} nodes: speed", plays, plain, command)
+    named = {f"{name}, {len(tree)} nodes": tree for name, tree in shapes.items()}
+    yield from _against_plain(course, named, "medusa-chat bench --study ladder")
     why = "needs a checkpoint of train --method medusa-2: name it with --checkpoint"
     yield unmeasured("Medusa-2", "tokens/step", why)
 
 
 def trees(course: Course) -> Iterator[Row]:
     """Figure 4: trees searched from the accuracies against random dense ones, by size."""
-    asked, heads = questions(course), course.loaded.info.heads
+    heads, dice = course.loaded.info.heads, random.Random(0)
     accuracies = rank_accuracies(course.loaded.calibration)[:heads]
-    plain = play(course, asked, GREEDY)
-    command, dice = "medusa-chat bench --study trees", random.Random(0)
+    named: dict[str, Tree] = {}
     for nodes in SIZES:
-        course.progress(f"trees: {nodes} nodes")
         sparse = search_tree(accuracies, min(nodes, MAX_NODES))
-        shapes = [(f"searched, {len(sparse)} nodes", sparse)]
+        named[f"searched, {len(sparse)} nodes"] = sparse
         for _ in range(DENSE_EACH):
             dense = _dense(heads, nodes, dice)
-            shapes.append((f"dense {dense_name(dense)}, {len(dense)} nodes", dense))
-        for name, tree in dict(shapes).items():
-            plays = play(course, asked, GREEDY, tree)
-            yield per_step(name, plays, command)
-            yield speed(f"{name}: speed", plays, plain, command)
+            named[f"dense {dense_name(dense)}, {len(dense)} nodes"] = dense
+    yield from _against_plain(course, named, "medusa-chat bench --study trees")
+
+
+def _against_plain(course: Course, named: dict[str, Tree], command: str) -> Iterator[Row]:
+    """Tokens a step and speed of each tree, greedy."""
+    ways = {PLAIN: Way(GREEDY)} | {name: Way(GREEDY, tree) for name, tree in named.items()}
+    plays = play(course, questions(course), ways)
+    yield speed(PLAIN, plays[PLAIN], plays[PLAIN], command)
+    for name in named:
+        yield per_step(name, plays[name], command)
+        yield speed(f"{name}: speed", plays[name], plays[PLAIN], command)
 
 
 def _dense(heads: int, nodes: int, dice: random.Random) -> Tree:
     """A product of the first predictions of some heads, of `nodes` nodes at most: the largest of
     some drawn at random."""
-    drawn = []
-    for _ in range(64):
-        widths: list[int] = []
-        for _ in range(dice.randint(1, heads)):
-            widths.append(dice.randint(1, 4))
-            if len(cartesian(*widths)) > nodes:
-                widths.pop()
-                break
-        if widths:
-            drawn.append(cartesian(*widths))
-    return max(drawn, key=lambda tree: (len(tree), dice.random()))
+    drawn: list[Tree] = []
+    while not drawn:
+        for _ in range(64):
+            widths = [dice.randint(1, 4) for _ in range(dice.randint(1, heads))]
+            if 1 + sum(accumulate(widths, mul)) <= nodes:
+                drawn.append(cartesian(*widths))
+    return max(drawn, key=len)
 
 
 def dense_name(tree: Tree) -> str:
@@ -102,51 +100,48 @@ def dense_name(tree: Tree) -> str:
 def thresholds(course: Course) -> Iterator[Row]:
     """Figure 5: epsilon against speed and quality at temperature 0.7, delta = sqrt(epsilon), with
     random sampling and greedy decoding beside them."""
-    asked, command = questions(course), "medusa-chat bench --study thresholds"
-    tree = _auto(course)
+    command, tree = "medusa-chat bench --study thresholds", _auto(course)
     warm = GenerationSettings(temperature=WARM)
-    for name, settings in (("plain, greedy", GREEDY), ("plain, random sampling", warm)):
-        plays = play(course, asked, settings)
-        yield from quality(course, name, plays, command)
+    ways = {"plain, greedy": Way(GREEDY), "plain, random sampling": Way(warm)}
     for epsilon in EPSILONS:
-        course.progress(f"thresholds: epsilon {epsilon}")
         settings = warm.resolved(
             acceptance="typical-sampled",
             posterior_threshold=epsilon,
             posterior_alpha=epsilon**0.5,
         )
-        plays, name = play(course, asked, settings, tree), f"epsilon {epsilon}"
-        yield per_step(name, plays, command)
+        ways[f"epsilon {epsilon}"] = Way(settings, tree)
+    for name, plays in play(course, questions(course), ways).items():
+        if len(ways[name].tree) > 1:
+            yield per_step(name, plays, command)
         yield from quality(course, name, plays, command)
 
 
 def temperatures(course: Course) -> Iterator[Row]:
     """Section 2.3.1: tokens a step by temperature, for every acceptance."""
-    asked, command = questions(course), "medusa-chat bench --study temperatures"
-    tree = _auto(course)
-    for acceptance in ACCEPTANCES:
-        for temperature in TEMPERATURES:
-            course.progress(f"temperatures: {acceptance} at {temperature}")
-            settings = GenerationSettings(acceptance=acceptance, temperature=temperature)
-            plays = play(course, asked, settings, tree)
-            yield per_step(f"{acceptance} at {temperature}", plays, command)
+    command, tree = "medusa-chat bench --study temperatures", _auto(course)
+    ways = {
+        f"{acceptance} at {t}": Way(GenerationSettings(acceptance=acceptance, temperature=t), tree)
+        for acceptance in ACCEPTANCES
+        for t in TEMPERATURES
+    }
+    for name, plays in play(course, questions(course), ways).items():
+        yield per_step(name, plays, command)
 
 
 def categories(course: Course) -> Iterator[Row]:
     """Figure 3b: the speedup by kind of question, of a file whose rows name one."""
-    asked, command = questions(course), "medusa-chat bench --study categories --prompts FILE"
-    kinds = sorted({question.category for question in asked if question.category})
-    if not kinds:
+    command = "medusa-chat bench --study categories --prompts FILE"
+    asked = [question for question in questions(course) if question.category]
+    if not asked:
         why = "needs --prompts FILE with a category in each row, as MT-Bench has"
         yield unmeasured("speedup by category", "tokens/s", why)
         return
-    tree = _auto(course)
-    for kind in kinds:
-        course.progress(f"categories: {kind}")
-        chosen = [question for question in asked if question.category == kind]
-        plain, plays = play(course, chosen, GREEDY), play(course, chosen, GREEDY, tree)
-        yield per_step(kind, plays, command)
-        yield speed(f"{kind}: speed", plays, plain, command)
+    plays = play(course, asked, {PLAIN: Way(GREEDY), "medusa": Way(GREEDY, _auto(course))})
+    for kind in sorted({question.category for question in asked}):
+        chosen = [one for one in plays["medusa"] if one.question.category == kind]
+        if chosen:
+            yield per_step(kind, chosen, command)
+            yield speed(f"{kind}: speed", chosen, plays[PLAIN], command)
 
 
 def hardware(course: Course) -> Iterator[Row]:

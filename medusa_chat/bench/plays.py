@@ -1,10 +1,11 @@
 """Plays: the course's prompts answered with one tree and one acceptance, and what came of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import fsum
 from statistics import fmean
+from typing import NamedTuple
 
 from medusa_chat.bench.course import Course
 from medusa_chat.bench.race import PROMPTS
@@ -62,33 +63,50 @@ def questions(course: Course) -> list[Question]:
     return [Question(encode(course.loaded, turn)[0], category) for turn, category in turns]
 
 
+class Way(NamedTuple):
+    """How to answer. ROOT is plain decoding."""
+
+    settings: GenerationSettings
+    tree: Tree = ROOT
+
+
 def play(
-    course: Course, asked: Sequence[Question], settings: GenerationSettings, tree: Tree = ROOT
-) -> list[Play]:
-    """Every question answered from an empty cache; ROOT is plain decoding. Questions without room
-    for an answer, and answers that end before the first step, are left out."""
-    loaded, engine = course.loaded, course.loaded.engine
-    name = "none" if len(tree) == 1 else "medusa"
-    chosen = settings.resolved(
-        drafter=name, nodes=len(tree), max_new_tokens=course.max_new_tokens, seed=0
-    )
-    shape = tree.pruned(loaded.info.heads)
-    found = []
-    for question in asked:
-        engine.forget()
-        try:
-            drafter = engine.drafter(chosen, shape, details=False)
-            *_, last = engine.generate(question.ids, drafter, chosen, details=False)
-        except ContextError:
-            continue
-        assert isinstance(last, Finished)
-        stats = last.stats
-        if stats.steps and stats.seconds > 0:
-            stepped = (stats.acceleration_rate or 0.0) * stats.steps
-            found.append(Play(question, last.token_ids, stats.steps, stepped, stats.seconds))
-    if not found:
+    course: Course, asked: Sequence[Question], ways: Mapping[str, Way]
+) -> dict[str, list[Play]]:
+    """Every question answered in every way, one after another in an order that moves on by one
+    each question, so that a machine that grows faster or slower does so for all. Each answer
+    starts from an empty cache. Questions without room for an answer, and answers that end before
+    the first step, are left out."""
+    found: dict[str, list[Play]] = {name: [] for name in ways}
+    names = list(ways)
+    for number, question in enumerate(asked):
+        course.progress(f"question {number + 1} of {len(asked)}")
+        for turn in range(len(names)):
+            name = names[(turn + number) % len(names)]
+            if one := _one(course, question, ways[name]):
+                found[name].append(one)
+    if not all(found.values()):
         raise UsageError("no answer has a step: give prompts that fit, or raise --max-new-tokens")
     return found
+
+
+def _one(course: Course, question: Question, way: Way) -> Play | None:
+    loaded, engine = course.loaded, course.loaded.engine
+    name = "none" if len(way.tree) == 1 else "medusa"
+    nodes, most = len(way.tree), course.max_new_tokens
+    chosen = way.settings.resolved(drafter=name, nodes=nodes, max_new_tokens=most, seed=0)
+    engine.forget()
+    try:
+        drafter = engine.drafter(chosen, way.tree.pruned(loaded.info.heads), details=False)
+        *_, last = engine.generate(question.ids, drafter, chosen, details=False)
+    except ContextError:
+        return None
+    assert isinstance(last, Finished)
+    stats = last.stats
+    if not stats.steps or stats.seconds <= 0:
+        return None
+    stepped = (stats.acceleration_rate or 0.0) * stats.steps
+    return Play(question, last.token_ids, stats.steps, stepped, stats.seconds)
 
 
 def per_step(name: str, plays: Sequence[Play], command: str, note: str = "") -> Row:

@@ -1,4 +1,4 @@
-"""The look that Gradio itself draws: Medusa green on slate, system fonts only."""
+"""The look that Gradio itself draws: Medusa green on green greys, system fonts only."""
 
 import gradio as gr
 
@@ -16,6 +16,20 @@ GREEN = gr.themes.Color(
     c950="#062917",
     name="medusa",
 )
+GREY = gr.themes.Color(
+    c50="#f6f8f7",
+    c100="#eef3f0",
+    c200="#dbe3df",
+    c300="#b8c5be",
+    c400="#8fa199",
+    c500="#64736c",
+    c600="#55645d",
+    c700="#2b3833",
+    c800="#1b2622",
+    c900="#141c19",
+    c950="#0d1311",
+    name="medusa-grey",
+)
 FONT = ("system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Arial", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
 
@@ -25,7 +39,7 @@ def theme() -> gr.themes.Base:
     return gr.themes.Base(
         primary_hue=GREEN,
         secondary_hue=GREEN,
-        neutral_hue=gr.themes.colors.slate,
+        neutral_hue=GREY,
         radius_size=gr.themes.sizes.radius_lg,
         font=[gr.themes.Font(name) for name in FONT],
         font_mono=[gr.themes.Font(name) for name in MONO],
@@ -39,6 +53,8 @@ def theme() -> gr.themes.Base:
         block_background_fill="*background_fill_primary",
         block_border_width="0px",
         block_shadow="none",
+        block_title_background_fill="none",
+        block_title_background_fill_dark="none",
         border_color_primary="#dbe3df",
         border_color_primary_dark="#2b3833",
         input_background_fill="#ffffff",
