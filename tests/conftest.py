@@ -1,6 +1,9 @@
 """What every test gets: its own data folder, no network, and property tests without a clock."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +15,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 # Before anything imports torch: threads that wait for each other without sleeping would take the
 # cores from the other test processes, for models that are too small to need them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# For what is made once for many tests: the user's folder would lend them its tunings.
+SHARED_DATA = tempfile.mkdtemp(prefix="medusa-chat-tests-")
+atexit.register(shutil.rmtree, SHARED_DATA, ignore_errors=True)
+os.environ[DATA_DIR_VARIABLE] = SHARED_DATA
 
 # A busy machine is no reason to fail, and CI runs the same examples every time.
 hypothesis.settings.register_profile("here", deadline=None)

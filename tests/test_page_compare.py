@@ -66,6 +66,8 @@ def tab(page):
 def ask_for(page, tokens: int) -> None:
     if not page.get_by_label("Max new tokens").last.is_visible():
         page.click("#compare-settings button")
+        page.get_by_label("Max new tokens").last.wait_for()
+        page.wait_for_timeout(1000)  # on a busy machine its first value comes after it is drawn
     page.get_by_label("Max new tokens").last.fill(str(tokens))
     page.get_by_label("Max new tokens").last.blur()
 
