@@ -59,7 +59,8 @@ class Calibrated:
 
     @property
     def expected(self) -> dict[int, float]:
-        """Nodes -> tokens a step that the table promises, at every size up to the tree's."""
+        """Nodes -> tokens a step, at every size up to the tree's: what the answers would have had
+        where they were searched, else what the table promises."""
         found = {n: expected_length(self.tree.head(n), self.accuracies) for n in _sizes(self.tree)}
         return found | dict(self.rates)
 

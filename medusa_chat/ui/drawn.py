@@ -7,7 +7,8 @@ from gradio.context import Context
 
 from medusa_chat.paths import asset
 
-# An event of the page's own: nobody else's business, and no spinner over the answer.
+# An event of the page's own: nobody else's business, and no spinner over the answer. It shows its
+# progress on nothing: else every update of any event has Gradio read all properties of all outputs.
 QUIET: dict[str, Any] = {
     "api_visibility": "private",
     "show_progress": "hidden",
