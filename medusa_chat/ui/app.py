@@ -20,9 +20,11 @@ from medusa_chat.paths import asset
 from medusa_chat.session import Session
 from medusa_chat.ui.chat import build_chat
 from medusa_chat.ui.compare import build_compare
+from medusa_chat.ui.desk import Desk
 from medusa_chat.ui.door import Door
 from medusa_chat.ui.guard import GUEST, Guard
 from medusa_chat.ui.header import build_header
+from medusa_chat.ui.live import Live
 from medusa_chat.ui.models import build_models
 from medusa_chat.ui.share import Share
 from medusa_chat.ui.shell import Shell
@@ -74,8 +76,8 @@ class Page:
 
 def build_app(
     session: Session, trees: Sequence[str], share: Share, history: History | None = None
-) -> gr.Blocks:
-    """The page over a session. trees: names of tree presets offered beside "auto"."""
+) -> tuple[gr.Blocks, Desk]:
+    """The page over a session, and its desk. trees: presets' names, offered beside "auto"."""
     with gr.Blocks(title="medusa-chat", analytics_enabled=False, fill_width=True) as blocks:
         build_header(session, share)
         with gr.Tabs(elem_id="tabs"):
@@ -86,8 +88,7 @@ def build_app(
                 build_compare(session, trees, desk.measured_plain, (chat.tab, desk.last_message))
             with gr.Tab("Models", id="models", elem_id="models-tab"):
                 build_models(session)
-    page: gr.Blocks = blocks
-    return page
+    return blocks, chat.desk
 
 
 def launch(session: Session, options: PageOptions, tell: Callable[[str], None] = print) -> int:
@@ -124,7 +125,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         raise UsageError("--auth needs a user and a password: USER:PASSWORD")
     entrance = Entrance()
     share = Share(_not_behind_an_address if proxy else entrance.open)
-    blocks = build_app(session, options.trees, share, options.history)
+    blocks, desk = build_app(session, options.trees, share, options.history)
     guard = Middleware(
         Guard,
         hosts=[host, *_own_names(host)],
@@ -133,6 +134,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     )
 
     shell = Middleware(Shell, prefix=urlsplit(root_path).path)
+    live = Middleware(Live, updates_of=desk.updates_of)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -153,7 +155,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
                     auth=auth,
                     inbrowser=options.open_browser,
                     root_path=root_path,
-                    app_kwargs={"middleware": [guard, shell], "lifespan": lifespan},
+                    app_kwargs={"middleware": [guard, shell, live], "lifespan": lifespan},
                     **_looks(),
                     **_refusals(),
                 )

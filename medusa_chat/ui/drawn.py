@@ -20,7 +20,8 @@ PARTS = {
     "tree": (
         *("draw", "words", "numbers", "chart", "mask", "card", "timeline"),
         *("frame", "layout", "walk", "steps"),
-    )
+    ),
+    "next": ("follow",),
 }
 
 
