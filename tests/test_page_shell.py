@@ -102,7 +102,7 @@ def test_the_page_is_there_before_its_script_and_does_not_jump(opened, visitor, 
     assert tab.inner_text(".first-bar b") == "medusa-chat"
     context.close()
     tab = visitor(opened.url)
-    assert tab.locator("#first").count() == 0
+    tab.wait_for_selector("#first", state="detached")
     assert tab.locator("#header").bounding_box()["height"] == first["height"]
     shift = """() => new Promise(done => new PerformanceObserver(list =>
         done(list.getEntries().reduce((sum, entry) => sum + entry.value, 0)))
