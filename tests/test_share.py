@@ -1,6 +1,7 @@
 """The public link without a browser: who comes in, with what, for how long."""
 
 import contextlib
+import json
 import re
 import threading
 import time
@@ -190,6 +191,19 @@ def test_a_guest_learns_the_model_and_nothing_of_the_folders():
     assert "vicuna" in status_line(ready, None, is_guest=True)
     for state in (ready, failed):
         assert "/home" not in status_line(state, 2**30, is_guest=True)
+
+
+def test_a_long_name_keeps_its_end_in_the_bar_and_is_whole_in_the_reason():
+    name = "/home/me/" + "far/" * 30 + "vicuna-7b"
+    model = ModelInfo(
+        *(name, "llama", "fp16", "cpu", 7, 3, 2048, "auto", 16),
+        tree_reason="",
+        memory_bytes=2**20,
+        has_template=True,
+    )
+    _, shown, why = json.loads(status_line(ModelState("ready", model=model)))["facts"][0]
+    assert shown.startswith("…") and shown.endswith("far/vicuna-7b") and len(shown) <= 36
+    assert name in why
 
 
 # ---- the door, on the real page ----

@@ -24,6 +24,7 @@ PARTS = {
     "check": 0.7,
     "warm up": 0.9,
 }  # of the time, about
+LONGEST_NAME = 36  # characters in the bar
 FOR_GUESTS = "The model could not be loaded here. Ask the person who shared this page."
 
 
@@ -45,7 +46,8 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
         line["notes"] = [*filter(None, [_capital(state.message)]), *line["notes"]]
         if is_guest:
             line |= {"notes": [], "facts": [[*fact[:2], ""] for fact in line["facts"]]}
-            line["facts"][0][1] = state.model.name.replace("\\", "/").rpartition("/")[2]
+            last = state.model.name.replace("\\", "/").rpartition("/")[2]
+            line["facts"][0][1] = _short(last)
     elif state.status == "loading":
         why = f"{_capital(state.message)}: " if state.message else "Loading: "
         line |= {"text": f"{why}{phase_text(state)} …", "part": PARTS.get(state.phase, 0.0)}
@@ -65,13 +67,14 @@ def phase_text(state: ModelState) -> str:
 
 def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
     """The most important first: a narrow page shows the first ones only."""
+    name = _short(model.name)
     heads = f"{model.heads} heads" if model.heads else "no Medusa heads"
     own = _size(model.memory_bytes)
     process = f"; its process holds {_size(memory)} of main memory" if memory else ""
     is_here = memory and not model.device.startswith("cuda")
     return {
         "facts": [
-            ["model", model.name, f"{model.family}, {model.parameters:,} parameters"],
+            ["model", name, f"{model.name}: {model.family}, {model.parameters:,} parameters"],
             ["precision", model.precision, ""],
             ["device", model.device, ""],
             ["tree", f"{model.tree}, {model.nodes} nodes", model.tree_reason],
@@ -81,6 +84,11 @@ def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
         ],
         "notes": list(model.notes),
     }
+
+
+def _short(name: str) -> str:
+    """A name that fits into the bar: of a long one its end, which is where folders differ."""
+    return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
 
 
 def _size(count: int) -> str:
