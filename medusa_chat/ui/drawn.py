@@ -20,7 +20,9 @@ PARTS = {
     "tree": (
         *("draw", "words", "numbers", "chart", "mask", "card", "timeline"),
         *("frame", "layout", "walk", "steps"),
-    )
+    ),
+    "tune": ("draw", "words", "mask", "layout", "plot", "heat", "shape"),
+    "roof": ("draw", "plot"),
 }
 
 
