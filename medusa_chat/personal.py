@@ -24,6 +24,7 @@ VERSION = 1
 MOST_BYTES = 4_000_000
 LEAST_STEPS = 200  # before a tree is searched in them
 GAIN = 1.02  # of expected speedup, or no tree is offered
+CAUTION = 0.7  # what a rank that was never drafted here counts of its stored accuracy
 
 
 @dataclass(frozen=True)
@@ -163,12 +164,13 @@ def better(tally: Tally, facts: TreeFacts, nodes: int) -> Offer | None:
 
     A tree that is searched and judged by the same counts always looks better than it is. So one
     is searched in each fold, and judged against the tree in use by the other one: both must be
-    better by more than GAIN.
+    better by more than GAIN. What was never drafted in these chats counts only CAUTION of what is
+    stored, so that no offer rests on it alone.
     """
     if tally.steps < LEAST_STEPS or min(fold.steps for fold in tally.folds) < LEAST_STEPS // 4:
         return None
     used, size = Tree.from_choices(facts.choices), max(len(facts.choices) + 1, nodes)
-    folds = [Paths(fold, facts.accuracies) for fold in tally.folds]
+    folds = [Paths(fold, facts.accuracies, CAUTION) for fold in tally.folds]
     trees = [search_likeliest(paths, size) for paths in folds]
     gains = [
         _speed(judge, tree, facts, nodes) / _speed(judge, used, facts, nodes)
@@ -176,10 +178,11 @@ def better(tally: Tally, facts: TreeFacts, nodes: int) -> Offer | None:
     ]
     if min(gains) <= GAIN:
         return None
-    whole = Paths(tally.whole, facts.accuracies)
+    whole = Paths(tally.whole, facts.accuracies, CAUTION)
     found = search_likeliest(whole, size)
     best, here = _best(whole, found, facts, nodes), _best(whole, used, facts, nodes)
-    table = tuple(tuple(round(a, 5) for a in row) for row in whole.table)
+    counted = tally.whole.table(facts.accuracies)
+    table = tuple(tuple(round(a, 5) for a in row) for row in counted)
     return Offer(
         PersonalTree(table, found.choices[1:]), best[0], best[1], here[1], sum(gains) / len(gains)
     )

@@ -26,7 +26,7 @@ const cards = [verdict, heat.card, shape.card, tokens.box, times.box, gain.box];
 let seen = "";
 let view = null;
 
-function draw_() {
+function show() {
   const value = props.value || "";
   if (!value || (value === seen && root.dataset.wide === String(root.clientWidth))) return;
   view = JSON.parse(value);
@@ -90,12 +90,12 @@ function drawTokens(data) {
   const lines = [
     { name: "expected of the tree searched for each size", points: data.searched },
     { name: "expected of the tree in use, cut to each size", points: data.used },
-    { name: "measured at calibration", points: data.calibration, dots: true, line: false, says: saysTokens },
+    { name: `measured at calibration${view.tree.personal ? ", stored tree" : ""}`, points: data.calibration, dots: true, line: false, says: saysTokens },
     { name: "measured in your chats", points: data.chats, dots: true, line: false, says: saysTokens },
   ];
   const all = lines.flatMap((line) => line.points);
   const most = Math.max(...all.map((p) => p[0]));
-  say(tokens.words, "By the accuracies, multiplied along each path; heads are right together more often than that, so what is measured may lie above.");
+  say(tokens.words, "Expected: the accuracies multiplied along each path. Measured may differ: heads are right together more often than that, but a step begins where the one before failed, and an answer ends.");
   plot(tokens, {
     x: nodeAxis(most),
     y: valueAxis("tokens a step", all.map((p) => p[1]), 1),
@@ -154,11 +154,15 @@ function drawGain(data) {
 function look() {
   if (!root.isConnected) {
     clearInterval(timer);
-    removeEventListener("resize", draw_);
-  } else if (root.offsetParent !== null && !document.hidden) {
-    trigger("look");
-    draw_(); // what was drawn while nobody saw it had no width
-  }
+    sized.disconnect();
+  } else if (root.offsetParent !== null && !document.hidden) trigger("look");
+}
+
+// The tab comes in sight, or its width changes: what was drawn unseen had no width.
+function resize() {
+  if (!root.clientWidth) return;
+  if (!view) look();
+  show();
 }
 
 work.setAttribute("role", "status");
@@ -169,8 +173,9 @@ verdict.append(title, slower, best, offer, chats, actions, work);
 cards.forEach((card) => (card.hidden = true));
 guest.hidden = true;
 root.replaceChildren(hollow, guest, ...cards);
-addEventListener("resize", draw_);
-watch("value", draw_);
-draw_();
+watch("value", show);
+const sized = new ResizeObserver(resize);
+sized.observe(root);
+show();
 const timer = setInterval(look, LOOK_MS);
 look();

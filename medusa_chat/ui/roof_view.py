@@ -75,23 +75,24 @@ def roof_view(chosen: Setting, tokens: float | None = None) -> dict[str, Any]:
             "speedup": _short(gain),
             "overhead": _short(_overhead(chosen, best)),
         },
-        "text": summary(chosen, best, gain),
+        "text": summary(chosen, best, gain, _speedup(chosen, chosen.nodes, constant)),
         "assumptions": assumptions(chosen, tokens),
     }
 
 
-def summary(chosen: Setting, best: int, gain: float) -> str:
-    """The model's answer in a sentence."""
+def summary(chosen: Setting, best: int, gain: float, chosen_gain: float) -> str:
+    """The model's answer in a sentence. gain, chosen_gain: speedups at `best` and as chosen."""
     where = (
         f"{chosen.shape.name} on {chosen.gpu.name}, batch {chosen.batch}, "
         f"{chosen.context:,} tokens of context"
     )
     if best == 1:
         return f"{where}: no tree pays, plain decoding is fastest."
+    chosen_words = f"; {chosen.nodes} nodes give {chosen_gain:.2f}" if chosen.nodes != best else ""
     cost = _overhead(chosen, best)
     return (
-        f"{where}: best near {best} nodes, {gain:.2f} times plain decoding; such a step takes "
-        f"{cost:.2f} plain ones."
+        f"{where}: best near {best} nodes, {gain:.2f} times plain decoding (such a step takes "
+        f"{cost:.2f} plain ones){chosen_words}."
     )
 
 

@@ -28,7 +28,7 @@ from medusa_chat.ui.tune_view import Work, tune_view
 
 FIRST = ("A100-80GB-PCIe", "7B", "1024", "1", "64", "paper")
 NOT_YOURS = "Only the person who shared this page may change its tree."
-WHOSE = [("the paper's Vicuna-7B", "paper"), ("the loaded model's", "loaded")]
+WHOSE = [("the paper's 7B", "paper"), ("this model's", "loaded")]
 
 
 @dataclass
@@ -170,12 +170,12 @@ def _boxes() -> list[Any]:
     """In the order of `FIRST`."""
     gpu, shape, context, batch, nodes, whose = FIRST
     return [
-        gr.Dropdown([g.name for g in GPUS], value=gpu, label="GPU", min_width=150),
+        gr.Dropdown([g.name for g in GPUS], value=gpu, label="GPU", min_width=190),
         gr.Dropdown([s.name for s in SHAPES], value=shape, label="Model size", min_width=100),
-        gr.Dropdown(_numbers(CONTEXTS), value=context, label="Context", min_width=100),
-        gr.Dropdown(_numbers(BATCHES), value=batch, label="Batch", min_width=90),
-        gr.Dropdown(_numbers(NODES), value=nodes, label="Nodes", min_width=90),
-        gr.Dropdown(WHOSE, value=whose, label="Tokens a step", min_width=170),
+        gr.Dropdown(_numbers(CONTEXTS), value=context, label="Context", min_width=130),
+        gr.Dropdown(_numbers(BATCHES), value=batch, label="Batch", min_width=110),
+        gr.Dropdown(_numbers(NODES), value=nodes, label="Nodes", min_width=110),
+        gr.Dropdown(WHOSE, value=whose, label="Tokens a step", min_width=210),
     ]
 
 

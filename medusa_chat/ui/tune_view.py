@@ -220,12 +220,8 @@ def plain_wins(costs: StepCosts, expected: Sequence[float]) -> str:
 
 
 def _pick(best: Pick) -> dict[str, Any]:
-    return {
-        "nodes": best.nodes,
-        "speedup": _short(best.speedup),
-        "tokens": _short(best.tokens),
-        "overhead": _short(best.overhead),
-    }
+    figures = {"speedup": best.speedup, "tokens": best.tokens, "overhead": best.overhead}
+    return {"nodes": best.nodes} | {name: round(value, 2) for name, value in figures.items()}
 
 
 # ---- chats and the offer ----
