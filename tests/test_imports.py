@@ -36,7 +36,7 @@ ALLOWED = {
     "models_cli": {"hub", "quantised", "amounts", "models", "options", "terminal", "errors"},
     "train_cli": {
         *("training", "training_view", "hub", "checkpoint", "messages", "options", "terminal"),
-        "errors",
+        *("history", "paths", "errors"),
     },
     "training_view": {"terminal"},
     "messages": set(),
