@@ -80,6 +80,10 @@ class Personal:
                 self._kept[facts.key] = self._read(facts.key)
             return self._kept[facts.key]
 
+    def learn(self, first: Prefilled | None, steps: Sequence[Step]) -> None:
+        """`take`, in a thread of its own: whoever commits an answer does not wait for a disk."""
+        threading.Thread(target=self.take, args=(first, steps), daemon=True).start()
+
     def take(self, first: Prefilled | None, steps: Sequence[Step]) -> None:
         """Count an answer that has ended, of the model that is loaded."""
         model = self.session.state.model

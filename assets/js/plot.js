@@ -39,7 +39,7 @@ function plot(figure, spec) {
   if (spec.level) {
     const at = y(spec.level.at).toFixed(1);
     put("path", { class: "level", d: `M${left} ${at}H${wide - right}` });
-    put("text", { class: "level-name end", x: wide - right - 2, y: at - 4 }, spec.level.name);
+    put("text", { class: "level-name end", x: wide - right - 2, y: Number(at) + 13 }, spec.level.name);
   }
   spec.lines.forEach((line, place) => {
     const at = line.points.map(([a, b]) => [x(a), y(b)]);

@@ -38,7 +38,7 @@ function drawLine(view) {
     for (let power = Math.ceil(Math.log10(from)); power <= Math.log10(to); power++) ticks.push([10 ** power, figureText(10 ** power, 2)]);
     return ticks;
   };
-  say(roofline.words, `${view.gpu}: ${figureText(view.peak, 0)} TFLOP/s, ${count(view.bandwidth)} GB/s. Left of the bend, at ${figureText(view.ridge, 0)} FLOP a byte, memory decides: more nodes are nearly free there.`);
+  say(roofline.words, `${view.gpu}: ${figureText(view.peak, 0)} TFLOP/s, ${count(view.bandwidth)} GB/s. Left of the bend, at ${figureText(view.ridge, 0)} FLOP a byte, memory decides: more nodes are nearly free there. ${operators(view)}`);
   plot(roofline, {
     x: { name: "FLOP a byte", low, high, log: true, ticks: decades(low, high) },
     y: { name: "TFLOP/s", low: lowest / 2, high: view.peak * 1.6, log: true, ticks: decades(lowest / 2, view.peak * 1.6) },
@@ -49,6 +49,13 @@ function drawLine(view) {
     ],
     label: `Roofline of ${view.gpu}: ${view.points.map((p) => `${p.name} with ${p.queries} queries ${p.intensity} FLOP a byte`).join(", ")}`,
   });
+}
+
+// The operators by name, for the dots lie close together.
+function operators(view) {
+  const of = (queries) =>
+    view.points.filter((p) => p.queries === queries).map((p) => `${p.name} ${figureText(p.intensity, 1)}`);
+  return `A plain step: ${of(1).join("; ")}. A step of ${view.nodes} nodes: ${of(view.nodes).join("; ")}.`;
 }
 
 function drawNodes(view) {

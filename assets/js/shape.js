@@ -104,7 +104,7 @@ function topNodes(tree) {
 function drawShapeMask(tree, wide) {
   const step = {
     parent: tree.parent,
-    text: tree.parent.map((_, node) => (node ? pathName(tree, node) : "root")),
+    text: tree.parent.map((_, node) => (node ? pathName(tree, node).replaceAll(" #", ".").slice(1) : "root")),
     state: "u".repeat(tree.nodes),
     prefix: null,
     index: 0,
@@ -113,7 +113,7 @@ function drawShapeMask(tree, wide) {
   const words =
     `One pass checks all ${tree.nodes} nodes: every row is a query, every filled cell a key it ` +
     "sees. Each node sees the text before the tree and its own ancestors only, and its position is " +
-    "the text's end plus its depth.";
+    "the text's end plus its depth. 1.2 is head 1's first prediction, then head 2's second.";
   say(maskNote, words);
   maskSvg.setAttribute("aria-label", `Attention mask of ${tree.name}: ${tree.nodes} nodes`);
 }

@@ -165,6 +165,7 @@ function resize() {
   show();
 }
 
+pen.font = `10px ${getComputedStyle(root).getPropertyValue("--font-mono") || "monospace"}`;
 work.setAttribute("role", "status");
 offer.setAttribute("role", "status");
 offer.append(offerText, offerNote);

@@ -91,7 +91,9 @@ def build_app(
             with gr.Tab("Tune", id="tune", elem_id="tune-tab"):
                 personal = Personal(session, history.file.parent / "trees" if history else None)
                 build_tune(session, personal)
-                chat.desk.rooms.learn = lambda answer: personal.take(answer.prefilled, answer.steps)
+                chat.desk.rooms.learn = lambda answer: personal.learn(
+                    answer.prefilled, answer.steps
+                )
     page: gr.Blocks = blocks
     return page
 

@@ -66,8 +66,13 @@ def tune_view(
         "speedup": speedup_view(facts, used, costs),
         "chats": chats_view(kept.tally),
         "offer": None if offer is None else offer_view(offer),
-        "work": {"text": work.text, "running": work.is_running, "failed": work.is_failed},
+        "work": work_view(Work() if is_guest else work),
     }
+
+
+def work_view(work: Work) -> dict[str, Any]:
+    """What became of the last wish."""
+    return {"text": work.text, "running": work.is_running, "failed": work.is_failed}
 
 
 def used_accuracies(facts: TreeFacts, kept: Kept) -> Accuracies:
