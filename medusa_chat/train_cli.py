@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +17,10 @@ from medusa_chat.checkpoint import PRECISIONS
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.options import AsJson, DataDir, Device, load_options, place, takes
+from medusa_chat.run_log import RunLog
 from medusa_chat.terminal import require_folder
 from medusa_chat.training.recipe import Recipe, TrainRequest, read_recipe
-from medusa_chat.training_view import TrainingView
+from medusa_chat.training_view import TrainingView, event_json
 
 if TYPE_CHECKING:
     from medusa_chat.training.reading import Conversation
@@ -120,11 +121,17 @@ def train(
 
     team = Team.join(device == "cpu")
     view = TrainingView(as_json, is_quiet=not team.is_first)
-    with stopping() as is_stopped, closing(run.train(request, team)) as events:
+    # Of several processes none can stop alone: the page then only watches.
+    log = RunLog(request.output, can_stop=team.size == 1) if team.is_first else nullcontext()
+    with stopping() as is_stopped, log, closing(run.train(request, team)) as events:
         for event in events:
             view.show(event)
-            if is_stopped():
+            if isinstance(log, RunLog):
+                log.tell(event_json(event), is_step=hasattr(event, "learning_rate"))
+            if is_stopped() or (isinstance(log, RunLog) and log.wants_stop()):
                 events.close()
+                if isinstance(log, RunLog):
+                    log.stopped()
                 view.say(f"stopped: {run.work_folder(request.output)} is kept, --resume goes on")
                 return 130
     return None

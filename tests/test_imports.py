@@ -36,7 +36,7 @@ ALLOWED = {
     "models_cli": {"hub", "quantised", "amounts", "models", "options", "terminal", "errors"},
     "train_cli": {
         *("training", "training_view", "hub", "checkpoint", "messages", "options", "terminal"),
-        *("history", "paths", "errors"),
+        *("history", "run_log", "paths", "errors"),
     },
     "training_view": {"terminal"},
     "messages": set(),
@@ -59,6 +59,7 @@ ALLOWED = {
     "tuning": {"decoding", "paths", "errors", ""},
     "auto_tree": {"finding", "messages", "tuning", "presets", "decoding", "errors"},
     "tally": {"decoding"},
+    "run_log": {"paths", ""},
     "personal": {"tally", "session", "jobs", "messages", "paths", "decoding", "errors", ""},
     "checkpoint": {
         *(
@@ -118,7 +119,7 @@ ALLOWED = {
             "layouts",
             "amounts",
         ),
-        *("tally", "personal", "training", "decoding", "errors"),
+        *("tally", "personal", "training", "run_log", "decoding", "errors"),
     },
     "terminal": {"session", "amounts", "messages", "decoding", "errors"},
     "prompts": {"terminal", "messages", "errors"},

@@ -7,11 +7,14 @@ import pytest
 import scripted
 from test_page import Served, _browser_or_skip, browser, send, wait_end  # noqa: F401
 from test_page_access import findings
+from test_run_log import step
 from test_tally import answer, prefilled
 
 from medusa_chat.decoding.tree import cartesian
 from medusa_chat.history import History
 from medusa_chat.messages import LoadRequest, PersonalTree
+from medusa_chat.paths import DATA_DIR_VARIABLE
+from medusa_chat.run_log import RunLog
 from medusa_chat.session import Session
 
 SLOW = 60_000  # milliseconds for a busy machine
@@ -120,6 +123,21 @@ def test_another_gpu_changes_the_modelled_best(tab):
     tab.get_by_role("option", name="RTX 4090").click()
     says(tab, ".roof-block", "RTX 4090")
     assert tab.inner_text(".roof-block .tune-strong") != before
+
+
+def test_a_training_is_watched_and_stopped(served, tab, monkeypatch):
+    monkeypatch.setenv(DATA_DIR_VARIABLE, str(served.folder))
+    with RunLog(served.folder / "mine") as log:
+        for number in range(1, 60):
+            log.tell(step(number))
+        says(tab, ".train-block", "Step 59 of 300, loss 3.803.")
+        assert tab.locator(".train-block svg.plot[role=img] .line").count() == 3
+        assert findings(tab) == [], "training"
+        tab.click(".train-block .halt")
+        while not log.wants_stop():
+            tab.wait_for_timeout(50)
+        log.stopped()
+    says(tab, ".train-block", "Stopped. The same command with --resume goes on.")
 
 
 def test_it_fits_a_phone_and_is_accessible_in_the_dark(tab):

@@ -18,6 +18,7 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.history import FILE, History, Kept
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import data_dir
+from medusa_chat.run_log import latest
 from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
 from medusa_chat.training_view import heads_shown
 
@@ -196,6 +197,31 @@ def test_adapter_output_is_what_load_merges(ground: Path, tmp_path: Path) -> Non
         backbone = loaded_from(folder).engine.backbone
         hidden.append(backbone.lm_head(backbone.run_chunk(ids)))
     torch.testing.assert_close(*hidden)
+
+
+def test_the_page_watches_a_training_and_may_stop_it(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    from medusa_chat import train_cli
+
+    shown = train_cli.TrainingView.show
+
+    def wishing(view: Any, event: Any) -> None:
+        shown(view, event)
+        if getattr(event, "step", None) == 2:
+            latest().ask_to_stop()  # after the first step, which is in the log by now
+
+    monkeypatch.setattr(train_cli.TrainingView, "show", wishing)
+    recipe = ("--recipe", "medusa-1", "--max-steps", "6", "--json")
+    assert main(command(ground, tmp_path / "out", *recipe)) == 130
+    run = latest()
+    assert run.output == str(tmp_path / "out") and run.ended["reason"] == "stopped"
+    steps = [event for event in run.events if event["event"] == "step"]
+    told = [e for e in events_of(capsys.readouterr().out) if e["event"] == "step"]
+    assert steps and steps[0] == told[0] and len(told) == 2
+    before = run.file
+    assert main(command(ground, tmp_path / "out", *recipe)) == 2, "it holds an unfinished one"
+    assert latest().file == before, "what is refused leaves no log"
 
 
 # ------------------------------------------------------------------------------- calibrate

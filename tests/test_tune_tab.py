@@ -152,7 +152,7 @@ def test_measuring_waits_its_turn_and_then_shows_what_was_found(desk, monkeypatc
     monkeypatch.setattr(desk.session.runner, "hold_at", 0)
     job = desk.session.submit("slow", GenerationSettings())
     seen = Seen()
-    line = json.loads(desk.measure(seen, OWNER))
+    line = json.loads(desk.measure(seen, OWNER)[0])
     assert line["work"]["running"] and "waiting, 1 ahead" in line["work"]["text"]
     first = desk._asked
     desk.measure(seen, OWNER)
@@ -165,8 +165,8 @@ def test_measuring_waits_its_turn_and_then_shows_what_was_found(desk, monkeypatc
 
 def test_a_look_sends_only_what_has_changed(desk):
     seen = Seen()
-    assert json.loads(desk.look(seen, OWNER))["model"] == "scripted"
-    assert desk.look(seen, OWNER) == {"__type__": "update"}
+    assert json.loads(desk.look(seen, OWNER)[0])["model"] == "scripted"
+    assert desk.look(seen, OWNER) == ({"__type__": "update"},) * 2
 
 
 def test_a_better_tree_is_offered_used_and_given_back(desk):
@@ -186,7 +186,7 @@ def test_a_guest_changes_nothing(desk):
     poor_chats(desk)
     asked, trees = desk._asked, list(desk.session.runner.trees)
     for event in (desk.measure, desk.use_offer, desk.use_stored):
-        assert json.loads(event(Seen(), VISITOR))["guest"]
+        assert json.loads(event(Seen(), VISITOR)[0])["guest"]
     assert desk._asked is asked and desk.session.runner.trees == trees
 
 
@@ -195,7 +195,7 @@ def test_without_an_offer_or_a_model_nothing_is_done(desk):
     assert desk._asked is None
     empty = Session(runner_of())
     bare = TuneDesk(empty, Personal(empty))
-    assert "No model is loaded" in json.loads(bare.use_stored(Seen(), OWNER))["text"]
+    assert "No model is loaded" in json.loads(bare.use_stored(Seen(), OWNER)[0])["text"]
     assert bare._asked is None
 
 

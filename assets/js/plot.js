@@ -45,6 +45,8 @@ function plot(figure, spec) {
     const at = line.points.map(([a, b]) => [x(a), y(b)]);
     if (line.line !== false && at.length > 1)
       put("path", { class: `line l${place}`, d: `M${at.map((p) => p.map((v) => v.toFixed(1)).join(" ")).join("L")}` });
+    if (line.ends && at.length)
+      put("text", { class: "end-name", x: Math.min(at.at(-1)[0] + 3, wide - 8), y: at.at(-1)[1] + 3.5 }, line.ends);
     if (line.dots)
       at.forEach(([a, b], number) => {
         const dot = draw("path", { class: `dot l${place}`, d: dotAt(SHAPES[place % SHAPES.length], a, b) });
@@ -56,7 +58,7 @@ function plot(figure, spec) {
     const [a, b] = [x(spec.best.at[0]), y(spec.best.at[1])];
     const nearRight = a > wide * 0.6;
     put("circle", { class: "best", cx: a, cy: b, r: 7 });
-    put("text", { class: `best-name${nearRight ? " end" : ""}`, x: a + (nearRight ? -10 : 10), y: Math.max(top + 22, b - 9) }, spec.best.name);
+    put("text", { class: `best-name${nearRight ? " end" : ""}`, x: a + (nearRight ? -10 : 10), y: b < top + 26 ? b + 22 : b - 9 }, spec.best.name);
   }
   set(figure.svg, { width: wide, height: high, viewBox: `0 0 ${wide} ${high}`, "aria-label": spec.label });
   figure.svg.replaceChildren(...parts);

@@ -23,6 +23,7 @@ PARTS = {
     ),
     "tune": ("draw", "words", "mask", "layout", "plot", "heat", "shape"),
     "roof": ("draw", "plot"),
+    "train": ("draw", "plot"),
 }
 
 

@@ -10,6 +10,7 @@ from medusa_chat.decoding.expectation import expected_lengths
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.jobs import Tune
 from medusa_chat.personal import Personal
+from medusa_chat.run_log import Run, latest
 from medusa_chat.session import Session
 from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.training.tree_search import search_tree
@@ -23,6 +24,7 @@ from medusa_chat.ui.roof_view import (
     roof_view,
     setting_of,
 )
+from medusa_chat.ui.train_view import train_view
 from medusa_chat.ui.tree_view import to_line
 from medusa_chat.ui.tune_view import Work, tune_view
 
@@ -36,6 +38,7 @@ class Seen:
     """One browser tab: what it shows already."""
 
     line: str = ""
+    training: str = ""
 
 
 class TuneDesk:
@@ -46,16 +49,35 @@ class TuneDesk:
         self.personal = personal
         self._asked: Tune | None = None
         self._began = 0.0
+        self._run: Run | None = None
 
     # ---- events ----
 
-    def look(self, seen: Seen, request: gr.Request) -> Any:
-        """The picture where it has changed; asked for about once a second by a tab in sight."""
-        line = to_line(self.view(is_guest(request)))
-        if line == seen.line:
-            return gr.skip()
-        seen.line = line
-        return line
+    def look(self, seen: Seen, request: gr.Request) -> tuple[Any, Any]:
+        """(picture, training) where they have changed; asked for about once a second by a tab in
+        sight."""
+        guest = is_guest(request)
+        line = to_line(self.view(guest))
+        run = train_view(self.latest(), guest)
+        training = to_line(run) if run else ""
+        now = (
+            gr.skip() if line == seen.line else line,
+            (gr.skip() if training == seen.training else training),
+        )
+        seen.line, seen.training = line, training
+        return now
+
+    def halt(self, seen: Seen, request: gr.Request) -> tuple[Any, Any]:
+        """Ask the training that runs to stop at its next step."""
+        run = self.latest()
+        if is_guest(request):
+            gr.Info(NOT_YOURS)
+        elif run is not None and run.can_stop and run.is_running:
+            try:
+                run.ask_to_stop()
+            except OSError as error:
+                gr.Warning(f"The training cannot be stopped from here: {error.strerror}")
+        return self.look(seen, request)
 
     def measure(self, seen: Seen, request: gr.Request) -> Any:
         """Time the steps anew, behind the answers that were asked for before."""
@@ -88,6 +110,11 @@ class TuneDesk:
         kept = self.personal.of(facts) if facts else None
         offer = self.personal.offer(model) if model else None
         return tune_view(state, kept, offer, self._work(), guest)
+
+    def latest(self) -> Run | None:
+        """The training of this user that was begun last."""
+        self._run = latest(known=self._run)
+        return self._run
 
     def tokens(self) -> float | None:
         """Tokens a step that the loaded model's heads promise at 64 nodes; None without heads."""
@@ -146,15 +173,17 @@ def build_tune(session: Session, personal: Personal) -> TuneDesk:
     seen = gr.State(Seen())
     with gr.Column(elem_id="tune-column"):
         picture = drawn("tune")
+        training = drawn("train")
         with gr.Column(elem_id="roof-card"):
             gr.HTML(ROOF_TITLE, elem_id="roof-title", js_on_load=None)
             with gr.Row(elem_id="roof-ask"):
                 boxes = _boxes()
             roof = drawn("roof", to_line(roof_view(setting_of(*FIRST[:-1]))))
-    picture.look(desk.look, [seen], [picture], **AT_ONCE)
-    picture.measure(desk.measure, [seen], [picture], **AT_ONCE)
-    picture.use_offer(desk.use_offer, [seen], [picture], **AT_ONCE)
-    picture.use_stored(desk.use_stored, [seen], [picture], **AT_ONCE)
+    picture.look(desk.look, [seen], [picture, training], **AT_ONCE)
+    picture.measure(desk.measure, [seen], [picture, training], **AT_ONCE)
+    picture.use_offer(desk.use_offer, [seen], [picture, training], **AT_ONCE)
+    picture.use_stored(desk.use_stored, [seen], [picture, training], **AT_ONCE)
+    training.halt(desk.halt, [seen], [picture, training], **AT_ONCE)
     for box in boxes:
         box.input(desk.model, boxes, [roof], **AT_ONCE)
     return desk
