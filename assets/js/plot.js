@@ -102,12 +102,13 @@ function nodeAxis(most) {
 }
 
 // Rises from `low` in four or five round steps.
-function valueAxis(name, values, low, digits) {
+function valueAxis(name, values, low) {
   const most = Math.max(...values, low + 0.1);
   const rough = (most - low) / 4;
   const unit = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((n) => n * unit).find((n) => n >= rough);
+  const step = [1, 2, 2.5, 5, 10].map((n) => n * unit).find((n) => n >= rough * 0.999);
   const ticks = [];
+  const digits = Math.max(0, Math.ceil(-Math.log10(unit))) + (step === 2.5 * unit ? 1 : 0);
   for (let at = low; at < most + step * 0.999; at += step) ticks.push([at, figureText(at, digits)]);
   return { name, low, high: ticks.at(-1)[0], ticks };
 }

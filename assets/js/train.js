@@ -34,7 +34,7 @@ function drawCurves(view) {
   const last = view.loss.at(-1);
   say(loss.words, "Of each step, neighbours averaged.");
   plot(loss, {
-    x: stepAxis(view.steps),
+    x: stepAxis(last[0]),
     y: valueAxis("loss", values, 0),
     lines,
     label: `Loss by step: ${view.loss[0][1]} at first, ${last[1]} at step ${last[0]}`,
@@ -44,7 +44,7 @@ function drawCurves(view) {
   const all = heads.concat({ name: "held out", points: held, line: false, dots: true });
   say(top1.words, "How often it is the token: in what is learnt, and held out (dots).");
   plot(top1, {
-    x: stepAxis(view.steps),
+    x: stepAxis(last[0]),
     y: valueAxis("share right", all.flatMap((line) => line.points.map((p) => p[1])), 0),
     lines: all,
     label: `First guesses right by step: ${view.top1.map((p, head) => `head ${head + 1} ${percent(p.at(-1)[1])}`).join(", ")}`,
