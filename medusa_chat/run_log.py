@@ -132,9 +132,10 @@ def read(file: Path) -> Run | None:
             lines = stream.read(MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return None
-    first, *events = [*filter(None, map(_event, lines))] or [None]
-    if first is None or first["event"] != "began":
+    events = [event for event in map(_event, lines) if event is not None]
+    if not events or events[0]["event"] != "began":
         return None
+    first = events[0]
     try:
         return Run(
             file=file,
@@ -142,7 +143,7 @@ def read(file: Path) -> Run | None:
             started=str(first["started"]),
             pid=int(first["pid"]),
             can_stop=first["can_stop"] is True,
-            events=tuple(event for event in events if event is not None),
+            events=tuple(events[1:]),
             stamp=stamp,
         )
     except (KeyError, TypeError, ValueError):

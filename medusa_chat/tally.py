@@ -16,13 +16,12 @@ from typing import Any, Self
 
 from medusa_chat.decoding.events import DraftRecord, Prefilled, Step
 from medusa_chat.decoding.expectation import Accuracies
-from medusa_chat.decoding.tree import Choice, Tree
+from medusa_chat.decoding.tree import Choice
 
 RANKS = 10  # of each head are looked at
 MOST_PATHS = 3000  # of one fold that are kept, the most asked ones
 MOST_STEPS = 20_000  # then every count is halved: what was said lately weighs more
 HEAD_WEIGHT = 50  # the stored calibration counts as so many askings of a rank
-PATH_WEIGHT = 20  # what is alike counts as so many askings of a path
 GREEDY = 1e-3  # a temperature below it is none
 
 Count = list[int]  # [right, asked]
@@ -56,7 +55,7 @@ class Fold:
         """a[k][i]: (right + HEAD_WEIGHT * prior) / (asked + HEAD_WEIGHT), rows adding up to 1 at
         most: the share that was counted, drawn towards the stored one while there is little."""
         return [
-            _at_most_one([_drawn(self.ranks.get((k, i)), a, HEAD_WEIGHT) for i, a in enumerate(r)])
+            _at_most_one([drawn(self.ranks.get((k, i)), a, HEAD_WEIGHT) for i, a in enumerate(r)])
             for k, r in enumerate(prior)
         ]
 
@@ -98,47 +97,6 @@ class Fold:
                     raise ValueError(f"{name} {key}")
                 getattr(fold, name)[choice] = [right, asked]
         return fold
-
-
-class Paths:
-    """What paths are worth by a fold: the chance that a path is what comes, rank by rank
-
-        (right + PATH_WEIGHT * alike) / (asked + PATH_WEIGHT)
-
-    multiplied along it; asked where the path above came. `alike` is the same share of all paths
-    with that last rank whose upper part missed the heads' first choice as often (0, 1, 2 or more
-    times), drawn in the same way towards the rank's share in the table: heads are right together,
-    and where one missed, the next one misses more. A rank that its head never drafted at all is
-    worth `unseen` of what is stored: other texts say so, these do not.
-    """
-
-    def __init__(self, fold: Fold, prior: Accuracies, unseen: float = 1.0) -> None:
-        self._paths, self.table = fold.paths, fold.table(prior)
-        for head, row in enumerate(self.table):
-            for rank in range(len(row)):
-                if not fold.ranks.get((head, rank), [0, 0])[1]:
-                    row[rank] *= unseen
-        self._alike: dict[Choice, Count] = defaultdict(lambda: [0, 0])
-        for choice, (right, asked) in fold.paths.items():
-            alike = self._alike[_alike(choice)]
-            alike[0] += right
-            alike[1] += asked
-
-    def share(self, choice: Choice) -> float:
-        """The chance of the last rank of a path where the rest of it came."""
-        row = self.table[len(choice) - 1]
-        known = row[choice[-1]] if choice[-1] < len(row) else 0.0
-        alike = _drawn(self._alike.get(_alike(choice)), known, PATH_WEIGHT)
-        return _drawn(self._paths.get(choice), alike, PATH_WEIGHT)
-
-    def expected(self, tree: Tree) -> tuple[float, ...]:
-        """Tokens a step with the first 1, 2, ... n nodes of a tree."""
-        worth: dict[Choice, float] = {(): 1.0}
-        sums = [1.0]
-        for choice in tree.choices[1:]:
-            worth[choice] = worth[choice[:-1]] * self.share(choice)
-            sums.append(sums[-1] + worth[choice])
-        return tuple(sums)
 
 
 @dataclass
@@ -231,17 +189,14 @@ def _followed(steps: Sequence[Step]) -> Iterator[tuple[Step, list[int]]]:
         place += len(step.token_ids)
 
 
-def _alike(choice: Choice) -> Choice:
-    """What a path shares with those it is compared to: depth, misses above, last rank."""
-    return len(choice), min(2, sum(rank > 0 for rank in choice[:-1])), choice[-1]
-
-
 def _add(count: Count, is_right: bool) -> None:
     count[0] += is_right
     count[1] += 1
 
 
-def _drawn(count: Count | None, towards: float, weight: int) -> float:
+def drawn(count: Count | None, towards: float, weight: int) -> float:
+    """(right + weight * towards) / (asked + weight): the share that was counted, drawn towards
+    another while there is little."""
     right, asked = count or (0, 0)
     return (right + weight * towards) / (asked + weight)
 

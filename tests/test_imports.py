@@ -20,6 +20,7 @@ FRONT_ENDS = {
     *("worker", "bench", "doctor", "models_cli", "train_cli", "training_view", "personal"),
 }
 HEAVY = {"torch", "transformers", "tokenizers", "accelerate", "bitsandbytes", "peft", "gradio"}
+PAGE = ("tally", "worth", "offer", "personal", "run_log")  # in the page's process
 # Room or module of ours -> what of ours it may import, itself included.
 ALLOWED = {
     "errors": set(),
@@ -60,7 +61,19 @@ ALLOWED = {
     "auto_tree": {"finding", "messages", "tuning", "presets", "decoding", "errors"},
     "tally": {"decoding"},
     "run_log": {"paths", ""},
-    "personal": {"tally", "session", "jobs", "messages", "paths", "decoding", "errors", ""},
+    "worth": {"tally", "decoding"},
+    "offer": {"worth", "tally", "messages", "decoding"},
+    "personal": {
+        "offer",
+        "tally",
+        "session",
+        "jobs",
+        "messages",
+        "paths",
+        "decoding",
+        "errors",
+        "",
+    },
     "checkpoint": {
         *(
             "devices",
@@ -119,7 +132,7 @@ ALLOWED = {
             "layouts",
             "amounts",
         ),
-        *("tally", "personal", "training", "run_log", "decoding", "errors"),
+        *("tally", "offer", "personal", "training", "run_log", "decoding", "errors"),
     },
     "terminal": {"session", "amounts", "messages", "decoding", "errors"},
     "prompts": {"terminal", "messages", "errors"},
@@ -224,7 +237,7 @@ def test_page_and_session_know_no_torch() -> None:
 
 def test_page_knows_of_decoding_only_what_needs_no_torch() -> None:
     allowed = {"settings", "events", "tree", "costs", "expectation"}
-    for file in [*files_of("ui"), *files_of("session"), *files_of("personal"), *files_of("tally")]:
+    for file in [f for name in (*PAGE, "ui", "session") for f in files_of(name)]:
         names = [n.split(".") for n in imported(file) if n.startswith("medusa_chat.decoding")]
         assert {name[2] for name in names} <= allowed, file
 
