@@ -9,6 +9,7 @@ import argparse
 import json
 import multiprocessing
 import platform
+import re
 import shutil
 import sys
 import time
@@ -39,18 +40,25 @@ GOALS = {
     "page / headless, Chromium on these cores": (0.80, "at least"),
 }
 
-# [time (epoch, ms), step that is drawn] of every frame in which the picture changed.
+# [time (epoch, ms), step that is drawn] of every frame that shows another step.
 WATCH = """() => {
   window.seen = [];
   const tree = document.getElementById("tree");
   let dirty = false;
+  let last = null;
   const note = () => {
     dirty = false;
     const step = Number(tree.querySelector("svg.tree").dataset.step);
-    window.seen.push([performance.timeOrigin + performance.now(), step]);
+    if (step !== last) window.seen.push([performance.timeOrigin + performance.now(), step]);
+    last = step;
   };
-  new MutationObserver(() => { if (!dirty) { dirty = true; requestAnimationFrame(note); } })
-    .observe(tree, {childList: true, characterData: true, attributes: true, subtree: true});
+  window.watching?.disconnect();
+  window.watching = new MutationObserver(() => {
+    if (!dirty) requestAnimationFrame(note);
+    dirty = true;
+  });
+  const all = {childList: true, characterData: true, attributes: true, subtree: true};
+  window.watching.observe(tree, all);
 }"""
 
 
@@ -99,7 +107,7 @@ class Answered:
 
     @property
     def pictures(self) -> float:
-        """Frames a second in which the picture changed, while steps came."""
+        """Frames a second that showed another step, while steps came."""
         first, last = _steps_from_to(self.job)
         drawn = sum(first * 1e3 <= at <= last * 1e3 for at, _ in self.frames)
         return drawn / max(1e-9, last - first)
@@ -271,9 +279,8 @@ def ask(session: Timed, tab: Any, text: str, watched: bool = True) -> Answered:
     )
 
     def note(request: Any) -> None:
-        """What the message caused: itself, and the stream of its answer; not the clock's events."""
-        is_message = "/run/predict" in request.url and text in (request.post_data or "")
-        if is_message or "/queue/join" in request.url:
+        """The message that was sent; not the clock's events."""
+        if "/run/predict" in request.url and text in (request.post_data or ""):
             posts.append({"url": request.url, "body": request.post_data_json})
 
     tab.on("request", note)
@@ -285,8 +292,7 @@ def ask(session: Timed, tab: Any, text: str, watched: bool = True) -> Answered:
     while len(session.jobs) == jobs or not session.jobs[-1].trace:
         tab.wait_for_timeout(5)
     before, earlier = task_ms(cdp), frames(tab)
-    while not session.jobs[-1].done.is_set():
-        tab.wait_for_timeout(20)
+    session.jobs[-1].done.wait()  # without asking the browser: that costs it time
     cost = (task_ms(cdp) - before) / max(1, frames(tab) - earlier)
     tab.wait_for_selector("#stop", state="hidden")
     tab.wait_for_selector("#send", state="visible")
@@ -322,7 +328,7 @@ def task_ms(cdp: Any) -> float:
 
 
 def _is_stream(event: dict[str, Any]) -> bool:
-    return "/queue/data" in event["request"]["url"]
+    return event["request"]["url"].endswith("/live")
 
 
 # ---- answers without a browser ----
@@ -337,7 +343,7 @@ def headless(session: Timed, settings: GenerationSettings) -> Job:
 
 
 def replay(url: str, posts: list[dict[str, Any]]) -> int:
-    """The recorded requests from a process of their own, streams read to their end; bytes."""
+    """The recorded message from a process of its own, its stream read to the end; bytes."""
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
     client = context.Process(target=consume, args=(url, posts, queue))
@@ -357,24 +363,19 @@ def newest(session: Timed) -> Job:
 
 
 def consume(url: str, posts: list[dict[str, Any]], queue: Any) -> None:
-    """What the browser asked for, asked again in a session of its own."""
+    """What the browser sent, sent again in a session of its own."""
     import httpx
 
     name, size = f"measure{time.time_ns():x}", 0
     with httpx.Client(base_url=url, timeout=None) as http:
         for post in posts:
             body = post["body"] | {"session_hash": name}
-            answer = http.post(post["url"], json=body)
-            event = answer.raise_for_status().json().get("event_id")
-            if event is None:
-                continue  # it was answered at once
-            data = {"session_hash": name}
-            with http.stream("GET", "/gradio_api/queue/data", params=data) as stream:
-                for line in stream.iter_lines():
-                    size += len(line.encode()) + 1
-                    is_ours = event in line and '"process_completed"' in line
-                    if is_ours or '"close_stream"' in line:
-                        break
+            answer = http.post(post["url"], json=body).raise_for_status()
+            key = re.search(r'"key\\*":\\*"([\w-]+)', answer.text)
+            assert key is not None, "the answer to the message names no stream"
+            with http.stream("GET", "/live", headers={"x-medusa-tab": key[1]}) as stream:
+                for chunk in stream.raise_for_status().iter_raw():
+                    size += len(chunk)
     queue.put(size)
 
 

@@ -107,7 +107,7 @@ def test_the_page_is_there_before_its_script_and_does_not_jump(opened, visitor, 
     shift = """() => new Promise(done => new PerformanceObserver(list =>
         done(list.getEntries().reduce((sum, entry) => sum + entry.value, 0)))
         .observe({type: 'layout-shift', buffered: true}) || setTimeout(() => done(0), 500))"""
-    assert tab.evaluate(shift) < 0.1
+    assert tab.evaluate(shift) < 0.02
 
 
 def test_the_header_and_the_chat_are_there_before_the_model(visitor):

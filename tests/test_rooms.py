@@ -393,7 +393,7 @@ def test_an_update_stays_small_however_long_the_conversation_is(desk):
     room.talk = talk
     desk.begin(tab, "more", *POSTED)
     updates = asyncio.run(watch(desk, tab))
-    assert max(len(live) + len(text) + len(panel) for live, text, panel in updates) < 20_000
+    assert max(len(update.live + update.text + update.panel) for update in updates) < 20_000
 
 
 def test_a_row_maps_to_its_message_and_only_words_are_edited(desk):

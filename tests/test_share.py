@@ -237,7 +237,7 @@ def come_in(client: httpx.Client, password: str, **headers: str) -> httpx.Respon
 EVERYTHING = (
     *("/", "/config", "/gradio_api/info", "/gradio_api/app_id", "/gradio_api/startup-events"),
     *("/theme.css", "/gradio_api/queue/data?session_hash=x", "/gradio_api/heartbeat/x"),
-    *("/gradio_api/file=pyproject.toml", "/openapi.json", "/login_check", "/no/such/page"),
+    *("/gradio_api/file=pyproject.toml", "/openapi.json", "/login_check", "/no/such/page", "/live"),
 )
 
 
@@ -385,7 +385,7 @@ def test_only_the_owner_may_share_and_see_the_link(shared):
     with guest(tunnel) as client:
         come_in(client, link.password)
         config = client.get("/config").json()
-        for name in ("begin_share", "end_share", "tick"):
+        for name in ("begin_share", "end_share", "look"):
             body = {"fn_index": fn_index(config, name), "data": [], "session_hash": "s"}
             body["event_data"] = {"hours": 1}
             for extra in ({}, {"x-medusa-guest": "0"}):
@@ -398,7 +398,7 @@ def test_only_the_owner_may_share_and_see_the_link(shared):
         owner.post("login", data={"username": "me", "password": "local-secret"})
         token = next(iter(t for t, user in opened.blocks.app.tokens.items() if user == "me"))
         owner.headers["cookie"] = f"access-token-{opened.blocks.app.cookie_id}={token}"
-        body["fn_index"] = fn_index(config, "tick")
+        body["fn_index"] = fn_index(config, "look")
         answer = owner.post("gradio_api/run/predict", json=body)
         assert link.password in answer.text
         # what lets guests past the login does not make an owner at the page's own address

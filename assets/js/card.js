@@ -2,7 +2,7 @@
 const card = make("section", "card");
 card.setAttribute("aria-label", "The chosen node");
 card.tabIndex = -1;
-card.hidden = true;
+hide(card, true);
 let asked = null; // {answer, step, node, data, view}: what the card is about
 let closeCard = () => {};
 const peeks = new Map();
@@ -14,7 +14,7 @@ function peekKey(of) {
 function openCard(data, step, node) {
   asked = { answer: data.answer, step: step.index, node, data, view: step };
   drawCard();
-  card.hidden = false;
+  hide(card, false);
   if (!peeks.has(peekKey(asked))) askModel();
 }
 
@@ -34,7 +34,7 @@ function takePeek(found) {
 }
 
 function hideCard() {
-  card.hidden = true;
+  hide(card, true);
   asked = null;
 }
 

@@ -80,7 +80,7 @@ function drawChart(data, bars, times, shown) {
   const across = Math.max(120, widthIn(chartBox));
   const f = data.figures;
   const points = rates();
-  chartBox.hidden = !points.length;
+  hide(chartBox, !points.length);
   if (!points.length) return;
   const rateOf = (point) => point[1];
   chart.most = Math.max(chart.most, f.plain || 0, ...points.map(rateOf));

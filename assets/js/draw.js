@@ -33,6 +33,10 @@ function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+function hide(node, isHidden) {
+  if (node.hidden !== isHidden) node.hidden = isHidden;
+}
+
 function button(name, text, act) {
   const node = make("button", name, text);
   node.type = "button";

@@ -35,14 +35,43 @@
 
   // ---- the skeleton goes when the page, or the login, is there ----
 
+  // Gradio draws part after part, each of which moves the others: nothing of it is seen before all
+  // are in their places, or have had time enough.
+  const PARTS = ["#header .status-line", "#box textarea", "#send", "#examples button", "#tree .playbar"];
+  const LATEST = 4000;
+
   const drawn = new MutationObserver(() => {
     if (document.getElementById("header")) document.documentElement.classList.add("is-drawn");
     if (!document.querySelector("#header .status-line, gradio-app input")) return;
     drawn.disconnect();
-    document.getElementById("first")?.remove();
-    restoreDraft();
+    settle(performance.now() + LATEST);
   });
   drawn.observe(document.body, { childList: true, subtree: true });
+
+  function settle(latest, before = "", same = 0) {
+    const isLogin = !document.getElementById("header");
+    const parts = PARTS.map((part) => document.querySelector(part)?.getBoundingClientRect());
+    const now = parts.map((box) => (box ? `${box.x} ${box.y} ${box.width}` : "")).join();
+    const isStill = now === before && parts.every((box) => box);
+    if (isLogin || (isStill && same === 2) || performance.now() > latest) show();
+    else setTimeout(() => settle(latest, now, isStill ? same + 1 : 0), 30);
+  }
+
+  // Gradio's loader, once gone, goes on asking for 60 frames a second for ever. Its module keeps the
+  // function it found while the page was loading: this one, which has time afterwards.
+  const SELDOM = 1000;
+  const frame = window.requestAnimationFrame;
+  let isShown = false;
+  window.requestAnimationFrame = (act) =>
+    isShown ? setTimeout(() => frame.call(window, act), SELDOM) : frame.call(window, act);
+
+  function show() {
+    isShown = true;
+    window.requestAnimationFrame = frame;
+    document.documentElement.classList.add("is-settled");
+    document.getElementById("first")?.remove();
+    restoreDraft();
+  }
 
   // ---- the server is gone ----
 

@@ -31,7 +31,7 @@ const hollow = make(
 );
 const tip = make("div", "tip");
 tip.setAttribute("role", "tooltip");
-tip.hidden = true;
+hide(tip, true);
 box.setAttribute("role", "region");
 box.setAttribute("aria-label", "Candidate tree of one step, scrollable");
 const viewButtons = ["tree", "mask"].map((name) => {

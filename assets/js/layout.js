@@ -178,6 +178,6 @@ function drawLegend(step) {
   const hidden = [...step.state].filter((state) => state === "u").length;
   say(fold, isFolded() ? `+${hidden} more, never reached` : "fold to what was tested");
   fold.setAttribute("aria-expanded", String(!isFolded()));
-  fold.hidden = !hidden;
+  hide(fold, !hidden);
   legend.replaceChildren(...parts, fold);
 }

@@ -70,7 +70,9 @@ function split(text) {
 }
 
 function think(inner, isOpen) {
-  thought.hidden = !inner.trim();
+  const isHidden = !inner.trim();
+  if (thought.hidden !== isHidden) thought.hidden = isHidden;
+  if (isHidden) return;
   summary.textContent = isOpen ? "Thinking …" : "Thought";
   if (thoughts.textContent !== inner) thoughts.textContent = inner;
 }
@@ -114,8 +116,7 @@ function reset() {
 }
 
 // What is new in the value, at once: the next one may replace it within the same frame.
-function take() {
-  const value = props.value || "";
+function take(value) {
   if (!value.startsWith(read) || (read && !value)) reset();
   const end = value.lastIndexOf("\n") + 1;
   for (const line of value.slice(read.length, end).split("\n")) {
@@ -150,8 +151,17 @@ function draw() {
   if (box && error.textContent) box.scrollTop = box.scrollHeight;
 }
 
-watch("value", take);
-take();
+watch("value", () => take(props.value || ""));
+take(props.value || "");
+
+// While an answer runs its lines come from its stream (follow.js); at the end they are the value,
+// so that whatever replaces it is a change.
+let lines = "";
+window.addEventListener("medusa-lines", (event) => take((lines += event.detail)));
+window.addEventListener("medusa-end", () => {
+  if (lines) props.value = lines;
+  lines = "";
+});
 
 // The rendered text grows in a block of its own, and a new turn is shown from its end.
 const talk = scrollBox();

@@ -32,14 +32,22 @@ function show() {
   const value = props.value || "";
   if (!value || value === seen) return;
   seen = value;
-  const { pending, ask, number, token } = JSON.parse(value);
+  const { pending, ask, number, token, key } = JSON.parse(value);
   if (token) keep(token);
   root.replaceChildren(...pending.map(line));
   if (number <= asked) return;
   asked = number;
   if (ask === "look") trigger("look");
-  if (ask === "follow") trigger("follow");
+  if (ask === "follow") follow(key);
 }
 
 watch("value", show);
 show();
+
+// A clock of our own: any event of Gradio's costs every part of the page, and who follows an answer
+// knows what becomes of it.
+const LOOK_EVERY = 1000; // ms
+const clock = setInterval(() => {
+  if (!element.isConnected) clearInterval(clock);
+  else if (!isFollowing) trigger("tick");
+}, LOOK_EVERY);

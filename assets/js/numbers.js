@@ -87,8 +87,10 @@ function drawFigures(f) {
 
 function drawSplit(parts) {
   split.node.classList.toggle("is-empty", !parts);
+  const whole = parts ? parts.reduce((sum, part) => sum + part, 0) : 1;
   PARTS_OF_A_STEP.forEach((_, place) => {
-    split.parts[place].style.flexGrow = parts ? parts[place] : 0;
+    const share = parts ? String(Math.round((100 * parts[place]) / whole)) : "0";
+    if (split.parts[place].style.flexGrow !== share) split.parts[place].style.flexGrow = share;
     say(split.values[place], parts ? number(parts[place], parts[place] < 0.95 ? 2 : 1) : "–");
   });
 }

@@ -74,3 +74,20 @@ notes.addEventListener("keydown", (event) => {
 });
 watch("value", draw);
 draw();
+
+// A second between two looks; while an answer streams in, which takes the machine, more. Its end
+// may be the model's: then at once.
+const LOOK_EVERY = 1000; // ms
+const WHILE_FOLLOWING = 5;
+let looks = 0;
+let isFollowing = false;
+const clock = setInterval(() => {
+  if (!element.isConnected) return clearInterval(clock);
+  looks++;
+  if (!isFollowing || looks % WHILE_FOLLOWING === 0) trigger("look");
+}, LOOK_EVERY);
+window.addEventListener("medusa-panel", () => (isFollowing = true));
+window.addEventListener("medusa-end", () => {
+  isFollowing = false;
+  trigger("look");
+});

@@ -13,6 +13,7 @@ const space = make("div", "space");
 const bars = draw("svg", { class: "bars", tabindex: "0", role: "slider", height: BARS_HIGH });
 const caption = make("span", "caption", "tokens per step: click, drag, ← →, space plays");
 bars.setAttribute("aria-label", "Step of the answer, by tokens per step");
+const barRow = bars.appendChild(draw("g", {}));
 space.append(bars);
 strip.append(space);
 const playButton = button("play", "", () => (play ? stopPlay() : startPlay()));
@@ -32,7 +33,7 @@ let speed = 1;
 let play = null; // {step, due}: the step that is shown, and when the next one follows
 let pool = [];
 let line = { total: 0, pitch: 14, now: 0, from: 0 };
-let scrolled = 0; // where the strip was scrolled to when it was drawn
+let scrolled = 0; // where the strip is scrolled to, or will be at the end of this frame
 setSpeed(1);
 nameplay();
 
@@ -49,12 +50,16 @@ function drawTimeline(known, total, now, isLive) {
   line.from = Math.floor(scrolled / pitch);
   const seen = Math.min(total - line.from, Math.ceil(across / pitch) + 1);
   set(bars, { viewBox: `0 0 ${across} ${BARS_HIGH}`, width: across });
-  const shift = scrolled - line.from * pitch;
   let most = line.most || 2;
   for (let place = 0; place < seen; place++) most = Math.max(most, known.bars[line.from + place] || 0);
   line.most = most;
-  while (pool.length < seen) pool.push(bars.appendChild(draw("rect", {})));
-  pool.forEach((bar, place) => drawBar(bar, place < seen ? line.from + place : null, known, shift));
+  while (pool.length < seen) pool.push(barRow.appendChild(draw("rect", {})));
+  // a bar stays where it is in the row, and the row moves: only what is new is written
+  set(barRow, { transform: `translate(${-scrolled})` });
+  for (let place = 0; place < pool.length; place++) {
+    const step = line.from + place;
+    drawBar(pool[step % pool.length], place < seen ? step : null, known);
+  }
   set(bars, {
     "aria-valuemin": 1,
     "aria-valuemax": total,
@@ -63,18 +68,21 @@ function drawTimeline(known, total, now, isLive) {
   });
 }
 
-function drawBar(bar, step, known, shift) {
+function drawBar(bar, step, known) {
+  const tokens = known.bars[step];
+  const drawn = `${step}|${tokens}|${line.most}|${line.pitch}|${step === line.now}`;
+  if (bar.drawn === drawn) return;
+  bar.drawn = drawn;
   if (step === null) {
     set(bar, { display: "none" });
     return;
   }
-  const tokens = known.bars[step];
   const high = tokens === undefined ? 3 : Math.max(3, (tokens / line.most) * (BARS_HIGH - 4));
   const kind = tokens === undefined ? "unknown" : `t${Math.min(tokens, 6)}`;
   if (bar.hasAttribute("display")) bar.removeAttribute("display");
   set(bar, {
     class: `bar ${kind}${step === line.now ? " now" : ""}`,
-    x: (step - line.from) * line.pitch - shift + 0.5,
+    x: step * line.pitch + 0.5,
     y: BARS_HIGH - 1 - high,
     width: Math.max(1, line.pitch - (line.pitch > 6 ? 2 : 1)),
     height: high,
@@ -95,10 +103,14 @@ function bringIntoView(step, across) {
   let to = scrolled;
   if (at < scrolled + room) to = Math.max(0, at - room);
   else if (at + line.pitch > scrolled + across - room) to = at + line.pitch - across + room;
-  to = Math.min(to, Math.max(0, Math.ceil(line.total * line.pitch) - across));
-  if (to === scrolled) return;
-  strip.scrollLeft = to;
-  scrolled = strip.scrollLeft;
+  scrolled = Math.floor(Math.min(to, Math.max(0, Math.ceil(line.total * line.pitch) - across)));
+}
+
+// Last in a frame: scrolling lays out what was written before it.
+function scrollTimeline() {
+  if (strip.dataset.at === String(scrolled)) return;
+  strip.dataset.at = scrolled;
+  strip.scrollLeft = scrolled;
 }
 
 function stepAt(event) {
@@ -141,8 +153,9 @@ bars.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 strip.addEventListener("scroll", () => {
-  if (strip.scrollLeft === scrolled) return; // it was drawn there
+  if (Math.abs(strip.scrollLeft - scrolled) < 1) return; // it was drawn there
   scrolled = strip.scrollLeft;
+  strip.dataset.at = scrolled;
   schedule();
 });
 

@@ -3,8 +3,7 @@
 // in one scope (PARTS in ui/drawn.py): draw, words, numbers, chart, mask, card, timeline, frame,
 // layout, walk, steps.
 
-function take() {
-  const next = props.value ? JSON.parse(props.value) : null;
+function take(next) {
   if (!next || !data || next.answer !== data.answer || next.figures.steps < data.figures.steps) forget();
   data = next;
   if (!next) return schedule();
@@ -22,6 +21,11 @@ function take() {
 
 function render() {
   scheduled = false;
+  drawAll();
+  scrollTimeline();
+}
+
+function drawAll() {
   const isEmpty = !data || !shown;
   root.classList.toggle("is-empty", isEmpty);
   drawFigures(data ? data.figures : NO_FIGURES);
@@ -32,17 +36,17 @@ function render() {
   drawHead(shown);
   drawChart(data, known.bars, known.times, pinned);
   drawTimeline(known, data.figures.steps, now, pinned === null);
-  back.hidden = pinned === null;
+  hide(back, pinned === null);
   say(back, data.ended ? "back to the latest step" : "back to live");
   const isTree = Boolean(shown.parent);
   const isPlain = isTree && shown.parent.length === 1;
   const isMask = view === "mask" && isTree && !isPlain;
-  views.hidden = !isTree || isPlain;
+  hide(views, !isTree || isPlain);
   viewButtons.forEach((node) => node.setAttribute("aria-pressed", String(node.textContent === (isMask ? "mask" : "tree"))));
-  box.hidden = !isTree || isMask;
-  single.hidden = !isPlain;
-  maskBox.hidden = !isMask;
-  legend.hidden = !isTree || isPlain || isMask;
+  hide(box, !isTree || isMask);
+  hide(single, !isPlain);
+  hide(maskBox, !isMask);
+  hide(legend, !isTree || isPlain || isMask);
   area.classList.toggle("has-card", !card.hidden);
   describeSoon();
   if (!isTree) return;
@@ -64,6 +68,18 @@ function schedule() {
   requestAnimationFrame(render);
 }
 
-watch("value", take);
+function parse() {
+  take(props.value ? JSON.parse(props.value) : null);
+}
+
+// While an answer runs the newest line comes from its stream (follow.js), with the bars that are
+// new only; at the end it is the value, so that whatever replaces it is a change.
+let streamed = null;
+window.addEventListener("medusa-panel", (event) => take((streamed = event.detail)));
+window.addEventListener("medusa-end", () => {
+  if (streamed) props.value = JSON.stringify(streamed);
+  streamed = null;
+});
+watch("value", parse);
 for (const node of widthsOf.keys()) resized.observe(node);
-take();
+parse();

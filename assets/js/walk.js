@@ -6,7 +6,7 @@ function showTip(anchor, title, lines) {
   const name = make("b");
   name.append(bdi(title));
   tip.replaceChildren(name, ...lines.map((text) => make("span", "", text)));
-  tip.hidden = false;
+  hide(tip, false);
   const at = root.getBoundingClientRect();
   const [wide, high] = [tip.offsetWidth, tip.offsetHeight];
   const left = Math.max(0, Math.min(anchor.left - at.left, at.width - wide));
@@ -18,7 +18,7 @@ function showTip(anchor, title, lines) {
 
 function hideTip() {
   hovered = null;
-  tip.hidden = true;
+  hide(tip, true);
 }
 
 function tellNode(node) {

@@ -21,9 +21,11 @@ from medusa_chat.personal import Personal
 from medusa_chat.session import Session
 from medusa_chat.ui.chat import build_chat
 from medusa_chat.ui.compare import build_compare
+from medusa_chat.ui.desk import Desk
 from medusa_chat.ui.door import Door
 from medusa_chat.ui.guard import GUEST, Guard
 from medusa_chat.ui.header import build_header
+from medusa_chat.ui.live import Live
 from medusa_chat.ui.models import build_models
 from medusa_chat.ui.share import Share
 from medusa_chat.ui.shell import Shell
@@ -76,8 +78,8 @@ class Page:
 
 def build_app(
     session: Session, trees: Sequence[str], share: Share, history: History | None = None
-) -> gr.Blocks:
-    """The page over a session. trees: names of tree presets offered beside "auto"."""
+) -> tuple[gr.Blocks, Desk]:
+    """The page over a session, and its desk. trees: presets' names, offered beside "auto"."""
     with gr.Blocks(title="medusa-chat", analytics_enabled=False, fill_width=True) as blocks:
         build_header(session, share)
         with gr.Tabs(elem_id="tabs"):
@@ -94,8 +96,7 @@ def build_app(
                 chat.desk.rooms.learn = lambda answer: personal.learn(
                     answer.prefilled, answer.steps
                 )
-    page: gr.Blocks = blocks
-    return page
+    return blocks, chat.desk
 
 
 def launch(session: Session, options: PageOptions, tell: Callable[[str], None] = print) -> int:
@@ -132,7 +133,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         raise UsageError("--auth needs a user and a password: USER:PASSWORD")
     entrance = Entrance()
     share = Share(_not_behind_an_address if proxy else entrance.open)
-    blocks = build_app(session, options.trees, share, options.history)
+    blocks, desk = build_app(session, options.trees, share, options.history)
     guard = Middleware(
         Guard,
         hosts=[host, *_own_names(host)],
@@ -141,6 +142,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     )
 
     shell = Middleware(Shell, prefix=urlsplit(root_path).path)
+    live = Middleware(Live, updates_of=desk.updates_of)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -161,7 +163,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
                     auth=auth,
                     inbrowser=options.open_browser,
                     root_path=root_path,
-                    app_kwargs={"middleware": [guard, shell], "lifespan": lifespan},
+                    app_kwargs={"middleware": [guard, shell, live], "lifespan": lifespan},
                     **_looks(),
                     **_refusals(),
                 )

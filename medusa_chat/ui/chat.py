@@ -10,7 +10,7 @@ from medusa_chat.history import History
 from medusa_chat.session import Session
 from medusa_chat.ui.controls import build_controls
 from medusa_chat.ui.desk import SETTINGS, Desk
-from medusa_chat.ui.drawn import AT_ONCE, QUIET, drawn, kept, page
+from medusa_chat.ui.drawn import AT_ONCE, drawn, kept, page
 from medusa_chat.ui.view import Tab, View
 
 EXAMPLES = (
@@ -24,9 +24,8 @@ WELCOME = (
     "candidate tokens; the picture shows which path was accepted, and why the rest was not.</p>"
     "</div>"
 )
-UNLIMITED: dict[str, Any] = {**QUIET, "concurrency_limit": None}  # the session queues
-MULTIPLE: dict[str, Any] = {**UNLIMITED, "trigger_mode": "multiple"}
-LOOK_SECONDS = 1.0
+STEADY: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
+TEXT_SO_FAR = "() => window.medusaSaid"  # follow.js puts it there
 
 
 @dataclass(frozen=True)
@@ -131,12 +130,9 @@ def _connect(
     box, history, following = parts["box"], parts["history"], parts["next"]
 
     page().load(desk.attach, [tab, following], view, js=kept("medusa-chat", 1), **AT_ONCE)
-    gr.Timer(LOOK_SECONDS).tick(desk.tick, [tab], [following], **AT_ONCE)
+    following.tick(desk.tick, [tab], [following], **AT_ONCE)
     following.look(desk.look, [tab, box], view, **AT_ONCE)
-    streamed = following.follow(
-        desk.stream, [tab], [parts["live"], parts["text"], parts["panel"]], **MULTIPLE
-    )
-    streamed.then(desk.look, [tab, box], view, **AT_ONCE)
+    following.write(None, None, [parts["text"]], js=TEXT_SO_FAR, **STEADY)
     following.drop(desk.drop, [tab], view, **AT_ONCE)
 
     for event, source in ((box.submit, box), (parts["send"].click, box)):
@@ -151,6 +147,5 @@ def _connect(
     parts["clear"].click(desk.clear, [tab], view, **AT_ONCE)
     parts["stop"].click(desk.stop, [tab], None, **AT_ONCE)
     parts["system"].blur(desk.say_system, [tab, parts["system"]], None, **AT_ONCE)
-    steady = {**AT_ONCE, "trigger_mode": "multiple"}
-    parts["panel"].pick(desk.pick, [tab], [parts["panel"]], **steady)
-    parts["panel"].peek(desk.peek, [tab], [parts["card"]], **steady)
+    parts["panel"].pick(desk.pick, [tab], [parts["panel"]], **STEADY)
+    parts["panel"].peek(desk.peek, [tab], [parts["card"]], **STEADY)

@@ -1,8 +1,10 @@
 """Desk: what the Chat tab's events do. Every input passes `inputs.checked` first."""
 
 import asyncio
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +17,7 @@ from medusa_chat.session import Session
 from medusa_chat.ui.answer import Answer, Row
 from medusa_chat.ui.guard import is_guest
 from medusa_chat.ui.inputs import Inputs, checked
+from medusa_chat.ui.live import Update, Updates
 from medusa_chat.ui.panel import panel_line
 from medusa_chat.ui.peek import card_line
 from medusa_chat.ui.room import Room
@@ -23,10 +26,8 @@ from medusa_chat.ui.status import phase_text
 from medusa_chat.ui.thoughts import said
 from medusa_chat.ui.view import Tab, View, error_line, next_line, returned, rows_of, view_of
 
-POLL_SECONDS = 0.05
-TEXT_SECONDS = 0.1  # the text is rendered as Markdown: dearer than the picture, and not read faster
+POLL_SECONDS = 0.04
 KEEP_ALIVE_SECONDS = 0.5  # a tab that was closed is noticed at the next yield
-SLOW_TEXT = 4000  # characters; rendering a longer text takes longer, so it is drawn less often
 SETTINGS = (  # in the order in which events post them
     "vanilla",
     "drafter",
@@ -56,6 +57,7 @@ class Desk:
         self.trees = tuple(trees)
         self.rooms = Rooms(session, self._measure, history)
         self._plain: dict[tuple[str, str, str], float] = {}
+        self._tabs: weakref.WeakValueDictionary[str, Tab] = weakref.WeakValueDictionary()
 
     # ---- what others ask ----
 
@@ -83,7 +85,14 @@ class Desk:
         """The room the tab shows; made when it has none yet, or when it expired."""
         room = self.rooms.open(tab.token)
         tab.token = room.token
+        tab.key = tab.key or secrets.token_urlsafe(24)
+        self._tabs[tab.key] = tab
         return room
+
+    def updates_of(self, key: str) -> Updates | None:
+        """What the tab with this key streams; None when there is no such tab."""
+        tab = self._tabs.get(key)
+        return None if tab is None else self.stream(tab)
 
     # ---- events: a tab comes ----
 
@@ -113,12 +122,11 @@ class Desk:
         view = self._view(tab)
         return view._replace(box=returned(self.room_of(tab).take_returned(), box))
 
-    async def stream(self, tab: Tab) -> AsyncIterator[tuple[Any, Any, Any]]:
-        """(live, text, panel) about 15 times a second until the answer has ended. Any number of
-        tabs may; closing one only ends its view."""
+    async def stream(self, tab: Tab) -> Updates:
+        """About 25 updates a second until the answer has ended. Any number of tabs may; closing
+        one only ends its view."""
         room = self.room_of(tab)
         if tab.is_streaming or not room.is_running:
-            yield gr.skip(), gr.skip(), gr.skip()
             return
         tab.is_streaming = True
         room.enter()
@@ -129,22 +137,22 @@ class Desk:
             tab.is_streaming = False
             room.leave()
 
-    async def _updates(self, tab: Tab, room: Room) -> AsyncIterator[tuple[str, str, str]]:
-        answer, told, drawn = room.answer, 0.0, 0.0
-        before: tuple[str, int] | None = None
-        live, text, panel = "", "", ""
+    async def _updates(self, tab: Tab, room: Room) -> Updates:
+        answer, told, sent = room.answer, 0.0, 0
+        before: tuple[str, int, int] | None = None
         while True:
             is_over = room.answer is not answer or not room.is_running
             if not is_over:
                 room.fold(self._waiting_for)
-            now = time.monotonic()
-            if (answer.live, len(answer.steps)) != before or now > told + KEEP_ALIVE_SECONDS:
-                before, told = (answer.live, len(answer.steps)), now
-                slow = max(1.0, POLL_SECONDS * len(answer.text) / SLOW_TEXT / TEXT_SECONDS)
-                if is_over or now >= drawn + TEXT_SECONDS * slow:
-                    text, drawn = said(answer.text), now
-                live, panel = answer.live, self._panel(tab)
-                yield live, text, panel
+            steps, version = len(answer.steps), room.version
+            now, state = time.monotonic(), (answer.live, steps, version)
+            if state != before or now > told + KEEP_ALIVE_SECONDS or is_over:
+                before, told = state, now
+                known = sent if self.answer_of(tab) is answer else 0
+                panel = self._panel(tab, since=known)
+                changed = version if version != tab.version and not is_over else 0
+                yield Update(answer.live, said(answer.text), panel, changed)
+                sent = steps
             if is_over:
                 return
             await asyncio.sleep(POLL_SECONDS)
@@ -285,11 +293,11 @@ class Desk:
             return f"waiting for the model: {phase_text(state)} …"
         return "starting …"
 
-    def _panel(self, tab: Tab, step: int | None = None) -> str:
+    def _panel(self, tab: Tab, step: int | None = None, since: int = 0) -> str:
         answer = self.answer_of(tab)
         if answer.prefilled is None and not self.room_of(tab).is_running:
             return ""
-        return panel_line(answer, self.plain_of(answer), step)
+        return panel_line(answer, self.plain_of(answer), step, since)
 
     def _measure(self, answer: Answer) -> None:
         """Remember the plain speed when the answer was one."""

@@ -24,6 +24,7 @@ PARTS = {
     "tune": ("draw", "words", "mask", "layout", "plot", "heat", "shape"),
     "roof": ("draw", "plot"),
     "train": ("draw", "plot"),
+    "next": ("follow",),
 }
 
 

@@ -5,26 +5,25 @@ import gradio as gr
 from medusa_chat.errors import UsageError
 from medusa_chat.jobs import ModelState
 from medusa_chat.session import Session
-from medusa_chat.ui.drawn import AT_ONCE, drawn
+from medusa_chat.ui.drawn import AT_ONCE, drawn, page
 from medusa_chat.ui.guard import is_guest
 from medusa_chat.ui.share import Share, share_view
 from medusa_chat.ui.shell import mark
 from medusa_chat.ui.status import status_line
 from medusa_chat.ui.tree_view import to_line
 
-SECONDS = 1.0
 FIRST = ModelState("loading", "start")
 
 
 def build_header(session: Session, share: Share) -> None:
-    """Put the header into the gr.Blocks that is open; it looks again every second."""
+    """Put the header into the gr.Blocks that is open; status.js has it look again every second."""
     desk = HeaderDesk(session, share)
     with gr.Row(elem_id="header"):
         gr.HTML(f"{mark()}<h1>medusa-chat</h1>", elem_id="brand", js_on_load=None)
         status = drawn("status", status_line(FIRST))
         link = drawn("share")
         drawn("look")
-    for event in (gr.Timer(SECONDS).tick, gr.context.Context.root_block.load):
+    for event in (status.look, page().load):
         event(desk.look, None, [status, link], **AT_ONCE)
     link.begin_share(desk.begin_share, None, [link], **AT_ONCE)
     link.end_share(desk.end_share, None, [link], **AT_ONCE)

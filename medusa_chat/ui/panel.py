@@ -7,7 +7,7 @@ from medusa_chat.decoding.events import Step
 from medusa_chat.ui.answer import Answer
 from medusa_chat.ui.tree_view import step_view, to_line
 
-LIVE_BARS = 240  # of an answer that runs: sent 15 times a second
+LIVE_BARS = 240  # of an answer that runs, for who comes in the middle of it
 MOST_BARS = 900  # of one that is looked at: sent on a click
 LOW_RATE = 1.6  # tokens per step; below it the heads guess too seldom to pay
 SPLIT = ("backbone", "heads", "rest")
@@ -80,12 +80,15 @@ def verdict(answer: Answer, plain: float | None) -> str:
     return f"Slower than plain decoding here: {low}, and {dear}. Try fewer nodes."
 
 
-def panel_line(answer: Answer, plain: float | None, index: int | None = None) -> str:
-    """JSON for the picture: figures, bars, and step `index` (None: the latest)."""
+def panel_line(
+    answer: Answer, plain: float | None, index: int | None = None, since: int = 0
+) -> str:
+    """JSON for the picture: figures, bars, and step `index` (None: the latest). since: of how
+    many steps the reader has the bars."""
     settings = answer.prefilled.settings if answer.prefilled else {}
     is_pinned = index is not None and index < len(answer.steps)
     place = index if is_pinned and index is not None else len(answer.steps) - 1
-    first, shown = bars_around(answer, place, is_pinned)
+    first, shown = bars_around(answer, place, is_pinned, since)
     step = answer.steps[place] if answer.steps else None
     return to_line(
         {
@@ -106,11 +109,13 @@ def panel_line(answer: Answer, plain: float | None, index: int | None = None) ->
     )
 
 
-def bars_around(answer: Answer, place: int, is_pinned: bool) -> tuple[int, list[Step]]:
+def bars_around(
+    answer: Answer, place: int, is_pinned: bool, since: int = 0
+) -> tuple[int, list[Step]]:
     """The steps whose bars are sent, and the index of the first: the last ones while the answer
     runs, a wider window around `place` when it is looked at. The browser keeps what it got."""
     most = MOST_BARS if is_pinned or answer.finished else LIVE_BARS
-    first = max(0, len(answer.steps) - most)
+    first = max(0, len(answer.steps) - most, since)
     if is_pinned:
         first = max(0, min(first, place - most // 2))
     return first, list(islice(answer.steps, first, first + most))

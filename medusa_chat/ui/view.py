@@ -20,11 +20,13 @@ MAX_TINTED = 40  # answers, the latest: the tint of an older one is not worth it
 class Tab:
     """One browser tab: whose room it shows, what it has drawn, and what it looks at.
 
-    looks_at: an earlier answer; None is the latest. number: of the latest it knows. awaits: of
-    the one whose end it has not told. tinted: keys of the pieces it has.
+    key: a secret of this tab, by which it asks for the stream of an answer. looks_at: an earlier
+    answer; None is the latest. number: of the latest it knows. awaits: of the one whose end it has
+    not told. tinted: keys of the pieces it has.
     """
 
     token: str = ""
+    key: str = ""
     version: int = 0
     talk_version: int = 0
     system: str = ""
@@ -92,8 +94,8 @@ def rows_of(talk: Talk) -> list[Row]:
 def next_line(tab: Tab, room: Room, ask: str) -> str:
     """What waits, what the tab's script shall ask for, once per number, and whose room it is."""
     tab.asks += bool(ask)
-    waiting = [inputs.text[:200] for inputs in room.pending]
-    return to_line({"pending": waiting, "ask": ask, "number": tab.asks, "token": room.token})
+    line = {"pending": [inputs.text[:200] for inputs in room.pending], "ask": ask}
+    return to_line({**line, "number": tab.asks, "token": room.token, "key": tab.key})
 
 
 def error_line(line: str) -> str:

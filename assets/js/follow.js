@@ -1,0 +1,105 @@
+// The answer that runs, read from a stream of its own: what comes through Gradio's queue has it
+// compare every property of every output. Each part goes to the block that draws it; the end of
+// the stream is told to all of them, and then this tab looks at what became of the answer.
+const PAUSE = 700; // ms before it is tried again after a stream that broke
+const WRITE_EVERY = 250; // ms between two drawings of the text as Markdown
+const LONG = 4000; // characters from which they come less often
+const bare = document.createTextNode(""); // what is said, but not drawn as Markdown yet
+const redrawn = new MutationObserver(() => {
+  drawn = window.medusaSaid;
+  addBare();
+});
+let isFollowing = false;
+let said = "";
+let drawn = ""; // what there was of it when it was drawn
+let writing = 0; // the timer of the next one
+let wroteAt = 0;
+
+async function follow(key) {
+  if (isFollowing) return;
+  isFollowing = true;
+  let isWhole = false;
+  try {
+    const root = ((window.gradio_config || {}).root || "").replace(/\/$/, "");
+    const headers = { "x-medusa-tab": key };
+    const answer = await fetch(`${root}/live`, { headers, cache: "no-store" });
+    if (answer.ok) isWhole = await read(answer.body.getReader());
+  } catch {
+    // the connection is gone: what is there now is looked at below
+  }
+  isFollowing = false;
+  tell("medusa-end");
+  if (!isWhole) await new Promise((done) => setTimeout(done, PAUSE));
+  trigger("look");
+}
+
+// true when the stream came to its end.
+async function read(reader) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  [said, drawn, window.medusaSaid] = ["", "", ""];
+  const prose = document.getElementById("live-text");
+  redrawn.observe(prose, { childList: true, characterData: true, subtree: true });
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return true;
+      const events = (rest + decoder.decode(value, { stream: true })).split("\n\n");
+      rest = events.pop();
+      for (const event of events) if (event.startsWith("data: ")) take(JSON.parse(event.slice(6)));
+    }
+  } finally {
+    redrawn.disconnect();
+    bare.remove();
+    write();
+  }
+}
+
+function take(update) {
+  if ("live" in update) tell("medusa-lines", update.live);
+  if ("panel" in update) tell("medusa-panel", update.panel);
+  if ("look" in update) trigger("look");
+  if ("text" in update) said = update.text;
+  else if ("more" in update) said += update.more;
+  else return;
+  if ("more" in update) addBare();
+  if (writing) return;
+  const pause = WRITE_EVERY * Math.max(1, said.length / LONG);
+  const due = "text" in update ? 0 : wroteAt + pause;
+  writing = setTimeout(write, Math.max(0, due - performance.now()));
+}
+
+function write() {
+  clearTimeout(writing);
+  writing = 0;
+  wroteAt = performance.now();
+  window.medusaSaid = said; // where the event finds it
+  trigger("write");
+}
+
+// Drawing the text as Markdown is dear: in between it grows by the bare words, in its last block.
+function addBare() {
+  const block = document.querySelector("#live-text .md")?.lastElementChild;
+  const rest = said.startsWith(drawn) ? said.slice(drawn.length) : "";
+  if (!block || !rest) bare.remove();
+  else {
+    const last = lastText(block);
+    if (last && last.nextSibling !== bare) last.after(bare);
+    if (bare.data !== rest) bare.data = rest;
+  }
+  redrawn.takeRecords();
+}
+
+function lastText(block) {
+  const texts = document.createTreeWalker(block, NodeFilter.SHOW_TEXT, (node) =>
+    node !== bare && /\S/.test(node.data) ? NodeFilter.FILTER_ACCEPT : NodeFilter.FILTER_SKIP,
+  );
+  let last = null;
+  while (texts.nextNode()) last = texts.currentNode;
+  return last && last.parentElement.closest(".katex, button") ? null : last;
+}
+
+function tell(name, detail) {
+  window.dispatchEvent(new CustomEvent(name, { detail }));
+}
+
