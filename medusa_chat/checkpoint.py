@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from medusa_chat import tuning
-from medusa_chat.decoding.expectation import Accuracies
+from medusa_chat.auto_tree import auto_tree, rank_accuracies, source_tree, tree_facts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.devices import PRECISIONS, choose_device, choose_precision, describe_device
-from medusa_chat.errors import UsageError
 from medusa_chat.fetching import fetch
 from medusa_chat.finding import CALIBRATION_FILE, Calibration, Checkpoint
 from medusa_chat.memory import fitting, held_bytes
@@ -54,6 +53,7 @@ class LoadedModel:
     calibration: Calibration | None
     info: ModelInfo
     said: tuple[str, list[int]] = ("", [])  # the last text as a whole and its exact ids
+    stored: Calibration | None = None  # the checkpoint's own, while a personal tree stands above it
     tuned: Tuning | None = None
     governor: "Governor | None" = None  # of the auto tree; it learns from every answer
 
@@ -122,6 +122,9 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         has_template=bool(tokenizer.chat_template),
         notes=tuple(notes),
         estimated_bytes=parts.held if parts else 0,
+        tree_facts=tree_facts(
+            found.name, parameters, len(heads) if heads else 0, calibration, tuned
+        ),
     )
     yield LoadPhase("warm up"), None
     loaded = LoadedModel(engine, tokenizer, TokenTexts(tokenizer), calibration, info, tuned=tuned)
@@ -152,46 +155,6 @@ def _with_heads_for(
         return found  # a tree that is too deep is refused where it is used
     note = f"{tree.depth} of {count} heads are kept: the tree is no deeper"
     return replace(found, heads=found.heads.first(tree.depth), notes=(*found.notes, note))
-
-
-def auto_tree(
-    calibration: Calibration | None,
-    heads: int,
-    device: "torch.device",
-    precision: str,
-    nodes: int | None = None,
-    tuned: Tuning | None = None,
-) -> tuple[Tree, str]:
-    """What `--tree auto` means: the checkpoint's calibrated tree, else a published one, pruned to
-    the heads and cut to `nodes`, else to what the tuner's measured costs make the best, else to 16
-    on a CPU, 64 on a GPU and 32 there at 4 bit; and why.
-    """
-    origin = "the checkpoint's calibrated tree" if calibration else "the published mc_sim_7b_63"
-    source = source_tree(calibration, heads)
-    if nodes is not None and nodes > len(source):
-        raise UsageError(f"nodes is {nodes}: {origin} has {len(source)} nodes for {heads} heads")
-    if nodes is None and tuned is not None and heads:
-        accuracies = rank_accuracies(calibration)
-        best = tuned.pick(source, accuracies)
-        return source.head(best.nodes), f"{origin}, {tuned.reason(source, accuracies)}"
-    default = 16 if device.type == "cpu" else 32 if precision == "nf4" else 64
-    tree = source.head(nodes or default)
-    return tree, f"{origin}, {len(tree)} nodes for {device.type}"
-
-
-def source_tree(calibration: Calibration | None, heads: int) -> Tree:
-    """The whole tree that auto cuts: as deep as there are heads."""
-    from medusa_chat.presets import load_tree
-
-    source = calibration.tree if calibration else load_tree("mc_sim_7b_63")
-    return source.pruned(min(heads, len(rank_accuracies(calibration)))) if heads else source
-
-
-def rank_accuracies(calibration: Calibration | None) -> Accuracies:
-    """The checkpoint's own, else those of published heads."""
-    from medusa_chat.presets import published_accuracies
-
-    return calibration.accuracies if calibration else published_accuracies()
 
 
 def tuning_place(name: str, precision: str, device: "torch.device") -> tuning.Place:

@@ -21,10 +21,23 @@ CALIBRATION_FILE = "medusa_calibration.json"
 @dataclass(frozen=True)
 class Calibration:
     """Measured rank accuracies a[k][i] (head k's (i+1)-th prediction is right) and the tree
-    searched from them, in order of value."""
+    searched from them, in order of value.
+
+    measured_on, positions: of how many places of what, as far as it is said. rates: (nodes, tokens
+    a step) that the tree gave there. is_personal: counted in the user's own chats.
+    """
 
     accuracies: tuple[tuple[float, ...], ...]
     tree: Tree
+    measured_on: str = ""
+    positions: int = 0
+    rates: tuple[tuple[int, float], ...] = ()
+    is_personal: bool = False
+
+    @property
+    def origin(self) -> str:
+        """Whose tree it is, in words."""
+        return "your personal tree" if self.is_personal else "the checkpoint's calibrated tree"
 
     @classmethod
     def read(cls, file: Path) -> "Calibration":
@@ -32,8 +45,15 @@ class Calibration:
         try:
             values = json.loads(file.read_text("utf-8"))
             table = tuple(tuple(map(float, row)) for row in values["accuracies"])
-            return cls(table, Tree.from_choices(values["choices"]))
-        except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
+            rates = sorted((int(n), float(r)) for n, r in values.get("tokens_per_step", {}).items())
+            return cls(
+                table,
+                Tree.from_choices(values["choices"]),
+                measured_on=str(values.get("measured_on", "")),
+                positions=int(values.get("positions", 0)),
+                rates=tuple(rates),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
             raise ModelError(f"{file} is no calibration ({error}): delete or renew it") from error
 
 

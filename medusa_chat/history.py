@@ -71,6 +71,24 @@ class History:
             self._say(f"a conversation in {self.file} cannot be read ({error})")
             return None
 
+    def all(self) -> list[Kept]:
+        """Every conversation that can be read, the latest first."""
+        if not self.file.exists():
+            return []
+        try:
+            with self._lock, closing(self._open()) as base:
+                rows = base.execute("SELECT chat FROM chats ORDER BY saved_at DESC").fetchall()
+        except (OSError, sqlite3.Error) as error:
+            self._say(f"the conversations in {self.file} cannot be read ({error})")
+            return []
+        found: list[Kept] = []
+        for (chat,) in rows:
+            try:
+                found.append(_checked(json.loads(chat)))
+            except ValueError as error:
+                self._say(f"a conversation in {self.file} cannot be read ({error})")
+        return found
+
     def _open(self) -> sqlite3.Connection:
         """A connection; a file that is no database any more is set aside, never deleted."""
         self.file.parent.mkdir(parents=True, exist_ok=True)

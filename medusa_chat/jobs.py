@@ -8,7 +8,7 @@ from typing import Literal
 
 from medusa_chat.decoding.events import Event
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.messages import LoadRequest, ModelInfo, Peek, PeekRequest, Prompt
+from medusa_chat.messages import LoadRequest, ModelInfo, Peek, PeekRequest, PersonalTree, Prompt
 
 
 @dataclass(eq=False)
@@ -57,6 +57,25 @@ class Switch:
     model: ModelInfo | None = None
     error: str = ""
     is_cancelled: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def end(self) -> None:
+        """Nothing of it comes any more."""
+        self.state = "finished"
+        self.done.set()
+
+
+@dataclass(eq=False)
+class Tune:
+    """A change of the auto tree that waits its turn: step times measured anew, or another tree
+    (None: the checkpoint's own) where is_measuring is false. Once done, the model it made, or
+    else an error."""
+
+    is_measuring: bool
+    tree: PersonalTree | None = None
+    state: Literal["waiting", "running", "finished"] = "waiting"
+    model: ModelInfo | None = None
+    error: str = ""
     done: threading.Event = field(default_factory=threading.Event)
 
     def end(self) -> None:

@@ -40,6 +40,39 @@ class LoadRequest:
 
 
 @dataclass(frozen=True)
+class TreeFacts:
+    """What the auto tree of a model with heads follows from.
+
+    key: names these heads, for what is kept of them. accuracies[k][i]: the checkpoint's own rank
+    accuracies where is_calibrated, else published ones. choices: the whole tree that auto cuts, in
+    order of value, the root left out; is_personal: it was searched in the user's own chats.
+    measured_on, positions, rates ((nodes, tokens a step)): of the calibration. sizes, lengths,
+    seconds: step times as decoding.costs.StepCosts has them, empty before the tuner ran on `date`.
+    """
+
+    key: str
+    accuracies: tuple[tuple[float, ...], ...]
+    choices: tuple[tuple[int, ...], ...]
+    is_calibrated: bool
+    is_personal: bool = False
+    measured_on: str = ""
+    positions: int = 0
+    rates: tuple[tuple[int, float], ...] = ()
+    sizes: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    seconds: tuple[tuple[float, ...], ...] = ()
+    date: str = ""
+
+
+@dataclass(frozen=True)
+class PersonalTree:
+    """A tree for `--tree auto` instead of the checkpoint's, and the table it was searched with."""
+
+    accuracies: tuple[tuple[float, ...], ...]
+    choices: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     """The loaded model in words a status bar can show. heads: 0 without Medusa heads.
 
@@ -47,7 +80,8 @@ class ModelInfo:
     estimate made before says of the same parts, 0 where there is none.
 
     tree, nodes, tree_reason: what `--tree auto` means here and why. notes: what was chosen at
-    load (attention, packed linears) and every fallback, a sentence each.
+    load (attention, packed linears) and every fallback, a sentence each. tree_facts: what tree and
+    nodes follow from; None without heads.
     """
 
     name: str
@@ -64,6 +98,7 @@ class ModelInfo:
     has_template: bool
     notes: tuple[str, ...] = ()
     estimated_bytes: int = 0
+    tree_facts: TreeFacts | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from medusa_chat.messages import (
     ModelInfo,
     Peek,
     PeekRequest,
+    PersonalTree,
     Prompt,
 )
 
@@ -34,8 +35,8 @@ PATIENCE = {True: 3.0, False: 1.0}
 
 
 class Runner(Protocol):
-    """Where the model lives. One call of load, reply, peek, room_on or tune at a time; stop from
-    any thread: an answer then ends with reason "cancelled", a load raises LoadStopped.
+    """Where the model lives. One call of load, reply, peek, room_on, tune or use_tree at a time;
+    stop from any thread: an answer then ends with reason "cancelled", a load raises LoadStopped.
 
     on_gone is called, from any thread, when the model's process ends by itself; only a runner
     that calls it is asked `gone`: why the process is no more, None while it lives.
@@ -47,7 +48,8 @@ class Runner(Protocol):
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]: ...
     def peek(self, request: PeekRequest) -> Peek: ...
     def room_on(self, device: str) -> DeviceMemory: ...
-    def tune(self) -> Iterator[ModelInfo]: ...
+    def tune(self, again: bool = False) -> Iterator[ModelInfo]: ...
+    def use_tree(self, personal: PersonalTree | None) -> Iterator[ModelInfo]: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
     def gone(self) -> "WorkerGone | None": ...
@@ -87,11 +89,16 @@ class InProcess:
 
         return memory(self._holder.loaded, device)
 
-    def tune(self) -> Iterator[ModelInfo]:
+    def tune(self, again: bool = False) -> Iterator[ModelInfo]:
         from medusa_chat.worker import tuned
 
         self._stop.clear()
-        yield from tuned(self._holder.loaded, self._stop.is_set)
+        yield from tuned(self._holder.loaded, self._stop.is_set, again)
+
+    def use_tree(self, personal: PersonalTree | None) -> Iterator[ModelInfo]:
+        from medusa_chat.worker import with_tree
+
+        yield from with_tree(self._holder.loaded, personal)
 
     def stop(self) -> None:
         self._stop.set()
@@ -176,9 +183,12 @@ class Child:
         found: DeviceMemory = list(self._call("memory", device))[0]
         return found
 
-    def tune(self) -> Iterator[ModelInfo]:
+    def tune(self, again: bool = False) -> Iterator[ModelInfo]:
         """Measure; what the model then is, or nothing when it was stopped before the end."""
-        yield from self._call("tune")
+        yield from self._call("tune", again)
+
+    def use_tree(self, personal: PersonalTree | None) -> Iterator[ModelInfo]:
+        yield from self._call("use_tree", personal)
 
     def _call(self, *request: object) -> Iterator[Any]:
         """Send a request and yield what comes back; raises what the worker refused."""

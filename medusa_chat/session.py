@@ -9,13 +9,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from medusa_chat.decoding.events import Event, Finished, Stats
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, MedusaChatError, ModelError
-from medusa_chat.jobs import Job, Look, ModelState, Switch, Weigh
+from medusa_chat.jobs import Job, Look, ModelState, Switch, Tune, Weigh
 from medusa_chat.messages import (
     BEFORE_READING,
     DeviceMemory,
@@ -24,6 +24,7 @@ from medusa_chat.messages import (
     ModelInfo,
     Peek,
     PeekRequest,
+    PersonalTree,
     Prompt,
 )
 from medusa_chat.runners import Runner, WorkerGone
@@ -53,12 +54,13 @@ class Session:
         self.loaded: LoadRequest | None = None  # what the model that is there was asked by
         self.memory: DeviceMemory | None = None  # as it was when somebody asked last
         self._request: LoadRequest | None = None
+        self.on_model: Callable[[ModelInfo], None] | None = None  # told of each one that is ready
         self._lost: LoadRequest | None = None  # a load that was given up
         self._deaths = 0  # of the worker in a row
         self._ready_at = 0.0
         self._is_suspect = False  # the worker may be gone: to be asked
-        self._jobs: deque[Job | LoadRequest | Look | Switch | Weigh] = deque()
-        self._running: Job | Switch | None = None
+        self._jobs: deque[Job | LoadRequest | Look | Switch | Tune | Weigh] = deque()
+        self._running: Job | Switch | Tune | None = None
         self._held: tuple[LoadRequest, ModelInfo] | None = None  # the model that is there
         self._is_loading = False  # in the session's own thread
         self._is_load_stopped = False
@@ -88,6 +90,8 @@ class Session:
             self._held = request, phase.model
             self.state = ModelState("ready", model=phase.model)
             self._is_untuned = self._tunes
+            if self.on_model is not None:
+                self.on_model(phase.model)
             return
         if phase.name not in BEFORE_READING:
             self._held = None
@@ -167,7 +171,20 @@ class Session:
                 return
         self._enqueue(Weigh())
 
-    def position(self, job: Job | Switch) -> int:
+    def submit_tune(self) -> Tune:
+        """Queue the timing of the steps, whether they were timed before or not."""
+        tune = Tune(is_measuring=True)
+        self._enqueue(tune)
+        return tune
+
+    def submit_tree(self, personal: PersonalTree | None) -> Tune:
+        """Queue another tree behind `--tree auto`, None for the checkpoint's own again: answers
+        that are asked for from now on follow it."""
+        tune = Tune(is_measuring=False, tree=personal)
+        self._enqueue(tune)
+        return tune
+
+    def position(self, job: Job | Switch | Tune) -> int:
         """How many jobs come before this one; 0 when it runs or has ended."""
         with self._changed:
             if job not in self._jobs:
@@ -214,12 +231,12 @@ class Session:
             self._jobs.clear()
             self._changed.notify_all()
         for job in waiting:
-            if isinstance(job, Job | Look | Switch):
+            if isinstance(job, Job | Look | Switch | Tune):
                 job.error = "the app was closed"
                 job.end()
         self.runner.close()
 
-    def _enqueue(self, job: Job | LoadRequest | Look | Switch | Weigh) -> None:
+    def _enqueue(self, job: Job | LoadRequest | Look | Switch | Tune | Weigh) -> None:
         with self._changed:
             self._jobs.append(job)
             if self._is_tuning:
@@ -243,8 +260,8 @@ class Session:
                     continue
                 job = self._jobs.popleft() if self._jobs else None
                 self._is_tuning = job is None
-                self._running = job if isinstance(job, Job | Switch) else None
-                if isinstance(job, Switch):
+                self._running = job if isinstance(job, Job | Switch | Tune) else None
+                if isinstance(job, Switch | Tune):
                     job.state = "running"
                 self._is_loading = isinstance(job, LoadRequest)
                 self._is_load_stopped = False
@@ -258,6 +275,8 @@ class Session:
                 self._weigh()
             elif isinstance(job, Switch):
                 self._switch(job)
+            elif isinstance(job, Tune):
+                self._retune(job)
             else:
                 self._run(job)
             with self._changed:
@@ -349,10 +368,7 @@ class Session:
         try:
             for model in self.runner.tune():
                 self._is_untuned = False
-                if self.state.status == "ready":
-                    self.state = replace(self.state, model=model)
-                if self._held is not None:
-                    self._held = self._held[0], model
+                self._become(model)
         except WorkerGone as error:
             self._restart(error)
         except Exception:
@@ -360,6 +376,30 @@ class Session:
         finally:
             with self._changed:
                 self._is_tuning = False
+
+    def _retune(self, tune: Tune) -> None:
+        """What somebody asked for, and waits for: where it fails, it says why."""
+        try:
+            if self.state.status != "ready":
+                raise ModelError(self.state.message or "no model is loaded: load one first")
+            runner = self.runner
+            found = runner.tune(again=True) if tune.is_measuring else runner.use_tree(tune.tree)
+            for model in found:
+                tune.model = model
+                self._become(model)
+        except Exception as error:  # shown on the page: the next job still runs
+            tune.error = _sentence(error)
+            if isinstance(error, WorkerGone):
+                self._restart(error)
+        finally:
+            tune.end()
+
+    def _become(self, model: ModelInfo) -> None:
+        """The same model with another auto tree."""
+        if self.state.status == "ready":
+            self.state = replace(self.state, model=model)
+        if self._held is not None:
+            self._held = self._held[0], model
 
     def _suspect(self) -> None:
         """Wake the session's thread, from any thread, to look whether the worker is gone."""

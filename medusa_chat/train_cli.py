@@ -7,9 +7,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -17,9 +17,13 @@ from medusa_chat.checkpoint import PRECISIONS
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.options import AsJson, DataDir, Device, load_options, place, takes
+from medusa_chat.run_log import RunLog
 from medusa_chat.terminal import require_folder
 from medusa_chat.training.recipe import Recipe, TrainRequest, read_recipe
-from medusa_chat.training_view import TrainingView
+from medusa_chat.training_view import TrainingView, event_json
+
+if TYPE_CHECKING:
+    from medusa_chat.training.reading import Conversation
 
 Data = Annotated[
     list[str],
@@ -27,6 +31,10 @@ Data = Annotated[
         metavar="FILE|HUB_DATASET...",
         help="ShareGPT, UltraChat, messages, MT-Bench, AlpacaEval (JSON, JSONL, parquet), text.",
     ),
+]
+OtherData = Annotated[
+    list[str] | None,
+    Option(metavar="FILE|HUB_DATASET...", help="As for train; not needed with --chats."),
 ]
 More = Annotated[list[str] | None, Argument(metavar="", hidden=True)]
 
@@ -113,11 +121,17 @@ def train(
 
     team = Team.join(device == "cpu")
     view = TrainingView(as_json, is_quiet=not team.is_first)
-    with stopping() as is_stopped, closing(run.train(request, team)) as events:
+    # Of several processes none can stop alone: the page then only watches.
+    log = RunLog(request.output, can_stop=team.size == 1) if team.is_first else nullcontext()
+    with stopping() as is_stopped, log, closing(run.train(request, team)) as events:
         for event in events:
             view.show(event)
-            if is_stopped():
+            if isinstance(log, RunLog):
+                log.tell(event_json(event), is_step=hasattr(event, "learning_rate"))
+            if is_stopped() or (isinstance(log, RunLog) and log.wants_stop()):
                 events.close()
+                if isinstance(log, RunLog):
+                    log.stopped()
                 view.say(f"stopped: {run.work_folder(request.output)} is kept, --resume goes on")
                 return 130
     return None
@@ -126,8 +140,11 @@ def train(
 @takes(request=load_options)
 def calibrate(
     request: LoadRequest,
-    data: Data,
+    data: OtherData = None,
     more: More = None,
+    chats: Annotated[
+        bool, Option("--chats", help="Your own chats of the page, asked again: a personal tree.")
+    ] = False,
     nodes: Annotated[
         int, Option(metavar="N", min=2, max=256, help="Nodes of the tree, the root counted.")
     ] = 64,
@@ -137,12 +154,15 @@ def calibrate(
     as_json: AsJson = False,
 ) -> int | None:
     """Measure each head's predictions on prompts, and search the best tree for them."""
+    if not data and not chats:
+        raise UsageError("there is nothing to measure on: give --data FILE, or --chats")
     file = calibration_file(request.checkpoint, output)
-    paths = data_paths([*data, *(more or [])])
+    paths = data_paths([*(data or []), *(more or [])])
+    talks = own_chats() if chats else []
     from medusa_chat.training.calibrate import calibrate as measure
 
     view = TrainingView(as_json)
-    with stopping() as is_stopped, closing(measure(request, paths, nodes, file)) as events:
+    with stopping() as is_stopped, closing(measure(request, paths, nodes, file, talks)) as events:
         for event in events:
             view.show(event)
             if is_stopped():
@@ -160,6 +180,23 @@ def calibration_file(checkpoint: str, output: Path | None) -> Path:
         return folder / "medusa_calibration.json"
     require_folder(output)
     return output
+
+
+def own_chats() -> "list[Conversation]":
+    """What the user said in the page. Raises UsageError where that is nothing."""
+    from medusa_chat.history import FILE, History
+    from medusa_chat.paths import data_dir
+    from medusa_chat.training.reading import Conversation
+
+    found: list[Conversation] = []
+    for number, kept in enumerate(History(data_dir() / FILE).all(), start=1):
+        system = ({"role": "system", "content": kept.system},) if kept.system.strip() else ()
+        chat = Conversation((*system, *kept.messages), f"chat {number}")
+        if chat.asked:
+            found.append(chat)
+    if not found:
+        raise UsageError("no chat is kept here yet: talk to a model in the page, or give --data")
+    return found
 
 
 def prepare(device: str, data_dir: Path | None, offline: bool) -> None:

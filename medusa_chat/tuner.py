@@ -7,16 +7,14 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from medusa_chat.checkpoint import (
-    LoadedModel,
-    auto_tree,
-    rank_accuracies,
-    source_tree,
-    tuning_place,
-)
+from medusa_chat.auto_tree import auto_tree, rank_accuracies, source_tree, tree_facts
+from medusa_chat.checkpoint import Calibration, LoadedModel, tuning_place
 from medusa_chat.decoding.costs import StepCosts
 from medusa_chat.decoding.governor import Governor
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import PersonalTree, TreeFacts
 from medusa_chat.tuning import Tuning, write
 
 if TYPE_CHECKING:
@@ -63,9 +61,42 @@ def adopt(loaded: LoadedModel, tuning: Tuning) -> None:
     tree, why = auto_tree(loaded.calibration, info.heads, device, info.precision, tuned=tuning)
     tuning = replace(tuning, chosen=why)
     loaded.tuned, loaded.governor = tuning, None
-    loaded.info = replace(info, nodes=len(tree), tree_reason=why)
+    loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
     with suppress(OSError):
         write(tuning)
+
+
+def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> None:
+    """Let the auto tree be cut from a personal one, or from the checkpoint's own again (None).
+
+    Answers that begin from now on follow it. Raises UsageError for a tree the heads cannot draft.
+    """
+    info, device = loaded.info, loaded.engine.backbone.device
+    stored = loaded.stored if _is_personal(loaded.calibration) else loaded.calibration
+    calibration = stored
+    if personal is not None:
+        tree = Tree.from_choices(personal.choices)
+        if not 1 <= tree.depth <= min(info.heads, len(personal.accuracies)):
+            raise UsageError(f"the tree is {tree.depth} deep: {info.name} has {info.heads} heads")
+        calibration = Calibration(personal.accuracies, tree, is_personal=True)
+    loaded.stored, loaded.calibration, loaded.governor = stored, calibration, None
+    if loaded.tuned is not None:
+        adopt(loaded, loaded.tuned)
+        return
+    tree, why = auto_tree(calibration, info.heads, device, info.precision)
+    loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
+
+
+def _is_personal(calibration: Calibration | None) -> bool:
+    return calibration is not None and calibration.is_personal
+
+
+def _facts(loaded: LoadedModel) -> TreeFacts | None:
+    info = loaded.info
+    stored = loaded.stored if _is_personal(loaded.calibration) else None
+    return tree_facts(
+        info.name, info.parameters, info.heads, loaded.calibration, loaded.tuned, stored
+    )
 
 
 def governor_of(loaded: LoadedModel, asked: GenerationSettings) -> Governor | None:

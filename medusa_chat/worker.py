@@ -22,16 +22,17 @@ from medusa_chat.messages import (
     ModelInfo,
     Peek,
     PeekRequest,
+    PersonalTree,
     Prompt,
     Ranked,
     Text,
 )
-from medusa_chat.tuner import governor_of, tune
+from medusa_chat.tuner import governor_of, tune, use_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["memory", "peek", "reply", "serve", "tuned"]
+__all__ = ["memory", "peek", "reply", "serve", "tuned", "with_tree"]
 
 
 def reply(
@@ -116,12 +117,14 @@ def _ranked(
     return places(best), places(known)
 
 
-def tuned(loaded: LoadedModel | None, should_stop: Callable[[], bool]) -> Iterator[ModelInfo]:
-    """Let the tuner measure, unless it has before or there is nothing to; what the loaded model
-    then is. Nothing where it was stopped."""
+def tuned(
+    loaded: LoadedModel | None, should_stop: Callable[[], bool], again: bool = False
+) -> Iterator[ModelInfo]:
+    """Let the tuner measure, unless there is nothing to or, where it is not asked to `again`, it
+    has before; what the loaded model then is. Nothing where it was stopped."""
     if loaded is None:
         return
-    if loaded.tuned is not None or not loaded.info.heads:
+    if not loaded.info.heads or (loaded.tuned is not None and not again):
         yield loaded.info
         return
     with closing(tune(loaded)) as steps:  # closed, it puts everything back
@@ -130,6 +133,14 @@ def tuned(loaded: LoadedModel | None, should_stop: Callable[[], bool]) -> Iterat
                 yield loaded.info
             elif should_stop():
                 return
+
+
+def with_tree(loaded: LoadedModel | None, personal: PersonalTree | None) -> Iterator[ModelInfo]:
+    """The model with a personal tree behind `--tree auto`, or with the checkpoint's own again."""
+    if loaded is None:
+        raise ModelError("no model is loaded: load one first")
+    use_tree(loaded, personal)
+    yield loaded.info
 
 
 def _said(loaded: LoadedModel, text: str, ids: list[int], event: Finished) -> tuple[str, list[int]]:
@@ -231,7 +242,10 @@ def serve(pipe: Connection) -> None:
                     for phase in holder.load(*arguments, should_stop=_stop_asked(pipe)):
                         pipe.send(("event", phase))
                 elif name == "tune":
-                    for info in tuned(holder.loaded, _stop_asked(pipe)):
+                    for info in tuned(holder.loaded, _stop_asked(pipe), *arguments):
+                        pipe.send(("event", info))
+                elif name == "use_tree":
+                    for info in with_tree(holder.loaded, *arguments):
                         pipe.send(("event", info))
                 elif name == "peek":
                     pipe.send(("event", peek(holder.loaded, *arguments)))

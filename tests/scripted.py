@@ -19,8 +19,10 @@ from medusa_chat.messages import (
     ModelInfo,
     Peek,
     PeekRequest,
+    PersonalTree,
     Prompt,
     Ranked,
+    TreeFacts,
 )
 
 WORDS = (
@@ -74,6 +76,10 @@ class ScriptedRunner:
     settings: list[GenerationSettings] = field(default_factory=list)
     peeks: list[PeekRequest] = field(default_factory=list)
     forced: dict[str, Any] = field(default_factory=dict)
+    is_timed: bool = False
+    node_cost: float = 0.02  # of a plain step's time, for each node more
+    chosen: Tree | None = None
+    trees: list[PersonalTree | None] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
@@ -97,6 +103,28 @@ class ScriptedRunner:
             memory_bytes=64 * 2**20,
             has_template=True,
             notes=("attention: medusa_sdpa",),
+            tree_facts=self.facts,
+        )
+
+    @property
+    def facts(self) -> TreeFacts:
+        """Step times once they are asked for; the tree that was chosen, else the script's own."""
+        table = tuple(tuple(a * 0.85**head for a in ACCURACY) for head in range(4))
+        sizes = (1, 4, 8, 16, 24) if self.is_timed else ()
+        rows = (tuple(0.01 * (1 + self.node_cost * (n - 1)) for n in sizes),)
+        return TreeFacts(
+            key="scripted",
+            accuracies=table,
+            choices=(self.chosen or best_tree(24)).choices[1:],
+            is_calibrated=True,
+            is_personal=self.chosen is not None,
+            measured_on="12 answers to secret-file.jsonl",
+            positions=3456,
+            rates=((1, 1.0), (8, 2.1), (16, 2.4)),
+            sizes=sizes,
+            lengths=(128,) if sizes else (),
+            seconds=rows if sizes else (),
+            date="2026-01-02T03:04:05" if sizes else "",
         )
 
     def peek(self, request: PeekRequest) -> Peek:
@@ -114,8 +142,14 @@ class ScriptedRunner:
         at = len(request.path)
         return Peek(top(at), top(at + 20) if request.head else (), asked, asked)
 
-    def tune(self) -> Iterator[ModelInfo]:
+    def tune(self, again: bool = False) -> Iterator[ModelInfo]:
+        self.is_timed = True
         yield replace(self.model, nodes=24, tree_reason="24 nodes, by step times measured here")
+
+    def use_tree(self, personal: PersonalTree | None) -> Iterator[ModelInfo]:
+        self.chosen = Tree.from_choices(personal.choices) if personal else None
+        self.trees.append(personal)
+        yield self.model
 
     def stop(self) -> None:
         self._stop.set()

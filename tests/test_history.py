@@ -129,3 +129,16 @@ def test_what_a_guest_says_is_not_written(session, history):
     room.ask(turn("hello"))
     ended(room)
     assert len(room.talk.messages) == 2 and not history.file.exists()
+
+
+def test_all_conversations_are_read_but_for_the_broken_ones(tmp_path):
+    told = []
+    history = History(tmp_path / FILE, told.append)
+    assert history.all() == []
+    for number in range(3):
+        history.save(f"token {number}", Kept(({"role": "user", "content": f"chat {number}"},)))
+    with sqlite3.connect(history.file) as base:
+        base.execute("INSERT INTO chats VALUES ('x', 0, '{')")
+    base.close()
+    texts = [kept.messages[0]["content"] for kept in history.all()]
+    assert texts == ["chat 2", "chat 1", "chat 0"] and len(told) == 1

@@ -17,9 +17,10 @@ MODULES = {
 }
 FRONT_ENDS = {
     *("cli", "options", "prompts", "terminal", "ui", "session", "runners", "compare", "history"),
-    *("worker", "bench", "doctor", "models_cli", "train_cli", "training_view"),
+    *("worker", "bench", "doctor", "models_cli", "train_cli", "training_view", "personal"),
 }
 HEAVY = {"torch", "transformers", "tokenizers", "accelerate", "bitsandbytes", "peft", "gradio"}
+PAGE = ("tally", "worth", "offer", "personal", "run_log")  # in the page's process
 # Room or module of ours -> what of ours it may import, itself included.
 ALLOWED = {
     "errors": set(),
@@ -36,7 +37,7 @@ ALLOWED = {
     "models_cli": {"hub", "quantised", "amounts", "models", "options", "terminal", "errors"},
     "train_cli": {
         *("training", "training_view", "hub", "checkpoint", "messages", "options", "terminal"),
-        "errors",
+        *("history", "run_log", "paths", "errors"),
     },
     "training_view": {"terminal"},
     "messages": set(),
@@ -57,6 +58,22 @@ ALLOWED = {
     "estimate": {"layouts", "decoding", "errors"},
     "inspection": {"estimate", "layouts", "finding", "hub", "paths", "errors"},
     "tuning": {"decoding", "paths", "errors", ""},
+    "auto_tree": {"finding", "messages", "tuning", "presets", "decoding", "errors"},
+    "tally": {"decoding"},
+    "run_log": {"paths", ""},
+    "worth": {"tally", "decoding"},
+    "offer": {"worth", "tally", "messages", "decoding"},
+    "personal": {
+        "offer",
+        "tally",
+        "session",
+        "jobs",
+        "messages",
+        "paths",
+        "decoding",
+        "errors",
+        "",
+    },
     "checkpoint": {
         *(
             "devices",
@@ -68,10 +85,10 @@ ALLOWED = {
             "decoding",
             "presets",
         ),
-        *("head_weights", "placing", "memory", "tuning", "errors", ""),
+        *("head_weights", "placing", "memory", "tuning", "auto_tree", "errors", ""),
     },
     "holder": {"checkpoint", "memory", "messages", "errors"},
-    "tuner": {"checkpoint", "tuning", "decoding", "errors"},
+    "tuner": {"auto_tree", "checkpoint", "tuning", "messages", "decoding", "errors"},
     "worker": {
         *(
             "tuner",
@@ -115,7 +132,7 @@ ALLOWED = {
             "layouts",
             "amounts",
         ),
-        *("decoding", "errors"),
+        *("tally", "offer", "personal", "training", "run_log", "decoding", "errors"),
     },
     "terminal": {"session", "amounts", "messages", "decoding", "errors"},
     "prompts": {"terminal", "messages", "errors"},
@@ -219,10 +236,19 @@ def test_page_and_session_know_no_torch() -> None:
 
 
 def test_page_knows_of_decoding_only_what_needs_no_torch() -> None:
-    allowed = {"settings", "events", "tree"}
-    for file in files_of("ui") + files_of("session"):
+    allowed = {"settings", "events", "tree", "costs", "expectation"}
+    for file in [f for name in (*PAGE, "ui", "session") for f in files_of(name)]:
         names = [n.split(".") for n in imported(file) if n.startswith("medusa_chat.decoding")]
         assert {name[2] for name in names} <= allowed, file
+
+
+def test_page_knows_of_training_only_what_needs_no_torch() -> None:
+    allowed = {"hardware", "tree_search"}
+    for file in files_of("ui"):
+        names = [n.split(".") for n in imported(file) if n.startswith("medusa_chat.training")]
+        assert {name[2] for name in names} <= allowed, file
+    for name in allowed:
+        assert not outside(imported(PACKAGE / "training" / f"{name}.py")), name
 
 
 def test_only_the_command_line_opens_the_page() -> None:

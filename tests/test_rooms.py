@@ -17,6 +17,7 @@ from medusa_chat.ui import rooms as rooms_module
 from medusa_chat.ui.answer import Answer, drawn_row, rows
 from medusa_chat.ui.controls import DEFAULTS, idle, restored
 from medusa_chat.ui.desk import SETTINGS, Desk
+from medusa_chat.ui.guard import GUEST, GUEST_HEADER
 from medusa_chat.ui.inputs import checked
 from medusa_chat.ui.room import Room
 from medusa_chat.ui.rooms import Rooms
@@ -548,3 +549,16 @@ def test_the_steps_of_an_answer_are_its_pieces(desk):
     ended(room)
     steps = [event for event in room.answer.steps if isinstance(event, Step)]
     assert room.answer.pieces[1:] == [(step.text, len(step.token_ids)) for step in steps]
+
+
+@pytest.mark.parametrize("is_owner", [True, False])
+def test_only_the_owners_answers_are_learnt_from(desk, is_owner):
+    learnt = []
+    desk.rooms.learn = learnt.append
+    room, visitor = desk.rooms.open(), SimpleNamespace(headers={}, username=None)
+    if not is_owner:
+        visitor = SimpleNamespace(headers={GUEST_HEADER: "1"}, username=GUEST)
+    desk.attach(Tab(), room.token, visitor)
+    room.ask(turn("hello"))
+    ended(room)
+    assert learnt == ([room.answer] if is_owner else [])

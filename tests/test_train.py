@@ -15,7 +15,10 @@ from medusa_chat.cli import main
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
+from medusa_chat.history import FILE, History, Kept
 from medusa_chat.messages import LoadRequest
+from medusa_chat.paths import data_dir
+from medusa_chat.run_log import latest
 from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
 from medusa_chat.training_view import heads_shown
 
@@ -196,6 +199,31 @@ def test_adapter_output_is_what_load_merges(ground: Path, tmp_path: Path) -> Non
     torch.testing.assert_close(*hidden)
 
 
+def test_the_page_watches_a_training_and_may_stop_it(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    from medusa_chat import train_cli
+
+    shown = train_cli.TrainingView.show
+
+    def wishing(view: Any, event: Any) -> None:
+        shown(view, event)
+        if getattr(event, "step", None) == 2:
+            latest().ask_to_stop()  # after the first step, which is in the log by now
+
+    monkeypatch.setattr(train_cli.TrainingView, "show", wishing)
+    recipe = ("--recipe", "medusa-1", "--max-steps", "6", "--json")
+    assert main(command(ground, tmp_path / "out", *recipe)) == 130
+    run = latest()
+    assert run.output == str(tmp_path / "out") and run.ended["reason"] == "stopped"
+    steps = [event for event in run.events if event["event"] == "step"]
+    told = [e for e in events_of(capsys.readouterr().out) if e["event"] == "step"]
+    assert steps and steps[0] == told[0] and len(told) == 2
+    before = run.file
+    assert main(command(ground, tmp_path / "out", *recipe)) == 2, "it holds an unfinished one"
+    assert latest().file == before, "what is refused leaves no log"
+
+
 # ------------------------------------------------------------------------------- calibrate
 
 
@@ -223,6 +251,33 @@ def test_calibration_of_a_model_that_is_not_ours_needs_a_place(
 ) -> None:
     assert main(["calibrate", "--data", str(ground / "prompts.jsonl")]) == 2
     assert "--output" in capsys.readouterr().err
+
+
+def test_calibration_asks_the_users_own_chats_again(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = History(data_dir() / FILE)
+    for number in range(3):
+        said = [("user", f"abc {number}"), ("assistant", "a secret")]
+        messages = tuple({"role": role, "content": text} for role, text in said)
+        assert history.save(f"browser {number}", Kept(messages))
+    file = tmp_path / "mine.json"
+    line = ["calibrate", "--checkpoint", str(trained), "--chats", "--output", str(file)]
+    assert main([*line, "--nodes", "8", "--precision", "fp32", "--device", "cpu"]) == 0
+    capsys.readouterr()
+    saved = json.loads(file.read_text("utf-8"))
+    assert saved["measured_on"] == "3 greedy answers of the backbone to the user's own chats"
+    assert "secret" not in json.dumps(saved)
+
+
+@pytest.mark.parametrize(
+    "asked, said", [([], "give --data FILE, or --chats"), (["--chats"], "no chat is kept here yet")]
+)
+def test_calibration_without_anything_to_ask_says_so(
+    asked: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", *asked, "--output", str(tmp_path / "tree.json")]) == 2
+    assert said in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------- bad input

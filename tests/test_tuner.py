@@ -21,11 +21,11 @@ from medusa_chat.decoding.rehearsal import MIN_ROUNDS, SLOW, time_steps
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.doctor import examine
 from medusa_chat.errors import UsageError
-from medusa_chat.messages import LoadRequest
+from medusa_chat.messages import LoadRequest, PersonalTree
 from medusa_chat.presets import load_tree, published_accuracies
 from medusa_chat.session import Session
 from medusa_chat.training.tree_search import search_tree
-from medusa_chat.worker import reply, resolve, tuned
+from medusa_chat.worker import reply, resolve, tuned, with_tree
 
 CPU = torch.device("cpu")
 ACCURACIES = ((0.6, 0.15, 0.1, 0.05), (0.5, 0.15, 0.1, 0.05), (0.4, 0.15, 0.1, 0.05))
@@ -534,3 +534,58 @@ def test_a_session_that_was_not_asked_to_never_tunes(session_of):
     session = session_of(runner)
     assert session.submit("hello", GenerationSettings()).done.wait(60)
     assert not runner.began.wait(0.2)
+
+
+# A personal tree.
+
+
+def test_a_personal_tree_stands_behind_auto_until_it_is_given_back(monkeypatch, loaded):
+    clock = Clock(monkeypatch, costs_of(0.02))
+    monkeypatch.setattr("medusa_chat.worker.tune", lambda m: tuner.tune(m, BRIEF, clock))
+    list(tuned(loaded, lambda: False))
+    before = loaded.info
+    mine = PersonalTree(ACCURACIES, ((1,), (0,), (1, 2), (1, 2, 3)))
+    (info,) = list(with_tree(loaded, mine))
+    assert info.tree_facts.is_personal and info.tree_facts.choices == mine.choices
+    assert info.tree_reason.startswith("your personal tree, ")
+    assert info.tree_facts.accuracies == before.tree_facts.accuracies, "the checkpoint's stay"
+    assert info.tree_facts.key == before.tree_facts.key
+    _, tree = resolve(loaded, GenerationSettings())
+    assert tree.choices[1:] == mine.choices[: len(tree) - 1] and tree.choices[1] == (1,)
+    list(tuned(loaded, lambda: False, again=True))
+    assert loaded.info.tree_facts.is_personal, "timing the steps anew keeps it"
+    list(with_tree(loaded, None))
+    assert loaded.info.tree_facts.choices == before.tree_facts.choices
+    assert not loaded.info.tree_facts.is_personal
+
+
+def test_a_personal_tree_gives_the_same_text(loaded):
+    """Exact acceptance: the tree decides the speed alone."""
+    settings = GenerationSettings(max_new_tokens=24, seed=1, temperature=0.8)
+    one = list(reply(loaded, "some text", settings))[-1].token_ids
+    list(with_tree(loaded, PersonalTree(ACCURACIES, ((2,), (2, 0)))))
+    assert list(reply(loaded, "some text", settings))[-1].token_ids == one
+    list(with_tree(loaded, None))
+
+
+@pytest.mark.parametrize("choices", [((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)), (), ((0, 0),)])
+def test_a_personal_tree_the_heads_cannot_draft_is_refused(loaded, choices):
+    with pytest.raises(UsageError):
+        list(with_tree(loaded, PersonalTree(ACCURACIES, choices)))
+    assert not loaded.info.tree_facts.is_personal
+
+
+def test_timing_again_measures_again(monkeypatch, loaded):
+    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
+    clock = Clock(monkeypatch, costs_of(0.02))
+    monkeypatch.setattr("medusa_chat.worker.tune", lambda m: tuner.tune(m, BRIEF, clock))
+    assert list(tuned(loaded, lambda: False)) == [loaded.info] and not clock.steps
+    assert list(tuned(loaded, lambda: False, again=True)) == [loaded.info] and clock.steps
+
+
+def test_a_wish_for_a_tree_waits_behind_an_answer_and_tells_what_came_of_it(session_of):
+    session = session_of(Tuned(holds=0))
+    job = session.submit("hello", GenerationSettings())
+    wish = session.submit_tree(None)
+    assert wish.done.wait(60) and job.done.is_set() and not wish.error
+    assert wish.model is session.state.model

@@ -41,12 +41,19 @@ class Measured:
 
 
 def calibrate(
-    request: LoadRequest, data: Sequence[Path], nodes: int, output: Path
+    request: LoadRequest,
+    data: Sequence[Path],
+    nodes: int,
+    output: Path,
+    chats: Sequence[Conversation] = (),
 ) -> Iterator[Stage | Answered | Calibrated | Measured | Written]:
-    """Measure, search, measure again, and write `output` whole. Raises MedusaChatError."""
+    """Measure, search, measure again, and write `output` whole. Raises MedusaChatError.
+
+    chats: of the user, asked again beside the data.
+    """
     import json
 
-    found = [one for path in data for one in read_conversations(path, prompts=True)]
+    found = [*chats, *(one for path in data for one in read_conversations(path, prompts=True))]
     if not found:
         raise UsageError(f"{', '.join(map(str, data))} holds no prompt: the data is empty")
     chosen = random.Random(0).sample(found, min(len(found), MOST_CONVERSATIONS))
@@ -74,7 +81,8 @@ def calibrate(
         [hit / max(count, 1) for hit in row]
         for row, count in zip(hits.tolist(), labels.tolist(), strict=True)
     ]
-    what = f"{len(asked)} greedy answers of the backbone to {', '.join(p.name for p in data)}"
+    names = [*(["the user's own chats"] if chats else []), *(path.name for path in data)]
+    what = f"{len(asked)} greedy answers of the backbone to {', '.join(names)}"
     calibrated = Calibrated.search(table, nodes, what, int(labels[0]), foreseen)
     yield calibrated
     yield Stage("measuring")

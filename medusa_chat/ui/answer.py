@@ -40,6 +40,7 @@ class Answer:
     backbone_seconds: float = 0.0
     heads_seconds: float = 0.0
     first_seconds: float | None = None  # from asking to the first token; None: not known
+    is_kept: bool = False  # whether anything of it may be written to the owner's disk
     _status: str = ""
 
     def __post_init__(self) -> None:

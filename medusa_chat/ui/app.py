@@ -17,6 +17,7 @@ from starlette.middleware import Middleware
 from medusa_chat.errors import PortInUseError, UsageError
 from medusa_chat.history import History
 from medusa_chat.paths import asset
+from medusa_chat.personal import Personal
 from medusa_chat.session import Session
 from medusa_chat.ui.chat import build_chat
 from medusa_chat.ui.compare import build_compare
@@ -29,9 +30,10 @@ from medusa_chat.ui.models import build_models
 from medusa_chat.ui.share import Share
 from medusa_chat.ui.shell import Shell
 from medusa_chat.ui.theme import theme
+from medusa_chat.ui.tune import build_tune
 from medusa_chat.ui.tunnel import Entrance, ShareError
 
-STYLES = ("page.css", "share.css", "chat.css", "tree.css", "compare.css", "models.css")
+STYLES = ("page.css", "share.css", "chat.css", "tree.css", "compare.css", "models.css", "tune.css")
 FIRST_PORT, LAST_PORT = 7860, 7959
 ATTEMPTS = 5
 EVERYWHERE = ("0.0.0.0", "::")
@@ -88,6 +90,12 @@ def build_app(
                 build_compare(session, trees, desk.measured_plain, (chat.tab, desk.last_message))
             with gr.Tab("Models", id="models", elem_id="models-tab"):
                 build_models(session)
+            with gr.Tab("Tune", id="tune", elem_id="tune-tab"):
+                personal = Personal(session, history.file.parent / "trees" if history else None)
+                build_tune(session, personal)
+                chat.desk.rooms.learn = lambda answer: personal.learn(
+                    answer.prefilled, answer.steps
+                )
     return blocks, chat.desk
 
 

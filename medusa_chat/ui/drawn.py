@@ -21,6 +21,9 @@ PARTS = {
         *("draw", "words", "numbers", "chart", "mask", "card", "timeline"),
         *("frame", "layout", "walk", "steps"),
     ),
+    "tune": ("draw", "words", "mask", "layout", "plot", "heat", "shape"),
+    "roof": ("draw", "plot"),
+    "train": ("draw", "plot"),
     "next": ("follow",),
 }
 

@@ -230,6 +230,7 @@ class Room:
         answer, turn = self.answer, self._turn
         assert turn is not None
         self._job, self._turn, self.is_running = None, None, False
+        answer.is_kept = self.is_kept
         self._ended(answer)
         note = f"stopped: {job.error}" if job.error else answer.note
         failed = job.error or (answer.finished.message if answer.finished else "")

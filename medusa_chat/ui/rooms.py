@@ -24,6 +24,9 @@ class Rooms:
     ) -> None:
         self.session = session
         self.history = history
+        self.learn: Callable[[Answer], None] = lambda answer: (
+            None
+        )  # from what the owner's chats say
         self._ended = ended
         self._rooms: dict[str, Room] = {}
         self._kept: deque[Answer] = deque()
@@ -72,6 +75,8 @@ class Rooms:
     def _keep(self, answer: Answer) -> None:
         """Keep the steps of an answer, and let go of the oldest when there are too many."""
         self._ended(answer)
+        if answer.is_kept:
+            self.learn(answer)
         with self._keeping:
             self._kept.append(answer)
             total = sum(len(kept.steps) for kept in self._kept)

@@ -1,0 +1,89 @@
+"""What `--tree auto` means for a model: which tree, cut to how many nodes, and why."""
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from medusa_chat.decoding.expectation import Accuracies
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.errors import UsageError
+from medusa_chat.finding import Calibration
+from medusa_chat.messages import TreeFacts
+from medusa_chat.tuning import Tuning
+
+if TYPE_CHECKING:
+    import torch
+
+
+def auto_tree(
+    calibration: Calibration | None,
+    heads: int,
+    device: "torch.device",
+    precision: str,
+    nodes: int | None = None,
+    tuned: Tuning | None = None,
+) -> tuple[Tree, str]:
+    """What `--tree auto` means: the checkpoint's calibrated tree, else a published one, pruned to
+    the heads and cut to `nodes`, else to what the tuner's measured costs make the best, else to 16
+    on a CPU, 64 on a GPU and 32 there at 4 bit; and why.
+    """
+    origin = calibration.origin if calibration else "the published mc_sim_7b_63"
+    source = source_tree(calibration, heads)
+    if nodes is not None and nodes > len(source):
+        raise UsageError(f"nodes is {nodes}: {origin} has {len(source)} nodes for {heads} heads")
+    if nodes is None and tuned is not None and heads:
+        accuracies = rank_accuracies(calibration)
+        best = tuned.pick(source, accuracies)
+        return source.head(best.nodes), f"{origin}, {tuned.reason(source, accuracies)}"
+    default = 16 if device.type == "cpu" else 32 if precision == "nf4" else 64
+    tree = source.head(nodes or default)
+    return tree, f"{origin}, {len(tree)} nodes for {device.type}"
+
+
+def source_tree(calibration: Calibration | None, heads: int) -> Tree:
+    """The whole tree that auto cuts: as deep as there are heads."""
+    from medusa_chat.presets import load_tree
+
+    source = calibration.tree if calibration else load_tree("mc_sim_7b_63")
+    return source.pruned(min(heads, len(rank_accuracies(calibration)))) if heads else source
+
+
+def rank_accuracies(calibration: Calibration | None) -> Accuracies:
+    """The checkpoint's own, else those of published heads."""
+    from medusa_chat.presets import published_accuracies
+
+    return calibration.accuracies if calibration else published_accuracies()
+
+
+def tree_facts(
+    name: str,
+    parameters: int,
+    heads: int,
+    calibration: Calibration | None,
+    tuned: Tuning | None,
+    stored: Calibration | None = None,
+) -> TreeFacts | None:
+    """What the auto tree follows from, for the page; None without heads.
+
+    stored: the checkpoint's own calibration where `calibration` is a personal tree's.
+    """
+    if not heads:
+        return None
+    own = stored or (None if calibration and calibration.is_personal else calibration)
+    accuracies = tuple(tuple(row) for row in rank_accuracies(own)[:heads])
+    words = json.dumps([name, parameters, heads, accuracies])
+    costs = tuned.costs if tuned else None
+    return TreeFacts(
+        key=hashlib.sha256(words.encode()).hexdigest()[:24],
+        accuracies=accuracies,
+        choices=source_tree(calibration, heads).choices[1:],
+        is_calibrated=own is not None,
+        is_personal=calibration is not None and calibration.is_personal,
+        measured_on=own.measured_on if own else "",
+        positions=own.positions if own else 0,
+        rates=own.rates if own else (),
+        sizes=costs.sizes if costs else (),
+        lengths=costs.lengths if costs else (),
+        seconds=costs.seconds if costs else (),
+        date=tuned.date if tuned else "",
+    )

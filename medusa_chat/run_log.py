@@ -1,0 +1,174 @@
+"""RunLog: what a training tells, kept for the page that watches it. One file, a line an event.
+
+Figures and names only, never a text that is learnt.
+"""
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from medusa_chat import paths
+
+MOST_RUNS = 10  # that are kept
+MOST_BYTES = 8_000_000  # of a log that are read
+STEP_SECONDS = 0.5  # between two steps that are written, and
+STEP_SHARE = 1 / 500  # of the time so far: a run of days has some thousand lines
+STOPPED = "stopped"
+
+
+class RunLog:
+    """The log of a training that runs here, from its first event on: what was refused before leaves
+    none. A disk that cannot be written costs only the watching.
+
+    can_stop: whether a wish of the page to stop is heeded (`wants_stop`).
+    """
+
+    def __init__(self, output: Path, can_stop: bool = True, folder: Path | None = None) -> None:
+        self.folder = folder or runs_folder()
+        self.file = self.folder / f"{time.time_ns()}.jsonl"
+        self.can_stop, self._reason = can_stop, ""
+        self._began, self._told = time.monotonic(), float("-inf")
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        first = {"output": str(output), "pid": os.getpid(), "started": started}
+        self._first = json.dumps({"event": "began", **first, "can_stop": can_stop})
+
+    def tell(self, line: str, is_step: bool = False) -> None:
+        """One event as JSON. Steps that follow fast are left out."""
+        now = time.monotonic()
+        if is_step and now < self._told + max(STEP_SECONDS, STEP_SHARE * (now - self._began)):
+            return
+        if is_step:
+            self._told = now
+        if self._first:
+            _make_room(self.folder)
+            self._write(self._first)
+            self._first = ""
+        self._write(line)
+
+    def wants_stop(self) -> bool:
+        """Whether the page has asked for the end."""
+        return self.can_stop and self.file.with_suffix(".stop").exists()
+
+    def stopped(self) -> None:
+        """It ends because somebody wished so."""
+        self._reason = STOPPED
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self._first:
+            return
+        reason = self._reason or ("done" if error is None else "failed")
+        said = " ".join(str(error).split())[:300] if error is not None else ""
+        self._write(json.dumps({"event": "ended", "reason": reason, "message": said}))
+        with suppress(OSError):
+            self.file.with_suffix(".stop").unlink(missing_ok=True)
+
+    def _write(self, line: str) -> None:
+        with suppress(OSError), open(self.file, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training as far as its log goes. events: all lines but the first, in order. stamp: when
+    the log was written to last, as the file system says."""
+
+    file: Path
+    output: str
+    started: str
+    pid: int
+    can_stop: bool
+    events: tuple[dict[str, Any], ...]
+    stamp: int = 0
+
+    @property
+    def ended(self) -> dict[str, Any] | None:
+        """How it ended: reason and message; None while it runs, as far as the log says."""
+        return next((event for event in self.events if event["event"] == "ended"), None)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended and its process is there."""
+        import psutil
+
+        return self.ended is None and bool(psutil.pid_exists(self.pid))
+
+    def ask_to_stop(self) -> None:
+        """Let it end at its next step; --resume goes on there. Raises OSError."""
+        self.file.with_suffix(".stop").touch()
+
+
+def runs_folder() -> Path:
+    """Where the logs of this user's trainings lie."""
+    return paths.state_dir() / "runs"
+
+
+def latest(folder: Path | None = None, known: Run | None = None) -> Run | None:
+    """The training that was begun last; None where there is none that can be read. known: the
+    answer before, which is given again while it holds."""
+    for file in sorted((folder or runs_folder()).glob("*.jsonl"), reverse=True):
+        if known is not None and known.file == file and known.stamp == _stamp(file):
+            return known
+        if (found := read(file)) is not None:
+            return found
+    return None
+
+
+def read(file: Path) -> Run | None:
+    """One log. A line that is damaged, or not whole yet, is left out."""
+    stamp = _stamp(file)
+    try:
+        with open(file, "rb") as stream:
+            lines = stream.read(MOST_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    events = [event for event in map(_event, lines) if event is not None]
+    if not events or events[0]["event"] != "began":
+        return None
+    first = events[0]
+    try:
+        return Run(
+            file=file,
+            output=str(first["output"]),
+            started=str(first["started"]),
+            pid=int(first["pid"]),
+            can_stop=first["can_stop"] is True,
+            events=tuple(events[1:]),
+            stamp=stamp,
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _stamp(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_one = isinstance(found, dict) and isinstance(found.get("event"), str)
+    return found if is_one else None
+
+
+def _make_room(folder: Path) -> None:
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in sorted(folder.glob("*.jsonl"), reverse=True)[MOST_RUNS - 1 :]:
+            old.unlink(missing_ok=True)
+            old.with_suffix(".stop").unlink(missing_ok=True)
