@@ -208,6 +208,7 @@ def test_the_tab_is_accessible_and_fits_a_phone(tab):
     assert findings(tab) == [], "light"
     tab.set_viewport_size({"width": 390, "height": 844})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
-    tab.evaluate("document.body.classList.add('dark')")
+    tab.emulate_media(color_scheme="dark")
+    tab.wait_for_selector("body.dark")
     assert findings(tab) == [], "dark"
-    tab.evaluate("document.body.classList.remove('dark')")
+    tab.emulate_media(color_scheme="light")
