@@ -26,7 +26,7 @@ from medusa_chat.ui.status import phase_text
 from medusa_chat.ui.thoughts import said
 from medusa_chat.ui.view import Tab, View, error_line, next_line, returned, rows_of, view_of
 
-POLL_SECONDS = 0.04
+POLL_SECONDS = 0.042
 KEEP_ALIVE_SECONDS = 0.5  # a tab that was closed is noticed at the next yield
 SETTINGS = (  # in the order in which events post them
     "vanilla",
