@@ -39,6 +39,11 @@ class Play:
     seconds: float
 
     @property
+    def is_timed(self) -> bool:
+        """Whether there was a step: an answer may end with the token of the prefill."""
+        return self.steps > 0 and self.seconds > 0
+
+    @property
     def per_step(self) -> float:
         """Tokens a step: the acceleration rate of this answer."""
         return self.stepped / self.steps
@@ -91,6 +96,12 @@ def play(
 
 
 def _one(course: Course, question: Question, way: Way) -> Play | None:
+    found = answer(course, question, way)
+    return found if found is not None and found.is_timed else None
+
+
+def answer(course: Course, question: Question, way: Way) -> Play | None:
+    """One answer from an empty cache; None where the context has no room for it."""
     loaded, engine = course.loaded, course.loaded.engine
     name = "none" if len(way.tree) == 1 else "medusa"
     nodes, most = len(way.tree), course.max_new_tokens
@@ -103,8 +114,6 @@ def _one(course: Course, question: Question, way: Way) -> Play | None:
         return None
     assert isinstance(last, Finished)
     stats = last.stats
-    if not stats.steps or stats.seconds <= 0:
-        return None
     stepped = (stats.acceleration_rate or 0.0) * stats.steps
     return Play(question, last.token_ids, stats.steps, stepped, stats.seconds)
 

@@ -8,7 +8,14 @@ from typing import Any
 
 from medusa_chat.bench.course import Course
 from medusa_chat.bench.rows import Row, row, unmeasured
-from medusa_chat.checkpoint import Checkpoint
+from medusa_chat.bench.stock import (
+    Stock,
+    compiled,
+    drafting,
+    no_compiler,
+    read_draft,
+    read_stock,
+)
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
@@ -30,6 +37,8 @@ HOSTILE = (  # nothing here is foreseen well: digits, other scripts, an answer o
 )
 DTYPES = ("float32", "bfloat16")
 LOOKUP = 10  # tokens that transformers' own prompt lookup proposes: its documentation's value
+DRAFTED = 4  # tokens of the draft model at each step
+DRAFTS = ("-lookup", "-assisted")  # of generate: not plain decoding
 OURS = ("plain", "medusa", "prompt-lookup")
 
 
@@ -37,12 +46,14 @@ OURS = ("plain", "medusa", "prompt-lookup")
 class Contestant:
     """One way to decode. answer: prompt ids -> (token ids without the end token, seconds).
 
-    per_round: tokens per second of each round over all prompts, prefill included.
+    per_round: tokens per second of each round over all prompts, prefill included. warm_up: seconds
+    of the round before these, which compiles what is to be compiled.
     """
 
     name: str
     answer: Callable[[list[int]], tuple[tuple[int, ...], float]]
     command: str
+    warm_up: float = 0.0
     per_round: list[float] = field(default_factory=list)
     answers: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -73,14 +84,17 @@ def race(course: Course) -> Iterator[Row]:
     prompts, hostile = (_encoded(course, texts) for texts in (PROMPTS, HOSTILE))
     records = {name: Steps() for name in OURS}
     ours = [_ours(name, course, records[name]) for name in OURS]
-    contestants = [*_generates(course), *ours]
+    longest = max(map(len, prompts))
+    contestants = [*_generates(course, longest), *ours]
     for number in range(course.rounds + 1):
         course.progress(f"round {number} of {course.rounds}" if number else "warm-up")
         for turn in range(len(contestants)):
             who = contestants[(turn + number) % len(contestants)]
             if who.name in records:
                 records[who.name].begin_round()
-            _play(who, prompts)
+            seconds = _play(who, prompts)
+            if not number:
+                who.warm_up = seconds
     for record in records.values():
         del record.steps[:1], record.tokens[:1], record.seconds[:1]
     if not all(records["medusa"].steps) or not all(records["plain"].steps):
@@ -89,8 +103,11 @@ def race(course: Course) -> Iterator[Row]:
     yield from _rates(by_name)
     yield from _steps(by_name, records)
     yield from _hostile(course, by_name, hostile)
-    yield unmeasured("generate, assisted", "tokens/s", "it needs a draft model of this vocabulary")
-    yield unmeasured("generate, static and compiled", "tokens/s", "compiling takes minutes")
+    if not any(name.endswith("-assisted") for name in by_name):
+        why = "there is no draft model of this vocabulary: give one with --draft"
+        yield unmeasured("generate, assisted", "tokens/s", why)
+    if why := no_compiler(course.loaded.info.device):
+        yield unmeasured("generate, static and compiled", "tokens/s", why)
 
 
 def _encoded(course: Course, texts: tuple[str, ...]) -> list[list[int]]:
@@ -98,52 +115,60 @@ def _encoded(course: Course, texts: tuple[str, ...]) -> list[list[int]]:
     return [encode(course.loaded, [{"role": "user", "content": text}])[0] for text in texts]
 
 
-def _generates(course: Course) -> Iterator[Contestant]:
-    """transformers' generate on the stock model, in fp32 and in half precision, with our threads
-    and with torch's, and with its own prompt lookup."""
+def _generates(course: Course, longest: int) -> Iterator[Contestant]:
+    """transformers' generate on the stock model, in fp32 and in half precision: with our threads
+    and with torch's, with its own prompt lookup, with a draft model, and compiled."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     from medusa_chat.decoding.threads import most
 
-    loaded, folder = course.loaded, Checkpoint.find(course.request).backbone
-    device, eos = loaded.engine.backbone.device, loaded.engine.eos
-    here, lookup = torch.get_num_threads(), {"prompt_lookup_num_tokens": LOOKUP}
-    ways: list[tuple[str, int, dict[str, int]]] = [("", here, {}), ("-lookup", here, lookup)]
-    if most() != here:
-        ways.append((f"-{most()}-threads", most(), {}))
+    here = torch.get_num_threads()
     for dtype in DTYPES:
-        course.progress(f"loading: the stock model in {dtype}")
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), device_map={"": device}, local_files_only=True
-        ).eval()
-        for suffix, threads, options in ways:
+        stock = read_stock(course, dtype)
+        yield _generate(f"generate-{dtype}", stock)
+        yield _generate(f"generate-{dtype}-lookup", stock, prompt_lookup_num_tokens=LOOKUP)
+        if most() != here:
+            yield _threaded(f"generate-{dtype}-{most()}-threads", stock, most())
+        draft = read_draft(course, dtype)
+        if draft is not None:
+            yield _assisted(f"generate-{dtype}-assisted", stock, draft)
+        if not no_compiler(course.loaded.info.device):
+            # a model of its own: what is compiled stays with it
+            alone = read_stock(course, dtype)
+            yield _generate(f"generate-{dtype}-static", alone, **compiled(course, longest))
 
-            def answer(
-                ids: list[int],
-                model: Any = model,
-                threads: int = threads,
-                options: dict[str, int] = options,
-            ) -> tuple[tuple[int, ...], float]:
-                prompt = torch.tensor([ids], device=device)
-                torch.set_num_threads(threads)
-                started = perf_counter()
-                out = model.generate(
-                    prompt,
-                    attention_mask=torch.ones_like(prompt),
-                    do_sample=False,
-                    max_new_tokens=course.max_new_tokens,
-                    eos_token_id=sorted(eos),
-                    **options,
-                )
-                found = out[0, len(ids) :].tolist()
-                seconds = perf_counter() - started
-                torch.set_num_threads(here)
-                return tuple(t for t in found if t not in eos), seconds
 
-            words = "".join(f", {name}={value}" for name, value in options.items())
-            command = f"transformers generate(do_sample=False{words})"
-            yield Contestant(f"generate-{dtype}{suffix}", answer, command)
+def _generate(name: str, stock: Stock, **options: Any) -> Contestant:
+    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
+        said = stock.answer(ids, **options)
+        return said.tokens, said.seconds
+
+    shown = {"compile_config": "CompileConfig()"}
+    words = "".join(f", {key}={shown.get(key, value)}" for key, value in options.items())
+    return Contestant(name, answer, f"transformers generate(do_sample=False{words})")
+
+
+def _threaded(name: str, stock: Stock, threads: int) -> Contestant:
+    import torch
+
+    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
+        here = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        said = stock.answer(ids)
+        torch.set_num_threads(here)
+        return said.tokens, said.seconds
+
+    return Contestant(name, answer, "transformers generate(do_sample=False)")
+
+
+def _assisted(name: str, stock: Stock, draft: Any) -> Contestant:
+    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
+        with drafting(draft, DRAFTED) as options:
+            said = stock.answer(ids, **options)
+        return said.tokens, said.seconds
+
+    words = f"assistant_model=..., num_assistant_tokens={DRAFTED}"
+    return Contestant(name, answer, f"transformers generate(do_sample=False, {words})")
 
 
 def _ours(name: str, course: Course, record: Steps) -> Contestant:
@@ -174,23 +199,27 @@ def _ours(name: str, course: Course, record: Steps) -> Contestant:
     return Contestant(name, answer, course.command)
 
 
-def _play(contestant: Contestant, prompts: list[list[int]]) -> None:
+def _play(contestant: Contestant, prompts: list[list[int]]) -> float:
     found = [contestant.answer(ids) for ids in prompts]
-    contestant.per_round.append(sum(len(ids) for ids, _ in found) / sum(s for _, s in found))
+    seconds = sum(s for _, s in found)
+    contestant.per_round.append(sum(len(ids) for ids, _ in found) / seconds)
     contestant.answers = [ids for ids, _ in found]
+    return seconds
 
 
 def _rates(by_name: dict[str, Contestant]) -> Iterator[Row]:
     """Tokens a second, all against the fastest plain `generate` of any precision."""
     rates = {name: c.per_round[1:] for name, c in by_name.items()}
-    stock = [name for name in by_name if name not in OURS and not name.endswith("-lookup")]
+    stock = [name for name in by_name if name not in OURS and not name.endswith(DRAFTS)]
     fastest = max(stock, key=lambda n: median(rates[n]))
     names = [n for n in by_name if n not in OURS]
     for name in [*names, "generate", *OURS]:
         real = fastest if name == "generate" else name
         against = fastest if name == "generate" else f"generate ({fastest})"
         command, values = by_name[real].command, rates[real]
-        yield row(name, values, "tokens/s", command, against, rates[fastest])
+        note = f"compiling took {by_name[real].warm_up:.0f} s, not counted"
+        note = note if real.endswith("-static") else ""
+        yield row(name, values, "tokens/s", command, against, rates[fastest], note)
     command = "medusa-chat bench"
     for name in ("medusa", "prompt-lookup"):
         label = f"{name} / plain"
