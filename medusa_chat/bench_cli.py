@@ -74,9 +74,9 @@ def bench(
             "--report, --answers, --model-id, --acceptance and --temperature are for --study report"
         )
     settings = GenerationSettings(acceptance=acceptance, temperature=temperature)
-    from medusa_chat.bench import Report, drawing, run, run_shape, table
+    from medusa_chat.bench import run, run_shape, table
 
-    told = Report()
+    told = _report() if "report" in studies else None
     if shape is None:
         result = run(
             request,
@@ -103,8 +103,18 @@ def bench(
     text = json.dumps(result, indent=2)
     print(text if as_json else table(result))
     _write(output, text + "\n")
-    _write(picture, drawing(result))
-    _tell(result, told, report, answers, model_id)
+    if picture is not None:
+        from medusa_chat.bench import drawing
+
+        _write(picture, drawing(result))
+    if told is not None:
+        _tell(result, told, report, answers, model_id)
+
+
+def _report() -> "Report":
+    from medusa_chat.bench import Report
+
+    return Report()
 
 
 def _tell(
