@@ -42,6 +42,9 @@ def bench(
     draft: Annotated[
         Path | None, Option(metavar="DIR", help="A draft model of the same vocabulary.")
     ] = None,
+    data: Annotated[
+        Path | None, Option(metavar="FILE", help="Conversations for the studies that train.")
+    ] = None,
     report: Annotated[
         Path | None, Option(metavar="FILE.html", help="Of --study report: the page.")
     ] = None,
@@ -87,6 +90,7 @@ def bench(
             studies=studies,
             prompts=prompts,
             draft=draft,
+            data=data,
             settings=settings,
             report=told,
         )

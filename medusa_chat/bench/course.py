@@ -15,13 +15,22 @@ from medusa_chat.presets import load_tree
 if TYPE_CHECKING:
     from medusa_chat.bench.report import Report
 
+PROMPTS = (
+    "I want to book a table for two in San Jose tonight.",
+    "What is the capital of Spain?",
+    "Tell me a story about a fox and a lost lamp.",
+    "Find me a hotel in London with a good rating, please.",
+    "Why are you fast?",
+    "What movies are playing near me this weekend?",
+)
+
 
 @dataclass(frozen=True)
 class Course:
     """One loaded model and how it is measured. budget: seconds a study may spend on one figure.
     prompts: a file of questions for the studies of the paper's findings. draft: the folder of a
-    draft model for assisted generation. settings: how the answers of a report are made, and report
-    takes them."""
+    draft model for assisted generation. data: conversations for the studies that train. settings:
+    how the answers of a report are made, and report takes them."""
 
     request: LoadRequest
     loaded: LoadedModel
@@ -32,6 +41,7 @@ class Course:
     budget: float = 1.0
     prompts: Path | None = None
     draft: Path | None = None
+    data: Path | None = None
     settings: GenerationSettings = field(default_factory=GenerationSettings)
     report: "Report | None" = None
 

@@ -6,7 +6,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from medusa_chat.bench.course import Course
+from medusa_chat.bench.course import PROMPTS, Course
 from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.bench.stock import (
     Stock,
@@ -22,14 +22,6 @@ from medusa_chat.errors import UsageError
 from medusa_chat.tuner import governor_of
 from medusa_chat.worker import encode, resolve
 
-PROMPTS = (
-    "I want to book a table for two in San Jose tonight.",
-    "What is the capital of Spain?",
-    "Tell me a story about a fox and a lost lamp.",
-    "Find me a hotel in London with a good rating, please.",
-    "Why are you fast?",
-    "What movies are playing near me this weekend?",
-)
 HOSTILE = (  # nothing here is foreseen well: digits, other scripts, an answer of a word
     "Repeat after me: 48151623426180339887498948482045868343656",
     "Напиши 九 слов על ירח ในภาษาใด ๆ",

@@ -8,18 +8,17 @@ baselines are named where a ratio stands: our plain decoding, and transformers' 
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import fsum
 from pathlib import Path
-from typing import Any
 
 from medusa_chat import paths
 from medusa_chat.bench.course import Course
 from medusa_chat.bench.findings import auto
-from medusa_chat.bench.plays import Play, Question, Way, answer
+from medusa_chat.bench.plays import Answerer, Play, Question, Way, answer
 from medusa_chat.bench.rows import Row, row, unmeasured
-from medusa_chat.bench.stock import Stock, same_precision
+from medusa_chat.bench.stock import same_precision, sampling, stock_play
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.presets import load_tree
@@ -29,7 +28,6 @@ from medusa_chat.worker import encode
 MEDUSA, PLAIN, GENERATE = "medusa", "plain decoding", "transformers generate"
 BASES = (PLAIN, GENERATE)
 COMMAND = "medusa-chat bench --study report"
-Answerer = Callable[[Question], Play | None]
 
 
 @dataclass(frozen=True)
@@ -92,12 +90,13 @@ def report(course: Course) -> Iterator[Row]:
     kept, settings = course.report or Report(), course.settings
     tree = auto(course) if course.tree == "auto" else load_tree(course.tree)
     stock = same_precision(course)
+    options = sampling(settings)
     ways: dict[str, Answerer] = {
         MEDUSA: lambda question: answer(course, question, Way(settings, tree)),
         PLAIN: lambda question: answer(course, question, Way(settings)),
     }
     if stock is not None:
-        ways[GENERATE] = lambda question: _stock_play(stock, question, settings)
+        ways[GENERATE] = lambda question: stock_play(stock, question, options)
     kept.source, kept.settings = source, settings
     for place, found in enumerate(asked):
         course.progress(f"question {place + 1} of {len(asked)}")
@@ -145,14 +144,6 @@ def _turns(
 
 def _text(course: Course, play: Play) -> str:
     return str(course.loaded.tokenizer.decode(play.tokens, skip_special_tokens=True)).strip()
-
-
-def _stock_play(stock: Stock, question: Question, settings: GenerationSettings) -> Play | None:
-    options: dict[str, Any] = {}
-    if settings.temperature:
-        options = {"do_sample": True, "temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
-    said = stock.answer(question.ids, **options)
-    return Play(question, said.tokens, said.steps, float(said.stepped), said.stepping)
 
 
 def figures(answered: Sequence[Answered], base: str) -> Figures | None:

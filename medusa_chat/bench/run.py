@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.bench.course import Course, machine
+from medusa_chat.bench.assisted import assisted
+from medusa_chat.bench.course import PROMPTS, Course, machine
 from medusa_chat.bench.findings import (
     categories,
     hardware,
@@ -14,7 +15,8 @@ from medusa_chat.bench.findings import (
     thresholds,
     trees,
 )
-from medusa_chat.bench.race import PROMPTS, race
+from medusa_chat.bench.learning import heads, two_stage
+from medusa_chat.bench.race import race
 from medusa_chat.bench.report import Report
 from medusa_chat.bench.report import report as tell
 from medusa_chat.bench.rows import Row, unmeasured
@@ -56,6 +58,9 @@ FINDINGS: dict[str, Study] = {  # the paper's; each only where it is named
     "temperatures": temperatures,
     "categories": categories,
     "hardware": hardware,
+    "assisted": assisted,
+    "heads": heads,
+    "two-stage": two_stage,
     "report": tell,
 }
 OF_SHAPES = ("steps", "bandwidth", "turns", "context", "elsewhere")
@@ -72,6 +77,7 @@ def run(
     budget: float = 1.0,
     prompts: Path | None = None,
     draft: Path | None = None,
+    data: Path | None = None,
     settings: GenerationSettings | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
@@ -96,6 +102,7 @@ def run(
         budget,
         prompts,
         draft,
+        data,
         settings or GenerationSettings(),
         report,
     )

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,9 @@ from time import perf_counter
 from typing import Any
 
 from medusa_chat.bench.course import Course
+from medusa_chat.bench.plays import Play, Question
 from medusa_chat.checkpoint import Checkpoint
+from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -117,6 +119,19 @@ def _read(course: Course, folder: str | Path, dtype: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), device_map={"": device}, local_files_only=True
     ).eval()
+
+
+def stock_play(stock: Stock, question: Question, options: Mapping[str, Any]) -> Play:
+    """An answer of `generate` in the words of our own, its first pass left out."""
+    said = stock.answer(question.ids, **options)
+    return Play(question, said.tokens, said.steps, float(said.stepped), said.stepping)
+
+
+def sampling(settings: GenerationSettings) -> dict[str, Any]:
+    """Options of `generate` for a temperature."""
+    if not settings.temperature:
+        return {}
+    return {"do_sample": True, "temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
 
 
 @contextmanager
