@@ -31,15 +31,14 @@ from medusa_chat.training.trainer import new_heads, train_heads
 HEADS = 5
 COUNTS = (3, 4, 5)
 SEEDS = (0, 1)
-STEPS = 300  # of the heads alone
-LABELS = 256  # of each of these steps
 ASKED = 2  # answers of each conversation that the heads learn from
 JOINT_STEPS = 40  # of backbone and heads together, after these
 DIRECT_STEPS = 80  # of both from the start
 JOINT_TOKENS = 1024  # of each step of both
 JOINT_RATE = 5e-4  # of the backbone: a quarter of that of the heads' biases
 DIRECT_RATE = 2e-3  # the same as these have
-MEDUSA_1 = HeadRecipe(steps=STEPS, batch_labels=LABELS, evaluate_every=10**9, save_every=10**9)
+# Steps of the heads alone.
+MEDUSA_1 = HeadRecipe(steps=300, batch_labels=256, evaluate_every=10**9, save_every=10**9)
 
 
 def heads(course: Course) -> Iterator[Row]:
@@ -81,8 +80,8 @@ def _kinds(
                 found[count].append(judged(ranks, count))
         millions = sum(p.numel() for p in made.parameters()) / 1e6
         note = (
-            f"{STEPS} steps of {LABELS} labels from {len(examples)} examples with "
-            f"{len(kept.hidden)}; {millions:.2f} M parameters in five heads; {len(SEEDS)} seeds; "
+            f"{MEDUSA_1.steps} steps of {MEDUSA_1.batch_labels} labels from {len(examples)} "
+            f"examples with {len(kept.hidden)}; {millions:.2f} M parameters in five heads; {len(SEEDS)} seeds; "
             f"{NODES} nodes, {len(tests)} answers"
         )
         for count, values in found.items():
@@ -139,14 +138,14 @@ def _two_stage_rows(
 ) -> Iterator[Row]:
     command = "medusa-chat bench --study two-stage"
     notes = {
-        "medusa-1": f"{STEPS} steps of the heads alone",
+        "medusa-1": f"{MEDUSA_1.steps} steps of the heads alone",
         "medusa-2, direct": (
             f"{DIRECT_STEPS} steps of both from untrained heads, lambda_0 1, the backbone's "
             f"learning rate {DIRECT_RATE:g}"
         ),
         "medusa-2, two stages": (
-            f"{STEPS} steps of the heads alone, then {JOINT_STEPS} of both, lambda_0 0.2, the "
-            f"backbone's learning rate {JOINT_RATE:g}"
+            f"{MEDUSA_1.steps} steps of the heads alone, then {JOINT_STEPS} of both, lambda_0 0.2, "
+            f"the backbone's learning rate {JOINT_RATE:g}"
         ),
     }
     seeds = f"; {len(SEEDS)} seeds, {len(school.learnt)} conversations to learn from"
@@ -173,23 +172,32 @@ def _direct(
     model: Any, made: MedusaHeads, examples: Sequence[Example], kept: Rows, seed: int
 ) -> Any:
     """Both at once from heads that know nothing, at the heads' learning rate."""
-    return _jointly(model, made, examples, _joint(seed, DIRECT_STEPS, DIRECT_RATE, lambda0=1.0))
+    return _jointly(
+        model, made, examples, _joint(seed, DIRECT_STEPS, DIRECT_RATE, MEDUSA_1.learning_rate, 1.0)
+    )
 
 
 def _two_stages(
     model: Any, made: MedusaHeads, examples: Sequence[Example], kept: Rows, seed: int
 ) -> Any:
-    """The heads first, then both with a small weight and a smaller learning rate (2.2.2)."""
+    """The heads first, then both with a small weight and smaller learning rates (2.2.2)."""
     _medusa_1(model, made, examples, kept, seed)
-    return _jointly(model, made, examples, _joint(seed, JOINT_STEPS, JOINT_RATE, lambda0=0.2))
+    return _jointly(
+        model,
+        made,
+        examples,
+        _joint(seed, JOINT_STEPS, JOINT_RATE, MEDUSA_1.learning_rate / 4, 0.2),
+    )
 
 
-def _joint(seed: int, steps: int, rate: float, lambda0: float) -> JointRecipe:
+def _joint(seed: int, steps: int, rate: float, head_rate: float, lambda0: float) -> JointRecipe:
     recipe = HeadRecipe(
         steps=steps,
         batch_tokens=JOINT_TOKENS,
         cache_hidden=False,
         warmup_steps=steps // 8,
+        learning_rate=head_rate,
+        other_learning_rate=head_rate / 10,
         evaluate_every=10**9,
         save_every=10**9,
         seed=seed,
