@@ -47,6 +47,9 @@ def recipe_options(
         bool | None,
         Option("--distill/--no-distill", help="The backbone answers the prompts itself."),
     ] = None,
+    soft_targets: Annotated[
+        int | None, Option(metavar="K", help="Learn the backbone's K likeliest tokens, not one.")
+    ] = None,
     epochs: Annotated[int | None, Option(metavar="N", help="Times through the data.")] = None,
     max_steps: Annotated[int | None, Option(metavar="N", help="Instead of --epochs.")] = None,
     batch_tokens: Annotated[int | None, Option(metavar="N", help="Tokens of a batch.")] = None,

@@ -3,7 +3,8 @@
 A Llama of 0.6 million parameters with the demo's tokenizer, for `medusa-chat bench --study
 assisted`: what speculative decoding with a draft model gives where Medusa gives the rest (Medusa,
 arXiv 2401.10774, appendix D). The answers are build.py's (`answers.jsonl` in the work folder; they
-are made there if they are not). About twelve minutes of one core; stop it and run it again.
+are made there if they are not). About twenty minutes of one core; stop it and run it again: it goes
+on where it was.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from medusa_chat.training.data import Example, collate, grouped  # noqa: E402
 from medusa_chat.training.distill import DistillRecipe  # noqa: E402
 
 SIZE_LIMIT = 1_500_000
+SAVED = 300  # steps between two states of the second stage
 CARD = """---
 license: cc-by-sa-4.0
 language: en
@@ -118,12 +120,21 @@ def answer_logits(model, group: list[Example]) -> tuple[torch.Tensor, torch.Tens
     return model.lm_head(hidden[chosen]), batch.ids[:, 1:][chosen]
 
 
-def learn_answers(model, examples: list[Example], finish: Finish) -> None:
-    """The second stage."""
+def learn_answers(model, examples: list[Example], finish: Finish, state: Path) -> None:
+    """The second stage, taken up where it was last saved."""
     optimizers = backbone.optimizers(model, DRAFT)
     peaks = [o.param_groups[0]["lr"] for o in optimizers]
+    done = 0
+    if state.exists():
+        saved = torch.load(state, weights_only=True)
+        model.load_state_dict(saved["model"])
+        for optimizer, values in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(values)
+        done = saved["step"]
     bar = tqdm(batches(examples, finish), total=finish.steps, desc="answers", unit="step")
     for step, group in enumerate(bar):
+        if step < done:
+            continue
         share = finish.peak * min((step + 1) / 50, 1 - step / finish.steps)
         for optimizer, peak in zip(optimizers, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * share
@@ -134,6 +145,8 @@ def learn_answers(model, examples: list[Example], finish: Finish) -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         bar.set_postfix(loss=f"{loss.item():.3f}")
+        if (step + 1) % SAVED == 0 or step + 1 == finish.steps:
+            backbone.save_state(state, model, optimizers, step + 1, DRAFT)
 
 
 @torch.no_grad()
@@ -172,7 +185,7 @@ def main() -> None:
     examples, held_out = make_answers(arguments.data, arguments.work)
     model = backbone.new_model(DRAFT)
     learn_text(model, examples, held_out, arguments.work)
-    learn_answers(model, examples, Finish())
+    learn_answers(model, examples, Finish(), arguments.work / "draft-answers.pt")
     share, labels = right(model.eval(), held_out)
     millions = model.num_parameters() / 1e6
     card = CARD.format(

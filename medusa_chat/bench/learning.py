@@ -81,8 +81,8 @@ def _kinds(
         millions = sum(p.numel() for p in made.parameters()) / 1e6
         note = (
             f"{MEDUSA_1.steps} steps of {MEDUSA_1.batch_labels} labels from {len(examples)} "
-            f"examples with {len(kept.hidden)}; {millions:.2f} M parameters in five heads; {len(SEEDS)} seeds; "
-            f"{NODES} nodes, {len(tests)} answers"
+            f"examples with {len(kept.hidden)}; {millions:.2f} M parameters in five heads; "
+            f"{len(SEEDS)} seeds; {NODES} nodes, {len(tests)} answers"
         )
         for count, values in found.items():
             name = f"{data}, {kind} LM head, {count} heads"

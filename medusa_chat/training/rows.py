@@ -1,7 +1,7 @@
 """Rows: hidden states with what the heads are to say of them, a batch at a time."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,26 +17,41 @@ from medusa_chat.training.data import (
     packed,
     shuffled,
 )
-from medusa_chat.training.loss import hidden_and_targets
+from medusa_chat.training.loss import LMHead, Soft, hidden_and_soft, hidden_and_targets
 from medusa_chat.training.steps import HeadRecipe
 from medusa_chat.training.team import Team
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Places where a head has a label: hidden [n, d], targets [n, K], owners [n] index names."""
+    """Places where a head has a label: hidden [n, d], targets [n, K], owners [n] index names.
+    soft: what is learnt in place of the targets."""
 
     hidden: Tensor
     targets: Tensor
     owners: Tensor
     names: tuple[str, ...]
+    soft: Soft | None = None
+
+    def __getitem__(self, chosen: Any) -> "Rows":
+        """Some of them, by a slice or by indices."""
+        soft = None if self.soft is None else self.soft[chosen]
+        part = (self.hidden[chosen], self.targets[chosen], self.owners[chosen])
+        return Rows(*part, self.names, soft)
 
 
-def rows_of(model: Any, heads: int, batch: Batch) -> Rows:
-    """Run the frozen backbone over a batch."""
-    hidden, targets, places = hidden_and_targets(model, batch, heads)
+def rows_of(
+    model: Any, heads: int, batch: Batch, soft: int = 0, lm_head: LMHead | None = None
+) -> Rows:
+    """Run the frozen backbone over a batch. soft: how many of its own most probable tokens are
+    kept for each target; lm_head: with which, the model's own output layer if None."""
     names = tuple(example.place for example in batch.examples)
-    return Rows(hidden, targets, places, names)
+    if not soft:
+        hidden, targets, places = hidden_and_targets(model, batch, heads)
+        return Rows(hidden, targets, places, names)
+    head = lm_head or model.get_output_embeddings()
+    hidden, targets, places, told = hidden_and_soft(model, batch, heads, head, soft)
+    return Rows(hidden, targets, places, names, told)
 
 
 def epoch_of(
@@ -79,13 +94,15 @@ def streamed_rows(
     recipe: HeadRecipe,
     start: int,
     team: Team,
+    lm_head: LMHead | None = None,
 ) -> Iterator[tuple[int, Rows]]:
     """(step, rows) from step `start` on, the backbone run at every step."""
     for step, rows in streamed(examples, recipe, start, team):
-        yield (
-            step,
-            rows_of(model, heads, batch_of(rows, recipe)) if rows else _no_rows(model, heads),
-        )
+        if not rows:
+            yield step, _no_rows(model, heads)
+            continue
+        batch = batch_of(rows, recipe)
+        yield step, rows_of(model, heads, batch, recipe.soft_targets, lm_head)
 
 
 def _no_rows(model: Any, heads: int) -> Rows:
@@ -96,28 +113,39 @@ def _no_rows(model: Any, heads: int) -> Rows:
     return Rows(hidden.to(device), targets, targets[:, 0], ())
 
 
-def keep_rows(model: Any, heads: int, examples: Sequence[Example], recipe: HeadRecipe) -> Rows:
+def keep_rows(
+    model: Any,
+    heads: int,
+    examples: Sequence[Example],
+    recipe: HeadRecipe,
+    lm_head: LMHead | None = None,
+) -> Rows:
     """Every row of the examples, the backbone run once. Raises UsageError without any."""
     names: tuple[str, ...] = ()
-    parts = []
+    parts: list[Rows] = []
     for group in epoch_of(examples, recipe, 0):
-        rows = rows_of(model, heads, batch_of(group, recipe))
-        parts.append((rows.hidden, rows.targets, rows.owners + len(names)))
+        rows = rows_of(model, heads, batch_of(group, recipe), recipe.soft_targets, lm_head)
+        parts.append(replace(rows, owners=rows.owners + len(names)))
         names += rows.names
-    hidden, targets, owners = (torch.cat(column) for column in zip(*parts, strict=True))
+    hidden, targets, owners = (
+        torch.cat([getattr(part, name) for part in parts])
+        for name in ("hidden", "targets", "owners")
+    )
     if not len(hidden):
         raise UsageError("the examples hold no label that a head could learn: longer answers")
-    return Rows(hidden, targets, owners, names)
+    told = [part.soft for part in parts if part.soft is not None]
+    if not told:
+        return Rows(hidden, targets, owners, names)
+    soft = Soft(torch.cat([one.tokens for one in told]), torch.cat([one.shares for one in told]))
+    return Rows(hidden, targets, owners, names, soft)
 
 
 def drawn_rows(kept: Rows, recipe: HeadRecipe, start: int) -> Iterator[tuple[int, Rows]]:
     """(step, rows) from step `start` on, of kept rows in a new order each epoch."""
-    hidden, targets, owners = kept.hidden, kept.targets, kept.owners
-    size = min(recipe.batch_labels, len(hidden))
-    steps_an_epoch = len(hidden) // size
+    count = len(kept.hidden)
+    size = min(recipe.batch_labels, count)
     for step in range(start, recipe.steps):
-        epoch, place = divmod(step, steps_an_epoch)
+        epoch, place = divmod(step, count // size)
         generator = torch.Generator().manual_seed(recipe.seed + epoch)
-        order = torch.randperm(len(hidden), generator=generator).to(hidden.device)
-        chosen = order[place * size : (place + 1) * size]
-        yield step, Rows(hidden[chosen], targets[chosen], owners[chosen], kept.names)
+        order = torch.randperm(count, generator=generator).to(kept.hidden.device)
+        yield step, kept[order[place * size : (place + 1) * size]]

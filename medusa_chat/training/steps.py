@@ -17,7 +17,8 @@ class HeadRecipe:
     lengths together). cache_hidden: run the backbone once over everything and keep its hidden
     states (d values a label), then take batches of batch_labels; else run it at every step over
     batches of batch_tokens. decay: the weight of head k (from 1) is decay^k. evaluate_every and
-    save_every count steps; the last step does both.
+    save_every count steps; the last step does both. soft_targets: learn so many of the backbone's
+    most probable tokens at each place instead of the one that came (0: that one).
     """
 
     steps: int = 500
@@ -36,6 +37,7 @@ class HeadRecipe:
     seed: int = 0
     optimizer: str = "muon"
     sequence_length: int = 0
+    soft_targets: int = 0
 
 
 @dataclass(frozen=True)

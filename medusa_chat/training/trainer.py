@@ -96,10 +96,10 @@ def train_heads(
     if start >= recipe.steps:
         pass
     elif recipe.cache_hidden and team.size == 1:
-        kept = kept or keep_rows(model, len(heads), examples, recipe)
+        kept = kept or keep_rows(model, len(heads), examples, recipe, lm_head)
         source = drawn_rows(kept, recipe, start)
     else:
-        source = streamed_rows(model, len(heads), examples, recipe, start, team)
+        source = streamed_rows(model, len(heads), examples, recipe, start, team, lm_head)
 
     def save(done: int) -> None:
         if state is not None and team.is_first:
@@ -144,7 +144,8 @@ def _loss(
 ) -> HeadLosses:
     labels = team.sum((rows.targets != IGNORED).sum(0))
     at_once = recipe.rows_at_once
-    return medusa_loss(heads, lm_head, rows.hidden, rows.targets, recipe.decay, at_once, labels)
+    hidden, targets = rows.hidden, rows.targets
+    return medusa_loss(heads, lm_head, hidden, targets, recipe.decay, at_once, labels, rows.soft)
 
 
 @torch.no_grad()
@@ -152,8 +153,7 @@ def _blame(lm_head: LMHead, heads: MedusaHeads, rows: Rows, recipe: HeadRecipe, 
     """Which examples have a row whose loss is not finite by itself."""
     guilty: dict[str, None] = {}
     for row in range(len(rows.hidden)):
-        one = slice(row, row + 1)
-        alone = Rows(rows.hidden[one], rows.targets[one], rows.owners[one], rows.names)
+        alone = rows[row : row + 1]
         if not math.isfinite(_loss(lm_head, heads, alone, recipe).total.item()):
             guilty[rows.names[int(rows.owners[row])] or "an example without a name"] = None
     names = ", ".join(list(guilty)[:3]) or "none of the batch's rows alone"
