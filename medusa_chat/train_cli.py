@@ -47,6 +47,9 @@ def recipe_options(
         bool | None,
         Option("--distill/--no-distill", help="The backbone answers the prompts itself."),
     ] = None,
+    self_talk: Annotated[
+        int | None, Option(metavar="N", help="With --distill: N more questions of its own.")
+    ] = None,
     soft_targets: Annotated[
         int | None, Option(metavar="K", help="Learn the backbone's K likeliest tokens, not one.")
     ] = None,
