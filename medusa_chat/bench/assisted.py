@@ -69,7 +69,7 @@ def assisted(course: Course) -> Iterator[Row]:
         yield speed(f"{name}: speed", plays[name], plays[GENERATE], COMMAND, GENERATE)
 
 
-def _drafted(stock: Stock, draft: Any, length: int, question: Question) -> Play:
+def _drafted(stock: Stock, draft: Any, length: int, question: Question) -> Play | None:
     with drafting(draft, length) as options:
         return stock_play(stock, question, options)
 

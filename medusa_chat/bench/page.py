@@ -75,7 +75,7 @@ def _table(answered: Sequence[Answered], precision: str) -> Iterator[str]:
         f"speedup against {GENERATE}, {base}",
         "",
     )
-    yield "".join(f"<th>{head}</th>" for head in heads) + "</tr></thead><tbody>"
+    yield "".join(f'<th scope="col">{head}</th>' for head in heads) + "</tr></thead><tbody>"
     for kind, (plain, stock) in pairs.items():
         yield _line(kind, kinds[kind], plain, stock, most)
     yield "</tbody></table></div>"

@@ -1,21 +1,14 @@
 """Study "speed": whole answers of transformers' generate, our plain decoding and our drafters."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import Any
 
+from medusa_chat.bench.contestants import DRAFTS, Contestant, generates
 from medusa_chat.bench.course import PROMPTS, Course
 from medusa_chat.bench.rows import Row, row, unmeasured
-from medusa_chat.bench.stock import (
-    Stock,
-    compiled,
-    drafting,
-    no_compiler,
-    read_draft,
-    read_stock,
-)
+from medusa_chat.bench.stock import no_compiler
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
@@ -27,27 +20,7 @@ HOSTILE = (  # nothing here is foreseen well: digits, other scripts, an answer o
     "Напиши 九 слов על ירח ในภาษาใด ๆ",
     "Say yes.",
 )
-DTYPES = ("float32", "bfloat16")
-LOOKUP = 10  # tokens that transformers' own prompt lookup proposes: its documentation's value
-DRAFTED = 4  # tokens of the draft model at each step
-DRAFTS = ("-lookup", "-assisted")  # of generate: not plain decoding
 OURS = ("plain", "medusa", "prompt-lookup")
-
-
-@dataclass
-class Contestant:
-    """One way to decode. answer: prompt ids -> (token ids without the end token, seconds).
-
-    per_round: tokens per second of each round over all prompts, prefill included. warm_up: seconds
-    of the round before these, which compiles what is to be compiled.
-    """
-
-    name: str
-    answer: Callable[[list[int]], tuple[tuple[int, ...], float]]
-    command: str
-    warm_up: float = 0.0
-    per_round: list[float] = field(default_factory=list)
-    answers: list[tuple[int, ...]] = field(default_factory=list)
 
 
 @dataclass
@@ -77,7 +50,8 @@ def race(course: Course) -> Iterator[Row]:
     records = {name: Steps() for name in OURS}
     ours = [_ours(name, course, records[name]) for name in OURS]
     longest = max(map(len, prompts))
-    contestants = [*_generates(course, longest), *ours]
+    why = no_compiler(course.loaded.info.device)
+    contestants = [*generates(course, longest, not why), *ours]
     for number in range(course.rounds + 1):
         course.progress(f"round {number} of {course.rounds}" if number else "warm-up")
         for turn in range(len(contestants)):
@@ -96,71 +70,15 @@ def race(course: Course) -> Iterator[Row]:
     yield from _steps(by_name, records)
     yield from _hostile(course, by_name, hostile)
     if not any(name.endswith("-assisted") for name in by_name):
-        why = "there is no draft model of this vocabulary: give one with --draft"
-        yield unmeasured("generate, assisted", "tokens/s", why)
-    if why := no_compiler(course.loaded.info.device):
+        none = "there is no draft model of this vocabulary: give one with --draft"
+        yield unmeasured("generate, assisted", "tokens/s", none)
+    if why:
         yield unmeasured("generate, static and compiled", "tokens/s", why)
 
 
 def _encoded(course: Course, texts: tuple[str, ...]) -> list[list[int]]:
     course.loaded.said = ("", [])
     return [encode(course.loaded, [{"role": "user", "content": text}])[0] for text in texts]
-
-
-def _generates(course: Course, longest: int) -> Iterator[Contestant]:
-    """transformers' generate on the stock model, in fp32 and in half precision: with our threads
-    and with torch's, with its own prompt lookup, with a draft model, and compiled."""
-    import torch
-
-    from medusa_chat.decoding.threads import most
-
-    here = torch.get_num_threads()
-    for dtype in DTYPES:
-        stock = read_stock(course, dtype)
-        yield _generate(f"generate-{dtype}", stock)
-        yield _generate(f"generate-{dtype}-lookup", stock, prompt_lookup_num_tokens=LOOKUP)
-        if most() != here:
-            yield _threaded(f"generate-{dtype}-{most()}-threads", stock, most())
-        draft = read_draft(course, dtype)
-        if draft is not None:
-            yield _assisted(f"generate-{dtype}-assisted", stock, draft)
-        if not no_compiler(course.loaded.info.device):
-            # a model of its own: what is compiled stays with it
-            alone = read_stock(course, dtype)
-            yield _generate(f"generate-{dtype}-static", alone, **compiled(course, longest))
-
-
-def _generate(name: str, stock: Stock, **options: Any) -> Contestant:
-    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
-        said = stock.answer(ids, **options)
-        return said.tokens, said.seconds
-
-    shown = {"compile_config": "CompileConfig()"}
-    words = "".join(f", {key}={shown.get(key, value)}" for key, value in options.items())
-    return Contestant(name, answer, f"transformers generate(do_sample=False{words})")
-
-
-def _threaded(name: str, stock: Stock, threads: int) -> Contestant:
-    import torch
-
-    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
-        here = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        said = stock.answer(ids)
-        torch.set_num_threads(here)
-        return said.tokens, said.seconds
-
-    return Contestant(name, answer, "transformers generate(do_sample=False)")
-
-
-def _assisted(name: str, stock: Stock, draft: Any) -> Contestant:
-    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
-        with drafting(draft, DRAFTED) as options:
-            said = stock.answer(ids, **options)
-        return said.tokens, said.seconds
-
-    words = f"assistant_model=..., num_assistant_tokens={DRAFTED}"
-    return Contestant(name, answer, f"transformers generate(do_sample=False, {words})")
 
 
 def _ours(name: str, course: Course, record: Steps) -> Contestant:

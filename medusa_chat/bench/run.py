@@ -63,6 +63,7 @@ FINDINGS: dict[str, Study] = {  # the paper's; each only where it is named
     "two-stage": two_stage,
     "report": tell,
 }
+UNASKED = ("hardware", "heads", "two-stage")  # no prompt of anybody's is answered
 OF_SHAPES = ("steps", "bandwidth", "turns", "context", "elsewhere")
 
 
@@ -110,7 +111,8 @@ def run(
     chosen = _chosen(studies or tuple(STUDIES), tuple(known))
     rows = [row for name in chosen for row in known[name](course)]
     _keep(loaded, rows)
-    return {"machine": machine(course, _prompts(course)), "rows": rows, "verdict": verdict(loaded)}
+    asked = 0 if set(chosen) <= set(UNASKED) else _prompts(course)
+    return {"machine": machine(course, asked), "rows": rows, "verdict": verdict(loaded)}
 
 
 def _prompts(course: Course) -> int:

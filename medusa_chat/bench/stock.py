@@ -52,14 +52,16 @@ class Watch:
 
 @dataclass(frozen=True)
 class Stock:
-    """A stock model, and the end tokens and the length of its answers."""
+    """A stock model, the end tokens and the length of its answers, and what its context holds."""
 
     model: Any
     ends: frozenset[int]
     max_new_tokens: int
+    context: int
 
     def answer(self, ids: list[int], **options: Any) -> Said:
-        """A greedy answer, or as the options of `generate` have it."""
+        """A greedy answer, or as the options of `generate` have it, within the context, which must
+        have room for a token."""
         import torch
 
         watch = Watch()
@@ -68,7 +70,7 @@ class Stock:
         out = self.model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
-            max_new_tokens=self.max_new_tokens,
+            max_new_tokens=min(self.max_new_tokens, self.context - len(ids)),
             eos_token_id=sorted(self.ends),
             pad_token_id=min(self.ends, default=0),
             streamer=watch,
@@ -86,7 +88,8 @@ def read_stock(course: Course, dtype: str) -> Stock:
     found = Checkpoint.find(course.request).backbone
     course.progress(f"loading: the stock model in {dtype}")
     engine = course.loaded.engine
-    return Stock(_read(course, found, dtype), engine.eos, course.max_new_tokens)
+    context = engine.backbone.context
+    return Stock(_read(course, found, dtype), engine.eos, course.max_new_tokens, context)
 
 
 def same_precision(course: Course) -> Stock | None:
@@ -121,8 +124,11 @@ def _read(course: Course, folder: str | Path, dtype: str) -> Any:
     ).eval()
 
 
-def stock_play(stock: Stock, question: Question, options: Mapping[str, Any]) -> Play:
-    """An answer of `generate` in the words of our own, its first pass left out."""
+def stock_play(stock: Stock, question: Question, options: Mapping[str, Any]) -> Play | None:
+    """An answer of `generate` in the words of our own, its first pass left out; None where the
+    context has no room for one."""
+    if len(question.ids) >= stock.context:
+        return None
     said = stock.answer(question.ids, **options)
     return Play(question, said.tokens, said.steps, float(said.stepped), said.stepping)
 
