@@ -5,6 +5,7 @@ every row; a row's least and most are those of its seeds.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,9 +35,10 @@ SEEDS = (0, 1)
 ASKED = 2  # answers of each conversation that the heads learn from
 JOINT_STEPS = 40  # of backbone and heads together, after these
 DIRECT_STEPS = 80  # of both from the start
-JOINT_TOKENS = 1024  # of each step of both
+JOINT_TOKENS = 512  # of each step of both
 JOINT_RATE = 5e-4  # of the backbone: a quarter of that of the heads' biases
 DIRECT_RATE = 2e-3  # the same as these have
+WAYS = (ALONE, STAGED, DIRECT) = "medusa-1", "medusa-2, two stages", "medusa-2, direct"
 # Steps of the heads alone.
 MEDUSA_1 = HeadRecipe(steps=300, batch_labels=256, evaluate_every=10**9, save_every=10**9)
 
@@ -111,42 +113,55 @@ def _shipped(course: Course, model: Any, tests: Sequence[Example]) -> Iterator[R
 
 def two_stage(course: Course) -> Iterator[Row]:
     """Medusa-1 against Medusa-2, direct against in two stages: the backbone's loss on conversations
-    that it did not learn from, and tokens a step on the greedy answers that it then gives."""
-    ways = {"medusa-1": _medusa_1, "medusa-2, direct": _direct, "medusa-2, two stages": _two_stages}
-    losses: dict[str, list[float]] = {name: [] for name in ways}
-    rates: dict[str, list[float]] = {name: [] for name in ways}
+    that it did not learn from, and tokens a step on the greedy answers that it then gives. The
+    second stage begins with the heads that Medusa-1 made."""
+    losses: dict[str, list[float]] = {name: [] for name in WAYS}
+    rates: dict[str, list[float]] = {name: [] for name in WAYS}
     with TemporaryDirectory() as folder:
         school = enrol(course, Path(folder))
         learnt, unseen = school.examples(school.learnt), school.examples(school.held_out)
         model = school.backbone()
         before, asked = held_out_loss(model, unseen), talks_of(school.held_out)
         kept = keep_rows(model, HEADS, learnt, MEDUSA_1)
-        for name, way in ways.items():
-            for seed in SEEDS:
-                course.progress(f"{name}, seed {seed}")
-                model = school.backbone()
-                made = new_heads(model.get_output_embeddings(), HEADS)
-                trained = way(model, made, learnt, kept, seed)
+        for seed in SEEDS:
+            for name, trained, made in _trained(school, learnt, kept, seed):
                 losses[name].append(held_out_loss(trained, unseen))
                 answers = school.answers(trained, asked, (0.0,), f"{name} {seed}")
                 rates[name].append(judged(ranks_of(trained, made, answers), HEADS))
     yield from _two_stage_rows(school, before, losses, rates)
 
 
+def _trained(
+    school: School, learnt: Sequence[Example], kept: Rows, seed: int
+) -> Iterator[tuple[str, Any, MedusaHeads]]:
+    """(name, backbone, heads) of each of WAYS."""
+    say = school.course.progress
+    say(f"{ALONE}, seed {seed}")
+    model = school.backbone()
+    first = new_heads(model.get_output_embeddings(), HEADS)
+    _learn(model, first, learnt, replace(MEDUSA_1, seed=seed), kept)
+    yield ALONE, model, first
+    say(f"{STAGED}, seed {seed}")
+    recipe = _joint(seed, JOINT_STEPS, JOINT_RATE, MEDUSA_1.learning_rate / 4, 0.2)
+    made = deepcopy(first)
+    yield STAGED, _jointly(school.backbone(), made, learnt, recipe), made
+    say(f"{DIRECT}, seed {seed}")
+    model = school.backbone()
+    made = new_heads(model.get_output_embeddings(), HEADS)
+    recipe = _joint(seed, DIRECT_STEPS, DIRECT_RATE, MEDUSA_1.learning_rate, 1.0)
+    yield DIRECT, _jointly(model, made, learnt, recipe), made
+
+
 def _two_stage_rows(
     school: School, before: float, losses: dict[str, list[float]], rates: dict[str, list[float]]
 ) -> Iterator[Row]:
     command = "medusa-chat bench --study two-stage"
+    alone = f"{MEDUSA_1.steps} steps of the heads alone"
+    both = f"steps of both, {JOINT_TOKENS} tokens each"
     notes = {
-        "medusa-1": f"{MEDUSA_1.steps} steps of the heads alone",
-        "medusa-2, direct": (
-            f"{DIRECT_STEPS} steps of both from untrained heads, lambda_0 1, the backbone's "
-            f"learning rate {DIRECT_RATE:g}"
-        ),
-        "medusa-2, two stages": (
-            f"{MEDUSA_1.steps} steps of the heads alone, then {JOINT_STEPS} of both, lambda_0 0.2, "
-            f"the backbone's learning rate {JOINT_RATE:g}"
-        ),
+        ALONE: alone,
+        STAGED: f"{alone}, {JOINT_STEPS} {both}; lambda_0 0.2, backbone's rate {JOINT_RATE:g}",
+        DIRECT: f"{DIRECT_STEPS} {both}; lambda_0 1, backbone's rate {DIRECT_RATE:g}",
     }
     seeds = f"; {len(SEEDS)} seeds, {len(school.learnt)} conversations to learn from"
     base = "the backbone before"
@@ -158,36 +173,7 @@ def _two_stage_rows(
         yield row(f"{name}: loss", values, "nats/token", command, base, against, said)
     for name, values in rates.items():
         said = f"{notes[name]}{seeds}; {NODES} nodes, greedy answers to {unseen}"
-        yield row(name, values, "tokens/step", command, "medusa-1", rates["medusa-1"], said)
-
-
-def _medusa_1(
-    model: Any, made: MedusaHeads, examples: Sequence[Example], kept: Rows, seed: int
-) -> Any:
-    _learn(model, made, examples, replace(MEDUSA_1, seed=seed), kept)
-    return model
-
-
-def _direct(
-    model: Any, made: MedusaHeads, examples: Sequence[Example], kept: Rows, seed: int
-) -> Any:
-    """Both at once from heads that know nothing, at the heads' learning rate."""
-    return _jointly(
-        model, made, examples, _joint(seed, DIRECT_STEPS, DIRECT_RATE, MEDUSA_1.learning_rate, 1.0)
-    )
-
-
-def _two_stages(
-    model: Any, made: MedusaHeads, examples: Sequence[Example], kept: Rows, seed: int
-) -> Any:
-    """The heads first, then both with a small weight and smaller learning rates (2.2.2)."""
-    _medusa_1(model, made, examples, kept, seed)
-    return _jointly(
-        model,
-        made,
-        examples,
-        _joint(seed, JOINT_STEPS, JOINT_RATE, MEDUSA_1.learning_rate / 4, 0.2),
-    )
+        yield row(name, values, "tokens/step", command, ALONE, rates[ALONE], said)
 
 
 def _joint(seed: int, steps: int, rate: float, head_rate: float, lambda0: float) -> JointRecipe:
