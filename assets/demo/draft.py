@@ -167,6 +167,8 @@ def publish(model, card: str, output: Path) -> None:
     model.generation_config.eos_token_id = model.config.eos_token_id
     model.to(torch.bfloat16).save_pretrained(partial)
     (partial / "README.md").write_text(card, "utf-8")
+    for file in partial.iterdir():
+        file.chmod(0o644)
     size = sum(file.stat().st_size for file in partial.iterdir())
     if size > SIZE_LIMIT:
         sys.exit(f"the draft has {size:,} bytes, of {SIZE_LIMIT:,}: nothing was published")
