@@ -143,8 +143,11 @@ def sampling(settings: GenerationSettings) -> dict[str, Any]:
 @contextmanager
 def drafting(draft: Any, tokens: int) -> Iterator[dict[str, Any]]:
     """Options of assisted generation that drafts `tokens` tokens at each step, no fewer and no
-    more; the draft model's own settings are as they were afterwards."""
-    config = draft.generation_config
+    more; the draft model's own settings are as they were afterwards. transformers warns of how it
+    calls itself there, which says nothing to a reader: only errors are shown meanwhile."""
+    from transformers.utils import logging
+
+    config, level = draft.generation_config, logging.get_verbosity()
     wanted = {
         "num_assistant_tokens": tokens,
         "num_assistant_tokens_schedule": "constant",
@@ -153,9 +156,11 @@ def drafting(draft: Any, tokens: int) -> Iterator[dict[str, Any]]:
     before = {name: getattr(config, name, None) for name in wanted}
     try:
         config.update(**wanted)
+        logging.set_verbosity_error()
         yield {"assistant_model": draft}
     finally:
         config.update(**before)
+        logging.set_verbosity(level)
 
 
 def compiled(course: Course, longest: int) -> dict[str, Any]:
