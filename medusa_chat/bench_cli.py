@@ -16,6 +16,12 @@ from medusa_chat.terminal import progress, refusing, require_folder
 if TYPE_CHECKING:
     from medusa_chat.bench import Report
 
+MEASURED = "steps, speed, bandwidth, turns, text, load, context, elsewhere"
+FINDINGS = (
+    "Of the paper, only where named: ladder, trees, thresholds, temperatures, categories, "
+    "hardware, assisted, heads, two-stage, report"
+)
+
 
 @takes(request=load_options)
 def bench(
@@ -24,7 +30,8 @@ def bench(
     rounds: Annotated[int, Option(min=1, metavar="N", help="Interleaved repeats.")] = 5,
     max_new_tokens: Annotated[int, Option(min=2, metavar="N", help="Tokens an answer.")] = 128,
     study: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Only this study; repeatable.")
+        list[str] | None,
+        Option(metavar="NAME", help=f"Only this study; repeatable: {MEASURED}. {FINDINGS}."),
     ] = None,
     shape: Annotated[
         str | None, Option(metavar="7b|8b", help="Random weights of that shape, no checkpoint.")
@@ -50,7 +57,7 @@ def bench(
     ] = None,
     answers: Annotated[
         Path | None,
-        Option(metavar="FILE.jsonl", help="Of --study report: the answers, as FastChat's judges."),
+        Option(metavar="FILE.jsonl", help="Of --study report: the answers for FastChat's judges."),
     ] = None,
     model_id: Annotated[
         str | None, Option(metavar="NAME", help="Of --answers: whose they are.")

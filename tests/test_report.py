@@ -7,9 +7,11 @@ import pytest
 from checkpoints import write_checkpoint
 
 from medusa_chat import paths
-from medusa_chat.bench import Report, model_answers, page, run
+from medusa_chat.bench import FINDINGS as STUDIES_OF_THE_PAPER
+from medusa_chat.bench import STUDIES, Report, model_answers, page, run
 from medusa_chat.bench.page import POLICY
 from medusa_chat.bench.report import BASES, GENERATE, MEDUSA, PLAIN, by_category, figures
+from medusa_chat.bench_cli import FINDINGS, MEASURED
 from medusa_chat.cli import main
 from medusa_chat.messages import LoadRequest
 
@@ -154,6 +156,11 @@ def test_the_command_writes_the_page_and_the_answers(folder, file, tmp_path, cap
 def test_what_cannot_be_is_refused_before_anything_is_loaded(options, said, capsys, tmp_path):
     assert main(["bench", "--checkpoint", str(tmp_path / "nothing"), *options]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_help_names_every_study():
+    assert MEASURED == ", ".join(STUDIES)
+    assert FINDINGS.endswith(", ".join(STUDIES_OF_THE_PAPER))
 
 
 def test_our_own_questions_are_rows_of_mt_bench():
