@@ -16,7 +16,8 @@ from typing import Annotated
 from typer import Argument, Exit, Option, Typer
 from typer.exceptions import Abort, TyperException
 
-from medusa_chat import __version__, paths
+from medusa_chat import __version__
+from medusa_chat.bench_cli import bench
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import LoadRequest
@@ -25,18 +26,16 @@ from medusa_chat.options import (
     AsJson,
     DataDir,
     Device,
-    TreeName,
     decode_options,
     load_options,
     place,
-    refuse_unknown_tree,
     takes,
 )
 from medusa_chat.presets import tree_names
 from medusa_chat.prompts import as_asked, read_prompts
 from medusa_chat.runners import Child, InProcess
 from medusa_chat.session import Session
-from medusa_chat.terminal import answer, load, note, opened, progress, refusing, require_folder
+from medusa_chat.terminal import answer, load, note, opened
 from medusa_chat.train_cli import calibrate, train
 
 GROUP_FLAGS = ("--help", "--version")
@@ -60,6 +59,7 @@ app = Typer(
 app.add_typer(models)
 app.command()(train)
 app.command()(calibrate)
+app.command()(bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -210,71 +210,3 @@ def doctor(device: Device = "auto", data_dir: DataDir = None, as_json: AsJson = 
     print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
     if device.startswith("cuda") and not has_cuda(report):
         raise DeviceError("there is no CUDA device here")
-
-
-@app.command()
-@takes(request=load_options)
-def bench(
-    request: LoadRequest,
-    tree: TreeName = "auto",
-    rounds: Annotated[int, Option(min=1, metavar="N", help="Interleaved repeats.")] = 5,
-    max_new_tokens: Annotated[int, Option(min=2, metavar="N", help="Tokens an answer.")] = 128,
-    study: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Only this study; repeatable.")
-    ] = None,
-    shape: Annotated[
-        str | None, Option(metavar="7b|8b", help="Random weights of that shape, no checkpoint.")
-    ] = None,
-    layers: Annotated[
-        int | None, Option(min=1, metavar="N", help="Of the shape: fewer layers than it has.")
-    ] = None,
-    trace: Annotated[
-        Path | None, Option(metavar="FILE", help="For a shape: acceptance as recorded there.")
-    ] = None,
-    prompts: Annotated[
-        Path | None, Option(metavar="FILE", help="Questions for the studies of findings.")
-    ] = None,
-    as_json: AsJson = False,
-    output: Annotated[Path | None, Option(metavar="FILE", help="Write the JSON here too.")] = None,
-    picture: Annotated[Path | None, Option(metavar="FILE.svg", help="Draw the rows there.")] = None,
-) -> None:
-    """Measure Medusa against plain decoding and transformers' generate on this machine."""
-    refuse_unknown_tree(tree)
-    for file in (output, picture):
-        if file is not None:
-            require_folder(file)
-    if shape not in (None, "7b", "8b"):
-        raise UsageError(f"shape is {shape!r}: choose 7b or 8b")
-    if shape is None and (layers, trace) != (None, None):
-        raise UsageError("--layers and --trace are for --shape")
-    from medusa_chat.bench import drawing, run, run_shape, table
-
-    studies = tuple(study or ())
-    if shape is None:
-        result = run(
-            request,
-            rounds=rounds,
-            max_new_tokens=max_new_tokens,
-            tree=tree,
-            progress=progress,
-            studies=studies,
-            prompts=prompts,
-        )
-    else:
-        result = run_shape(
-            shape,
-            request,
-            rounds=rounds,
-            progress=progress,
-            layers=layers,
-            trace=None if trace is None else str(trace),
-            studies=studies,
-        )
-    text = json.dumps(result, indent=2)
-    print(text if as_json else table(result))
-    if output is not None:
-        with refusing(output):
-            paths.write_text(output, text + "\n")
-    if picture is not None:
-        with refusing(picture):
-            paths.write_text(picture, drawing(result))

@@ -55,6 +55,12 @@ def recipe_options(
         bool | None,
         Option("--distill/--no-distill", help="The backbone answers the prompts itself."),
     ] = None,
+    self_talk: Annotated[
+        int | None, Option(metavar="N", help="With --distill: N more questions of its own.")
+    ] = None,
+    soft_targets: Annotated[
+        int | None, Option(metavar="K", help="Learn the backbone's K likeliest tokens, not one.")
+    ] = None,
     epochs: Annotated[int | None, Option(metavar="N", help="Times through the data.")] = None,
     max_steps: Annotated[int | None, Option(metavar="N", help="Instead of --epochs.")] = None,
     batch_tokens: Annotated[int | None, Option(metavar="N", help="Tokens of a batch.")] = None,

@@ -100,6 +100,9 @@ def test_output_is_whole_and_names_its_backbone(ground: Path, trained: Path) -> 
     loaded = loaded_from(trained)
     assert loaded.info.heads == 3 and loaded.calibration is not None
     assert loaded.calibration.accuracies[0][0] > 0.8
+    found = json.loads((trained / "medusa_calibration.json").read_text("utf-8"))
+    assert "greedy answers" in found["measured_on"]
+    assert found["tokens_per_step"]["4"] > 2.5  # the tree is searched on these whole answers
     assert str(ground / "backbone") in (trained / "README.md").read_text("utf-8")
 
 

@@ -192,6 +192,18 @@ def held_out_conversations(data: Path, recipe: Recipe) -> list[dict]:
     return rows + list(dialogues.generate(data / "train/templates_raw", 400, recipe.seed + 1))
 
 
+def make_prompts(
+    data: Path, rows: list[dict], tokenizer, recipe: Recipe, plan: Plan
+) -> tuple[list[list[int]], list[list[int]]]:
+    """(held-out prompts, those of the last stage's rows: half of the sets, half of our own)."""
+    unseen = held_out_conversations(data, recipe)
+    asked = prompts_of(unseen, tokenizer, plan.held_out_prompts, recipe.seed)
+    prompts: list[list[int]] = []
+    for part in (rows[: -recipe.stages[-1].dialogues], rows[-recipe.stages[-1].dialogues :]):
+        prompts += prompts_of(part, tokenizer, plan.prompts // 2, recipe.seed, known=asked)
+    return asked, prompts
+
+
 def make_answers(
     model, prompts: list[list[int]], recipe: DistillRecipe, path: Path
 ) -> list[Example]:
@@ -338,11 +350,7 @@ def main() -> None:
 def finish(arguments, model, tokenizer, rows: list[dict], recipe: Recipe, plan: Plan) -> None:
     """Everything after the backbone: answers, heads, calibration, checkpoint."""
     work = arguments.work
-    unseen = held_out_conversations(arguments.data, recipe)
-    asked = prompts_of(unseen, tokenizer, plan.held_out_prompts, recipe.seed)
-    prompts = []
-    for part in (rows[: -recipe.stages[-1].dialogues], rows[-recipe.stages[-1].dialogues :]):
-        prompts += prompts_of(part, tokenizer, plan.prompts // 2, recipe.seed, known=asked)
+    asked, prompts = make_prompts(arguments.data, rows, tokenizer, recipe, plan)
     greedy = DistillRecipe(plan.answer_tokens, temperatures=(0.0,))
     held_out = make_answers(model, asked, greedy, work / "held_out_answers.jsonl")
     sampled = DistillRecipe(plan.answer_tokens)

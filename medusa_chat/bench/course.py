@@ -2,20 +2,35 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from medusa_chat.checkpoint import LoadedModel
+from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.devices import describe_device
 from medusa_chat.messages import LoadRequest
 from medusa_chat.presets import load_tree
+
+if TYPE_CHECKING:
+    from medusa_chat.bench.report import Report
+
+PROMPTS = (
+    "I want to book a table for two in San Jose tonight.",
+    "What is the capital of Spain?",
+    "Tell me a story about a fox and a lost lamp.",
+    "Find me a hotel in London with a good rating, please.",
+    "Why are you fast?",
+    "What movies are playing near me this weekend?",
+)
 
 
 @dataclass(frozen=True)
 class Course:
     """One loaded model and how it is measured. budget: seconds a study may spend on one figure.
-    prompts: a file of questions for the studies of the paper's findings."""
+    prompts: a file of questions for the studies of the paper's findings. draft: the folder of a
+    draft model for assisted generation. data: conversations for the studies that train. settings:
+    how the answers of a report are made, and report takes them."""
 
     request: LoadRequest
     loaded: LoadedModel
@@ -25,6 +40,10 @@ class Course:
     progress: Callable[[str], None]
     budget: float = 1.0
     prompts: Path | None = None
+    draft: Path | None = None
+    data: Path | None = None
+    settings: GenerationSettings = field(default_factory=GenerationSettings)
+    report: "Report | None" = None
 
     @property
     def command(self) -> str:

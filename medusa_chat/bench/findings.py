@@ -100,7 +100,7 @@ def dense_name(tree: Tree) -> str:
 def thresholds(course: Course) -> Iterator[Row]:
     """Figure 5: epsilon against speed and quality at temperature 0.7, delta = sqrt(epsilon), with
     random sampling and greedy decoding beside them."""
-    command, tree = "medusa-chat bench --study thresholds", _auto(course)
+    command, tree = "medusa-chat bench --study thresholds", auto(course)
     warm = GenerationSettings(temperature=WARM)
     ways = {"plain, greedy": Way(GREEDY), "plain, random sampling": Way(warm)}
     for epsilon in EPSILONS:
@@ -118,7 +118,7 @@ def thresholds(course: Course) -> Iterator[Row]:
 
 def temperatures(course: Course) -> Iterator[Row]:
     """Section 2.3.1: tokens a step by temperature, for every acceptance."""
-    command, tree = "medusa-chat bench --study temperatures", _auto(course)
+    command, tree = "medusa-chat bench --study temperatures", auto(course)
     ways = {
         f"{acceptance} at {t}": Way(GenerationSettings(acceptance=acceptance, temperature=t), tree)
         for acceptance in ACCEPTANCES
@@ -136,7 +136,7 @@ def categories(course: Course) -> Iterator[Row]:
         why = "needs --prompts FILE with a category in each row, as MT-Bench has"
         yield unmeasured("speedup by category", "tokens/s", why)
         return
-    plays = play(course, asked, {PLAIN: Way(GREEDY), "medusa": Way(GREEDY, _auto(course))})
+    plays = play(course, asked, {PLAIN: Way(GREEDY), "medusa": Way(GREEDY, auto(course))})
     for kind in sorted({question.category for question in asked}):
         chosen = [one for one in plays["medusa"] if one.question.category == kind]
         if chosen:
@@ -162,6 +162,7 @@ def hardware(course: Course) -> Iterator[Row]:
         yield row(f"7B on {gpu.name}", [gain], "x", command, "plain", [1.0], note)
 
 
-def _auto(course: Course) -> Tree:
+def auto(course: Course) -> Tree:
+    """The tree that `--tree auto` decodes with."""
     loaded = course.loaded
     return source_tree(loaded.calibration, loaded.info.heads).head(loaded.info.nodes)

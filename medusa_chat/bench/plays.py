@@ -1,14 +1,13 @@
 """Plays: the course's prompts answered with one tree and one acceptance, and what came of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import fsum
 from statistics import fmean
 from typing import NamedTuple
 
-from medusa_chat.bench.course import Course
-from medusa_chat.bench.race import PROMPTS
+from medusa_chat.bench.course import PROMPTS, Course
 from medusa_chat.bench.rows import Row, row
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.settings import GenerationSettings
@@ -37,6 +36,11 @@ class Play:
     steps: int
     stepped: float
     seconds: float
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether there was a step: an answer may end with the token of the prefill."""
+        return self.steps > 0 and self.seconds > 0
 
     @property
     def per_step(self) -> float:
@@ -70,27 +74,42 @@ class Way(NamedTuple):
     tree: Tree = ROOT
 
 
+Answerer = Callable[[Question], Play | None]
+
+
 def play(
     course: Course, asked: Sequence[Question], ways: Mapping[str, Way]
 ) -> dict[str, list[Play]]:
+    """Every question answered in every way, each answer from an empty cache."""
+    return rotate(course, asked, {name: partial(_in, course, way) for name, way in ways.items()})
+
+
+def _in(course: Course, way: Way, question: Question) -> Play | None:
+    return answer(course, question, way)
+
+
+def rotate(
+    course: Course, asked: Sequence[Question], ways: Mapping[str, Answerer]
+) -> dict[str, list[Play]]:
     """Every question answered in every way, one after another in an order that moves on by one
-    each question, so that a machine that grows faster or slower does so for all. Each answer
-    starts from an empty cache. Questions without room for an answer, and answers that end before
-    the first step, are left out."""
+    each question, so that a machine that grows faster or slower does so for all. Questions without
+    room for an answer, and answers that end before the first step, are left out."""
     found: dict[str, list[Play]] = {name: [] for name in ways}
     names = list(ways)
     for number, question in enumerate(asked):
         course.progress(f"question {number + 1} of {len(asked)}")
         for turn in range(len(names)):
             name = names[(turn + number) % len(names)]
-            if one := _one(course, question, ways[name]):
+            one = ways[name](question)
+            if one is not None and one.is_timed:
                 found[name].append(one)
     if not all(found.values()):
         raise UsageError("no answer has a step: give prompts that fit, or raise --max-new-tokens")
     return found
 
 
-def _one(course: Course, question: Question, way: Way) -> Play | None:
+def answer(course: Course, question: Question, way: Way) -> Play | None:
+    """One answer from an empty cache; None where the context has no room for it."""
     loaded, engine = course.loaded, course.loaded.engine
     name = "none" if len(way.tree) == 1 else "medusa"
     nodes, most = len(way.tree), course.max_new_tokens
@@ -103,8 +122,6 @@ def _one(course: Course, question: Question, way: Way) -> Play | None:
         return None
     assert isinstance(last, Finished)
     stats = last.stats
-    if not stats.steps or stats.seconds <= 0:
-        return None
     stepped = (stats.acceleration_rate or 0.0) * stats.steps
     return Play(question, last.token_ids, stats.steps, stepped, stats.seconds)
 
@@ -116,12 +133,14 @@ def per_step(name: str, plays: Sequence[Play], command: str, note: str = "") -> 
     return {**found, "value": whole}
 
 
-def speed(name: str, plays: Sequence[Play], plain: Sequence[Play], command: str) -> Row:
-    """Tokens a second, against plain decoding of the same questions."""
+def speed(
+    name: str, plays: Sequence[Play], plain: Sequence[Play], command: str, against: str = "plain"
+) -> Row:
+    """Tokens a second, against those of plain decoding, or what `plain` is, of each question."""
     base = {id(p.question): p.rate for p in plain}
     pairs = [(p.rate, base[id(p.question)]) for p in plays if id(p.question) in base]
     ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-    return row(name, ours, "tokens/s", command, "plain", theirs)
+    return row(name, ours, "tokens/s", command, against, theirs)
 
 
 def distinct(plays: Sequence[Play], n: int = 2) -> list[float]:

@@ -1,50 +1,26 @@
 """Study "speed": whole answers of transformers' generate, our plain decoding and our drafters."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import Any
 
-from medusa_chat.bench.course import Course
+from medusa_chat.bench.contestants import DRAFTS, Contestant, generates
+from medusa_chat.bench.course import PROMPTS, Course
 from medusa_chat.bench.rows import Row, row, unmeasured
-from medusa_chat.checkpoint import Checkpoint
+from medusa_chat.bench.stock import no_compiler
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.tuner import governor_of
 from medusa_chat.worker import encode, resolve
 
-PROMPTS = (
-    "I want to book a table for two in San Jose tonight.",
-    "What is the capital of Spain?",
-    "Tell me a story about a fox and a lost lamp.",
-    "Find me a hotel in London with a good rating, please.",
-    "Why are you fast?",
-    "What movies are playing near me this weekend?",
-)
 HOSTILE = (  # nothing here is foreseen well: digits, other scripts, an answer of a word
     "Repeat after me: 48151623426180339887498948482045868343656",
     "Напиши 九 слов על ירח ในภาษาใด ๆ",
     "Say yes.",
 )
-DTYPES = ("float32", "bfloat16")
-LOOKUP = 10  # tokens that transformers' own prompt lookup proposes: its documentation's value
 OURS = ("plain", "medusa", "prompt-lookup")
-
-
-@dataclass
-class Contestant:
-    """One way to decode. answer: prompt ids -> (token ids without the end token, seconds).
-
-    per_round: tokens per second of each round over all prompts, prefill included.
-    """
-
-    name: str
-    answer: Callable[[list[int]], tuple[tuple[int, ...], float]]
-    command: str
-    per_round: list[float] = field(default_factory=list)
-    answers: list[tuple[int, ...]] = field(default_factory=list)
 
 
 @dataclass
@@ -73,14 +49,18 @@ def race(course: Course) -> Iterator[Row]:
     prompts, hostile = (_encoded(course, texts) for texts in (PROMPTS, HOSTILE))
     records = {name: Steps() for name in OURS}
     ours = [_ours(name, course, records[name]) for name in OURS]
-    contestants = [*_generates(course), *ours]
+    longest = max(map(len, prompts))
+    why = no_compiler(course.loaded.info.device)
+    contestants = [*generates(course, longest, not why), *ours]
     for number in range(course.rounds + 1):
         course.progress(f"round {number} of {course.rounds}" if number else "warm-up")
         for turn in range(len(contestants)):
             who = contestants[(turn + number) % len(contestants)]
             if who.name in records:
                 records[who.name].begin_round()
-            _play(who, prompts)
+            seconds = _play(who, prompts)
+            if not number:
+                who.warm_up = seconds
     for record in records.values():
         del record.steps[:1], record.tokens[:1], record.seconds[:1]
     if not all(records["medusa"].steps) or not all(records["plain"].steps):
@@ -89,61 +69,16 @@ def race(course: Course) -> Iterator[Row]:
     yield from _rates(by_name)
     yield from _steps(by_name, records)
     yield from _hostile(course, by_name, hostile)
-    yield unmeasured("generate, assisted", "tokens/s", "it needs a draft model of this vocabulary")
-    yield unmeasured("generate, static and compiled", "tokens/s", "compiling takes minutes")
+    if not any(name.endswith("-assisted") for name in by_name):
+        none = "there is no draft model of this vocabulary: give one with --draft"
+        yield unmeasured("generate, assisted", "tokens/s", none)
+    if why:
+        yield unmeasured("generate, static and compiled", "tokens/s", why)
 
 
 def _encoded(course: Course, texts: tuple[str, ...]) -> list[list[int]]:
     course.loaded.said = ("", [])
     return [encode(course.loaded, [{"role": "user", "content": text}])[0] for text in texts]
-
-
-def _generates(course: Course) -> Iterator[Contestant]:
-    """transformers' generate on the stock model, in fp32 and in half precision, with our threads
-    and with torch's, and with its own prompt lookup."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from medusa_chat.decoding.threads import most
-
-    loaded, folder = course.loaded, Checkpoint.find(course.request).backbone
-    device, eos = loaded.engine.backbone.device, loaded.engine.eos
-    here, lookup = torch.get_num_threads(), {"prompt_lookup_num_tokens": LOOKUP}
-    ways: list[tuple[str, int, dict[str, int]]] = [("", here, {}), ("-lookup", here, lookup)]
-    if most() != here:
-        ways.append((f"-{most()}-threads", most(), {}))
-    for dtype in DTYPES:
-        course.progress(f"loading: the stock model in {dtype}")
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), device_map={"": device}, local_files_only=True
-        ).eval()
-        for suffix, threads, options in ways:
-
-            def answer(
-                ids: list[int],
-                model: Any = model,
-                threads: int = threads,
-                options: dict[str, int] = options,
-            ) -> tuple[tuple[int, ...], float]:
-                prompt = torch.tensor([ids], device=device)
-                torch.set_num_threads(threads)
-                started = perf_counter()
-                out = model.generate(
-                    prompt,
-                    attention_mask=torch.ones_like(prompt),
-                    do_sample=False,
-                    max_new_tokens=course.max_new_tokens,
-                    eos_token_id=sorted(eos),
-                    **options,
-                )
-                found = out[0, len(ids) :].tolist()
-                seconds = perf_counter() - started
-                torch.set_num_threads(here)
-                return tuple(t for t in found if t not in eos), seconds
-
-            words = "".join(f", {name}={value}" for name, value in options.items())
-            command = f"transformers generate(do_sample=False{words})"
-            yield Contestant(f"generate-{dtype}{suffix}", answer, command)
 
 
 def _ours(name: str, course: Course, record: Steps) -> Contestant:
@@ -174,23 +109,27 @@ def _ours(name: str, course: Course, record: Steps) -> Contestant:
     return Contestant(name, answer, course.command)
 
 
-def _play(contestant: Contestant, prompts: list[list[int]]) -> None:
+def _play(contestant: Contestant, prompts: list[list[int]]) -> float:
     found = [contestant.answer(ids) for ids in prompts]
-    contestant.per_round.append(sum(len(ids) for ids, _ in found) / sum(s for _, s in found))
+    seconds = sum(s for _, s in found)
+    contestant.per_round.append(sum(len(ids) for ids, _ in found) / seconds)
     contestant.answers = [ids for ids, _ in found]
+    return seconds
 
 
 def _rates(by_name: dict[str, Contestant]) -> Iterator[Row]:
     """Tokens a second, all against the fastest plain `generate` of any precision."""
     rates = {name: c.per_round[1:] for name, c in by_name.items()}
-    stock = [name for name in by_name if name not in OURS and not name.endswith("-lookup")]
+    stock = [name for name in by_name if name not in OURS and not name.endswith(DRAFTS)]
     fastest = max(stock, key=lambda n: median(rates[n]))
     names = [n for n in by_name if n not in OURS]
     for name in [*names, "generate", *OURS]:
         real = fastest if name == "generate" else name
         against = fastest if name == "generate" else f"generate ({fastest})"
         command, values = by_name[real].command, rates[real]
-        yield row(name, values, "tokens/s", command, against, rates[fastest])
+        note = f"compiling took {by_name[real].warm_up:.0f} s, not counted"
+        note = note if real.endswith("-static") else ""
+        yield row(name, values, "tokens/s", command, against, rates[fastest], note)
     command = "medusa-chat bench"
     for name in ("medusa", "prompt-lookup"):
         label = f"{name} / plain"

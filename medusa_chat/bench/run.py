@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.bench.course import Course, machine
+from medusa_chat.bench.assisted import assisted
+from medusa_chat.bench.course import PROMPTS, Course, machine
 from medusa_chat.bench.findings import (
     categories,
     hardware,
@@ -14,15 +15,20 @@ from medusa_chat.bench.findings import (
     thresholds,
     trees,
 )
-from medusa_chat.bench.race import PROMPTS, race
+from medusa_chat.bench.learning import heads, two_stage
+from medusa_chat.bench.race import race
+from medusa_chat.bench.report import Report
+from medusa_chat.bench.report import report as tell
 from medusa_chat.bench.rows import Row, unmeasured
 from medusa_chat.bench.shape import SHAPES, Shape, load_shape
 from medusa_chat.bench.steps import bandwidth, contexts, node_counts
 from medusa_chat.bench.trace import from_trace
 from medusa_chat.bench.turns import memory_and_load, texts, turns
 from medusa_chat.checkpoint import LoadedModel, load
+from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
+from medusa_chat.training.reading import read_conversations
 from medusa_chat.tuner import adopt
 
 Study = Callable[[Course], Iterator[Row]]
@@ -52,7 +58,12 @@ FINDINGS: dict[str, Study] = {  # the paper's; each only where it is named
     "temperatures": temperatures,
     "categories": categories,
     "hardware": hardware,
+    "assisted": assisted,
+    "heads": heads,
+    "two-stage": two_stage,
+    "report": tell,
 }
+UNASKED = ("hardware", "heads", "two-stage")  # no prompt of anybody's is answered
 OF_SHAPES = ("steps", "bandwidth", "turns", "context", "elsewhere")
 
 
@@ -66,8 +77,13 @@ def run(
     studies: Sequence[str] = (),
     budget: float = 1.0,
     prompts: Path | None = None,
+    draft: Path | None = None,
+    data: Path | None = None,
+    settings: GenerationSettings | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Measure a checkpoint with heads; all but the paper's findings where no study is named.
+    settings: acceptance and temperature of the study "report", which fills `report`.
     Returns {"machine", "rows", "verdict"}. The tuner's costs and what "speed" found are kept for
     `--tree auto`, doctor and the page. Raises UsageError without heads."""
     loaded = None
@@ -77,12 +93,35 @@ def run(
     assert loaded is not None
     if not loaded.info.heads:
         raise UsageError(f"{loaded.info.name} has no Medusa heads: there is nothing to compare")
-    course = Course(request, loaded, tree, rounds, max_new_tokens, progress, budget, prompts)
+    course = Course(
+        request,
+        loaded,
+        tree,
+        rounds,
+        max_new_tokens,
+        progress,
+        budget,
+        prompts,
+        draft,
+        data,
+        settings or GenerationSettings(),
+        report,
+    )
     known = STUDIES | FINDINGS
     chosen = _chosen(studies or tuple(STUDIES), tuple(known))
     rows = [row for name in chosen for row in known[name](course)]
     _keep(loaded, rows)
-    return {"machine": machine(course, len(PROMPTS)), "rows": rows, "verdict": verdict(loaded)}
+    asked = 0 if set(chosen) <= set(UNASKED) else _prompts(course)
+    return {"machine": machine(course, asked), "rows": rows, "verdict": verdict(loaded)}
+
+
+def _prompts(course: Course) -> int:
+    """How many were asked."""
+    if course.report is not None and course.report.answered:
+        return len(course.report.answered)
+    if course.prompts is None:
+        return len(PROMPTS)
+    return sum(1 for _ in read_conversations(course.prompts, prompts=True))
 
 
 def run_shape(

@@ -81,15 +81,21 @@ def rank_accuracies(
 
 @torch.inference_mode()
 def ranks_of_answer(
-    model: Any, heads: MedusaHeads, example: Example, ranks: int = 10
+    model: Any,
+    heads: MedusaHeads,
+    example: Example,
+    ranks: int = 10,
+    lm_head: LMHead | None = None,
 ) -> list[list[int | None]]:
     """What `path_search` asks of one example, whose labels are its last tokens: a row for each
     label as a root, and in it for head k the rank from 0 of the token k + 1 places on."""
     first = example.is_label.index(True)
     ids = torch.tensor(example.ids, device=heads.weight.device)
     hidden = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-    lm_head = model.get_output_embeddings()
-    return ranks_after(hidden[first - 1 : -1], example.ids[first:], heads, lm_head, ranks)
+    lm_head = lm_head or model.get_output_embeddings()
+    half = hidden.dtype in (torch.bfloat16, torch.float16)  # the heads may be in fp32
+    with torch.autocast(hidden.device.type, torch.bfloat16, enabled=half):
+        return ranks_after(hidden[first - 1 : -1], example.ids[first:], heads, lm_head, ranks)
 
 
 @torch.inference_mode()

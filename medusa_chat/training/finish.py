@@ -9,7 +9,7 @@ from medusa_chat import weights
 from medusa_chat.adapters import merge_adapter
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
-from medusa_chat.training.accuracy import count_ranks
+from medusa_chat.training.accuracy import count_ranks, ranks_of_answer
 from medusa_chat.training.data import Example
 from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.ground import Ground
@@ -38,8 +38,9 @@ def calibrate_heads(
     recipe: Recipe,
     work: Path,
 ) -> Calibrated:
-    """Rank accuracies on greedy answers to the held-out rows' prompts, as decoding meets them; on
-    the rows themselves where those are plain text or cannot be answered."""
+    """Rank accuracies on greedy answers to the held-out rows' prompts, as decoding meets them, and
+    the tree that these answers ask for; on the rows themselves where those are plain text or cannot
+    be answered, with the tree of the accuracies' products."""
     places = {example.place for example in held_out}
     asked = [found for found in conversations if found.place in places and found.messages]
     try:
@@ -47,11 +48,16 @@ def calibrate_heads(
         what = f"{len(measured)} greedy answers of the backbone to held-out prompts"
     except UsageError:  # no prompt fits, or the backbone has no end: no reason to lose the heads
         measured = []
+    answers = measured
     if not measured:
         measured, what = list(held_out), f"{len(held_out)} held-out rows"
     ranks = min(10, int(ground.config.get_text_config().vocab_size))
-    *_, counts = count_ranks(ground.model, heads, measured, ranks, lm_head=ground.lm_head)
-    return Calibrated.search(counts.accuracies, TREE_NODES, what, counts.labels[0])
+    lm_head = ground.lm_head
+    *_, counts = count_ranks(ground.model, heads, measured, ranks, lm_head=lm_head)
+    foreseen = [ranks_of_answer(ground.model, heads, one, ranks, lm_head) for one in answers]
+    if not any(row and row[0] is not None for answer in foreseen for row in answer):
+        foreseen = []  # nothing was: no tree of answers, and no reason to lose the heads
+    return Calibrated.search(counts.accuracies, TREE_NODES, what, counts.labels[0], foreseen)
 
 
 def _greedy_answers(ground: Ground, asked: Sequence[Conversation], folder: Path) -> list[Example]:

@@ -30,6 +30,19 @@ class HeadLosses:
     lm: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Soft:
+    """What the backbone itself would say where a head is asked: its most probable tokens
+    [n, K, R] and their shares [n, K, R], which add up to 1. Where no head is asked they say
+    nothing. A head that learns them learns more from a place than the one token that came."""
+
+    tokens: Tensor
+    shares: Tensor
+
+    def __getitem__(self, chosen: Any) -> "Soft":
+        return Soft(self.tokens[chosen], self.shares[chosen])
+
+
 def targets_of(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
     """ids, is_label [b, t] -> [b, t, K]: the token each head is to predict, or IGNORED.
 
@@ -55,6 +68,49 @@ def hidden_and_targets(model: Any, batch: Batch, heads: int) -> tuple[Tensor, Te
     chosen = (targets != IGNORED).any(-1)
     # indexing outside inference mode copies, so autograd may keep the result
     return hidden[chosen], targets[chosen], owners_of(batch, chosen)
+
+
+def hidden_and_soft(
+    model: Any, batch: Batch, heads: int, lm_head: LMHead, count: int
+) -> tuple[Tensor, Tensor, Tensor, Soft]:
+    """hidden_and_targets, and the backbone's `count` most probable tokens for each target."""
+    device = model.get_input_embeddings().weight.device
+    is_label = batch.is_label.to(device)
+    targets = targets_of(batch.ids.to(device), is_label, heads)
+    with torch.inference_mode():
+        hidden = run_decoder(model, batch)
+        tokens, shares = _most_probable(hidden, is_label, lm_head, count)
+        soft = Soft(_ahead(tokens, heads), _ahead(shares, heads))
+    chosen = (targets != IGNORED).any(-1)
+    return hidden[chosen], targets[chosen], owners_of(batch, chosen), soft[chosen]
+
+
+def _most_probable(
+    hidden: Tensor, is_label: Tensor, lm_head: LMHead, count: int
+) -> tuple[Tensor, Tensor]:
+    """[b, t, R] each: of the token after every place, where that is a label; else of token 0."""
+    asked = torch.zeros_like(is_label)
+    asked[:, :-1] = is_label[:, 1:]
+    shape = (*is_label.shape, count)
+    tokens = torch.zeros(shape, dtype=torch.int32, device=hidden.device)
+    shares = torch.zeros(shape, device=hidden.device)
+    places = asked.nonzero()
+    for some in places.split(512):  # rows whose logits exist at a time
+        at = some.unbind(-1)
+        logits = lm_head(hidden[at]).float()
+        best = logits.softmax(-1).topk(min(count, logits.shape[-1]))
+        missing = (0, count - best.values.shape[-1])
+        tokens[at] = F.pad(best.indices, missing).int()
+        shares[at] = F.pad(best.values / best.values.sum(-1, keepdim=True), missing)
+    return tokens, shares
+
+
+def _ahead(values: Tensor, heads: int) -> Tensor:
+    """[b, t, R] -> [b, t, K, R]: of the place that foresees the token of head k (from 0) at t."""
+    found = values.new_zeros(*values.shape[:2], heads, values.shape[2])
+    for head in range(min(heads, values.shape[1] - 1)):
+        found[:, : -head - 1, head] = values[:, head + 1 :]
+    return found
 
 
 def run_decoder(model: Any, batch: Batch) -> Tensor:
@@ -84,18 +140,24 @@ def medusa_loss(
     decay: float = 0.8,
     rows_at_once: int = 512,
     labels: Tensor | None = None,
+    soft: Soft | None = None,
 ) -> HeadLosses:
     """L_Medusa-1 = sum over k of decay^k CE_k, k from 1 (Medusa, arXiv 2401.10774, 2.2.1).
 
     hidden [n, d], targets [n, K] with IGNORED where there is none; each head's loss is the mean
     over its own labels, or over `labels` [K] where these are but a part of them. Logits of at most
-    `rows_at_once` rows exist at a time, in the forward and in the backward pass.
+    `rows_at_once` rows exist at a time, in the forward and in the backward pass. soft: what is
+    learnt instead of the one token that came.
     """
     labels = (targets != IGNORED).sum(0) if labels is None else labels
     sums = hidden.new_zeros(targets.shape[1], dtype=torch.float32)
     hits = labels.new_zeros(targets.shape[1], RANKS)
-    for rows, wanted in zip(hidden.split(rows_at_once), targets.split(rows_at_once), strict=True):
-        part, right = checkpoint(_sums, heads, lm_head, rows, wanted, use_reentrant=False)
+    for start in range(0, max(len(hidden), 1), rows_at_once):  # without rows there is a graph too
+        some = slice(start, start + rows_at_once)
+        goal = None if soft is None else soft[some]
+        part, right = checkpoint(
+            _sums, heads, lm_head, hidden[some], targets[some], goal, use_reentrant=False
+        )
         sums, hits = sums + part, hits + right
     losses = sums / labels.clamp(min=1)
     weights = decay ** torch.arange(1, len(losses) + 1, device=losses.device)
@@ -103,17 +165,22 @@ def medusa_loss(
 
 
 def _sums(
-    heads: MedusaHeads, lm_head: LMHead, hidden: Tensor, targets: Tensor
+    heads: MedusaHeads, lm_head: LMHead, hidden: Tensor, targets: Tensor, soft: Soft | None
 ) -> tuple[Tensor, Tensor]:
     """Summed cross-entropy [K] and hits of each rank [K, RANKS] of a few rows."""
     half = hidden.dtype in (torch.bfloat16, torch.float16)
     with torch.autocast(hidden.device.type, torch.bfloat16, enabled=half):
         logits = heads(hidden, lm_head).float()
     wanted = targets.T
-    losses = F.cross_entropy(
-        logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="none"
-    )
+    if soft is None:
+        losses = F.cross_entropy(
+            logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="none"
+        ).view_as(wanted)
+    else:
+        said = logits.log_softmax(-1).gather(-1, soft.tokens.transpose(0, 1).long())
+        losses = -(soft.shares.transpose(0, 1) * said).sum(-1)
+        losses = losses.masked_fill(wanted == IGNORED, 0.0)
     best = logits.detach().topk(min(RANKS, logits.shape[-1]), dim=-1).indices
     hits = (best == wanted.unsqueeze(-1)).sum(1)
     hits = F.pad(hits, (0, RANKS - hits.shape[1]))
-    return losses.view_as(wanted).sum(1), hits
+    return losses.sum(1), hits

@@ -28,13 +28,14 @@ class Conversation:
     """Messages of {"role", "content"}, and the file and line they came from.
 
     text: a plain text instead, which has no messages and is learnt whole. category: what kind of
-    question it is, where the row says so.
+    question it is, number: its question_id, where the row says so.
     """
 
     messages: tuple[Message, ...]
     place: str
     text: str = ""
     category: str = ""
+    number: int | str | None = None
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -60,8 +61,16 @@ def read_conversations(path: Path, prompts: bool = False) -> Iterator[Conversati
             )
         if prompts and not found.asked:
             raise UsageError(f"{place}: no message of the user, so nothing to answer")
-        category = row.get("category") if isinstance(row, dict) else None
-        yield replace(found, category=category) if isinstance(category, str) else found
+        yield _named(found, row)
+
+
+def _named(found: Conversation, row: Any) -> Conversation:
+    """With what the row of a benchmark says of its question."""
+    values = row if isinstance(row, dict) else {}
+    category, number = values.get("category"), values.get("question_id")
+    if isinstance(category, str):
+        found = replace(found, category=category)
+    return replace(found, number=number) if isinstance(number, (int, str)) else found
 
 
 def conversation(row: Any, place: str) -> Conversation | None:

@@ -34,6 +34,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "lora_dropout": (0.0, 0.9),
     "answer_tokens": (4, 100_000),
     "temperature": (0.0, 2.0),
+    "soft_targets": (0, 64),
+    "self_talk": (0, 16),
     "seed": (0, 2**62),
 }
 CHOICES = {
@@ -54,7 +56,10 @@ class Recipe:
     second epoch (medusa-1, one process). stages: 2 trains the heads alone before both (medusa-2).
     lambda0: weight of the heads' loss beside the backbone's; "sine" lets it grow from 0. distill:
     the backbone answers the prompts itself, at `temperature`, `answer_tokens` at most; in Medusa-2
-    it is then its own teacher. output: of Medusa-2, a whole model or an adapter with heads.
+    it is then its own teacher; self_talk: after a conversation's last question it asks so many more
+    of its own. soft_targets: at each place learn so many of the backbone's most probable tokens, by
+    their probabilities, and not the one that came (medusa-1). output: of Medusa-2, a whole model or
+    an adapter with heads.
     Raises UsageError for a value out of range.
     """
 
@@ -67,6 +72,8 @@ class Recipe:
     distill: bool = False
     temperature: float = 0.3
     answer_tokens: int = 512
+    self_talk: int = 0
+    soft_targets: int = 0
     optimizer: str = "muon"
     epochs: int = 2
     max_steps: int | None = None
@@ -96,6 +103,10 @@ class Recipe:
             if getattr(self, name) not in allowed:
                 said = " or ".join(map(str, allowed))
                 raise UsageError(f"{_option(name)} is {getattr(self, name)!r}: choose {said}")
+        if self.self_talk and not self.distill:
+            raise UsageError("self-talk is for distill: the backbone asks and answers itself")
+        if self.soft_targets and self.method != "medusa-1":
+            raise UsageError("soft-targets are for medusa-1: with medusa-2 the backbone changes")
 
     @property
     def head_learning_rate(self) -> float:

@@ -60,7 +60,7 @@ def train(request: TrainRequest, team: Team = ALONE) -> Iterator[Event]:
     with _fitting(request):
         ground.model = read_model(ground)
         if recipe.distill:
-            asked = sum(len(found.asked) for found in conversations)
+            asked = sum(len(found.asked) + recipe.self_talk for found in conversations)
             most = _answer_recipe(ground, recipe).max_new_tokens
             yield Stage(f"answering {asked:,} questions, at most {most} tokens each")
             yield from _distill(ground, conversations, recipe, work, team)
@@ -112,7 +112,13 @@ def _distill(
     if team.is_first:
         asked = _answer_recipe(ground, recipe)
         yield from answer_conversations(
-            ground.model, ground.tokenizer, conversations, asked, ground.length, work / "answers"
+            ground.model,
+            ground.tokenizer,
+            conversations,
+            asked,
+            ground.length,
+            work / "answers",
+            recipe.self_talk,
         )
         (work / ANSWERS_DONE).touch()
 
@@ -128,6 +134,7 @@ def _answers(
         _answer_recipe(ground, recipe),
         ground.length,
         work / "answers",
+        recipe.self_talk,
     )
     found = tuple(event.example for event in events if event.example is not None)
     if not found:

@@ -16,6 +16,7 @@ def head_recipe(recipe: Recipe, examples: Sequence[Example], ground: Ground) -> 
     """The recipe in steps. The hidden states are kept where there is room and a second epoch."""
     rate = recipe.head_learning_rate
     width = ground.config.get_text_config().hidden_size * (2 if ground.precision != "fp32" else 4)
+    width += recipe.heads * recipe.soft_targets * 8  # a token and its share
     labels = sum(sum(example.is_label) for example in examples)
     room = CACHE_BYTES.get(ground.device.type, 0)
     caches = recipe.cache and recipe.method == "medusa-1" and recipe.epochs > 1
@@ -30,6 +31,7 @@ def head_recipe(recipe: Recipe, examples: Sequence[Example], ground: Ground) -> 
         weight_decay=recipe.weight_decay,
         seed=recipe.seed,
         optimizer=recipe.optimizer,
+        soft_targets=recipe.soft_targets,
         sequence_length=min(ground.length, recipe.batch_tokens) if ground.packs else 0,
     )
     steps = recipe.max_steps or recipe.epochs * steps_an_epoch(first, examples, labels)

@@ -1,0 +1,65 @@
+"""The adapter of Medusa-2: LoRA on every linear layer of the backbone."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from medusa_chat.training.joint_loss import JointRecipe
+
+
+def add_adapter(model: Any, recipe: "JointRecipe") -> tuple[Any, tuple[str, ...]]:
+    """The model with a fresh LoRA on every linear layer and the LM head; and their names.
+
+    An LM head that is tied to the embeddings is left out: a change of it would change both.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    names = linear_names(model)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=recipe.rank,
+        lora_alpha=recipe.alpha,
+        lora_dropout=recipe.dropout,
+        target_modules=list(names),
+    )
+    torch.manual_seed(recipe.heads.seed)
+    return get_peft_model(model.requires_grad_(False), config), names
+
+
+def linear_names(model: Any) -> tuple[str, ...]:
+    """Last names of the decoder's linear layers, and of the LM head where it is not tied."""
+    from transformers.pytorch_utils import Conv1D
+
+    found = {
+        name.rpartition(".")[2]
+        for name, part in model.get_decoder().named_modules()
+        if isinstance(part, (nn.Linear, Conv1D))
+    }
+    head = model.get_output_embeddings()
+    if not is_tied(model):
+        found |= {n.rpartition(".")[2] for n, part in model.named_modules() if part is head}
+    return tuple(sorted(found))
+
+
+def is_tied(model: Any) -> bool:
+    """Whether the LM head is the embeddings."""
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def set_dropout(model: Any, is_on: bool) -> None:
+    """The adapter's dropout on or off, the backbone's own always off. It stays until the next
+    call: the backward pass runs parts of the forward pass again."""
+    model.eval()
+    for name, part in model.named_modules():
+        if name.endswith("lora_dropout"):
+            part.train(is_on)
+
+
+def adapter_tensors(model: Any) -> dict[str, Tensor]:
+    """The adapter's weights under peft's names."""
+    from peft import get_peft_model_state_dict
+
+    found = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
