@@ -43,12 +43,12 @@ GOALS = {
 # [time (epoch, ms), step that is drawn] of every frame that shows another step.
 WATCH = """() => {
   window.seen = [];
-  const tree = document.getElementById("tree");
-  let dirty = false;
+  const tree = document.querySelector("#tree svg.tree");
   let last = null;
+  let dirty = false;
   const note = () => {
     dirty = false;
-    const step = Number(tree.querySelector("svg.tree").dataset.step);
+    const step = Number(tree.dataset.step);
     if (step !== last) window.seen.push([performance.timeOrigin + performance.now(), step]);
     last = step;
   };
@@ -57,8 +57,7 @@ WATCH = """() => {
     if (!dirty) requestAnimationFrame(note);
     dirty = true;
   });
-  const all = {childList: true, characterData: true, attributes: true, subtree: true};
-  window.watching.observe(tree, all);
+  window.watching.observe(tree, {attributes: true, attributeFilter: ["data-step"]});
 }"""
 
 

@@ -44,8 +44,7 @@ function drawTimeline(known, total, now, isLive) {
   // who scrolled back while the answer runs is not pulled to its end
   const follows = !isLive || scrolled + across > (line.total - 3) * line.pitch;
   line = { ...line, total, now, pitch };
-  const length = `${Math.max(across, Math.ceil(total * pitch))}px`;
-  if (space.style.width !== length) space.style.width = length;
+  line.length = `${Math.max(across, Math.ceil(total * pitch))}px`;
   if (moved && follows) bringIntoView(isLive ? total - 1 : now, across);
   line.from = Math.floor(scrolled / pitch);
   const seen = Math.min(total - line.from, Math.ceil(across / pitch) + 1);
@@ -106,8 +105,10 @@ function bringIntoView(step, across) {
   scrolled = Math.floor(Math.min(to, Math.max(0, Math.ceil(line.total * line.pitch) - across)));
 }
 
-// Last in a frame: scrolling lays out what was written before it.
+// The bars are drawn where they belong already; the strip itself follows last in a frame, and not
+// in every one: scrolling lays out what was written before it.
 function scrollTimeline() {
+  if (space.style.width !== line.length) space.style.width = line.length;
   if (strip.dataset.at === String(scrolled)) return;
   strip.dataset.at = scrolled;
   strip.scrollLeft = scrolled;

@@ -19,22 +19,30 @@ function take(next) {
   schedule();
 }
 
+// While steps stream in, what is read and not watched is drawn less often: numbers that change 24
+// times a second cannot be read, and cost as much as the tree.
+const READ_EVERY = 180; // ms
+let readAt = 0;
+
 function render() {
   scheduled = false;
-  drawAll();
-  scrollTimeline();
+  const now = performance.now();
+  const isReadable = !streamed || pinned !== null || now > readAt + READ_EVERY;
+  if (isReadable) readAt = now;
+  drawAll(isReadable);
+  if (isReadable) scrollTimeline();
 }
 
-function drawAll() {
+function drawAll(isReadable) {
   const isEmpty = !data || !shown;
   root.classList.toggle("is-empty", isEmpty);
-  drawFigures(data ? data.figures : NO_FIGURES);
+  if (isReadable || isEmpty) drawFigures(data ? data.figures : NO_FIGURES);
   if (isEmpty) return;
   const now = pinned === null ? shown.index : pinned;
   const size = widthIn(root) < NARROW ? "narrow" : widthIn(root) < 960 ? "middle" : "wide";
   if (root.dataset.size !== size) root.dataset.size = size;
-  drawHead(shown);
-  drawChart(data, known.bars, known.times, pinned);
+  if (isReadable) drawHead(shown);
+  if (isReadable) drawChart(data, known.bars, known.times, pinned);
   drawTimeline(known, data.figures.steps, now, pinned === null);
   hide(back, pinned === null);
   say(back, data.ended ? "back to the latest step" : "back to live");
@@ -58,7 +66,7 @@ function drawAll() {
   if (wanted !== shape) lay(shown, drawn, width);
   shape = wanted;
   fill(shown);
-  drawLegend(shown);
+  if (isReadable) drawLegend(shown);
   if (hovered !== null) tellNode(hovered);
 }
 
