@@ -382,6 +382,22 @@ def test_a_second_tab_is_told_and_draws_only_what_is_new(desk):
     assert isinstance(again.history, dict) and isinstance(again.tint, dict)  # skipped
 
 
+def test_a_new_chat_in_mid_answer_leaves_nothing_of_it_on_the_page(desk):
+    tab = Tab()
+    desk.begin(tab, "hi", *POSTED)
+
+    async def cleared():
+        async for _ in desk.stream(tab):
+            if tab.talk_version == desk.room_of(tab).talk_version:
+                desk.clear(tab)  # the browser asks for it while the stream is open
+
+    asyncio.run(cleared())
+    view = desk.look(tab)
+    assert (view.live, view.text) == ("", "")
+    again = desk.look(tab)
+    assert isinstance(again.live, dict) and isinstance(again.text, dict)  # skipped
+
+
 def test_an_update_stays_small_however_long_the_conversation_is(desk):
     tab = Tab()
     desk.begin(tab, "hi", *POSTED)

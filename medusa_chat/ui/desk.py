@@ -128,7 +128,7 @@ class Desk:
         room = self.room_of(tab)
         if tab.is_streaming or not room.is_running:
             return
-        tab.is_streaming = True
+        tab.is_streaming = tab.has_live = True
         room.enter()
         try:
             async for update in self._updates(tab, room):

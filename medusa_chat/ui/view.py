@@ -22,7 +22,7 @@ class Tab:
 
     key: a secret of this tab, by which it asks for the stream of an answer. looks_at: an earlier
     answer; None is the latest. number: of the latest it knows. awaits: of the one whose end it has
-    not told. tinted: keys of the pieces it has.
+    not told. has_live: whether it shows what a stream wrote. tinted: keys of the pieces it has.
     """
 
     token: str = ""
@@ -32,6 +32,7 @@ class Tab:
     system: str = ""
     asks: int = 0
     is_streaming: bool = False
+    has_live: bool = False
     looks_at: Answer | None = None
     number: int = 0
     awaits: int = 0
@@ -63,7 +64,8 @@ def view_of(tab: Tab, room: Room, panel: Callable[[], str]) -> View:
     talk, is_running = room.talk, room.is_running
     is_new, is_talk_new = tab.version != room.version, tab.talk_version != room.talk_version
     tab.version, tab.talk_version = room.version, room.talk_version
-    is_still = is_talk_new and not tab.is_streaming
+    is_still = (is_talk_new or tab.has_live) and not tab.is_streaming
+    tab.has_live &= not is_still
     has_talk = bool(talk.messages)
     can = gr.update(interactive=has_talk and not is_running) if is_new else gr.skip()
     drawn = rows_of(talk) if is_talk_new else []
