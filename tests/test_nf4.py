@@ -175,5 +175,5 @@ def test_the_kernel_gives_what_its_twin_gives():
     no bf16 (it would multiply their bits)."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", INTERPRETED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
