@@ -75,6 +75,16 @@ def test_a_merged_linear_holds_the_very_weights_of_the_several(nested, dtype):
         assert torch.allclose(whole(x), outs, atol=1e-5 if dtype == torch.float32 else 2e-2)
 
 
+def test_linears_that_an_adapter_was_merged_into_are_merged_with_the_others():
+    """peft quantises their sum in fp32 anew; the product is in the model's format as before."""
+    parts = [linear4(64), linear4(64, seed=1), linear4(64, seed=2)]
+    wanted = torch.cat([weights_of(part) for part in parts])
+    parts[1].weight.quant_state.dtype = torch.float32
+    assert can_merge(*parts) and torch.equal(weights_of(merge4(*parts)), wanted)
+    parts[1].weight.quant_state.dtype = torch.float16
+    assert not can_merge(*parts)
+
+
 def test_the_scales_are_those_that_bitsandbytes_decodes():
     state = linear4(512, 256).weight.quant_state
     assert state.nested

@@ -38,7 +38,9 @@ def can_merge(*linears: Any) -> bool:
         return False
     sides = {
         (
-            *(state.quant_type, state.blocksize, state.dtype, state.shape[1]),
+            *(state.quant_type, state.blocksize, state.shape[1]),
+            # decoded to fp32 first (as peft leaves them), they are rounded once all the same
+            None if state.dtype in (torch.float32, linear.compute_dtype) else state.dtype,
             *(linear.compute_dtype, linear.weight.device, linear.bias is None),
         )
         for linear, state in zip(linears, states, strict=True)
@@ -80,7 +82,7 @@ def merge4(*linears: Any) -> Any:
         code=state.code,
         blocksize=state.blocksize,
         quant_type=state.quant_type,
-        dtype=state.dtype,
+        dtype=first.compute_dtype or state.dtype,
     )
     whole.weight = type(first.weight)(
         torch.cat([linear.weight.data.reshape(-1, 1) for linear in linears]),
