@@ -24,6 +24,9 @@ UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt"}
 # families whose layers are merged, and their linears laid out for the CPU (decoding/submodules.py)
 MERGED = {"llama", "mistral", "qwen2"}
 WIDE = 1024  # outputs from which a linear is laid out anew in fp32
+BLOCK = 64  # weights of nf4 that share a scale
+# what a weight of nf4 takes more in a merged linear, where its scale is in fp32 again
+UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Sizes:
     """The numbers of a config that memory depends on. linears: weights of all linears of the
     layers; experts: those of a mixture, which bitsandbytes leaves as they are; rest: embeddings,
     LM head and norms. copied: (outputs, inputs, how many) of the linears that a CPU may lay out
-    a second time."""
+    a second time; merged: the weights of those that several became."""
 
     hidden: int
     layers: int
@@ -64,6 +67,7 @@ class Sizes:
     experts: int
     rest: int
     copied: tuple[tuple[int, int, int], ...]
+    merged: int = 0
 
     @property
     def parameters(self) -> int:
@@ -86,11 +90,12 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     learnt = positions * hidden if config.get("model_type") == "gpt2" else 0
     embeddings = vocabulary * hidden * (1 if _is_tied(config) else 2)
     inner, mlp, experts = _mlp(config, hidden)
-    copied = [(vocabulary, hidden, 1)]
+    copied, merged = [(vocabulary, hidden, 1)], 0
     if config.get("model_type") in MERGED:
         copied += [((heads + 2 * key_values) * width, hidden, layers)]
         copied += [(hidden, heads * width, layers), (2 * inner, hidden, layers)]
         copied += [(hidden, inner, layers)]
+        merged = layers * hidden * ((heads + 2 * key_values) * width + 2 * inner)
     return Sizes(
         hidden=hidden,
         layers=layers,
@@ -101,6 +106,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         experts=layers * experts,
         rest=embeddings + learnt + (2 * layers + 1) * hidden,
         copied=tuple(copied),
+        merged=merged,
     )
 
 
@@ -141,6 +147,8 @@ def estimate(
     fp16, int8 or nf4. has_amx: whether the CPU computes bf16 in tiles. Raises ModelError."""
     size, plain = sizes(config), PLAIN[precision]
     scales = 4 * size.linears // size.hidden if precision == "int8" else 0
+    if precision == "nf4" and size.hidden % BLOCK == 0:
+        scales = int(size.merged * UNNESTED)
     rows = 1 + (heads.heads if heads else 0)
     return Estimate(
         weights=int(size.linears * LINEAR[precision]) + (size.experts + size.rest) * plain + scales,

@@ -90,7 +90,7 @@ def test_auto_takes_the_largest_precision_that_fits(free, chosen):
     [
         (11 * GB, "--precision int8 would fit"),
         (7 * GB, "--precision nf4 would fit"),
-        (5 * GB, "--precision nf4 --max-context 1024 would fit"),
+        (5 * GB, "--precision nf4 --max-context 512 would fit"),
         (1 * GB, "choose a smaller model"),
         (24 * GB, "close other programs"),
         (None, "try --precision nf4, a smaller --max-context or a smaller model"),

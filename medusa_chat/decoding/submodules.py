@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.attention import NAME, tree_attention
+from medusa_chat.decoding.linear4 import Rows, can_merge, is_linear4, merge4
 
 # families whose norms are weight * x / rms(x) and nothing else
 PLAIN_NORMS = {
@@ -66,7 +67,8 @@ class FusedLayer(nn.Module):
     """A decoder layer with its q, k, v and its gate and up projections merged.
 
     Works with attention "medusa_tree"; with any other it hands over to the stock layer, whose
-    weights are views of the merged ones. hidden [1, q, d] -> [1, q, d].
+    weights are views of the merged ones, or in 4 bits its projections `Rows` of them.
+    hidden [1, q, d] -> [1, q, d].
     """
 
     def __init__(self, layer: Any) -> None:
@@ -80,12 +82,12 @@ class FusedLayer(nn.Module):
             layer.input_layernorm,
             layer.post_attention_layernorm,
         )
-        self.qkv = packed(merge(attention.q_proj, attention.k_proj, attention.v_proj))
+        self.qkv = packed(merge(attention, "q_proj", "k_proj", "v_proj"))
         self.out = packed(attention.o_proj)
-        self.gate_up = packed(merge(mlp.gate_proj, mlp.up_proj))
+        self.gate_up = packed(merge(mlp, "gate_proj", "up_proj"))
         self.down = packed(mlp.down_proj)
         half = self.head_dim // 2
-        sign = torch.tensor([-1.0] * half + [1.0] * half).to(attention.q_proj.weight)
+        sign = torch.tensor([-1.0] * half + [1.0] * half).to(self.before.weight)
         self.sign: Tensor
         self.register_buffer("sign", sign, persistent=False)
 
@@ -173,10 +175,20 @@ def lean_decoder(decoder: Any, implementation: str) -> Any:
     return FusedDecoder(decoder) if fits else decoder
 
 
-def merge(*linears: Any) -> nn.Linear:
-    """One linear that gives the outputs of several side by side; their weights become views."""
-    first = linears[0]
+def merge(parent: Any, *names: str) -> Any:
+    """One linear that gives the outputs of several of a module side by side. Theirs are not held
+    twice: their weights become views, in 4 bits they themselves become `Rows`."""
+    linears = [getattr(parent, name) for name in names]
     sizes = [linear.out_features for linear in linears]
+    if is_linear4(linears[0]):
+        whole, start = merge4(*linears), 0
+        for name, size in zip(names, sizes, strict=True):
+            setattr(parent, name, Rows(whole, start, start + size))
+            start += size
+        for linear in linears:
+            linear.weight = None  # it refers back to its linear: freed now, not when that is seen
+        return whole
+    first = linears[0]
     whole = nn.Linear(first.in_features, sum(sizes), bias=False, device="meta")
     whole.weight = nn.Parameter(torch.cat([x.weight.data for x in linears]), requires_grad=False)
     if first.bias is not None:
@@ -217,15 +229,26 @@ def replace_submodules(model: Any) -> list[str]:
 
 
 def is_plain_layer(module: nn.Module) -> bool:
-    """Whether FusedLayer gives what this layer gives: a known family, unquantised, SiLU."""
+    """Whether FusedLayer gives what this layer gives: a known family, SiLU, its linears plain or
+    in 4 bits that merge without loss."""
     if type(module).__name__ not in PLAIN_LAYERS:
         return False
     layer: Any = module
     attention, mlp = layer.self_attn, layer.mlp
-    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    merged = [(attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)]
+    alone = (attention.o_proj, mlp.down_proj)
     is_silu = layer.self_attn.config.hidden_act == "silu"
-    return is_silu and all(type(linear) is nn.Linear for linear in linears)
+    return (
+        is_silu
+        and all(_fits(group) for group in merged)
+        and all(type(linear) is nn.Linear or is_linear4(linear) for linear in alone)
+    )
+
+
+def _fits(linears: tuple[Any, ...]) -> bool:
+    if all(is_linear4(linear) for linear in linears):
+        return can_merge(*linears)
+    return all(type(linear) is nn.Linear for linear in linears)
 
 
 def _put(model: Any, name: str, module: nn.Module) -> None:

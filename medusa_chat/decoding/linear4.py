@@ -1,0 +1,100 @@
+"""Linears in 4 bits, as bitsandbytes holds them: merged side by side without any loss.
+
+Packed bytes lie row after row, and blocks of 64 weights share a scale (absmax). Where a row is
+whole blocks, rows of several linears in one tensor decode to the very same weights. With double
+quantisation the scales are bytes relative to a mean of each linear: they are decoded once here,
+by the operator that bitsandbytes itself decodes them with, and stay in fp32.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Rows(nn.Module):
+    """Some outputs of a merged linear, for a stock layer that calls its projections one by one:
+    [..., K] -> [..., stop - start]. It holds no weights of its own."""
+
+    def __init__(self, whole: nn.Module, start: int, stop: int) -> None:
+        super().__init__()
+        self.whole, self.start, self.stop = whole, start, stop
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.whole(hidden)
+        return out[..., self.start : self.stop]
+
+
+def is_linear4(linear: nn.Module) -> bool:
+    """Whether this is bitsandbytes' linear of 4 bits (known by name: nothing here imports it)."""
+    return type(linear).__name__ == "Linear4bit"
+
+
+def can_merge(*linears: Any) -> bool:
+    """Whether these 4-bit linears give the same when they are one: quantised in one way, rows of
+    whole blocks, bytes where bitsandbytes puts them (on a CPU it moves them at the first call)."""
+    states: list[Any] = [getattr(linear.weight, "quant_state", None) for linear in linears]
+    if any(state is None or getattr(state, "packing_format_for_cpu", False) for state in states):
+        return False
+    sides = {
+        (
+            *(state.quant_type, state.blocksize, state.shape[1]),
+            # decoded to fp32 first (as peft leaves them), they are rounded once all the same
+            None if state.dtype in (torch.float32, linear.compute_dtype) else state.dtype,
+            *(linear.compute_dtype, linear.weight.device, linear.bias is None),
+        )
+        for linear, state in zip(linears, states, strict=True)
+    }
+    is_whole = all(state.shape[1] % state.blocksize == 0 for state in states)
+    is_bytes = all(linear.weight.dtype == torch.uint8 for linear in linears)
+    return len(sides) == 1 and is_whole and is_bytes
+
+
+def absmax(state: Any) -> Tensor:
+    """The scale of each block [N * K / blocksize] in fp32, decoded where it was quantised too."""
+    if not state.nested:
+        scales: Tensor = state.absmax.float()
+        return scales
+    inner = state.state2
+    code = inner.code.to(state.absmax.device)
+    decode = torch.ops.bitsandbytes.dequantize_blockwise.default
+    decoded = decode(state.absmax, inner.absmax, code, inner.blocksize, inner.dtype)
+    scales = (decoded + state.offset).float()
+    return scales
+
+
+@torch.no_grad()
+def merge4(*linears: Any) -> Any:
+    """One 4-bit linear that gives the outputs of several side by side, which must `can_merge`.
+    It holds copies: whoever replaces the several by it (and `Rows` of it) frees theirs."""
+    first, state = linears[0], linears[0].weight.quant_state
+    sizes = [linear.out_features for linear in linears]
+    whole = type(first)(
+        *(first.in_features, sum(sizes)),
+        bias=False,
+        compute_dtype=first.compute_dtype,
+        quant_type=state.quant_type,
+        device="meta",
+    )
+    merged = type(state)(
+        absmax=torch.cat([absmax(linear.weight.quant_state) for linear in linears]),
+        shape=torch.Size((sum(sizes), first.in_features)),
+        code=state.code,
+        blocksize=state.blocksize,
+        quant_type=state.quant_type,
+        dtype=first.compute_dtype or state.dtype,
+    )
+    whole.weight = type(first.weight)(
+        torch.cat([linear.weight.data.reshape(-1, 1) for linear in linears]),
+        requires_grad=False,
+        quant_state=merged,
+        blocksize=state.blocksize,
+        compress_statistics=False,
+        quant_type=state.quant_type,
+        module=whole,
+        bnb_quantized=True,
+    )
+    whole.quant_state = merged
+    if first.bias is not None:
+        whole.bias = nn.Parameter(torch.cat([x.bias.data for x in linears]), requires_grad=False)
+    return whole.eval()  # in training bitsandbytes takes another way

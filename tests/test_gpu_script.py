@@ -1,0 +1,62 @@
+"""assets/benchmarks/gpu.py, for a day with a GPU: what of it a CPU can run does run."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from medusa_chat.bench.shape import Shape
+from medusa_chat.decoding.linear4 import is_linear4
+from medusa_chat.decoding.submodules import FusedLayer
+
+FOLDER = Path(__file__).parent.parent / "assets" / "benchmarks"
+CPU = torch.device("cpu")
+TINY = Shape("tiny", 64, 128, 2, 4, 2, 96, 256, heads=3)
+
+pytest.importorskip("bitsandbytes")
+
+
+@pytest.fixture(scope="module")
+def parts():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield importlib.import_module("gpu_nf4")
+
+
+def test_without_a_gpu_the_script_says_so_in_one_line():
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    command = [sys.executable, str(FOLDER / "gpu.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and done.stderr == "there is no CUDA device here\n"
+
+
+def test_merged_and_loaded_4_bit_layers_give_the_same_tokens(parts):
+    found = parts.merged_parity(TINY, CPU, torch.float32, 24)
+    assert found["merged against loaded"] is None
+    assert found["merged, Medusa against plain"] is None
+    assert found["check of a tree step"] < 1e-4
+
+
+def test_steps_are_timed_as_loaded_and_merged_and_the_kernel_is_not_claimed(parts):
+    def times(engine):
+        layers = engine.backbone.model.model.layers
+        kinds = [isinstance(layer, FusedLayer) for layer in layers]
+        down = layers[0].down if all(kinds) else layers[0].mlp.down_proj
+        assert is_linear4(down)
+        return kinds
+
+    found = parts.step_times(TINY, CPU, lambda call: 1.0, times)
+    assert found["as loaded"] == [False, False] and found["merged"] == [True, True]
+    assert found["our kernel"] == ["no kernel of ours for 4-bit products here"]
+    assert "merged, our kernel" not in found
+
+
+def test_products_are_timed_for_every_linear_and_number_of_rows(parts):
+    found = parts.product_times(lambda call: float(len(call())), CPU, {"q": (64, 128)})
+    assert [row["bitsandbytes"] for row in found.values()] == [1, 8, 16, 32, 64]
+    assert not any("ours" in row for row in found.values())
+    assert "q 64 x 128, 16 rows" in found

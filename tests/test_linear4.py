@@ -1,0 +1,178 @@
+"""Merged linears of 4 bits: the very weights of the several, held once, and the same tokens."""
+
+import weakref
+
+import pytest
+import torch
+from checkpoints import HIDDEN, write_checkpoint, write_heads
+from families import tiny
+from test_engine import TREES, drafters_of, engine_of, tokens
+from test_quantised import opened, texts
+
+from medusa_chat import quantised
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.linear4 import Rows, absmax, can_merge, is_linear4, merge4
+from medusa_chat.decoding.submodules import FusedLayer, replace_submodules
+from medusa_chat.memory import held_bytes
+
+bnb = pytest.importorskip("bitsandbytes")
+WIDE = {"hidden_size": 64, "intermediate_size": 128}  # rows of whole blocks
+CASES = [("llama", torch.float32, True), ("qwen2", torch.float32, True)]
+CASES += [("mistral-window", torch.float32, False), ("llama", torch.bfloat16, True)]
+
+
+def linear4(rows, columns=128, nested=True, seed=0, bias=False, dtype=torch.bfloat16):
+    """A random 4-bit linear, its weights quantised by bitsandbytes."""
+    torch.manual_seed(seed)
+    made = bnb.nn.Linear4bit(
+        *(columns, rows, bias, dtype), compress_statistics=nested, quant_type="nf4"
+    )
+    made.weight.data.normal_(std=0.1 * (seed + 1))
+    return made.to(dtype).to("cpu").eval().requires_grad_(False)
+
+
+def weights_of(linear):
+    return bnb.functional.dequantize_4bit(linear.weight.data, linear.weight.quant_state)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return {
+        family: tiny(family, **WIDE).save_pretrained(path) or path
+        for family in ("llama", "qwen2", "mistral-window")
+        for path in [tmp_path_factory.mktemp(family)]
+    }
+
+
+def quantised_model(folder, dtype=torch.float32, nested=True):
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    how = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=nested,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, quantization_config=how, device_map={"": "cpu"}
+    )
+    return model.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_merged_linear_holds_the_very_weights_of_the_several(nested, dtype):
+    parts = [linear4(n, 128, nested, seed, True, dtype) for seed, n in enumerate((96, 32, 320))]
+    wanted = torch.cat([weights_of(part) for part in parts])
+    assert can_merge(*parts)
+    whole = merge4(*parts)
+    assert torch.equal(weights_of(whole), wanted)
+    assert torch.equal(whole.bias, torch.cat([part.bias for part in parts]))
+    assert not whole.weight.quant_state.nested and is_linear4(whole)
+    for rows in (1, 8, 70):
+        x = torch.randn(rows, 128, dtype=dtype)
+        outs = torch.cat([part(x) for part in parts], -1)
+        assert torch.allclose(whole(x), outs, atol=1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_linears_that_an_adapter_was_merged_into_are_merged_with_the_others():
+    """peft quantises their sum in fp32 anew; the product is in the model's format as before."""
+    parts = [linear4(64), linear4(64, seed=1), linear4(64, seed=2)]
+    wanted = torch.cat([weights_of(part) for part in parts])
+    parts[1].weight.quant_state.dtype = torch.float32
+    assert can_merge(*parts) and torch.equal(weights_of(merge4(*parts)), wanted)
+    parts[1].weight.quant_state.dtype = torch.float16
+    assert not can_merge(*parts)
+
+
+def test_the_scales_are_those_that_bitsandbytes_decodes():
+    state = linear4(512, 256).weight.quant_state
+    assert state.nested
+    inner = bnb.functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
+    assert torch.equal(absmax(state), inner)
+
+
+def test_what_would_not_be_the_same_is_not_merged():
+    one = linear4(64, 128)
+    assert not can_merge(one, linear4(64, 96))  # a block would reach over two rows
+    assert not can_merge(linear4(64, 96), linear4(64, 96))
+    assert not can_merge(one, linear4(64, 128, bias=True))
+    assert not can_merge(one, linear4(64, 128, dtype=torch.float32))
+    moved = linear4(64, 128)
+    moved.weight.quant_state.packing_format_for_cpu = True
+    assert not can_merge(one, moved)
+    assert not can_merge(one, bnb.nn.Linear4bit(128, 64, quant_type="nf4"))  # not quantised yet
+
+
+@pytest.mark.parametrize(("family", "dtype", "nested"), CASES)
+def test_a_merged_model_of_4_bits_decodes_like_the_stock_one(folder, family, dtype, nested):
+    expected = [
+        tokens(engine_of(quantised_model(folder[family], dtype, nested), i))
+        for i in ("medusa_tree", "sdpa")
+    ]
+    model = quantised_model(folder[family], dtype, nested)
+    notes = replace_submodules(model)
+    assert "2 layers merged" in notes
+    assert {type(layer) for layer in model.model.layers} == {FusedLayer}
+    engine = engine_of(model)
+    engine.heads.to(dtype)
+    assert engine.backbone.check() < (1e-4 if dtype == torch.float32 else 0.1)
+    plain = tokens(engine)
+    assert plain == expected[0]
+    for drafter in drafters_of(engine, plain, TREES["dense"], 0.0):
+        assert tokens(engine, drafter=drafter) == plain
+    assert tokens(engine_of(model, "sdpa")) == expected[1]  # by way of `Rows`
+
+
+def test_a_merged_layer_gives_what_the_stock_layer_gives(folder):
+    ids = torch.randint(3, 48, (1, 20), generator=torch.Generator().manual_seed(0))
+    stock = quantised_model(folder["qwen2"])
+    wanted = stock(ids).logits
+    replace_submodules(stock)
+    for implementation in ("medusa_tree", "eager"):
+        stock.set_attn_implementation(implementation)
+        assert torch.allclose(stock(ids).logits, wanted, atol=2e-4)
+
+
+def test_nothing_is_held_twice(folder):
+    model = quantised_model(folder["llama"])
+    layer = model.model.layers[0]
+    before = held_bytes(layer)
+    old = [weakref.ref(p.weight) for p in (layer.self_attn.q_proj, layer.mlp.up_proj)]
+    weights = sum(p.in_features * p.out_features for p in merged_of(layer))
+    replace_submodules(model)
+    layer = model.model.layers[0]
+    assert [ref() for ref in old] == [None, None]  # without waiting for the cycles to be found
+    assert isinstance(layer.stock.mlp.up_proj, Rows)
+    assert layer.stock.mlp.up_proj.whole is layer.gate_up
+    more = held_bytes(layer) - before
+    assert more <= weights * 3 / 64 + 4096  # a scale of 4 bytes for 1, and what norms need
+
+
+def merged_of(layer):
+    attention, mlp = layer.self_attn, layer.mlp
+    return attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj
+
+
+def test_rows_that_share_blocks_stay_as_they_are(tmp_path):
+    tiny("llama").save_pretrained(tmp_path)  # 32 inputs
+    model = quantised_model(tmp_path)
+    assert not any("merged" in note for note in replace_submodules(model))
+    assert not any(isinstance(module, Rows) for module in model.modules())
+
+
+def test_the_kept_copy_is_the_stock_one_and_says_the_same(tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    model = tiny("llama", vocab_size=256, max_position_embeddings=256, **WIDE)
+    model.generation_config.eos_token_id = 255
+    model.save_pretrained(folder)
+    assert HIDDEN != 64
+    write_heads(folder, MedusaHeads(3, 64))
+    phases, made = opened(folder, "nf4")
+    assert "quantise" in phases and any("layers merged" in note for note in made.info.notes)
+    plain, medusa = texts(made)
+    assert plain == medusa and len(quantised.kept()) == 1
+    phases, again = opened(folder, "nf4")
+    assert "quantise" not in phases and texts(again) == [plain, plain]
+    assert again.info.memory_bytes == made.info.memory_bytes
+    assert again.info.memory_bytes == pytest.approx(again.info.estimated_bytes, rel=0.1)
