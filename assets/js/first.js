@@ -116,7 +116,7 @@
       box.value = draft;
       box.dispatchEvent(new Event("input", { bubbles: true }));
     }
-    setTimeout(() => restoreDraft(holds ? held + 1 : 0, tries + 1), 250);
+    setTimeout(() => restoreDraft(holds ? held + 1 : 0, box ? tries + 1 : tries), 250);
   }
 
   async function ask() {
