@@ -62,7 +62,8 @@ def says(tab, selector: str, text: str) -> None:
 
 def test_without_a_model_it_says_so_and_the_hardware_model_is_there(tab):
     says(tab, ".tune-hollow", "No model is loaded")
-    assert tab.locator(".heat").count() == 0 and tab.is_visible(".roof-block svg.plot")
+    tab.wait_for_selector(".roof-block .roof-pair:not([hidden]) svg.plot")
+    assert tab.locator(".heat").count() == 0
     assert findings(tab) == []
 
 

@@ -102,6 +102,8 @@
     }
   }
 
+  addEventListener("pagehide", keepDraft); // whoever has it load again: we, Gradio, or the user
+
   // The page may draw the box anew while it loads, empty: set it until it has held for a second.
   function restoreDraft(held = 0, tries = 0) {
     const draft = kept(sessionStorage, DRAFT);
@@ -145,8 +147,7 @@
           "The program was closed, or the network is gone. This page comes back by itself.",
         );
     } else if (program !== null && found !== program) {
-      keepDraft(); // another program answers: nothing of this page is known to it
-      location.reload();
+      location.reload(); // another program answers: nothing of this page is known to it
       return;
     } else {
       if (misses >= 2) unsay();

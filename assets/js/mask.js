@@ -1,6 +1,6 @@
 // The same step as the backbone sees it (the paper's Figure 2): which keys each node attends to.
 const maskBox = make("div", "mask-box");
-const maskSvg = draw("svg", { class: "mask", role: "img" });
+const maskSvg = draw("svg", { class: "mask", role: "img", "aria-label": "nothing is drawn yet" });
 const maskNote = make("p", "mask-note");
 const maskScroll = make("div", "mask-scroll");
 maskScroll.tabIndex = 0;

@@ -7,7 +7,7 @@ function figureBox(title) {
   const box = make("section", "tune-card");
   const heading = make("h3", "", title);
   const words = make("p", "tune-words");
-  const svg = draw("svg", { class: "plot", role: "img" });
+  const svg = draw("svg", { class: "plot", role: "img", "aria-label": "nothing is drawn yet" });
   const legend = make("ul", "plot-legend");
   box.append(heading, words, svg, legend);
   return { box, heading, words, svg, legend, drawn: "" };

@@ -9,7 +9,7 @@ function treeCard() {
   const words = make("p", "tune-words");
   const views = make("div", "tune-views");
   const scroll = make("div", "shape-scroll");
-  const svg = draw("svg", { class: "tree shape", role: "img" });
+  const svg = draw("svg", { class: "tree shape", role: "img", "aria-label": "nothing is drawn yet" });
   views.setAttribute("role", "group");
   views.setAttribute("aria-label", "How the tree is drawn");
   scroll.tabIndex = 0;
