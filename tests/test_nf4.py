@@ -1,11 +1,6 @@
 """Products with NF4 weights: the torch twin against bitsandbytes, and the kernel against its twin
 where Triton is there (in its interpreter, so that no GPU is needed)."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-
 import pytest
 import torch
 from test_linear4 import folder, linear4, quantised_model, weights_of  # noqa: F401
@@ -148,32 +143,3 @@ def test_the_assembler_decodes_every_byte(dtype):
         numbers = torch.frombuffer(bytearray(data), dtype=dtype)
         wanted = [table[b & 15] for b in four] + [table[b >> 4] for b in four]
         assert torch.equal(numbers, torch.stack(wanted)), four
-
-
-INTERPRETED = """
-import torch
-from medusa_chat.decoding import nf4
-from medusa_chat.decoding.kernels.nf4 import run
-for dtype, limit in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
-    off = nf4.difference(torch.device("cpu"), dtype)
-    assert off < limit, (dtype, off)
-    print(dtype, off)
-generator = torch.Generator().manual_seed(1)
-codes = torch.randint(256, (96 * 320 // 2,), generator=generator).to(torch.uint8)
-tiles = nf4.repack(codes, torch.rand(96 * 320 // 64, generator=generator), 96, 320)
-x = torch.randn(64, 320, generator=generator)
-whole = run(tiles, x)
-assert torch.equal(whole, run(tiles, x))
-for rows in (1, 8, 16, 32):
-    assert torch.allclose(run(tiles, x[:rows].contiguous()), whole[:rows], atol=1e-5)
-"""
-
-
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-def test_the_kernel_gives_what_its_twin_gives():
-    """In a process of its own: Triton asks for its interpreter when it is imported. It multiplies
-    no bf16 (it would multiply their bits)."""
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", INTERPRETED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr

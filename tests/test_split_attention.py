@@ -1,5 +1,5 @@
-"""Attention in splits: the torch twin against plain attention. The kernel itself needs Triton and
-is compared with the twin where there is a GPU (assets/benchmarks/gpu.py)."""
+"""Attention in splits: the torch twin against plain attention. The kernel itself is
+compared with the twin in test_kernels.py, and where there is a GPU in assets/benchmarks/gpu.py."""
 
 import pytest
 import torch

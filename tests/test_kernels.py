@@ -1,0 +1,51 @@
+"""The Triton kernels against their torch twins, in Triton's interpreter: no GPU is needed.
+
+Triton is wanted, but not beside torch: on a machine without a GPU other libraries would then
+compile with it. TRITON_FOLDER names where it lies (`pip install --target`); CI sets it.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+NF4 = """
+import torch
+from medusa_chat.decoding import nf4
+from medusa_chat.decoding.kernels.nf4 import run
+for dtype, limit in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
+    off = nf4.difference(torch.device("cpu"), dtype)
+    assert off < limit, (dtype, off)
+generator = torch.Generator().manual_seed(1)
+codes = torch.randint(256, (96 * 320 // 2,), generator=generator).to(torch.uint8)
+tiles = nf4.repack(codes, torch.rand(96 * 320 // 64, generator=generator), 96, 320)
+x = torch.randn(64, 320, generator=generator)
+whole = run(tiles, x)
+assert torch.equal(whole, run(tiles, x))
+for rows in (1, 8, 16, 32):
+    assert torch.allclose(run(tiles, x[:rows].contiguous()), whole[:rows], atol=1e-5)
+"""
+SPLIT = """
+import torch
+from medusa_chat.decoding import split_attention
+for dtype, limit in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
+    off = split_attention.difference(torch.device("cpu"), dtype)
+    assert off < limit, (dtype, off)
+"""
+
+
+@pytest.mark.parametrize("program", [NF4, SPLIT], ids=["nf4", "split"])
+def test_a_kernel_gives_what_its_twin_gives(program):
+    """In a process of its own: Triton asks for its interpreter when it is imported. It multiplies
+    no bf16 (it would multiply their bits)."""
+    folder = os.environ.get("TRITON_FOLDER", "")
+    if not folder and find_spec("triton") is None:
+        assert "CI" not in os.environ, "CI has to say where Triton is: TRITON_FOLDER"
+        pytest.skip("needs Triton")
+    places = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": places}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
