@@ -73,16 +73,10 @@ def bench(
     for file in (output, picture, report, answers):
         if file is not None:
             require_folder(file)
-    if shape not in (None, "7b", "8b"):
-        raise UsageError(f"shape is {shape!r}: choose 7b or 8b")
-    if shape is None and (layers, trace) != (None, None):
-        raise UsageError("--layers and --trace are for --shape")
     studies = tuple(study or ())
-    given = (report, answers, model_id, acceptance, temperature)
-    if given != (None, None, None, "exact", 0.0) and "report" not in studies:
-        raise UsageError(
-            "--report, --answers, --model-id, --acceptance and --temperature are for --study report"
-        )
+    _refuse_misplaced(shape, (layers, trace), "report" in studies, (report, answers, model_id))
+    if "report" not in studies and (acceptance, temperature) != ("exact", 0.0):
+        raise UsageError("--acceptance and --temperature are for --study report")
     settings = GenerationSettings(acceptance=acceptance, temperature=temperature)
     from medusa_chat.bench import run, run_shape, table
 
@@ -120,6 +114,18 @@ def bench(
         _write(picture, drawing(result))
     if told is not None:
         _tell(result, told, report, answers, model_id)
+
+
+def _refuse_misplaced(
+    shape: str | None, of_shape: tuple[Any, ...], reports: bool, of_report: tuple[Any, ...]
+) -> None:
+    """Refuse options that nothing here would read."""
+    if shape not in (None, "7b", "8b"):
+        raise UsageError(f"shape is {shape!r}: choose 7b or 8b")
+    if shape is None and any(value is not None for value in of_shape):
+        raise UsageError("--layers and --trace are for --shape")
+    if not reports and any(value is not None for value in of_report):
+        raise UsageError("--report, --answers and --model-id are for --study report")
 
 
 def _report() -> "Report":

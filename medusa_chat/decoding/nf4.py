@@ -4,7 +4,6 @@ Our kernel is in no model by default: it was tested in Triton's interpreter and 
 GPU. `adopt` puts it where a timer of the caller's finds it faster than bitsandbytes.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.linear4 import absmax, is_linear4
+from medusa_chat.decoding.parity import agrees
 
 # the 16 values of a 4-bit NormalFloat (QLoRA, arXiv 2305.14314, appendix E)
 TABLE = (
@@ -187,17 +187,8 @@ def has_kernel(device: torch.device, dtype: torch.dtype = torch.float16) -> bool
     """Whether the kernel runs there and agrees with its twin; where not, that is logged, once."""
     if device.type != "cuda":
         return False
-    try:
-        worst = difference(device, dtype)
-    except Exception as error:  # no Triton, no compiler, an architecture it does not know
-        logging.getLogger(__name__).warning("4-bit products stay bitsandbytes': %s", error)
-        return False
-    if not worst < TOLERANCE:
-        logging.getLogger(__name__).warning(
-            "4-bit products stay bitsandbytes': our kernel is off by %.2g", worst
-        )
-        return False
-    return True
+    instead = "4-bit products stay bitsandbytes'"
+    return agrees(instead, lambda: difference(device, dtype), TOLERANCE)
 
 
 def difference(device: torch.device, dtype: torch.dtype = torch.float16) -> float:

@@ -4,7 +4,6 @@ Attention "medusa_split" is not chosen by default: the kernel was tested in Trit
 and never timed on a GPU.
 """
 
-import logging
 from functools import cache
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from medusa_chat.decoding.attention import tree_attention
+from medusa_chat.decoding.parity import agrees
 
 NAME = "medusa_split"
 SPLIT = 256  # keys of one split
@@ -78,17 +78,8 @@ def has_kernel(device: torch.device) -> bool:
     """Whether the kernel runs there and agrees with its twin; where not, that is logged, once."""
     if device.type != "cuda":
         return False
-    try:
-        worst = difference(device)
-    except Exception as error:  # no Triton, no compiler, an architecture it does not know
-        logging.getLogger(__name__).warning("split attention falls back to torch: %s", error)
-        return False
-    if not worst < TOLERANCE:
-        logging.getLogger(__name__).warning(
-            "split attention falls back to torch: its kernel is off by %.2g", worst
-        )
-        return False
-    return True
+    instead = "split attention falls back to torch"
+    return agrees(instead, lambda: difference(device), TOLERANCE)
 
 
 def difference(device: torch.device, dtype: torch.dtype = torch.float16) -> float:
