@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from medusa_chat import tuning
+from medusa_chat import compiling, tuning
 from medusa_chat.auto_tree import auto_tree, rank_accuracies, source_tree, tree_facts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.devices import PRECISIONS, choose_device, choose_precision, describe_device
@@ -13,14 +13,16 @@ from medusa_chat.fetching import fetch
 from medusa_chat.finding import CALIBRATION_FILE, Calibration, Checkpoint
 from medusa_chat.memory import fitting, held_bytes
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
-from medusa_chat.placing import DEFAULT_CONTEXT, place
+from medusa_chat.placing import DEFAULT_CONTEXT, Placement, place
 from medusa_chat.tuning import Tuning
 
 if TYPE_CHECKING:
     import torch
 
+    from medusa_chat.decoding.backbone import Backbone
     from medusa_chat.decoding.engine import Engine
     from medusa_chat.decoding.governor import Governor
+    from medusa_chat.decoding.heads import MedusaHeads
     from medusa_chat.decoding.text import TokenTexts
 
 __all__ = [
@@ -71,10 +73,8 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     yield LoadPhase("read"), None
     from medusa_chat import weights
     from medusa_chat.adapters import merge_adapter
-    from medusa_chat.decoding.backbone import Backbone
     from medusa_chat.decoding.engine import Engine
     from medusa_chat.decoding.text import TokenTexts
-    from medusa_chat.decoding.threads import settle
     from medusa_chat.head_weights import read_heads
 
     config = weights.read_config(found.backbone)
@@ -95,10 +95,8 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
             notes.append(f"the LoRA adapter {found.adapter.name} is merged into the backbone")
         heads = heads.to(device=device, dtype=model.dtype) if heads is not None else None
         parameters = model.num_parameters()  # a 4-bit weight holds two
-        notes += _replace(model) if where.device_map is None else ()  # accelerate's hooks stay
-        backbone = Backbone(model, where.context)
-        if device.type == "cpu":
-            notes.append(settle(model, *filter(None, [heads])))
+        backbone, replaced = _ready(model, heads, where)
+        notes += replaced
         yield LoadPhase("check"), None
         difference = backbone.check()
     engine = Engine(backbone, heads, end_tokens(model, tokenizer))
@@ -118,7 +116,8 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         tree="auto",
         nodes=len(tree),
         tree_reason=why,
-        memory_bytes=held_bytes(model, *filter(None, [heads])) + backbone.cache.nbytes,
+        memory_bytes=held_bytes(model, *backbone.beside, *filter(None, [heads]))
+        + backbone.cache.nbytes,
         has_template=bool(tokenizer.chat_template),
         notes=tuple(notes),
         estimated_bytes=parts.held if parts else 0,
@@ -161,7 +160,10 @@ def tuning_place(name: str, precision: str, device: "torch.device") -> tuning.Pl
     """Under what the tuner's result for a model is kept."""
     import torch
 
-    return tuning.Place(name, precision, describe_device(device), f"torch {torch.__version__}")
+    software = f"torch {torch.__version__}"
+    if device.type == "cpu" and precision == "fp32" and compiling.compiler() is not None:
+        software += " and C"
+    return tuning.Place(name, precision, describe_device(device), software)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -177,10 +179,27 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(i for i in found if isinstance(i, int) and 0 <= i < vocabulary)
 
 
-def _replace(model: Any) -> Sequence[str]:
+def _ready(
+    model: Any, heads: "MedusaHeads | None", where: Placement
+) -> tuple["Backbone", Sequence[str]]:
+    """The model as a backbone, with its submodules replaced by faster ones; what was, in words."""
+    from medusa_chat.decoding import native, threads
+    from medusa_chat.decoding.backbone import Backbone
     from medusa_chat.decoding.submodules import replace_submodules
 
-    return replace_submodules(model)
+    if where.device_map is not None:
+        return Backbone(model, where.context), ()  # accelerate's hooks stay
+    library = compiling.library() if native.can_run(model) else None
+    notes = replace_submodules(model, packs=library is None)
+    backbone = Backbone(model, where.context)
+    if where.device.type != "cpu":
+        return backbone, notes
+    notes.append(threads.settle(model, *filter(None, [heads])))
+    if library is not None:
+        team = native.Team(library, threads.of_native(model))
+        if native.adopt(backbone, heads, team):
+            notes.append(f"the decoder is one call into C, by {team.threads} of its threads")
+    return backbone, notes
 
 
 def _warm_up(loaded: LoadedModel, tree: Tree) -> None:

@@ -4,7 +4,9 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from medusa_chat import compiling
 from medusa_chat.errors import DeviceError, UsageError
+from medusa_chat.estimate import Cpu
 from medusa_chat.messages import DeviceMemory
 
 if TYPE_CHECKING:
@@ -53,6 +55,15 @@ def _cpu_name() -> str:
     except OSError:
         pass  # not Linux: the standard library's word for it
     return platform.processor() or platform.machine()
+
+
+def this_cpu() -> Cpu:
+    """What copies of weights this machine's CPU makes. AMX is known as Linux tells it."""
+    try:
+        has_amx = "amx_tile" in Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        has_amx = False
+    return Cpu(has_amx, compiling.compiler() is not None)
 
 
 def choose_precision(name: str, device: "torch.device") -> tuple[str, str]:

@@ -1,12 +1,12 @@
 """How much memory a model will take, from its config and its heads, before anything is fetched.
 
 weights + heads + keys and values for the context + the logits of one tree step + what CUDA itself
-takes; on a CPU also the linears that oneDNN lays out a second time. Plain numbers, no torch.
+takes; on a CPU also the linears that are laid out a second time. Plain numbers, no torch.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.errors import ModelError
@@ -23,10 +23,22 @@ UNGATED = {"gpt2", "gpt_neox", "gptj", "falcon", "phi", "opt", "starcoder2", "ne
 UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt"}
 # families whose layers are merged, and their linears laid out for the CPU (decoding/submodules.py)
 MERGED = {"llama", "mistral", "qwen2"}
-WIDE = 1024  # outputs from which a linear is laid out anew in fp32
+WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
+NATIVE = 2**29  # bytes of a model that our C code decodes (decoding/native.py): it lays out all
 BLOCK = 64  # weights of nf4 that share a scale
 # what a weight of nf4 takes more in a merged linear, where its scale is in fp32 again
 UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
+
+
+class Cpu(NamedTuple):
+    """What a CPU's second copies depend on: whether it computes bf16 in tiles, and whether there
+    is a C compiler (compiling.py)."""
+
+    has_amx: bool = False
+    has_compiler: bool = False
+
+
+PLAIN_CPU = Cpu()
 
 
 @dataclass(frozen=True)
@@ -141,10 +153,10 @@ def estimate(
     context: int,
     nodes: int,
     device: str = "cuda",
-    has_amx: bool = False,
+    cpu: Cpu = PLAIN_CPU,
 ) -> Estimate:
     """Memory for a context of `context` tokens and a tree of `nodes`. precision: fp32, bf16,
-    fp16, int8 or nf4. has_amx: whether the CPU computes bf16 in tiles. Raises ModelError."""
+    fp16, int8 or nf4. Raises ModelError."""
     size, plain = sizes(config), PLAIN[precision]
     scales = 4 * size.linears // size.hidden if precision == "int8" else 0
     if precision == "nf4" and size.hidden % BLOCK == 0:
@@ -156,15 +168,18 @@ def estimate(
         cache=2 * size.key_values * (context + MAX_NODES) * plain,
         step=nodes * rows * size.vocabulary * 4,
         device=CUDA_CONTEXT if device.startswith("cuda") else 0,
-        packed=_packed(size, precision, has_amx) * plain if device == "cpu" else 0,
+        packed=_packed(size, heads, precision, cpu) * plain if device == "cpu" else 0,
     )
 
 
-def _packed(size: Sizes, precision: str, has_amx: bool) -> int:
-    """Weights that a CPU keeps twice: in fp32 of wide linears, in bf16 of all, where it has AMX;
-    of a quantised model only the LM head is bf16."""
-    if precision != "fp32" and not (has_amx and precision != "fp16"):
+def _packed(size: Sizes, heads: HeadsFile | None, precision: str, cpu: Cpu) -> int:
+    """Weights that a CPU keeps twice: in fp32 of wide linears, or of all that our C code decodes;
+    in bf16 of all, where it has AMX; of a quantised model only the LM head is bf16."""
+    if precision != "fp32" and not (cpu.has_amx and precision != "fp16"):
         return 0
     copied = size.copied[:1] if precision in ("int8", "nf4") else size.copied
-    least = WIDE if precision == "fp32" else 1
-    return sum(rows * columns * count for rows, columns, count in copied if rows >= least)
+    is_native = cpu.has_compiler and size.merged > 0 and 4 * size.parameters <= NATIVE
+    least, inner = WIDE if precision == "fp32" else 1, 0
+    if is_native and precision == "fp32":
+        least, inner = 1, heads.heads * heads.layers * heads.hidden**2 if heads else 0
+    return inner + sum(rows * columns * count for rows, columns, count in copied if rows >= least)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from medusa_chat.amounts import gb
 from medusa_chat.errors import ModelError
-from medusa_chat.estimate import Estimate, estimate, sizes
+from medusa_chat.estimate import Cpu, Estimate, estimate, sizes
 from medusa_chat.finding import Checkpoint
 
 NODES = 64
@@ -16,14 +16,13 @@ SMALLER = ("bf16", "int8", "nf4")
 
 @dataclass(frozen=True)
 class Needs:
-    """What a checkpoint takes on one device. free: bytes there, None for unknown. has_amx: see
-    estimate()."""
+    """What a checkpoint takes on one device. free: bytes there, None for unknown."""
 
     found: Checkpoint
     context: int
     device: str
     free: int | None
-    has_amx: bool = False
+    cpu: Cpu = Cpu()
 
     def at(self, precision: str, context: int | None = None) -> Estimate | None:
         """None for a family whose config the estimate cannot read."""
@@ -35,7 +34,7 @@ class Needs:
                 context or self.context,
                 NODES,
                 self.device,
-                self.has_amx,
+                self.cpu,
             )
         except ModelError:
             return None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat.errors import ModelError
-from medusa_chat.estimate import Estimate, estimate, sizes
+from medusa_chat.estimate import PLAIN_CPU, Cpu, Estimate, estimate, sizes
 from medusa_chat.finding import open_here
 from medusa_chat.layouts.contents import Contents, backbone_of, survey
 from medusa_chat.layouts.folders import BackboneFiles
@@ -113,10 +113,10 @@ def inspect(
     context: int | None = None,
     open_source: Callable[[str], Source] = open_here,
     device: str = "cuda",
-    has_amx: bool = False,
+    cpu: Cpu = PLAIN_CPU,
 ) -> Inspection:
     """Look at a checkpoint and at the backbone it needs. open_source: a folder or id -> its
-    files; it raises ModelError for what is out of reach. device, has_amx: what memory is estimated
+    files; it raises ModelError for what is out of reach. device, cpu: what memory is estimated
     for. Raises ModelError only when the checkpoint itself cannot be opened; all else becomes a
     problem of the report."""
     source = open_source(name)
@@ -143,7 +143,7 @@ def inspect(
     if files is None:
         return _with(report, f"{where} holds no model: give another --backbone")
     here = isinstance(place, LocalFolder)
-    return _with_backbone(report, files, here, context, device, has_amx)
+    return _with_backbone(report, files, here, context, device, cpu)
 
 
 def open_anywhere(name: str) -> Source:
@@ -199,7 +199,7 @@ def _with_backbone(
     is_local: bool,
     context: int | None,
     device: str,
-    has_amx: bool,
+    cpu: Cpu,
 ) -> Inspection:
     try:
         size = sizes(files.config)
@@ -214,7 +214,7 @@ def _with_backbone(
         family=str(files.config.get("model_type"))[:60],
         context=asked,
         memory={
-            p: estimate(files.config, report.heads, p, asked, NODES, device, has_amx)
+            p: estimate(files.config, report.heads, p, asked, NODES, device, cpu)
             for p in PRECISIONS
         },
     )

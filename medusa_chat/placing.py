@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from medusa_chat.devices import choose_device, choose_precision
+from medusa_chat.devices import choose_device, choose_precision, this_cpu
 from medusa_chat.errors import OutOfMemoryError, UsageError
 from medusa_chat.finding import Checkpoint
 from medusa_chat.fit import Needs, smaller
@@ -50,7 +50,7 @@ def place(request: LoadRequest, found: Checkpoint, config: Any) -> Placement:
     device = choose_device(request.device)
     preferred, reason = choose_precision(request.precision, device)
     context = choose_context(request.max_context, config.get_text_config())
-    needs = Needs(found, context, str(device), free_bytes(device), _has_amx(device))
+    needs = Needs(found, context, str(device), free_bytes(device), this_cpu())
     is_open = request.precision == "auto"
     chosen = needs.choose(preferred) if is_open else preferred
     if chosen is not None and needs.fits(chosen):
@@ -82,9 +82,3 @@ def _spread(config: Any, needs: Needs, precisions: tuple[str, ...]) -> Spread | 
     gpus = {i: free_bytes(torch.device("cuda", i)) or 0 for i in range(count)}
     main = free_bytes(torch.device("cpu")) or 0
     return spread(config, needs, precisions, gpus, main) if gpus else None
-
-
-def _has_amx(device: "torch.device") -> bool:
-    import torch
-
-    return device.type == "cpu" and bool(torch.cpu._is_amx_tile_supported())

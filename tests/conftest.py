@@ -4,11 +4,13 @@ import atexit
 import os
 import shutil
 import tempfile
+from ctypes import CDLL
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from medusa_chat import compiling
 from medusa_chat.paths import DATA_DIR_VARIABLE
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
@@ -20,6 +22,9 @@ SHARED_DATA = tempfile.mkdtemp(prefix="medusa-chat-tests-")
 atexit.register(shutil.rmtree, SHARED_DATA, ignore_errors=True)
 os.environ[DATA_DIR_VARIABLE] = SHARED_DATA
 
+# The C library is compiled once for all tests of a process, not once for each folder.
+os.environ.setdefault("MEDUSA_CHAT_NATIVE", str(Path(SHARED_DATA) / "native"))
+
 # A busy machine is no reason to fail, and CI runs the same examples every time.
 hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
@@ -30,3 +35,13 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 def own_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests neither read nor write what the user has."""
     monkeypatch.setenv(DATA_DIR_VARIABLE, str(tmp_path / "medusa-chat-data"))
+
+
+@pytest.fixture(scope="session")
+def library() -> CDLL:
+    """The C library of decoding/kernels."""
+    found = compiling.library()
+    if found is None:
+        assert "CI" not in os.environ, "CI has to have a C compiler"
+        pytest.skip("needs a C compiler")
+    return found

@@ -15,12 +15,14 @@ from test_inspect import VICUNA
 
 from medusa_chat import placing, weights
 from medusa_chat.cli import main
+from medusa_chat.decoding import native
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import OutOfMemoryError
+from medusa_chat.estimate import Cpu
 from medusa_chat.finding import Checkpoint
 from medusa_chat.fit import Needs
 from medusa_chat.layouts.contents import backbone_of
@@ -58,13 +60,25 @@ def read(folder: Any, precision: str, device_map: Any = None) -> Any:
 def test_the_estimate_is_within_a_tenth_of_what_a_model_holds(family, tmp_path):
     changes = SMALL | ({"head_dim": 32} if family in ("qwen3", "gemma") else {})
     tiny(family, **changes).save_pretrained(tmp_path)
-    needs = Needs(bare(tmp_path), 96, "cpu", None, torch.cpu._is_amx_tile_supported())
+    cpu = Cpu(has_amx=torch.cpu._is_amx_tile_supported())
+    needs = Needs(bare(tmp_path), 96, "cpu", None, cpu)
     for precision in ("fp32", "bf16", "int8", "nf4"):
         model = read(tmp_path, precision)
         backbone = Backbone(model, 96)
         replace_submodules(model)
         held = held_bytes(model) + backbone.cache.nbytes
         assert needs.at(precision).held == pytest.approx(held, rel=0.1), precision
+
+
+def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path):
+    tiny("llama", **SMALL).save_pretrained(tmp_path)
+    needs = Needs(bare(tmp_path), 96, "cpu", None, Cpu(has_compiler=True))
+    model = read(tmp_path, "fp32")
+    replace_submodules(model, packs=False)
+    backbone = Backbone(model, 96)
+    assert native.adopt(backbone, None, native.Team(library, 1))
+    held = held_bytes(model, *backbone.beside) + backbone.cache.nbytes
+    assert needs.at("fp32").held == pytest.approx(held, rel=0.1)
 
 
 # What is chosen, with pretended memory.

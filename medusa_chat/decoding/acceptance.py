@@ -10,6 +10,7 @@ from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.settings import GenerationSettings
 
 MASK32 = 0xFFFFFFFF
+IMPOSSIBLE = -1000.0  # a log-probability whose probability is 0 in any precision, and not infinite
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,43 @@ class Acceptance:
 
 
 Position = int | Tensor  # of the root in the text; a tensor [1] where only the device knows it
-Rule = Callable[[Draft, Tensor, Position, GenerationSettings, bool], Acceptance]
+
+
+class Judge:
+    """What is read from logits, by torch's operators: those [n, V] of a draft's nodes."""
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """int64 [n]; the lowest index wins a tie."""
+        return logits.argmax(-1)
+
+    def own_tokens(
+        self,
+        logits: Tensor,
+        tensors: TreeTensors,
+        position: "Position",
+        settings: GenerationSettings,
+    ) -> Tensor:
+        """See own_tokens()."""
+        return own_tokens(logits, tensors, position, settings)
+
+    def figures(self, draft: Draft, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """float32 [n] each: a node's log-probability after its parent, and the entropy in nats of
+        the distribution after the node."""
+        log_p = torch.log_softmax(logits.float() / temperature, -1)
+        return log_p[draft.tensors.parents, draft.tokens], entropies(log_p)
+
+
+TORCH = Judge()
+Rule = Callable[[Draft, Tensor, Position, GenerationSettings, bool, Judge], Acceptance]
 
 
 def exact(
-    draft: Draft, logits: Tensor, position: Position, settings: GenerationSettings, details: bool
+    draft: Draft,
+    logits: Tensor,
+    position: Position,
+    settings: GenerationSettings,
+    details: bool,
+    judge: Judge = TORCH,
 ) -> Acceptance:
     """Take the backbone's own sample at each node and follow the child that equals it.
 
@@ -49,35 +82,45 @@ def exact(
     backbone's own, so this is lossless at any temperature for any deterministic tree; greedy is
     its limit.
     """
-    sampled = own_tokens(logits, draft.tensors, position, settings)
+    sampled = judge.own_tokens(logits, draft.tensors, position, settings)
+    figures = judge.figures(draft, logits, settings.temperature or 1.0) if details else None
+    found = _details(figures, None, sampled)
     if len(draft.tree) == 1:  # nothing to accept: the root is
-        found = _details(draft, logits, settings, sampled, None) if details else None
         root = draft.tensors.depths
         return _result(draft, logits, root, root + 1, sampled, found)
     accepted = draft.tokens == sampled.index_select(0, draft.tensors.parents)
     length = _prefix_lengths(accepted, draft)
     node = _first_best(length)
-    found = _details(draft, logits, settings, sampled, None) if details else None
     return _result(draft, logits, node, length, sampled, found)
 
 
 def typical(
-    draft: Draft, logits: Tensor, position: Position, settings: GenerationSettings, details: bool
+    draft: Draft,
+    logits: Tensor,
+    position: Position,
+    settings: GenerationSettings,
+    details: bool,
+    judge: Judge = TORCH,
 ) -> Acceptance:
     """Accept a node while p > min(epsilon, delta * exp(-H)) at its parent (Medusa, section 2.3.1).
 
     The first token and every next token are greedy, so the result is deterministic and
     temperature only relaxes acceptance. Lossy. At temperature 0 it is greedy decoding.
     """
-    return _typical(draft, logits, position, settings, details, is_sampled=False)
+    return _typical(draft, logits, position, settings, details, judge, is_sampled=False)
 
 
 def typical_sampled(
-    draft: Draft, logits: Tensor, position: Position, settings: GenerationSettings, details: bool
+    draft: Draft,
+    logits: Tensor,
+    position: Position,
+    settings: GenerationSettings,
+    details: bool,
+    judge: Judge = TORCH,
 ) -> Acceptance:
     """As typical, but the first token and every next token are sampled from the tokens that pass
     the rule, renormalised. Lossy. At temperature 0 it is greedy decoding."""
-    return _typical(draft, logits, position, settings, details, is_sampled=True)
+    return _typical(draft, logits, position, settings, details, judge, is_sampled=True)
 
 
 ACCEPTANCE: dict[str, Rule] = {
@@ -93,33 +136,42 @@ def _typical(
     position: Position,
     settings: GenerationSettings,
     details: bool,
+    judge: Judge,
     is_sampled: bool,
 ) -> Acceptance:
     if settings.is_greedy:
-        return exact(draft, logits, position, settings, details)
-    log_p = torch.log_softmax(logits.float() / settings.temperature, -1)
-    threshold = thresholds(log_p, settings)
-    at_parent = log_p[draft.tensors.parents, draft.tokens]
+        return exact(draft, logits, position, settings, details, judge)
+    figures = at_parent, entropy = judge.figures(draft, logits, settings.temperature)
+    threshold = _threshold(entropy, settings)
     accepted = at_parent.exp() > threshold.index_select(0, draft.tensors.parents)
     length = _prefix_lengths(accepted, draft)
     value = torch.where(draft.tensors.ancestors, at_parent, 0)[:, 1:].sum(1)
     longest = length == length.max()
     node = _first_best(torch.where(longest, value, -torch.inf))
     if is_sampled:
+        log_p = torch.log_softmax(logits.float() / settings.temperature, -1)
         passing = log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf)
         chosen = _with_noise(passing, draft.tensors, position, settings).argmax(-1)
     else:
-        chosen = logits.argmax(-1)
-    found = _details(draft, logits, settings, chosen, threshold) if details else None
+        chosen = judge.argmax(logits)
+    found = _details(figures if details else None, threshold, chosen)
     return _result(draft, logits, node, length, chosen, found)
 
 
 def thresholds(log_p: Tensor, settings: GenerationSettings) -> Tensor:
     """min(epsilon, delta * exp(-H)) for rows of log-probabilities [n, V] -> [n]; H in nats."""
-    entropy = torch.special.entr(log_p.exp()).sum(-1)
+    return _threshold(entropies(log_p), settings)
+
+
+def _threshold(entropy: Tensor, settings: GenerationSettings) -> Tensor:
     return torch.clamp(
         settings.posterior_alpha * torch.exp(-entropy), max=settings.posterior_threshold
     )
+
+
+def entropies(log_p: Tensor) -> Tensor:
+    """Entropy in nats of rows of log-probabilities [n, V] -> [n]; what cannot be adds nothing."""
+    return -(log_p.exp() * log_p.clamp(min=IMPOSSIBLE)).sum(-1)
 
 
 def own_tokens(
@@ -197,16 +249,13 @@ def _first_best(values: Tensor) -> Tensor:
 
 
 def _details(
-    draft: Draft,
-    logits: Tensor,
-    settings: GenerationSettings,
-    sampled: Tensor,
-    threshold: Tensor | None,
-) -> Details:
-    temperature = 1.0 if settings.is_greedy else settings.temperature
-    log_p = torch.log_softmax(logits.float() / temperature, -1)
-    probabilities = log_p[draft.tensors.parents, draft.tokens].exp()
-    return Details(probabilities, torch.special.entr(log_p.exp()).sum(-1), threshold, sampled)
+    figures: tuple[Tensor, Tensor] | None, threshold: Tensor | None, sampled: Tensor
+) -> Details | None:
+    """None where nobody asked for figures."""
+    if figures is None:
+        return None
+    at_parent, entropy = figures
+    return Details(at_parent.exp(), entropy, threshold, sampled)
 
 
 def _result(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_chat.decoding import attention
+from medusa_chat.decoding.acceptance import TORCH
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.kv_cache import KVCache
 from medusa_chat.decoding.settings import MAX_NODES
@@ -42,12 +43,18 @@ class Backbone:
         self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
         first = next(p for p in model.parameters() if p.device.type != "meta")  # not offloaded
         self.device, self.dtype = first.device, first.dtype
+        self.judge = TORCH
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
         shapes, devices = self._layers()
         self.cache = KVCache(shapes, devices, context + MAX_NODES, self.dtype)
         self._masks: dict[Tree, Tensor] = {}
+
+    @property
+    def beside(self) -> tuple[nn.Module, ...]:
+        """Modules that hold memory of their own beside the model's."""
+        return tuple(m for m in (self.decoder, self.lm_head.linear) if isinstance(m, nn.Module))
 
     def run_tree(self, tokens: Tensor, tree: Tree, tensors: TreeTensors) -> Tensor:
         """One pass over a draft after the valid rows: tokens [n] -> hidden [n, d] after the

@@ -121,11 +121,11 @@ class Medusa:
         if len(tree) == 1:
             return Draft(root, tree, tensors)
         logits = self._heads(hidden, self._lm_head, tree.depth)[:, 0]
-        values, candidates = logits.topk(self.tree.width)
+        values, candidates, sums = self._heads.best(logits, self.tree.width)
         filled = torch.cat((root, candidates.flatten())).index_select(0, index)
         if not self._details:
             return Draft(filled, tree, tensors)
-        shares = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().flatten()
+        shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
         padded = torch.cat((shares.new_full((1,), torch.nan), shares))
         return Draft(filled, tree, tensors, padded.index_select(0, index))
 

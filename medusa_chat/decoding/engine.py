@@ -226,7 +226,7 @@ class Engine:
         last = hidden[-1:]
         draft = Draft(rest[-1:], ROOT, self._root_tensors)
         logits = self.backbone.lm_head(last)
-        accepted = rule(draft, logits, len(prompt_ids) - 1, settings, False)
+        accepted = rule(draft, logits, len(prompt_ids) - 1, settings, False, self.backbone.judge)
         outcome = self._read(draft, accepted)
         if not outcome.is_finite:
             self.forget()  # nothing of a broken pass is reused
@@ -248,7 +248,7 @@ class Engine:
         hidden = self.backbone.run_tree(draft.tokens, draft.tree, draft.tensors)
         logits = self.backbone.lm_head(hidden)
         ended = self._watch.mark()
-        accepted = rule(draft, logits, cache.length, settings, details)
+        accepted = rule(draft, logits, cache.length, settings, details, self.backbone.judge)
         outcome = self._read(draft, accepted)  # the device has passed both marks after it
         outcome = replace(outcome, backbone_seconds=self._watch.between(begun, ended))
         if outcome.is_finite:

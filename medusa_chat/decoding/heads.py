@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,13 @@ LM_HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 ONE_LM_HEAD = "lm_head.weight"
 TOKEN_MAP = "token_map"
 PADDING = 1024  # rows beyond the vocabulary that can be padding and not another vocabulary
+
+
+class HeadsTwin(Protocol):
+    """Does what MedusaHeads' methods of these names do, for hidden states [1, d]."""
+
+    def hidden_states(self, hidden: Tensor, heads: int) -> Tensor: ...
+    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 class MedusaHeads(nn.Module):
@@ -47,6 +54,7 @@ class MedusaHeads(nn.Module):
         self.token_map: Tensor | None
         self.register_buffer("token_map", None)
         self.vocabulary = vocabulary
+        self.twin: HeadsTwin | None = None  # the same for one position, faster
 
     def __len__(self) -> int:
         return self.weight.shape[1]
@@ -58,10 +66,20 @@ class MedusaHeads(nn.Module):
 
     def hidden_states(self, hidden: Tensor, heads: int | None = None) -> Tensor:
         """[n, d] -> [K, n, d], what each of the first `heads` heads gives to its LM head."""
+        if self.twin is not None and len(hidden) == 1:
+            return self.twin.hidden_states(hidden, heads or len(self))
         x = hidden.expand(heads or len(self), *hidden.shape)
         for weight, bias in zip(self.weight[:, :heads], self.bias[:, :heads], strict=True):
             x = x + F.silu(torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)))
         return x
+
+    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of logits [K, V]: the `count` largest in falling order and their tokens [K, count], and
+        log(sum(exp)) of each row [K] in float32."""
+        if self.twin is not None:
+            return self.twin.best(logits, count)
+        values, tokens = logits.topk(count)
+        return values, tokens, logits.float().logsumexp(-1)
 
     def forward(
         self, hidden: Tensor, lm_head: Callable[[Tensor], Tensor], heads: int | None = None

@@ -71,7 +71,8 @@ class FusedLayer(nn.Module):
     hidden [1, q, d] -> [1, q, d].
     """
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, packs: bool = True) -> None:
+        """packs: whether oneDNN may lay the weights out anew."""
         super().__init__()
         self.stock = layer
         attention, mlp = layer.self_attn, layer.mlp
@@ -82,10 +83,11 @@ class FusedLayer(nn.Module):
             layer.input_layernorm,
             layer.post_attention_layernorm,
         )
-        self.qkv = packed(merge(attention, "q_proj", "k_proj", "v_proj"))
-        self.out = packed(attention.o_proj)
-        self.gate_up = packed(merge(mlp, "gate_proj", "up_proj"))
-        self.down = packed(mlp.down_proj)
+        lay = packed if packs else lambda linear: linear
+        self.qkv = lay(merge(attention, "q_proj", "k_proj", "v_proj"))
+        self.out = lay(attention.o_proj)
+        self.gate_up = lay(merge(mlp, "gate_proj", "up_proj"))
+        self.down = lay(mlp.down_proj)
         half = self.head_dim // 2
         sign = torch.tensor([-1.0] * half + [1.0] * half).to(self.before.weight)
         self.sign: Tensor
@@ -210,17 +212,18 @@ def packed(linear: nn.Linear) -> nn.Module:
     return PackedLinear(linear) if pays and torch.backends.mkldnn.is_available() else linear
 
 
-def replace_submodules(model: Any) -> list[str]:
-    """Replace what can be replaced, in place; returns a sentence for each kind replaced."""
+def replace_submodules(model: Any, packs: bool = True) -> list[str]:
+    """Replace what can be replaced, in place; returns a sentence for each kind replaced. packs:
+    whether oneDNN may lay out linears anew."""
     notes = []
     norms = [name for name, m in model.named_modules() if type(m).__name__ in PLAIN_NORMS]
     for name in norms:
         _put(model, name, FusedRMSNorm(model.get_submodule(name)))
     layers = [name for name, m in model.named_modules() if is_plain_layer(m)]
     for name in layers:
-        _put(model, name, FusedLayer(model.get_submodule(name)))
+        _put(model, name, FusedLayer(model.get_submodule(name), packs))
     head = model.get_output_embeddings()
-    if (wide := packed(head)) is not head:
+    if packs and (wide := packed(head)) is not head:
         model.set_output_embeddings(wide)
     counts = {"norms fused": len(norms), "layers merged": len(layers)}
     notes += [f"{count} {what}" for what, count in counts.items() if count]

@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from medusa_chat import hub
+from medusa_chat.devices import this_cpu
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.models import model_preset, model_presets
@@ -52,7 +53,7 @@ class ModelsDesk:
         self.shelf = shelf or Shelf()
         self.picker = Picker(session, self.shelf)
         self.start = session.request or LoadRequest()
-        self.has_amx = has_amx()
+        self.cpu = this_cpu()
         self._weighed_at = float("-inf")
 
     # ---- events ----
@@ -216,7 +217,7 @@ class ModelsDesk:
             device = self.session.memory.device
         elif device == "auto":
             device = "cuda" if NVIDIA.exists() else "cpu"
-        return Place("cuda" if device.startswith("cuda") else device, self.has_amx)
+        return Place("cuda" if device.startswith("cuda") else device, self.cpu)
 
     def _current(self) -> Key | None:
         """What is looked up of the model that is loaded."""
@@ -298,14 +299,6 @@ def _boxes() -> list[gr.components.Component]:
         contexts, value="auto", elem_id="models-context", label="Context, at most", min_width=120
     )
     return [text, backbone, precision, context]
-
-
-def has_amx() -> bool:
-    """Whether this CPU computes bf16 in tiles, as Linux says; elsewhere it is not known."""
-    try:
-        return "amx_tile" in Path("/proc/cpuinfo").read_text("utf-8", "replace")
-    except OSError:
-        return False
 
 
 def _id_of(event: gr.EventData) -> object:

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from medusa_chat import hub
 from medusa_chat.errors import MedusaChatError, first_line
+from medusa_chat.estimate import Cpu
 from medusa_chat.finding import open_here
 from medusa_chat.inspection import Inspection, inspect, open_anywhere
 from medusa_chat.layouts.source import Source
@@ -35,10 +36,10 @@ class Key(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What memory is estimated for. has_amx: whether a CPU computes bf16 in tiles."""
+    """What memory is estimated for."""
 
     device: str = "cpu"
-    has_amx: bool = False
+    cpu: Cpu = Cpu()
 
 
 CPU = Place()

@@ -1,0 +1,305 @@
+"""The C decoder against torch's operators, and its promise: a row has the bits it has alone."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from families import CONTEXT, VOCABULARY, tiny
+from test_acceptance import draft_of
+from test_engine import TREES, decode, drafters_of, engine_of, tokens
+
+from medusa_chat.decoding import native
+from medusa_chat.decoding.acceptance import TORCH, exact, typical
+from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.submodules import replace_submodules
+from medusa_chat.decoding.tree import Tree
+
+NATIVE = ("llama", "mistral", "mistral-window", "qwen2")
+
+
+def native_engine(family, library, threads=1):
+    model = tiny(family)
+    assert native.can_run(model)
+    replace_submodules(model, packs=False)
+    engine = engine_of(model)
+    assert native.adopt(engine.backbone, engine.heads, native.Team(library, threads))
+    return engine
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("outs", "ins", "has_bias"), [(40, 24, True), (1003, 19, False), (8, 8, True)]
+)
+def test_a_linear_has_the_same_bits_whatever_the_rows(library, outs, ins, has_bias, threads):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(ins, outs, has_bias).requires_grad_(False)
+    ours = native.NativeLinear(linear, native.Team(library, threads))
+    alone = native.NativeLinear(linear, native.Team(library, 1))
+    x = torch.randn(33, ins)
+    whole = ours(x)
+    assert torch.allclose(whole, linear(x), atol=1e-5)
+    for rows in range(1, 12):
+        assert torch.equal(ours(x[:rows]), whole[:rows])
+        assert torch.equal(alone(x[20 : 20 + rows]), whole[20 : 20 + rows])
+    assert ours(x[None, :3]).shape == (1, 3, outs)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("family", NATIVE)
+def test_it_decodes_to_what_torch_decodes_to(family, threads, library):
+    engine, twin = native_engine(family, library, threads), engine_of(tiny(family))
+    assert engine.backbone.check() < 1e-4
+    for temperature in (0.0, 0.8):
+        plain = tokens(engine, temperature=temperature)
+        assert plain == tokens(twin, temperature=temperature)
+        for tree in TREES.values():
+            for drafter in drafters_of(engine, plain, tree, temperature):
+                assert tokens(engine, drafter=drafter, temperature=temperature) == plain
+
+
+@pytest.mark.parametrize("family", NATIVE)
+def test_a_row_of_a_tree_has_the_bits_of_the_row_alone(family, library):
+    """Behind texts of several lengths, for every path, by one thread and by three."""
+    engine = native_engine(family, library)
+    backbone = engine.backbone
+    other = native_engine(family, library, threads=3).backbone
+    tree = Tree.from_choices([(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0), (0, 0, 0, 0)])
+    tensors = TreeTensors.of(tree, backbone.device)
+    ids = torch.arange(len(tree)) * 5 % VOCABULARY
+    with torch.inference_mode():
+        for length in (1, 7, 16, 40):
+            text = torch.arange(length) * 3 % VOCABULARY
+            for one in (backbone, other):
+                one.cache.crop(0)
+                one.run_chunk(text)
+            logits = backbone.lm_head(backbone.run_tree(ids, tree, tensors))
+            assert torch.equal(logits, other.lm_head(other.run_tree(ids, tree, tensors)))
+            for leaf in tree.leaves:
+                backbone.cache.crop(length)
+                path = list(tree.paths[leaf])
+                rows = [backbone.lm_head(backbone.run_chunk(ids[i : i + 1])) for i in path]
+                assert torch.equal(torch.cat(rows), logits[path])
+
+
+def test_a_prompt_read_in_pieces_leaves_the_same_bits(library):
+    backbone = native_engine("llama", library).backbone
+    text = torch.arange(30) * 7 % VOCABULARY
+    with torch.inference_mode():
+        whole = backbone.run_chunk(text)
+        backbone.cache.crop(0)
+        pieces = [backbone.run_chunk(part) for part in text.split([9, 1, 17, 3])]
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+def test_what_is_no_text_behind_the_cache_is_the_twins(library):
+    """The captured step writes its rows where a tensor says."""
+    engine = native_engine("llama", library)
+    backbone = engine.backbone
+    backbone.cache.length = 4
+    places = torch.tensor([4, 5])
+    layers = backbone.cache.fixed(places, 16)
+    mask = {None: torch.zeros(2, 16)}
+    with torch.inference_mode():
+        hidden = backbone.run_fixed(torch.tensor([3, 4]), places, mask, layers)
+        by_twin = backbone.decoder._twin(
+            torch.tensor([[3, 4]]), places[None], layers, mask[None][None, None]
+        )
+    assert torch.equal(hidden, by_twin.last_hidden_state[0])
+
+
+@pytest.mark.parametrize("vocabulary", [48, 1003])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_judge_reads_logits_as_torch_does(library, vocabulary, threads):
+    judge = native.NativeJudge(native.Team(library, threads))
+    tree = TREES["dense"] if "dense" in TREES else next(iter(TREES.values()))
+    torch.manual_seed(3)
+    draft = draft_of(tree, torch.randint(vocabulary, (len(tree),)).tolist())
+    for scale in (0.1, 3.0, 40.0):
+        logits = scale * torch.randn(len(tree), vocabulary)
+        logits[0, 5] = logits[0, 9] = logits[0].max() + 1  # a tie
+        assert torch.equal(judge.argmax(logits), logits.argmax(-1))
+        assert judge.argmax(logits)[0] == 5
+        for temperature in (0.3, 1.0, 1.7):
+            ours, theirs = (j.figures(draft, logits, temperature) for j in (judge, TORCH))
+            assert torch.allclose(ours[0], theirs[0], atol=1e-4, rtol=1e-5)
+            assert torch.allclose(ours[1], theirs[1], atol=1e-4)
+        for seed in (0, 7, 2**40 + 3):
+            settings = GenerationSettings(temperature=0.8, seed=seed)
+            ours, theirs = (
+                j.own_tokens(logits, draft.tensors, 31, settings) for j in (judge, TORCH)
+            )
+            assert torch.equal(ours, theirs)
+
+
+def test_the_judge_gives_every_rule_the_same_outcome(library):
+    judge = native.NativeJudge(native.Team(library, 1))
+    tree = next(iter(TREES.values()))
+    torch.manual_seed(4)
+    for number in range(40):
+        draft = draft_of(tree, torch.randint(6, (len(tree),)).tolist())
+        logits = 2 * torch.randn(len(tree), 61)
+        settings = GenerationSettings(temperature=(number % 4) / 2, seed=number)
+        for rule in (exact, typical):
+            ours = rule(draft, logits, 3, settings, True, judge)
+            theirs = rule(draft, logits, 3, settings, True, TORCH)
+            for name in ("path", "length", "node", "next_token", "is_finite"):
+                assert torch.equal(getattr(ours, name), getattr(theirs, name))
+            assert torch.allclose(ours.details.entropies, theirs.details.entropies, atol=1e-4)
+
+
+def test_top_k_and_top_p_are_left_to_torch(library):
+    judge = native.NativeJudge(native.Team(library, 1))
+    tree = next(iter(TREES.values()))
+    draft, logits = draft_of(tree, [1] * len(tree)), torch.randn(len(tree), 40)
+    for settings in (GenerationSettings(top_k=2, seed=1), GenerationSettings(top_p=0.4, seed=1)):
+        settings = replace(settings, temperature=1.0)
+        ours, theirs = (j.own_tokens(logits, draft.tensors, 0, settings) for j in (judge, TORCH))
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_heads_give_what_torch_gives(library, layers):
+    torch.manual_seed(5)
+    heads = MedusaHeads(4, 32, layers).requires_grad_(False)
+    torch.nn.init.normal_(heads.weight, std=0.3)
+    torch.nn.init.normal_(heads.bias)
+    twin = native.NativeHeads(heads, native.Team(library, 2))
+    hidden = torch.randn(1, 32)
+    for count in (1, 4):
+        assert torch.allclose(
+            twin.hidden_states(hidden, count), heads.hidden_states(hidden, count), atol=1e-5
+        )
+    logits = torch.randn(4, 1003)
+    logits[1, 3] = logits[1, 700] = 9.0
+    values, places, sums = twin.best(logits, 10)
+    assert torch.equal(values, logits.topk(10).values)
+    assert torch.equal(logits.gather(1, places), values) and places[1, :2].tolist() == [3, 700]
+    assert torch.allclose(sums, logits.logsumexp(-1), atol=1e-5)
+
+
+def test_invalid_numbers_end_the_answer(library):
+    engine = native_engine("llama", library)
+    engine.backbone.decoder._kept[-1].fill_(float("nan"))
+    last = decode(engine)[-1]
+    assert last.reason == "error" and "invalid numbers" in last.message
+
+
+def test_exponential_and_logarithm_hold_over_their_range(library):
+    """Through what uses them: shares of extreme logits sum to one, and noise is Gumbel's."""
+    judge = native.NativeJudge(native.Team(library, 1))
+    draft = draft_of(Tree.from_choices([(0,)]), [0, 1])
+    logits = torch.tensor([[0.0, -1e4, -50.0, -float("inf")], [80.0, 80.0, -80.0, 3.0]])
+    at_parent, entropy = judge.figures(draft, logits, 1.0)
+    assert at_parent[1].item() == pytest.approx(-1e4)
+    assert entropy.tolist() == pytest.approx([0.0, 0.6931472], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("qwen2-mixed", {}), ("gemma", {}), ("qwen3", {}), ("llama", {"intermediate_size": 44})],
+)
+def test_what_it_cannot_run_is_known_before(family, changes):
+    assert not native.can_run(tiny(family, **changes))
+
+
+def test_half_precision_and_growing_angles_are_not_its():
+    assert not native.can_run(tiny("llama").bfloat16())
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    assert not native.can_run(tiny("llama", rope_parameters=rope))
+
+
+def test_wrong_numbers_leave_torchs_operators(library, monkeypatch, caplog):
+    model = tiny("llama")
+    replace_submodules(model, packs=False)
+    engine = engine_of(model)
+    team = native.Team(library, 1)
+    monkeypatch.setattr(team, "run", lambda job: None)  # it leaves what memory holds
+    assert not native.adopt(engine.backbone, engine.heads, team)
+    assert "the decoder runs by torch's operators" in caplog.text
+    assert tokens(engine) == tokens(engine_of(tiny("llama")))
+
+
+LOAD = """
+from medusa_chat.checkpoint import load
+from medusa_chat.messages import LoadRequest
+for phase, loaded in load(LoadRequest()):
+    pass
+print(" ".join(loaded.info.notes))
+"""
+
+
+def load_demo(tmp_path, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        env=os.environ
+        | {"MEDUSA_CHAT_DATA_DIR": str(tmp_path), "MEDUSA_CHAT_NATIVE": ""}
+        | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_demo_is_decoded_by_it_and_the_library_kept(library, tmp_path):
+    if torch.cpu._is_amx_tile_supported():
+        pytest.skip("bf16 is the precision here")
+    assert "the decoder is one call into C" in load_demo(tmp_path).stdout
+    (file,) = (tmp_path / "cache" / "native").iterdir()
+    before = file.stat().st_mtime_ns
+    assert "the decoder is one call into C" in load_demo(tmp_path).stdout
+    assert file.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("variables", [{"MEDUSA_CHAT_NATIVE": "0"}, {"CC": "no-such-compiler"}])
+def test_without_a_compiler_torch_does_it(variables, tmp_path):
+    done = load_demo(tmp_path, **variables)
+    assert "one call into C" not in done.stdout and "Traceback" not in done.stderr
+
+
+def test_a_compiler_that_fails_is_told_once_and_torch_does_it(tmp_path):
+    done = load_demo(tmp_path, CC=shutil.which("false") or "false")
+    assert "one call into C" not in done.stdout
+    assert done.stderr.count("the C library cannot be compiled") == 1
+    assert not list((tmp_path / "cache" / "native").iterdir())
+
+
+def test_two_answers_at_once_and_a_fork_do_not_wait_for_each_other(library):
+    """The team has one job at a time; who comes meanwhile, or after a fork, works alone."""
+    import threading
+
+    linear = torch.nn.Linear(64, 256).requires_grad_(False)
+    ours = native.NativeLinear(linear, native.Team(library, 3))
+    x = torch.randn(40, 64)
+    expected = ours(x)
+    wrong = []
+
+    def work() -> None:
+        for _ in range(300):
+            if not torch.equal(ours(x), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(ours(x), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_context_is_what_the_cache_holds(library):
+    engine = native_engine("llama", library)
+    prompt = [3] * (CONTEXT - 6)
+    last = decode(engine, prompt, max_new_tokens=50)[-1]
+    assert last.reason == "context"
