@@ -14,6 +14,7 @@ from test_engine import TREES, decode, drafters_of, engine_of, tokens
 
 from medusa_chat.decoding import native
 from medusa_chat.decoding.acceptance import TORCH, exact, typical
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
@@ -169,7 +170,9 @@ def test_heads_give_what_torch_gives(library, layers):
     heads = MedusaHeads(4, 32, layers).requires_grad_(False)
     torch.nn.init.normal_(heads.weight, std=0.3)
     torch.nn.init.normal_(heads.bias)
-    twin = native.NativeHeads(heads, native.Team(library, 2))
+    team = native.Team(library, 2)
+    lm_head = LogitHead(native.NativeLinear(torch.nn.Linear(32, 1003), team), None)
+    twin = native.NativeHeads(heads, lm_head, team)
     hidden = torch.randn(1, 32)
     for count in (1, 4):
         assert torch.allclose(

@@ -9,6 +9,7 @@ from medusa_chat.decoding import attention
 from medusa_chat.decoding.acceptance import TORCH
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.kv_cache import KVCache
+from medusa_chat.decoding.outcome import Referee
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.submodules import lean_decoder
 from medusa_chat.decoding.tree import Tree
@@ -44,6 +45,7 @@ class Backbone:
         first = next(p for p in model.parameters() if p.device.type != "meta")  # not offloaded
         self.device, self.dtype = first.device, first.dtype
         self.judge = TORCH
+        self.referee: Referee | None = None
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
@@ -190,6 +192,11 @@ class LogitHead:
         self.scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
         self.scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
         self.cap = getattr(config, "final_logit_softcapping", None)  # Gemma
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is done to the logits."""
+        return self.scale == 1.0 and self.cap is None
 
     def __call__(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.linear(hidden).to(hidden.device)  # it may lie on another

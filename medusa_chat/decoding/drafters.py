@@ -120,6 +120,10 @@ class Medusa:
         self._nodes = len(tree)
         if len(tree) == 1:
             return Draft(root, tree, tensors)
+        if self._heads.twin is not None:
+            made = self._heads.twin.fill(hidden, tokens[-1], tree.depth, self.tree.width, index)
+            if made is not None:
+                return Draft(made[0], tree, tensors, made[1])
         logits = self._heads(hidden, self._lm_head, tree.depth)[:, 0]
         values, candidates, sums = self._heads.best(logits, self.tree.width)
         filled = torch.cat((root, candidates.flatten())).index_select(0, index)

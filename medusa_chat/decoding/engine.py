@@ -1,13 +1,12 @@
 """Engine: prefill, step, stop. One text at a time, as a generator of events."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import ACCEPTANCE, Acceptance, Rule
+from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters import (
     Autoregressive,
@@ -17,9 +16,10 @@ from medusa_chat.decoding.drafters import (
     PromptLookup,
     TreeTensors,
 )
-from medusa_chat.decoding.events import DraftRecord, Event, Finished, Prefilled, Reason, Stats, Step
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
 from medusa_chat.decoding.governor import Governor
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.outcome import Outcome, read
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.stopwatch import Stopwatch
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -28,18 +28,6 @@ from medusa_chat.errors import ContextError, UsageError
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 CHUNK = 512  # prompt tokens of one prefill pass
 BROKEN = "the model produced invalid numbers (NaN or infinity): its weights or precision are wrong"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One step's result on the host, in the order it was packed on the device."""
-
-    path: list[int]
-    tokens: list[int]  # of every node
-    next_token: int
-    is_finite: bool
-    record: DraftRecord | None
-    backbone_seconds: float = 0.0
 
 
 class Engine:
@@ -134,7 +122,7 @@ class Engine:
             started, begun = perf_counter(), self._watch.mark()
             draft = self._propose(drafter, known, root, hidden)
             drafted = self._watch.mark()
-            outcome, root, hidden = self._step(draft, rule, settings, details)
+            outcome, root, hidden, backbone = self._step(draft, rule, settings, details)
             drafter.learn(outcome.path)
             known = [outcome.tokens[node] for node in outcome.path[1:]] + [outcome.next_token]
             fresh, reason = self._cut(known, outcome, len(answer), limit, at_limit)
@@ -150,7 +138,7 @@ class Engine:
                 path=tuple(outcome.path[: count + 1]),
                 draft=outcome.record,
                 heads_seconds=self._watch.between(begun, drafted),
-                backbone_seconds=outcome.backbone_seconds,
+                backbone_seconds=backbone,
                 nodes=len(draft.tree),
             )
         yield Finished(
@@ -227,7 +215,7 @@ class Engine:
         draft = Draft(rest[-1:], ROOT, self._root_tensors)
         logits = self.backbone.lm_head(last)
         accepted = rule(draft, logits, len(prompt_ids) - 1, settings, False, self.backbone.judge)
-        outcome = self._read(draft, accepted)
+        outcome = read(draft, accepted)
         if not outcome.is_finite:
             self.forget()  # nothing of a broken pass is reused
         return outcome, last, reused
@@ -242,53 +230,29 @@ class Engine:
     @torch.inference_mode()
     def _step(
         self, draft: Draft, rule: Rule, settings: GenerationSettings, details: bool
-    ) -> tuple[Outcome, Tensor, Tensor]:
-        """One pass of the backbone over the draft; what was accepted is in the cache after it."""
+    ) -> tuple[Outcome, Tensor, Tensor, float]:
+        """One pass of the backbone over the draft, and its seconds; what was accepted is in the
+        cache after it."""
         cache, begun = self.backbone.cache, self._watch.mark()
         hidden = self.backbone.run_tree(draft.tokens, draft.tree, draft.tensors)
         logits = self.backbone.lm_head(hidden)
         ended = self._watch.mark()
-        accepted = rule(draft, logits, cache.length, settings, details, self.backbone.judge)
-        outcome = self._read(draft, accepted)  # the device has passed both marks after it
-        outcome = replace(outcome, backbone_seconds=self._watch.between(begun, ended))
+        referee = self.backbone.referee
+        outcome = referee and referee.decide(draft, logits, cache.length, settings, details)
+        if outcome:
+            path = torch.tensor(outcome.path)
+            node, root = path[-1:], torch.tensor([outcome.next_token])
+        else:
+            accepted = rule(draft, logits, cache.length, settings, details, self.backbone.judge)
+            outcome = read(draft, accepted)  # the device has passed both marks after it
+            path, node, root = accepted.path, accepted.node, accepted.next_token
         if outcome.is_finite:
             if outcome.path == list(range(len(outcome.path))):
                 cache.extend(len(outcome.path))  # the rows stand where they belong
             else:
-                cache.keep(accepted.path, len(outcome.path))
-            self._ids += [outcome.tokens[node] for node in outcome.path]
-        return outcome, accepted.next_token, hidden.index_select(0, accepted.node)
-
-    def _read(self, draft: Draft, accepted: Acceptance) -> Outcome:
-        """The step's one copy to the host."""
-        whole = [
-            accepted.length.view(1),
-            accepted.next_token,
-            accepted.is_finite.view(1),
-            accepted.path,
-            draft.tokens,
-        ]
-        found = accepted.details
-        figures: list[Tensor] = []
-        if found is not None:
-            whole.append(found.sampled)
-            figures = [found.probabilities, found.entropies]
-            figures += [t for t in (found.thresholds, draft.probabilities) if t is not None]
-        words = torch.cat(whole)
-        if figures:
-            bits = torch.cat(figures).float().view(torch.int32)
-            words = torch.cat((words.to(torch.int32), bits))
-        host = words.cpu()
-        values = host.tolist()
-        length, next_token, is_finite = values[:3]
-        n, deep = len(draft.tree), 3 + len(accepted.path)
-        tokens = values[deep : deep + n]
-        record = None
-        if found is not None:
-            sampled = values[deep + n : deep + 2 * n]
-            rows = host[deep + 2 * n :].view(torch.float32).view(-1, n).tolist()
-            record = _record(draft, tokens, sampled, rows, found.thresholds is not None)
-        return Outcome(values[3 : 3 + length], tokens, next_token, bool(is_finite), record)
+                cache.keep(path, len(outcome.path))
+            self._ids += [outcome.tokens[i] for i in outcome.path]
+        return outcome, root, hidden.index_select(0, node), self._watch.between(begun, ended)
 
     def _limit(self, prompt_tokens: int, settings: GenerationSettings) -> tuple[int, Reason]:
         """How many tokens the answer may have, and what it means to reach that."""
@@ -318,23 +282,3 @@ def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
         if x != y:
             return i
     return min(len(a), len(b))
-
-
-def _record(
-    draft: Draft, tokens: list[int], sampled: list[int], rows: list[list[float]], typical: bool
-) -> DraftRecord:
-    """The draft as the trace holds it; what the root has no figure for is None."""
-    rest = rows[2:]
-    threshold = rest.pop(0) if typical else None
-    shares = rest.pop(0) if rest else None
-    n = len(tokens)
-    return DraftRecord(
-        tokens=tuple(tokens),
-        parents=draft.tree.parents,
-        ranks=(None, *draft.tree.ranks[1:]),
-        draft_probabilities=(None, *shares[1:]) if shares else (None,) * n,
-        probabilities=(None, *rows[0][1:]),
-        entropies=tuple(rows[1]),
-        thresholds=tuple(threshold) if threshold else (None,) * n,
-        sampled=tuple(sampled),
-    )

@@ -7,8 +7,19 @@ whatever this one does not do.
 """
 
 import ctypes
-from ctypes import POINTER, Structure, byref, c_float, c_int64, c_uint64, c_void_p, pointer
+from ctypes import (
+    POINTER,
+    Structure,
+    addressof,
+    byref,
+    c_float,
+    c_int64,
+    c_uint64,
+    c_void_p,
+    pointer,
+)
 from dataclasses import dataclass
+from math import exp
 from typing import Any
 
 import torch
@@ -18,6 +29,7 @@ from medusa_chat.decoding.acceptance import Judge, Position, own_tokens
 from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.kv_cache import Layer
+from medusa_chat.decoding.outcome import Outcome, record
 from medusa_chat.decoding.parity import agrees
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import FusedDecoder, is_plain_layer
@@ -58,27 +70,24 @@ class _Pass(Structure):
     )
 
 
-class _Heads(Structure):
+class _Proposal(Structure):
     _fields_ = (
-        *((n, c_void_p) for n in ("panels", "bias", "hidden", "out")),
-        *((n, c_int64) for n in ("layers", "heads", "used", "size", "threads")),
-    )
-
-
-class _Best(Structure):
-    _fields_ = (
-        *((n, c_void_p) for n in ("logits", "values", "sums", "places")),
-        *((n, c_int64) for n in ("rows", "size", "count", "threads")),
+        *((n, c_void_p) for n in ("panels", "bias", "lm_panels", "lm_bias", "hidden", "states")),
+        *((n, c_void_p) for n in ("logits", "values", "sums", "places", "index", "tokens")),
+        ("shares", c_void_p),
+        *((n, c_int64) for n in ("layers", "heads", "used", "hidden_size", "size", "width")),
+        *((n, c_int64) for n in ("nodes", "root", "threads")),
     )
 
 
 class _Verdict(Structure):
     _fields_ = (
-        *((n, c_void_p) for n in ("logits", "parents", "depths", "tokens", "own")),
-        *((n, c_void_p) for n in ("at_parent", "entropies", "noise", "sums")),
+        *((n, c_void_p) for n in ("logits", "parents", "depths", "tokens", "own", "path")),
+        *((n, c_void_p) for n in ("at_parent", "entropies", "noise", "sums", "thresholds")),
         ("seed", c_uint64),
-        *((n, c_int64) for n in ("rows", "size", "place", "deepest", "threads")),
-        ("temperature", c_float),
+        *((n, c_int64) for n in ("rows", "size", "place", "deepest", "threads", "is_typical")),
+        *((n, c_int64) for n in ("length", "is_finite")),
+        *((n, c_float) for n in ("temperature", "epsilon", "alpha")),
     )
 
 
@@ -89,12 +98,12 @@ class Team:
         self.threads = threads
         self.run, self.linear, self.pack = library.run, library.linear, library.pack
         self.work_size = library.work_size
-        self.heads, self.best, self.judge = library.heads, library.best, library.judge
+        self.propose, self.judge = library.propose, library.judge
         sizes = [c_int64] * 2
         self.run.argtypes, self.run.restype = [POINTER(_Pass)], None
         self.linear.argtypes, self.linear.restype = [c_void_p] * 4 + [c_int64] * 4, None
         self.pack.argtypes, self.pack.restype = [c_void_p, c_void_p, *sizes], None
-        for function, kind in ((self.heads, _Heads), (self.best, _Best), (self.judge, _Verdict)):
+        for function, kind in ((self.propose, _Proposal), (self.judge, _Verdict)):
             function.argtypes, function.restype = [POINTER(kind)], None
         self.work_size.argtypes = [POINTER(_Decoder), *sizes, c_int64]
         self.work_size.restype = c_int64
@@ -209,37 +218,73 @@ class NativeDecoder(nn.Module):
 class NativeHeads(nn.Module):
     """MedusaHeads' twin: their residual layers at one position, and what their logits propose."""
 
-    def __init__(self, heads: MedusaHeads, team: Team) -> None:
+    def __init__(self, heads: MedusaHeads, lm_head: Any, team: Team) -> None:
+        """lm_head: the backbone's, by now native (backbone.LogitHead)."""
         super().__init__()
         self._team = team
-        self._layers, self._heads, self._size, _ = heads.weight.shape
+        layers, count, self._size, _ = heads.weight.shape
         panels = [team.panels(w) for layer in heads.weight for w in layer]
         whole = torch.stack(panels) if panels else torch.empty(0)
         self.panels: Tensor
         self.register_buffer("panels", whole, persistent=False)
         self._bias = heads.bias.detach().contiguous()
+        self._job = _Proposal(whole.data_ptr(), self._bias.data_ptr())
+        self._job.layers, self._job.heads, self._job.hidden_size = layers, count, self._size
+        self._lm = lm_head.linear if heads.is_shared and lm_head.is_plain else None
+        self._room: dict[tuple[int, int], list[Tensor]] = {}
+
+    def _fresh(self) -> _Proposal:
+        """A job that names the heads and nothing else yet."""
+        job = _Proposal.from_buffer_copy(self._job)
+        job.threads = self._team.threads
+        return job
 
     def hidden_states(self, hidden: Tensor, heads: int) -> Tensor:
         """[1, d] -> [heads, 1, d]."""
-        x, out = hidden.contiguous(), torch.empty(heads, 1, self._size)
-        job = _Heads(
-            *(self.panels.data_ptr(), self._bias.data_ptr(), x.data_ptr(), out.data_ptr()),
-            *(self._layers, self._heads, heads, self._size, self._team.threads),
-        )
-        self._team.heads(byref(job))
+        x, out, job = hidden.contiguous(), torch.empty(heads, 1, self._size), self._fresh()
+        job.hidden, job.states, job.used = x.data_ptr(), out.data_ptr(), heads
+        self._team.propose(byref(job))
         return out
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """[K, V] -> values, tokens [K, count] and log(sum(exp)) [K]."""
-        logits, (rows, size) = logits.contiguous(), logits.shape
-        values, sums = torch.empty(rows, count), torch.empty(rows)
-        places = torch.empty(rows, count, dtype=torch.long)
-        job = _Best(
-            *(t.data_ptr() for t in (logits, values, sums, places)),
-            *(rows, size, count, self._team.threads),
-        )
-        self._team.best(byref(job))
+        logits, job = logits.contiguous(), self._fresh()
+        job.used, job.size, job.width = *logits.shape, count
+        values, sums = torch.empty(job.used, count), torch.empty(job.used)
+        places = torch.empty(job.used, count, dtype=torch.long)
+        job.logits, job.values = logits.data_ptr(), values.data_ptr()
+        job.sums, job.places = sums.data_ptr(), places.data_ptr()
+        self._team.propose(byref(job))
         return values, places, sums
+
+    def fill(
+        self, hidden: Tensor, root: int, depth: int, width: int, index: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """See HeadsTwin."""
+        if self._lm is None:
+            return None
+        x, job, nodes = hidden.contiguous(), self._fresh(), len(index)
+        size = self._lm.weight.shape[0]
+        room = self._room_for(depth, width, size)
+        tokens, shares = torch.empty(nodes, dtype=torch.long), torch.empty(nodes)
+        bias = self._lm.bias
+        job.lm_panels = self._lm.panels.data_ptr()
+        job.lm_bias = None if bias is None else bias.data_ptr()
+        job.hidden, job.index = x.data_ptr(), index.data_ptr()
+        job.states, job.logits, job.values, job.sums, job.places = (t.data_ptr() for t in room)
+        job.tokens, job.shares = tokens.data_ptr(), shares.data_ptr()
+        job.used, job.size, job.width, job.nodes, job.root = depth, size, width, nodes, root
+        self._team.propose(byref(job))
+        return tokens, shares
+
+    def _room_for(self, depth: int, width: int, size: int) -> list[Tensor]:
+        """Where a draft is worked out, the same at every step."""
+        if (depth, width) not in self._room:
+            shapes = ((depth, self._size), (depth, size), (depth, width), (depth,))
+            room = [torch.empty(shape) for shape in shapes]
+            room.append(torch.empty(depth, width, dtype=torch.long))
+            self._room[depth, width] = room
+        return self._room[depth, width]
 
 
 class NativeJudge(Judge):
@@ -272,18 +317,21 @@ class NativeJudge(Judge):
         seed: int,
         temperature: float,
     ) -> Tensor:
-        logits, (rows, size) = logits.contiguous(), logits.shape
-        own = torch.empty(rows, dtype=torch.long)
+        logits = logits.contiguous()
+        own = torch.empty(len(logits), dtype=torch.long)
         job = self._job(logits, seed, position, temperature)
         job.own = own.data_ptr()
         if tensors is not None:
-            job.deepest = tensors.paths.shape[1] - 1
-            job.depths = tensors.depths.data_ptr()
-            if self._noise.numel() < (job.deepest + 1) * size:
-                self._noise = torch.empty((job.deepest + 1) * size)
-            job.noise = self._noise.data_ptr()
+            self._add_noise(job, tensors)
         self._team.judge(byref(job))
         return own
+
+    def _add_noise(self, job: _Verdict, tensors: TreeTensors) -> None:
+        """Room for the noise of every depth."""
+        job.deepest, job.depths = tensors.paths.shape[1] - 1, tensors.depths.data_ptr()
+        if self._noise.numel() < (job.deepest + 1) * job.size:
+            self._noise = torch.empty((job.deepest + 1) * job.size)
+        job.noise = self._noise.data_ptr()
 
     def figures(self, draft: Draft, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """See Judge.figures."""
@@ -294,6 +342,44 @@ class NativeJudge(Judge):
         job.at_parent, job.entropies, job.sums = (row.data_ptr() for row in found)
         self._team.judge(byref(job))
         return found[0], found[1]
+
+    def decide(
+        self,
+        draft: Draft,
+        logits: Tensor,
+        position: Position,
+        settings: GenerationSettings,
+        details: bool,
+    ) -> Outcome | None:
+        """See Referee: exact and typical acceptance, without top-k and top-p."""
+        is_typical = settings.acceptance == "typical" and not settings.is_greedy
+        is_exact = settings.acceptance == "exact" or settings.is_greedy
+        is_cut = (settings.top_k or settings.top_p < 1) and not settings.is_greedy
+        if not (is_typical or is_exact) or (is_cut and is_exact) or not isinstance(position, int):
+            return None
+        logits, tensors, n = logits.contiguous(), draft.tensors, len(draft.tree)
+        job = self._job(logits, settings.seed or 0, position, settings.temperature)
+        own, path = (c_int64 * n)(), (c_int64 * n)()
+        job.parents, job.depths = tensors.parents.data_ptr(), tensors.depths.data_ptr()
+        job.tokens, job.own, job.path = draft.tokens.data_ptr(), addressof(own), addressof(path)
+        job.is_typical = is_typical
+        job.epsilon, job.alpha = settings.posterior_threshold, settings.posterior_alpha
+        if settings.temperature > 0 and not is_typical:
+            self._add_noise(job, tensors)
+        figures = [(c_float * n)() for _ in range(4)]
+        if details or is_typical:
+            places = (addressof(row) for row in figures)
+            job.at_parent, job.entropies, job.sums, job.thresholds = places
+        self._team.judge(byref(job))
+        tokens, chosen = draft.tokens.tolist(), own[:]
+        made = None
+        if details:
+            shares = None if draft.probabilities is None else draft.probabilities.tolist()
+            limits = figures[3][:] if is_typical else None
+            likely = [exp(x) for x in figures[0]]
+            made = record(draft, tokens, chosen, likely, figures[1][:], limits, shares)
+        taken = path[: job.length]
+        return Outcome(taken, tokens, chosen[taken[-1]], bool(job.is_finite), made)
 
     def _job(self, logits: Tensor, seed: int, position: int, temperature: float) -> _Verdict:
         job = _Verdict(logits.data_ptr(), seed=seed, place=position, temperature=temperature)
@@ -356,7 +442,7 @@ def adopt(backbone: Any, heads: MedusaHeads | None, team: Team) -> bool:
     backbone.decoder = native if is_right else twin
     if is_right:
         backbone.lm_head.linear = NativeLinear(backbone.lm_head.linear, team)
-        backbone.judge = NativeJudge(team)
+        backbone.judge = backbone.referee = NativeJudge(team)
         if heads is not None and heads.weight.dtype == torch.float32:
-            heads.twin = NativeHeads(heads, team)
+            heads.twin = NativeHeads(heads, backbone.lm_head, team)
     return is_right

@@ -537,43 +537,20 @@ EXPORT void linear(const float *x, const float *w, const float *bias, float *y, 
     together(multiply_part, &p, (int)threads);
 }
 
-/* Heads of residual layers at one position: x + silu(W x + b), layer after layer. */
+/* A draft from one position: heads of residual layers, x + silu(W x + b), layer after layer; the LM
+   head they share; of each head's logits the `width` largest, which fill a tree. */
 typedef struct {
-    const float *panels, *bias, *hidden; /* [layers, heads, hidden / 8, hidden, 8], [layers, heads, hidden] */
-    float *out;                          /* [used, hidden] */
-    int64_t layers, heads, used, size, threads;
-} Heads;
-
-static void residual(const void *what, int part, int parts) {
-    const Heads *h = what;
-    const int size = (int)h->size;
-    float wide[MOST_HIDDEN];
-    for (int k = first((int)h->used, part, parts); k < first((int)h->used, part + 1, parts); k++) {
-        float *x = h->out + (ptrdiff_t)k * size;
-        memcpy(x, h->hidden, sizeof(float) * size);
-        for (int l = 0; l < h->layers; l++) {
-            const ptrdiff_t at = l * h->heads + k;
-            const Product p = {x,    h->panels + at * size * size, h->bias + at * size, wide, 1,
-                               size, size,                         0};
-            multiply(&p, 0, size / LANES);
-            for (int d = 0; d < size; d += LANES) {
-                vec y = load(wide + d);
-                store(x + d, load(x + d) + y / (1.0f + exponential(-y)));
-            }
-        }
-    }
-}
-
-EXPORT void heads(const Heads *h) { together(residual, h, (int)h->threads); }
-
-/* Of logits [rows, size] in each row: the `count` largest in falling order, the first of equals
-   first, their places, and log(sum(exp)) of the whole row. */
-typedef struct {
-    const float *logits;
-    float *values, *sums;
-    int64_t *places;
-    int64_t rows, size, count, threads;
-} Best;
+    const float *panels, *bias;       /* [layers, heads, hidden / 8, hidden, 8], [layers, heads, hidden] */
+    const float *lm_panels, *lm_bias; /* NULL: only the states are wanted */
+    const float *hidden;              /* [hidden] */
+    float *states, *logits;           /* [used, hidden], [used, size] */
+    float *values, *sums;             /* [used, width], [used]: log(sum(exp)) of all logits */
+    int64_t *places;                  /* [used, width] */
+    const int64_t *index;             /* [nodes]: 0 the root, else 1 + a place among the guesses */
+    int64_t *tokens;                  /* [nodes] */
+    float *shares;                    /* [nodes]: the heads' probabilities, NaN for the root */
+    int64_t layers, heads, used, hidden_size, size, width, nodes, root, threads;
+} Proposal;
 
 /* log(sum(exp(x / temperature))), and with it the entropy of that distribution in nats. */
 static float log_sum(const float *x, int size, float temperature, float *entropy) {
@@ -599,26 +576,61 @@ static float log_sum(const float *x, int size, float temperature, float *entropy
     return high * scale + log_whole;
 }
 
-static void find_best(const void *what, int part, int parts) {
-    const Best *b = what;
-    const int size = (int)b->size, count = (int)b->count;
-    for (int i = part; i < b->rows; i += parts) {
-        const float *x = b->logits + (ptrdiff_t)i * size;
-        float *values = b->values + (ptrdiff_t)i * count;
-        int64_t *places = b->places + (ptrdiff_t)i * count;
-        int known = 0;
-        for (int j = 0; j < size; j++) {
-            if (known == count && !(x[j] > values[count - 1])) continue;
-            int at = known < count ? known++ : count - 1;
-            for (; at > 0 && x[j] > values[at - 1]; at--)
-                values[at] = values[at - 1], places[at] = places[at - 1];
-            values[at] = x[j], places[at] = j;
+static void residual(const Proposal *h, int k) {
+    const int size = (int)h->hidden_size;
+    float wide[MOST_HIDDEN], *x = h->states + (ptrdiff_t)k * size;
+    memcpy(x, h->hidden, sizeof(float) * size);
+    for (int l = 0; l < h->layers; l++) {
+        const ptrdiff_t at = l * h->heads + k;
+        const Product p = {x,    h->panels + at * size * size, h->bias + at * size, wide, 1,
+                           size, size,                         0};
+        multiply(&p, 0, size / LANES);
+        for (int d = 0; d < size; d += LANES) {
+            vec y = load(wide + d);
+            store(x + d, load(x + d) + y / (1.0f + exponential(-y)));
         }
-        b->sums[i] = log_sum(x, size, 1.0f, NULL);
     }
 }
 
-EXPORT void best(const Best *b) { together(find_best, b, (int)b->threads); }
+/* The `count` largest of a row in falling order, the first of equals first, and their places. */
+static void find_best(const float *x, int size, int count, float *values, int64_t *places) {
+    int known = 0;
+    for (int j = 0; j < size; j++) {
+        if (known == count && !(x[j] > values[count - 1])) continue;
+        int at = known < count ? known++ : count - 1;
+        for (; at > 0 && x[j] > values[at - 1]; at--)
+            values[at] = values[at - 1], places[at] = places[at - 1];
+        values[at] = x[j], places[at] = j;
+    }
+}
+
+static void propose_part(const void *what, int part, int parts) {
+    const Proposal *h = what;
+    const int size = (int)h->size, width = (int)h->width;
+    for (int k = part; h->states && k < h->used; k += parts) residual(h, k);
+    if (h->lm_panels) {
+        const Product lm = {h->states, h->lm_panels, h->lm_bias, h->logits, (int)h->used,
+                            (int)h->hidden_size, size, 0};
+        meet(parts);
+        share(&lm, 0, (size + LANES - 1) / LANES, part, parts);
+        meet(parts);
+    }
+    if (!h->values) return;
+    for (int k = part; k < h->used; k += parts) {
+        const float *x = h->logits + (ptrdiff_t)k * size;
+        find_best(x, size, width, h->values + (ptrdiff_t)k * width, h->places + (ptrdiff_t)k * width);
+        h->sums[k] = log_sum(x, size, 1.0f, NULL);
+    }
+    if (!h->tokens) return;
+    meet(parts);
+    for (int i = 0; part == 0 && i < h->nodes; i++) {
+        const int64_t at = h->index[i] - 1;
+        h->tokens[i] = at < 0 ? h->root : h->places[at];
+        h->shares[i] = at < 0 ? NAN : expf(h->values[at] - h->sums[at / width]);
+    }
+}
+
+EXPORT void propose(const Proposal *h) { together(propose_part, h, (int)h->threads); }
 
 /* ln(x) of normal numbers to 2 units in the last place. */
 INLINE vec logarithm(vec x) {
@@ -681,15 +693,19 @@ static void noise_at(uint64_t seed, uint32_t place, float *out, int size) {
    logits [rows, size]; parents, depths, tokens [rows]. temperature 0: no noise, and figures at 1.
    own [rows]: argmax of logits / temperature + noise, the first of equals. at_parent [rows]: the
    node's log-probability after its parent; entropies [rows] of the distribution after the node.
-   noise [deepest + 1, size] and sums [rows] are worked in. */
+   noise [deepest + 1, size] and sums [rows] are worked in.
+
+   path [rows], where it is wanted: the nodes that are accepted, the root first, and how many they
+   are; exactly those that are the parent's own token, or with is_typical those above the parent's
+   threshold [rows], min(epsilon, alpha * exp(-entropy)), the likeliest of the longest paths. */
 typedef struct {
     const float *logits;
     const int64_t *parents, *depths, *tokens;
-    int64_t *own;
-    float *at_parent, *entropies, *noise, *sums;
+    int64_t *own, *path;
+    float *at_parent, *entropies, *noise, *sums, *thresholds;
     uint64_t seed;
-    int64_t rows, size, place, deepest, threads;
-    float temperature;
+    int64_t rows, size, place, deepest, threads, is_typical, length, is_finite;
+    float temperature, epsilon, alpha;
 } Verdict;
 
 static int64_t argmax(const float *x, const float *noise, int size, float temperature) {
@@ -714,10 +730,43 @@ static int64_t argmax(const float *x, const float *noise, int size, float temper
     return found;
 }
 
+/* Whether the numbers of a row can be chosen from: none invalid, the largest not infinite. */
+static int is_sound(const float *x, int size) {
+    float most = -INFINITY;
+    int is_number = 1;
+    for (int j = 0; j < size; j++) {
+        is_number &= x[j] == x[j];
+        most = x[j] > most ? x[j] : most;
+    }
+    return is_number && most < INFINITY && most > -INFINITY;
+}
+
+/* Which path is accepted; its last node's row says what comes next. */
+static void choose(Verdict *v) {
+    int64_t lengths[1024], best = 0;
+    float values[1024];
+    for (int64_t i = 0; i < v->rows; i++) {
+        const int64_t p = v->parents[i];
+        int is_taken = i == 0;
+        values[i] = 0.0f;
+        if (v->is_typical) {
+            v->thresholds[i] = fminf(v->epsilon, v->alpha * expf(-v->entropies[i]));
+            if (i) values[i] = values[p] + v->at_parent[i];
+            if (i) is_taken = expf(v->at_parent[i]) > v->thresholds[p];
+        } else if (i) is_taken = v->tokens[i] == v->own[p];
+        lengths[i] = is_taken && (i == 0 || lengths[p]) ? v->depths[i] + 1 : 0;
+        if (lengths[i] > lengths[best] || (lengths[i] == lengths[best] && values[i] > values[best]))
+            best = i;
+    }
+    v->length = lengths[best];
+    v->is_finite = is_sound(v->logits + best * v->size, (int)v->size);
+    for (int64_t at = v->length; at--; best = v->parents[best]) v->path[at] = best;
+}
+
 static void judge_part(const void *what, int part, int parts) {
     const Verdict *v = what;
     const int size = (int)v->size;
-    const int draws = v->temperature > 0 && v->own;
+    const int draws = v->temperature > 0 && v->own && !v->is_typical;
     const float temperature = v->temperature > 0 ? v->temperature : 1.0f;
     if (draws) {
         for (int d = part; d <= v->deepest; d += parts)
@@ -730,12 +779,18 @@ static void judge_part(const void *what, int part, int parts) {
         if (v->own) v->own[i] = argmax(x, noise, size, temperature);
         if (v->entropies) v->sums[i] = log_sum(x, size, temperature, v->entropies + i);
     }
-    if (!v->entropies) return;
+    if (!v->entropies) {
+        if (v->path) meet(parts);
+        if (v->path && part == 0) choose((Verdict *)v);
+        return;
+    }
     meet(parts);
     for (int i = part; i < v->rows; i += parts) {
         const int64_t p = v->parents[i];
         v->at_parent[i] = v->logits[p * v->size + v->tokens[i]] / temperature - v->sums[p];
     }
+    if (v->path) meet(parts);
+    if (v->path && part == 0) choose((Verdict *)v);
 }
 
-EXPORT void judge(const Verdict *v) { together(judge_part, v, (int)v->threads); }
+EXPORT void judge(Verdict *v) { together(judge_part, v, (int)v->threads); }
