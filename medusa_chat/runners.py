@@ -202,7 +202,10 @@ class Child:
                     return
                 if kind == "refused":
                     raise value
-                yield value
+                if kind == "events":
+                    yield from value
+                else:
+                    yield value
         except (EOFError, OSError) as error:
             is_over = True
             wait([self._process.sentinel], 1)

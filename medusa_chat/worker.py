@@ -5,10 +5,11 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from multiprocessing.connection import Connection
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from medusa_chat.checkpoint import LoadedModel
-from medusa_chat.decoding.events import Event, Finished
+from medusa_chat.decoding.events import Event, Finished, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import MedusaChatError, ModelError, UsageError
@@ -32,6 +33,7 @@ from medusa_chat.tuner import governor_of, tune, use_tree
 if TYPE_CHECKING:
     from torch import Tensor
 
+BREATH = 0.01  # seconds
 __all__ = ["memory", "peek", "reply", "serve", "tuned", "with_tree"]
 
 
@@ -224,8 +226,8 @@ def _neutral(tokenizer: Any, message: Message) -> Message:
 
 
 def serve(pipe: Connection) -> None:
-    """The worker process: requests in, ("event", value) out, then ("end", None) or
-    ("refused", error). A ("stop",) that arrives while one runs ends an answer or a load."""
+    """The worker process: requests in, ("event", value) or ("events", values) out, then ("end",
+    None) or ("refused", error). A ("stop",) that arrives while one runs ends an answer or a load."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _import_ahead()
     from medusa_chat.decoding import threads
@@ -252,8 +254,7 @@ def serve(pipe: Connection) -> None:
                 elif name == "memory":
                     pipe.send(("event", memory(holder.loaded, *arguments)))
                 else:
-                    for event in reply(holder.loaded, *arguments, should_stop=_stop_asked(pipe)):
-                        pipe.send(("event", event))
+                    _send(pipe, reply(holder.loaded, *arguments, should_stop=_stop_asked(pipe)))
                 pipe.send(("end", None))
             except MedusaChatError as error:
                 pipe.send(("refused", error))
@@ -263,6 +264,23 @@ def serve(pipe: Connection) -> None:
                 pipe.send(("refused", RuntimeError(f"{type(error).__name__}: {error}")))
     except (EOFError, OSError, KeyboardInterrupt):
         return  # the app is gone, and with it the reason to live
+
+
+def _send(pipe: Connection, events: Iterator[Event]) -> None:
+    """Events as they come; of those that follow each other within BREATH, several at once: every
+    message wakes the other process, and a small model makes a thousand steps a second."""
+    held: list[Event] = []
+    sent = 0.0
+    try:
+        for event in events:
+            held.append(event)
+            now = perf_counter()
+            if now - sent >= BREATH or not isinstance(event, Step):
+                pipe.send(("events", held))
+                held, sent = [], now
+    finally:
+        if held:
+            pipe.send(("events", held))
 
 
 def _stop_asked(pipe: Connection) -> Callable[[], bool]:

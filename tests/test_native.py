@@ -222,7 +222,7 @@ def test_wrong_numbers_leave_torchs_operators(library, monkeypatch, caplog):
     replace_submodules(model, packs=False)
     engine = engine_of(model)
     team = native.Team(library, 1)
-    monkeypatch.setattr(team, "run", lambda job: None)  # it leaves what memory holds
+    monkeypatch.setattr(team, "run", lambda job: 0)  # it leaves what memory holds
     assert not native.adopt(engine.backbone, engine.heads, team)
     assert "the decoder runs by torch's operators" in caplog.text
     assert tokens(engine) == tokens(engine_of(tiny("llama")))
@@ -299,6 +299,17 @@ def test_two_answers_at_once_and_a_fork_do_not_wait_for_each_other(library):
     if child == 0:
         os._exit(0 if torch.equal(ours(x), expected) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_lies_outside_is_refused_as_torch_refuses_it(library):
+    backbone = native_engine("llama", library).backbone
+    with torch.inference_mode(), pytest.raises(IndexError):
+        backbone.run_chunk(torch.tensor([3, VOCABULARY]))
+    with torch.inference_mode(), pytest.raises(IndexError):
+        backbone.run_chunk(torch.tensor([-1]))
+    backbone.cache.length = backbone.cache.capacity - 1
+    with torch.inference_mode(), pytest.raises(RuntimeError):
+        backbone.run_chunk(torch.tensor([3, 3]))
 
 
 def test_context_is_what_the_cache_holds(library):

@@ -44,7 +44,10 @@ function time(ms) {
 }
 
 function say(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  if (node.textContent === text) return;
+  const only = node.firstChild;
+  if (only && only.nodeType === Node.TEXT_NODE && !only.nextSibling) only.data = text;
+  else node.textContent = text;
 }
 
 // ---- the fixed parts ----

@@ -30,7 +30,10 @@ function set(node, attributes) {
 
 // Writes only what is new: a text that stays costs no layout.
 function say(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  if (node.textContent === text) return;
+  const only = node.firstChild;
+  if (only && only.nodeType === Node.TEXT_NODE && !only.nextSibling) only.data = text;
+  else node.textContent = text;
 }
 
 function hide(node, isHidden) {

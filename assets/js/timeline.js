@@ -39,7 +39,8 @@ nameplay();
 
 function drawTimeline(known, total, now, isLive) {
   const across = widthIn(strip) || 60;
-  const pitch = Math.max(5, Math.min(14, across / Math.max(total, 1)));
+  // whole pixels: with a pitch of its own for every step all bars would be written anew at each
+  const pitch = Math.max(5, Math.min(14, Math.floor(across / Math.max(total, 1))));
   const moved = total !== line.total || now !== line.now || pitch !== line.pitch;
   // who scrolled back while the answer runs is not pulled to its end
   const follows = !isLive || scrolled + across > (line.total - 3) * line.pitch;

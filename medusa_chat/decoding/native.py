@@ -36,6 +36,7 @@ from medusa_chat.decoding.submodules import FusedDecoder, is_plain_layer
 
 MOST_BYTES = 2**29  # of weights, which are held twice
 WIDEST = 512  # of an attention head
+LARGEST = 16384  # of a hidden state
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")  # whose angles do not follow the length
 TOLERANCE = 1e-4  # against the twin, of the largest number
 LANES = 8
@@ -54,7 +55,7 @@ class _Layer(Structure):
 class _Decoder(Structure):
     _fields_ = (
         *((n, c_int64) for n in ("count", "hidden", "heads", "kv_heads", "head_dim")),
-        *((n, c_int64) for n in ("inner", "capacity")),
+        *((n, c_int64) for n in ("inner", "capacity", "vocabulary")),
         *((n, c_float) for n in ("epsilon", "scaling")),
         *((n, c_void_p) for n in ("embedding", "norm", "cosines", "sines")),
         ("layers", POINTER(_Layer)),
@@ -100,7 +101,7 @@ class Team:
         self.work_size = library.work_size
         self.propose, self.judge = library.propose, library.judge
         sizes = [c_int64] * 2
-        self.run.argtypes, self.run.restype = [POINTER(_Pass)], None
+        self.run.argtypes, self.run.restype = [POINTER(_Pass)], c_int64
         self.linear.argtypes, self.linear.restype = [c_void_p] * 4 + [c_int64] * 4, None
         self.pack.argtypes, self.pack.restype = [c_void_p, c_void_p, *sizes], None
         for function, kind in ((self.propose, _Proposal), (self.judge, _Verdict)):
@@ -159,7 +160,8 @@ class NativeDecoder(nn.Module):
         heads, kv_heads = (size // first.head_dim for size in first.sizes)
         self._decoder = _Decoder(
             *(len(layers), embedding.shape[1], heads, kv_heads, first.head_dim),
-            *(first.down.in_features, capacity, first.before.epsilon, first.scaling),
+            *(first.down.in_features, capacity, len(embedding)),
+            *(first.before.epsilon, first.scaling),
             *(embedding.data_ptr(), stock.norm.weight.data_ptr()),
             *(t.data_ptr() for t in self._kept[:2]),
             self._layers,
@@ -204,7 +206,8 @@ class NativeDecoder(nn.Module):
         job.tokens, job.positions = tokens.data_ptr(), positions.data_ptr()
         job.mask, job.stride = mask.data_ptr(), mask.stride(0)
         job.rows, job.start, job.hidden = rows, start, hidden.data_ptr()
-        self._team.run(byref(job))
+        if self._team.run(byref(job)):  # outside of the embeddings or the cache: the twin says so
+            return self._twin(input_ids, position_ids, past_key_values, attention_mask)
         return Output(hidden)
 
     def _make_room(self, rows: int, keys: int, threads: int) -> None:
@@ -413,6 +416,7 @@ def can_run(model: Any) -> bool:
         and rope in FIXED_ROPES
         and all(size % LANES == 0 for size in (*widths, width))
         and attention.head_dim <= WIDEST
+        and attention.o_proj.out_features <= LARGEST
         and attention.head_dim % 2 == 0
         and len(kinds) == 1
     )

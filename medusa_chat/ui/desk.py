@@ -155,7 +155,8 @@ class Desk:
                 sent = steps
             if is_over:
                 return
-            await asyncio.sleep(POLL_SECONDS)
+            spent = time.monotonic() - now
+            await asyncio.sleep(max(POLL_SECONDS - spent, POLL_SECONDS / 2))
 
     # ---- events: what a person does ----
 

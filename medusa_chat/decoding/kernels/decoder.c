@@ -277,7 +277,7 @@ typedef struct {
 
 /* What all layers share; cosines and sines [capacity, head_dim]. */
 typedef struct {
-    int64_t count, hidden, heads, kv_heads, head_dim, inner, capacity;
+    int64_t count, hidden, heads, kv_heads, head_dim, inner, capacity, vocabulary;
     float epsilon, scaling;
     const float *embedding, *norm, *cosines, *sines;
     const Layer *layers;
@@ -523,7 +523,17 @@ static void decode(const void *what, int part, int parts) {
     if (part == 0) normalise_all(pass, x, m->norm, x);
 }
 
-EXPORT void run(const Pass *pass) { together(decode, pass, (int)pass->threads); }
+/* 0, or 1 where a row lies outside of the embeddings or of the cache: nothing is done then. */
+EXPORT int64_t run(const Pass *pass) {
+    const Decoder *m = pass->decoder;
+    if (pass->start < 0 || pass->start + pass->rows > m->capacity) return 1;
+    for (int64_t i = 0; i < pass->rows; i++) {
+        if (pass->tokens[i] < 0 || pass->tokens[i] >= m->vocabulary) return 1;
+        if (pass->positions[i] < 0 || pass->positions[i] >= m->capacity) return 1;
+    }
+    together(decode, pass, (int)pass->threads);
+    return 0;
+}
 
 static void multiply_part(const void *what, int part, int parts) {
     const Product *p = what;
