@@ -226,8 +226,9 @@ def _neutral(tokenizer: Any, message: Message) -> Message:
 
 
 def serve(pipe: Connection) -> None:
-    """The worker process: requests in, ("event", value) or ("events", values) out, then ("end",
-    None) or ("refused", error). A ("stop",) that arrives while one runs ends an answer or a load."""
+    """The worker process: requests in, ("event", value) or ("events", values) out, then
+    ("end", None) or ("refused", error). A ("stop",) that arrives while one runs ends an answer
+    or a load."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _import_ahead()
     from medusa_chat.decoding import threads

@@ -17,7 +17,7 @@ Clock = Callable[[], float]
 SHORT, LONG = 128, 4096  # tokens in the cache
 MOST_BYTES = 2**28  # of a CPU's cache that may be written, for the first time, to measure
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
-QUICK = 0.02  # seconds of a step under which the one before it tells in its time
+WARM_UPS, WARM_SECONDS = 6, 0.02  # steps of one kind, and their seconds, before one is timed
 SLOW = 5  # times the budget, after which what there is must do
 SETTINGS = GenerationSettings(drafter="medusa", seed=0)
 
@@ -36,20 +36,21 @@ def time_steps(
     timed: dict[tuple[int, int], list[float]] = {}
 
     def time_one(nodes: int, length: int, is_warm: bool = True) -> float:
-        if is_warm and first < QUICK:
-            stage.step(nodes, length)  # in an answer a step follows one of its kind
+        for _ in range(warm_ups(firsts[nodes]) if is_warm else 0):
+            stage.step(nodes, length)
         started = clock()
         stage.step(nodes, length)
         return clock() - started
 
     sizes: list[int] = []
-    first = 0.0
+    first, firsts = 0.0, dict[int, float]()
     began = clock()
     try:
         for nodes in [m for m in SIZES if m < len(tree)] + [len(tree)]:
             seconds = time_one(nodes, stage.lengths[0], False)
             yield None
             first = first or seconds
+            firsts[nodes] = seconds
             if sizes and (seconds > first * (tree.depth + 1) or clock() - began > SLOW * budget):
                 break  # it could not pay even if a whole path were accepted; or time is up
             sizes.append(nodes)
@@ -66,6 +67,13 @@ def time_steps(
         stage.leave()
     rows = [tuple(median(timed[m, length]) for m in sizes) for length in stage.lengths]
     yield StepCosts(tuple(sizes), stage.lengths, tuple(rows))
+
+
+def warm_ups(first: float) -> int:
+    """How many steps go before one that is timed, by what the first of its kind took. In an
+    answer a step follows many of its kind: the sixth of a small model takes half of what the
+    first one did."""
+    return min(WARM_UPS, int(WARM_SECONDS / first)) if first else 0
 
 
 class Stage:
