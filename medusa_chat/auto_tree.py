@@ -24,8 +24,9 @@ def auto_tree(
     tuned: Tuning | None = None,
 ) -> tuple[Tree, str]:
     """What `--tree auto` means: the checkpoint's calibrated tree, else a published one, pruned to
-    the heads and cut to `nodes`, else to what the tuner's measured costs make the best, else to 16
-    on a CPU, 64 on a GPU and 32 there at 4 bit; and why.
+    the heads and cut to `nodes`, else to what the tuner's measured costs make the best, else to 4
+    on a CPU in fp32 (where rows cost what they compute) and 16 there in other precisions, 64 on a
+    GPU and 32 there at 4 bit; and why.
     """
     origin = calibration.origin if calibration else "the published mc_sim_7b_63"
     source = source_tree(calibration, heads)
@@ -35,7 +36,9 @@ def auto_tree(
         accuracies = rank_accuracies(calibration)
         best = tuned.pick(source, accuracies)
         return source.head(best.nodes), f"{origin}, {tuned.reason(source, accuracies)}"
-    default = 16 if device.type == "cpu" else 32 if precision == "nf4" else 64
+    default = 32 if precision == "nf4" else 64
+    if device.type == "cpu":
+        default = 4 if precision == "fp32" else 16
     tree = source.head(nodes or default)
     return tree, f"{origin}, {len(tree)} nodes for {device.type}"
 

@@ -75,6 +75,7 @@ def main() -> None:
     output = parser.parse_args().output
     session = Session(Child())
     session.submit_load(LoadRequest())
+    session.submit_tune().done.wait(300)  # as a page does that was idle for a moment
     page = open_page(session, PageOptions())
     with sync_playwright() as play:
         chrome = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -91,7 +92,7 @@ def main() -> None:
         tab.get_by_label("Seed").first.fill(str(SEED))
         tab.click("#settings button")
         tab.check("#vanilla input")  # so that the rate of plain decoding is known
-        tell(STORY)
+        record(tab, lambda: tell(STORY))  # watched as the other one is, which costs both alike
         tab.uncheck("#vanilla input")
         tab.click("#clear")
         tab.wait_for_selector("#empty", state="visible")

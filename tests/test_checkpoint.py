@@ -42,7 +42,7 @@ def answer(model, prompt="hello", **settings):
 
 def test_a_whole_folder_loads_and_decodes_alike_with_every_drafter(folder):
     model = loaded(folder)
-    assert model.info.heads == 3 and model.info.nodes == 16
+    assert model.info.heads == 3 and model.info.nodes == 4
     drafters = ("none", "medusa", "prompt-lookup")
     texts = {answer(model, drafter=d, temperature=1.0)[-1].token_ids for d in drafters}
     assert len(texts) == 1
@@ -199,7 +199,7 @@ def test_max_context_bounds_the_text(folder):
 def test_what_is_left_open_is_resolved_and_recorded(folder):
     model = loaded(folder)
     settings = answer(model, drafter=None, seed=None)[0].settings
-    assert settings["drafter"] == "medusa" and settings["nodes"] == 16
+    assert settings["drafter"] == "medusa" and settings["nodes"] == 4
     assert settings["tree"] == "auto" and isinstance(settings["seed"], int)
     assert answer(model, drafter="none")[0].settings["nodes"] == 1
     with pytest.raises(UsageError, match="4 deep and the checkpoint has 3 heads"):

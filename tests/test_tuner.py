@@ -253,7 +253,7 @@ def test_explicit_nodes_and_trees_are_left_alone(monkeypatch, loaded):
 
 def test_without_a_tuning_auto_is_what_it_was(loaded):
     tree, why = auto_tree(None, 3, CPU, "fp32")
-    assert len(tree) == 16 and "16 nodes for cpu" in why
+    assert len(tree) == 4 and "4 nodes for cpu" in why
     assert tuner.governor_of(loaded, GenerationSettings()) is None
 
 
