@@ -140,6 +140,7 @@ def test_turns_are_regenerated_continued_edited_undone_and_cleared(quick, open_t
     tab.wait_for_function(
         "() => document.querySelector('#history .user').innerText.includes('changed')"
     )
+    wait_for(lambda: len(quick.prompts) == before + 2)  # it is drawn before it is sent
     wait_end(tab)
     rows(tab, 2)
     assert quick.prompts[-1] == [{"role": "user", "content": "changed"}]
