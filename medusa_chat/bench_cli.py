@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MEASURED = "steps, speed, bandwidth, turns, text, load, context, elsewhere"
 FINDINGS = (
     "Of the paper, only where named: ladder, trees, thresholds, temperatures, categories, "
-    "hardware, assisted, heads, two-stage, report"
+    "hardware, assisted, reference, heads, two-stage, report"
 )
 
 
@@ -51,6 +51,14 @@ def bench(
     ] = None,
     data: Annotated[
         Path | None, Option(metavar="FILE", help="Conversations for the studies that train.")
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="A checkout of FasterDecoding/Medusa, timed beside ours."),
+    ] = None,
+    medusa_2: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="Of --study ladder: what train --method medusa-2 made."),
     ] = None,
     report: Annotated[
         Path | None, Option(metavar="FILE.html", help="Of --study report: the page.")
@@ -92,6 +100,8 @@ def bench(
             prompts=prompts,
             draft=draft,
             data=data,
+            reference=reference,
+            medusa_2=medusa_2,
             settings=settings,
             report=told,
         )

@@ -1,7 +1,9 @@
 """bench: every study gives rows that say what they are. No figure of this file is a measurement."""
 
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -213,6 +215,65 @@ def test_the_model_of_hardware_prints_the_papers_intensities(folder):
     rows = by_name(findings(folder, "hardware"))
     assert rows["33B linear, batch 1, q 1"]["value"] == pytest.approx(1.0, abs=0.01)
     assert "MODEL" in rows["7B on H200"]["note"]
+
+
+CHECKOUT = """
+import torch
+from torch import nn
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+class ResBlock(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+def initialize_medusa(ids, model):
+    return model(ids).logits
+
+class MedusaModelLlama(LlamaForCausalLM):
+    def __init__(self, config):
+        config.rope_parameters = {"rope_type": "default", "rope_theta": config.rope_theta}
+        super().__init__(config)
+        self.medusa_head = nn.ModuleList()
+        self.tokenizer = AutoTokenizer.from_pretrained(config._name_or_path)
+
+    def medusa_generate(self, input_ids, temperature, medusa_choices):
+        start, whole = input_ids.shape[1], input_ids
+        logits = initialize_medusa(input_ids, self)
+        while True:
+            whole = torch.cat((whole, logits[:, -1:].argmax(-1)), 1)
+            yield {"text": self.tokenizer.decode(whole[0, start:])}
+            logits = self(whole).logits
+"""
+
+
+def test_a_checkout_of_the_reference_decodes_with_our_weights_and_is_counted(folder, tmp_path):
+    code = tmp_path / "medusa" / "model"
+    code.mkdir(parents=True)
+    (code / "medusa_model.py").write_text(CHECKOUT, "utf-8")
+    rows = by_name(findings(folder, "reference", reference=tmp_path))
+    sizes = sorted(
+        int(name.split()[2]) for name in rows if name.endswith("nodes") and "the" in name
+    )
+    assert sizes, rows
+    for size in sizes:
+        assert rows[f"the reference, {size} nodes"]["value"] == 1  # it decodes plainly
+        assert "6 of 6 answers are the same" in rows[f"medusa, {size} nodes"]["note"]
+    assert "medusa.model.medusa_model" not in sys.modules
+
+
+def test_a_folder_that_is_no_checkout_of_the_reference_is_refused(folder, tmp_path):
+    with pytest.raises(UsageError, match="no checkout of FasterDecoding/Medusa"):
+        findings(folder, "reference", reference=tmp_path)
+    row = by_name(findings(folder, "reference"))["medusa / the reference"]
+    assert row["value"] is None and "--reference DIR" in row["note"]
+
+
+def test_the_ladder_has_a_step_for_medusa_2_where_its_checkpoint_is_named(folder):
+    rows = by_name(findings(folder, "ladder", medusa_2=Path(folder)))
+    joint = [name for name in rows if name.startswith("Medusa-2")]
+    assert len(joint) == 2 and all(rows[name]["value"] for name in joint)
+    assert by_name(findings(folder, "ladder"))["Medusa-2"]["value"] is None
 
 
 def test_the_picture_has_a_bar_for_every_measured_row_and_no_text_of_others():

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medusa_chat.checkpoint import LoadedModel
+from medusa_chat.checkpoint import LoadedModel, load
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.devices import describe_device
+from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.presets import load_tree
 
@@ -29,8 +30,9 @@ PROMPTS = (
 class Course:
     """One loaded model and how it is measured. budget: seconds a study may spend on one figure.
     prompts: a file of questions for the studies of the paper's findings. draft: the folder of a
-    draft model for assisted generation. data: conversations for the studies that train. settings:
-    how the answers of a report are made, and report takes them."""
+    draft model for assisted generation. data: conversations for the studies that train. reference:
+    a checkout of the paper's own code. medusa_2: a checkpoint of `train --method medusa-2` for the
+    ladder. settings: how the answers of a report are made, and report takes them."""
 
     request: LoadRequest
     loaded: LoadedModel
@@ -42,6 +44,8 @@ class Course:
     prompts: Path | None = None
     draft: Path | None = None
     data: Path | None = None
+    reference: Path | None = None
+    medusa_2: Path | None = None
     settings: GenerationSettings = field(default_factory=GenerationSettings)
     report: "Report | None" = None
 
@@ -56,6 +60,25 @@ class Course:
 
         if self.loaded.engine.backbone.device.type == "cuda":
             torch.cuda.synchronize(self.loaded.engine.backbone.device)
+
+
+def read_model(request: LoadRequest, progress: Callable[[str], None]) -> LoadedModel:
+    """The model of `request`, every phase told to `progress`."""
+    loaded = None
+    for phase, model in load(request):
+        progress(f"loading: {phase.name}")
+        loaded = model
+    assert loaded is not None
+    return loaded
+
+
+def other(course: Course, checkpoint: Path) -> Course:
+    """The same course for another checkpoint with heads. Raises UsageError for one without."""
+    asked = replace(course.request, checkpoint=str(checkpoint), backbone=None)
+    loaded = read_model(asked, course.progress)
+    if not loaded.info.heads:
+        raise UsageError(f"{checkpoint} has no Medusa heads: there is nothing to compare")
+    return replace(course, request=asked, loaded=loaded)
 
 
 def machine(course: Course, prompts: int) -> dict[str, Any]:

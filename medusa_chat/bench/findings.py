@@ -4,16 +4,27 @@ Medusa, arXiv 2401.10774: Table 3, Figures 3b, 4 and 5, section 2.3.1, appendix 
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from operator import mul
 
-from medusa_chat.bench.course import Course
-from medusa_chat.bench.plays import Way, per_step, play, quality, questions, speed
+from medusa_chat.bench.course import Course, other
+from medusa_chat.bench.plays import (
+    Answerer,
+    Way,
+    answer,
+    per_step,
+    play,
+    quality,
+    questions,
+    rotate,
+    speed,
+)
 from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.checkpoint import rank_accuracies, source_tree
 from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
-from medusa_chat.decoding.tree import Tree, cartesian, chain
+from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
 from medusa_chat.training.hardware import (
     GPUS,
     SHAPES,
@@ -50,9 +61,18 @@ def ladder(course: Course) -> Iterator[Row]:
         "searched tree": source.head(nodes),
     }
     named = {f"{name}, {len(tree)} nodes": tree for name, tree in shapes.items()}
-    yield from _against_plain(course, named, "medusa-chat bench --study ladder")
-    why = "needs a checkpoint of train --method medusa-2: name it with --checkpoint"
-    yield unmeasured("Medusa-2", "tokens/step", why)
+    command = "medusa-chat bench --study ladder"
+    if course.medusa_2 is None:
+        yield from _against_plain(course, named, command)
+        why = "needs --medusa-2 DIR, what train --method medusa-2 made of this backbone"
+        yield unmeasured("Medusa-2", "tokens/step", why)
+        return
+    joint = other(course, course.medusa_2)
+    source = source_tree(joint.loaded.calibration, joint.loaded.info.heads)
+    tree = source.head(min(nodes, len(source)))
+    name = f"Medusa-2, searched tree, {len(tree)} nodes"
+    way = partial(answer, joint, way=Way(GREEDY, tree))
+    yield from _against_plain(course, named, command, {name: way})
 
 
 def trees(course: Course) -> Iterator[Row]:
@@ -69,12 +89,20 @@ def trees(course: Course) -> Iterator[Row]:
     yield from _against_plain(course, named, "medusa-chat bench --study trees")
 
 
-def _against_plain(course: Course, named: dict[str, Tree], command: str) -> Iterator[Row]:
-    """Tokens a step and speed of each tree, greedy."""
-    ways = {PLAIN: Way(GREEDY)} | {name: Way(GREEDY, tree) for name, tree in named.items()}
-    plays = play(course, questions(course), ways)
+def _against_plain(
+    course: Course,
+    named: dict[str, Tree],
+    command: str,
+    more: Mapping[str, Answerer] | None = None,
+) -> Iterator[Row]:
+    """Tokens a step and speed of each tree, greedy, and of what else answers."""
+    shapes = {PLAIN: ROOT} | named
+    ways: dict[str, Answerer] = {
+        name: partial(answer, course, way=Way(GREEDY, tree)) for name, tree in shapes.items()
+    }
+    plays = rotate(course, questions(course), ways | dict(more or {}))
     yield speed(PLAIN, plays[PLAIN], plays[PLAIN], command)
-    for name in named:
+    for name in [*named, *(more or {})]:
         yield per_step(name, plays[name], command)
         yield speed(f"{name}: speed", plays[name], plays[PLAIN], command)
 

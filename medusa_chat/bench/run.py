@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat.bench.assisted import assisted
-from medusa_chat.bench.course import PROMPTS, Course, machine
+from medusa_chat.bench.course import PROMPTS, Course, machine, read_model
 from medusa_chat.bench.findings import (
     categories,
     hardware,
@@ -17,6 +17,7 @@ from medusa_chat.bench.findings import (
 )
 from medusa_chat.bench.learning import heads, two_stage
 from medusa_chat.bench.race import race
+from medusa_chat.bench.reference import reference as race_reference
 from medusa_chat.bench.report import Report
 from medusa_chat.bench.report import report as tell
 from medusa_chat.bench.rows import Row, unmeasured
@@ -24,7 +25,7 @@ from medusa_chat.bench.shape import SHAPES, Shape, load_shape
 from medusa_chat.bench.steps import bandwidth, contexts, node_counts
 from medusa_chat.bench.trace import from_trace
 from medusa_chat.bench.turns import memory_and_load, texts, turns
-from medusa_chat.checkpoint import LoadedModel, load
+from medusa_chat.checkpoint import LoadedModel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
@@ -59,6 +60,7 @@ FINDINGS: dict[str, Study] = {  # the paper's; each only where it is named
     "categories": categories,
     "hardware": hardware,
     "assisted": assisted,
+    "reference": race_reference,
     "heads": heads,
     "two-stage": two_stage,
     "report": tell,
@@ -79,6 +81,8 @@ def run(
     prompts: Path | None = None,
     draft: Path | None = None,
     data: Path | None = None,
+    reference: Path | None = None,
+    medusa_2: Path | None = None,
     settings: GenerationSettings | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
@@ -86,11 +90,7 @@ def run(
     settings: acceptance and temperature of the study "report", which fills `report`.
     Returns {"machine", "rows", "verdict"}. The tuner's costs and what "speed" found are kept for
     `--tree auto`, doctor and the page. Raises UsageError without heads."""
-    loaded = None
-    for phase, model in load(request):
-        progress(f"loading: {phase.name}")
-        loaded = model
-    assert loaded is not None
+    loaded = read_model(request, progress)
     if not loaded.info.heads:
         raise UsageError(f"{loaded.info.name} has no Medusa heads: there is nothing to compare")
     course = Course(
@@ -104,6 +104,8 @@ def run(
         prompts,
         draft,
         data,
+        reference,
+        medusa_2,
         settings or GenerationSettings(),
         report,
     )
