@@ -15,7 +15,7 @@ from pathlib import Path
 
 from medusa_chat import paths
 
-SOURCE = paths.PACKAGE / "decoding" / "kernels" / "decoder.c"
+SOURCES = paths.PACKAGE / "decoding" / "kernels"  # all of its *.c, with their *.h
 SECONDS = 120  # a slow machine's compiler; a few are usual
 PLACE = "MEDUSA_CHAT_NATIVE"  # "0": torch's operators alone; else the folder of the library
 
@@ -62,9 +62,11 @@ def _flags() -> list[str]:
 
 
 def _name(command: list[str]) -> str:
-    """What the library depends on: its source, the compiler, the flags and this CPU."""
+    """What the library depends on: its sources, the compiler, the flags and this CPU."""
     version = subprocess.run([*command, "--version"], capture_output=True, timeout=SECONDS).stdout
-    parts = [SOURCE.read_bytes(), version, *(f.encode() for f in _flags()), _cpu()]
+    parts = [version, *(f.encode() for f in _flags()), _cpu()]
+    for file in sorted(SOURCES.glob("*.[ch]")):
+        parts += file.name.encode(), file.read_bytes()
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
@@ -85,7 +87,7 @@ def _compile(command: list[str], file: Path) -> None:
     os.close(handle)
     try:
         subprocess.run(
-            [*command, *_flags(), str(SOURCE), "-o", name, "-lm"],
+            [*command, *_flags(), *map(str, sorted(SOURCES.glob("*.c"))), "-o", name, "-lm"],
             check=True,
             capture_output=True,
             text=True,

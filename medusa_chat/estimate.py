@@ -24,7 +24,7 @@ UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt"}
 # families whose layers are merged, and their linears laid out for the CPU (decoding/submodules.py)
 MERGED = {"llama", "mistral", "qwen2"}
 WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
-NATIVE = 2**29  # bytes of a model that our C code decodes (decoding/native.py): it lays out all
+NATIVE = 2**29  # bytes of a model that our C code decodes (decoding/native): it lays out all
 BLOCK = 64  # weights of nf4 that share a scale
 # what a weight of nf4 takes more in a merged linear, where its scale is in fp32 again
 UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384

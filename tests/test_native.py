@@ -17,6 +17,9 @@ from medusa_chat.decoding.acceptance import TORCH, exact, typical
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.native.heads import NativeHeads
+from medusa_chat.decoding.native.judge import NativeJudge
+from medusa_chat.decoding.native.linear import NativeLinear
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import Tree
@@ -40,8 +43,8 @@ def native_engine(family, library, threads=1):
 def test_a_linear_has_the_same_bits_whatever_the_rows(library, outs, ins, has_bias, threads):
     torch.manual_seed(0)
     linear = torch.nn.Linear(ins, outs, has_bias).requires_grad_(False)
-    ours = native.NativeLinear(linear, native.Team(library, threads))
-    alone = native.NativeLinear(linear, native.Team(library, 1))
+    ours = NativeLinear(linear, native.Team(library, threads))
+    alone = NativeLinear(linear, native.Team(library, 1))
     x = torch.randn(33, ins)
     whole = ours(x)
     assert torch.allclose(whole, linear(x), atol=1e-5)
@@ -117,7 +120,7 @@ def test_what_is_no_text_behind_the_cache_is_the_twins(library):
 @pytest.mark.parametrize("vocabulary", [48, 1003])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_judge_reads_logits_as_torch_does(library, vocabulary, threads):
-    judge = native.NativeJudge(native.Team(library, threads))
+    judge = NativeJudge(native.Team(library, threads))
     tree = TREES["dense"] if "dense" in TREES else next(iter(TREES.values()))
     torch.manual_seed(3)
     draft = draft_of(tree, torch.randint(vocabulary, (len(tree),)).tolist())
@@ -139,7 +142,7 @@ def test_the_judge_reads_logits_as_torch_does(library, vocabulary, threads):
 
 
 def test_the_judge_gives_every_rule_the_same_outcome(library):
-    judge = native.NativeJudge(native.Team(library, 1))
+    judge = NativeJudge(native.Team(library, 1))
     tree = next(iter(TREES.values()))
     torch.manual_seed(4)
     for number in range(40):
@@ -155,7 +158,7 @@ def test_the_judge_gives_every_rule_the_same_outcome(library):
 
 
 def test_top_k_and_top_p_are_left_to_torch(library):
-    judge = native.NativeJudge(native.Team(library, 1))
+    judge = NativeJudge(native.Team(library, 1))
     tree = next(iter(TREES.values()))
     draft, logits = draft_of(tree, [1] * len(tree)), torch.randn(len(tree), 40)
     for settings in (GenerationSettings(top_k=2, seed=1), GenerationSettings(top_p=0.4, seed=1)):
@@ -171,8 +174,8 @@ def test_heads_give_what_torch_gives(library, layers):
     torch.nn.init.normal_(heads.weight, std=0.3)
     torch.nn.init.normal_(heads.bias)
     team = native.Team(library, 2)
-    lm_head = LogitHead(native.NativeLinear(torch.nn.Linear(32, 1003), team), None)
-    twin = native.NativeHeads(heads, lm_head, team)
+    lm_head = LogitHead(NativeLinear(torch.nn.Linear(32, 1003), team), None)
+    twin = NativeHeads(heads, lm_head, team)
     hidden = torch.randn(1, 32)
     for count in (1, 4):
         assert torch.allclose(
@@ -195,7 +198,7 @@ def test_invalid_numbers_end_the_answer(library):
 
 def test_exponential_and_logarithm_hold_over_their_range(library):
     """Through what uses them: shares of extreme logits sum to one, and noise is Gumbel's."""
-    judge = native.NativeJudge(native.Team(library, 1))
+    judge = NativeJudge(native.Team(library, 1))
     draft = draft_of(Tree.from_choices([(0,)]), [0, 1])
     logits = torch.tensor([[0.0, -1e4, -50.0, -float("inf")], [80.0, 80.0, -80.0, 3.0]])
     at_parent, entropy = judge.figures(draft, logits, 1.0)
@@ -279,7 +282,7 @@ def test_two_answers_at_once_and_a_fork_do_not_wait_for_each_other(library):
     import threading
 
     linear = torch.nn.Linear(64, 256).requires_grad_(False)
-    ours = native.NativeLinear(linear, native.Team(library, 3))
+    ours = NativeLinear(linear, native.Team(library, 3))
     x = torch.randn(40, 64)
     expected = ours(x)
     wrong = []

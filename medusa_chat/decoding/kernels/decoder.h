@@ -1,0 +1,45 @@
+/* A few rows through a decoder in fp32 on a CPU: products, norms, rotary attention, gated SiLU.
+
+   Every number is summed in one order, whatever rows stand beside it: products along their inputs
+   in eight lanes, attention along the text. A row of a tree therefore has the bits that it has
+   alone, and a tree decodes to plain decoding's tokens, bit for bit. Weights are read where torch
+   holds them. Plain C with vectors of GCC and Clang; no library but libm.
+
+   The structures that Python fills, here, in heads.c and in judge.c, have their twins in
+   native/jobs.py. */
+
+#pragma once
+
+#include <stdint.h>
+
+#include "compiler.h"
+
+/* What one layer reads; keys and values [kv_heads, capacity, head_dim]. */
+typedef struct {
+    const float *before, *qkv, *qkv_bias, *out, *out_bias;
+    const float *after, *gate_up, *gate_up_bias, *down, *down_bias;
+    float *keys, *values;
+} Layer;
+
+/* What all layers share; cosines and sines [capacity, head_dim]. */
+typedef struct {
+    int64_t count, hidden, heads, kv_heads, head_dim, inner, capacity, vocabulary;
+    float epsilon, scaling;
+    const float *embedding, *norm, *cosines, *sines;
+    const Layer *layers;
+} Decoder;
+
+/* One pass: rows behind `start` tokens of the text; mask [rows, start + rows], `stride` a row. */
+typedef struct {
+    const Decoder *decoder;
+    const int64_t *tokens, *positions;
+    const float *mask;
+    int64_t stride, rows, start, threads;
+    float *hidden; /* [rows, hidden], out */
+    float *work;
+} Pass;
+
+/* Of a row of queries, keys and values side by side. */
+INLINE int qkv_width(const Decoder *m) {
+    return (int)((m->heads + 2 * m->kv_heads) * m->head_dim);
+}

@@ -1,0 +1,99 @@
+/* Vectors of eight floats, and the functions of them that libm has for one. */
+
+#pragma once
+
+#include <stdint.h>
+#if defined(__AVX2__) && defined(__FMA__) && defined(__clang__)
+#include <immintrin.h> /* GCC's takes half a second to read: more than most files here */
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "compiler.h"
+
+#define LANES 8
+
+typedef float vec __attribute__((vector_size(32)));
+typedef float loose __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(32)));
+
+INLINE vec load(const float *p) { return *(const loose *)p; }
+INLINE void store(float *p, vec v) { *(loose *)p = v; }
+INLINE vec all(float x) { return (vec){x, x, x, x, x, x, x, x}; }
+
+/* a * b + c, rounded once where the CPU can: never left to the compiler, which would choose anew
+   in each place. */
+INLINE vec fused(vec a, vec b, vec c) {
+#if defined(__AVX2__) && defined(__FMA__) && defined(__clang__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return __builtin_ia32_vfmaddps256(a, b, c);
+#elif defined(__aarch64__)
+    typedef union {
+        vec whole;
+        float32x4_t half[2];
+    } Halves;
+    Halves x = {a}, y = {b}, z = {c};
+    z.half[0] = vfmaq_f32(z.half[0], x.half[0], y.half[0]);
+    z.half[1] = vfmaq_f32(z.half[1], x.half[1], y.half[1]);
+    return z.whole;
+#else
+    return a * b + c;
+#endif
+}
+
+/* Holds a vector in a register, where GCC would read it from memory again for every use. */
+#if defined(__AVX2__)
+#define HOLD(v) __asm__("" : "+x"(v))
+#else
+#define HOLD(v) (void)0
+#endif
+
+INLINE vec pick(ints mask, vec yes, vec no) {
+    return (vec)((mask & (ints)yes) | (~mask & (ints)no));
+}
+
+/* The lanes' sum, in one order. */
+INLINE float total(vec v) {
+    return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+}
+
+/* e^x to 2 units in the last place; 0 under -87 (as for -inf), so that what is masked adds
+   nothing. */
+INLINE vec exponential(vec x) {
+    const vec high = all(88.0f), low = all(-87.0f), magic = all(12582912.0f);
+    ints vanishes = x < low;
+    vec y = pick(x > high, high, pick(vanishes, low, x));
+    vec n = (y * 1.44269504f + magic) - magic;
+    vec r = y - n * 0.693359375f + n * 2.12194440e-4f;
+    vec p = all(1.9875691500e-4f);
+    p = fused(p, r, all(1.3981999507e-3f));
+    p = fused(p, r, all(8.3334519073e-3f));
+    p = fused(p, r, all(4.1665795894e-2f));
+    p = fused(p, r, all(1.6666665459e-1f));
+    p = fused(p, r, all(5.0000001201e-1f));
+    p = fused(p * r, r, r) + 1.0f;
+    ints power = (__builtin_convertvector(n, ints) + 127) << 23;
+    return pick(vanishes, all(0.0f), p * (vec)power);
+}
+
+/* ln(x) of normal numbers to 2 units in the last place. */
+INLINE vec logarithm(vec x) {
+    ints bits = (ints)x, power = ((bits >> 23) & 255) - 126;
+    vec m = (vec)((bits & 0x007fffff) | 0x3f000000); /* in [0.5, 1) */
+    ints is_small = m < all(0.707106781f);
+    m = pick(is_small, m + m, m) - 1.0f;
+    vec e = __builtin_convertvector(power + is_small, vec), square = m * m;
+    vec p = all(7.0376836292e-2f);
+    p = fused(p, m, all(-1.1514610310e-1f));
+    p = fused(p, m, all(1.1676998740e-1f));
+    p = fused(p, m, all(-1.2420140846e-1f));
+    p = fused(p, m, all(1.4249322787e-1f));
+    p = fused(p, m, all(-1.6668057665e-1f));
+    p = fused(p, m, all(2.0000714765e-1f));
+    p = fused(p, m, all(-2.4999993993e-1f));
+    p = fused(p, m, all(3.3333331174e-1f));
+    p = p * m * square;
+    p = fused(e, all(-2.12194440e-4f), p) - 0.5f * square;
+    return fused(e, all(0.693359375f), m + p);
+}

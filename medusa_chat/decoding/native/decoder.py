@@ -1,0 +1,98 @@
+"""NativeDecoder: a decoder of merged layers, the norm after them included, as one call."""
+
+from ctypes import byref, pointer
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_chat.decoding.kv_cache import Layer
+from medusa_chat.decoding.native import jobs
+from medusa_chat.decoding.native.library import Team
+from medusa_chat.decoding.submodules import FusedDecoder
+
+
+@dataclass(frozen=True)
+class Output:
+    """last_hidden_state [1, n, d] after the final norm, as transformers calls it."""
+
+    last_hidden_state: Tensor
+
+
+class NativeDecoder(nn.Module):
+    """A decoder of merged layers as one call. Called as FusedDecoder is; what is not one text
+    behind this cache goes to it."""
+
+    def __init__(self, twin: FusedDecoder, layers: list[Layer], team: Team) -> None:
+        super().__init__()
+        self._twin, self._team = twin, team
+        stock = twin.stock
+        capacity = layers[0].get_max_length()
+        first = stock.layers[0]
+        places = torch.arange(capacity)[None]
+        embedding = stock.embed_tokens.weight
+        cosines, sines = stock.rotary_emb(embedding[:1, None], position_ids=places)
+        self._kept = [t[0].float().contiguous() for t in (cosines, sines)]
+        self._layers = (jobs.Layer * len(layers))()
+        for layer, kv, out in zip(stock.layers, layers, self._layers, strict=True):
+            self._fill(layer, kv, out)
+        heads, kv_heads = (size // first.head_dim for size in first.sizes)
+        self._decoder = jobs.Decoder(
+            *(len(layers), embedding.shape[1], heads, kv_heads, first.head_dim),
+            *(first.down.in_features, capacity, len(embedding)),
+            *(first.before.epsilon, first.scaling),
+            *(embedding.data_ptr(), stock.norm.weight.data_ptr()),
+            *(t.data_ptr() for t in self._kept[:2]),
+            self._layers,
+        )
+        self.hidden = embedding.shape[1]
+        self._pass = jobs.Pass(pointer(self._decoder))
+        self._work = torch.empty(0)
+
+    def _fill(self, layer: Any, kv: Layer, out: jobs.Layer) -> None:
+        """Where what this layer reads lies; the panels stay with it."""
+        assert kv.keys is not None and kv.values is not None
+        out.before, out.after = layer.before.weight.data_ptr(), layer.after.weight.data_ptr()
+        for name in ("qkv", "out", "gate_up", "down"):
+            linear = getattr(layer, name)
+            panels = self._team.panels(linear.weight)
+            self.register_buffer(f"{name}_{len(self._kept)}", panels, persistent=False)
+            self._kept.append(panels)
+            setattr(out, name, panels.data_ptr())
+            if linear.bias is not None:
+                setattr(out, f"{name}_bias", linear.bias.data_ptr())
+        out.keys, out.values = kv.keys.data_ptr(), kv.values.data_ptr()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        past_key_values: Any,
+        attention_mask: Tensor,
+        use_cache: bool = True,
+    ) -> Any:
+        kv = past_key_values.layers[0]
+        if type(kv) is not Layer:
+            return self._twin(input_ids, position_ids, past_key_values, attention_mask)
+        rows, start, job = input_ids.shape[1], kv.start, self._pass
+        mask = attention_mask[0, 0]
+        if mask.stride(1) != 1:
+            mask = mask.contiguous()
+        job.threads = self._team.threads
+        self._make_room(rows, start + rows, job.threads)
+        hidden = torch.empty(1, rows, self.hidden)
+        tokens, positions = input_ids.contiguous(), position_ids.contiguous()
+        job.tokens, job.positions = tokens.data_ptr(), positions.data_ptr()
+        job.mask, job.stride = mask.data_ptr(), mask.stride(0)
+        job.rows, job.start, job.hidden = rows, start, hidden.data_ptr()
+        if self._team.run(byref(job)):  # outside of the embeddings or the cache: the twin says so
+            return self._twin(input_ids, position_ids, past_key_values, attention_mask)
+        return Output(hidden)
+
+    def _make_room(self, rows: int, keys: int, threads: int) -> None:
+        keys = -(-keys // 256) * 256
+        needed = self._team.work_size(byref(self._decoder), rows, keys, threads)
+        if len(self._work) < needed:
+            self._work = torch.empty(needed)
+            self._pass.work = self._work.data_ptr()

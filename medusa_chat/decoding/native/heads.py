@@ -1,0 +1,83 @@
+"""NativeHeads: what Medusa heads propose, as one call."""
+
+from ctypes import byref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.native.jobs import Proposal
+from medusa_chat.decoding.native.library import Team
+
+
+class NativeHeads(nn.Module):
+    """MedusaHeads' twin: their residual layers at one position, and what their logits propose."""
+
+    def __init__(self, heads: MedusaHeads, lm_head: Any, team: Team) -> None:
+        """lm_head: the backbone's, by now native (backbone.LogitHead)."""
+        super().__init__()
+        self._team = team
+        layers, count, self._size, _ = heads.weight.shape
+        panels = [team.panels(w) for layer in heads.weight for w in layer]
+        whole = torch.stack(panels) if panels else torch.empty(0)
+        self.panels: Tensor
+        self.register_buffer("panels", whole, persistent=False)
+        self._bias = heads.bias.detach().contiguous()
+        self._job = Proposal(whole.data_ptr(), self._bias.data_ptr())
+        self._job.layers, self._job.heads, self._job.hidden_size = layers, count, self._size
+        self._lm = lm_head.linear if heads.is_shared and lm_head.is_plain else None
+        self._room: dict[tuple[int, int], list[Tensor]] = {}
+
+    def _fresh(self) -> Proposal:
+        """A job that names the heads and nothing else yet."""
+        job = Proposal.from_buffer_copy(self._job)
+        job.threads = self._team.threads
+        return job
+
+    def hidden_states(self, hidden: Tensor, heads: int) -> Tensor:
+        """[1, d] -> [heads, 1, d]."""
+        x, out, job = hidden.contiguous(), torch.empty(heads, 1, self._size), self._fresh()
+        job.hidden, job.states, job.used = x.data_ptr(), out.data_ptr(), heads
+        self._team.propose(byref(job))
+        return out
+
+    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """[K, V] -> values, tokens [K, count] and log(sum(exp)) [K]."""
+        logits, job = logits.contiguous(), self._fresh()
+        job.used, job.size, job.width = *logits.shape, count
+        values, sums = torch.empty(job.used, count), torch.empty(job.used)
+        places = torch.empty(job.used, count, dtype=torch.long)
+        job.logits, job.values = logits.data_ptr(), values.data_ptr()
+        job.sums, job.places = sums.data_ptr(), places.data_ptr()
+        self._team.propose(byref(job))
+        return values, places, sums
+
+    def fill(
+        self, hidden: Tensor, root: int, depth: int, width: int, index: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """See HeadsTwin."""
+        if self._lm is None:
+            return None
+        x, job, nodes = hidden.contiguous(), self._fresh(), len(index)
+        size = self._lm.weight.shape[0]
+        room = self._room_for(depth, width, size)
+        tokens, shares = torch.empty(nodes, dtype=torch.long), torch.empty(nodes)
+        bias = self._lm.bias
+        job.lm_panels = self._lm.panels.data_ptr()
+        job.lm_bias = None if bias is None else bias.data_ptr()
+        job.hidden, job.index = x.data_ptr(), index.data_ptr()
+        job.states, job.logits, job.values, job.sums, job.places = (t.data_ptr() for t in room)
+        job.tokens, job.shares = tokens.data_ptr(), shares.data_ptr()
+        job.used, job.size, job.width, job.nodes, job.root = depth, size, width, nodes, root
+        self._team.propose(byref(job))
+        return tokens, shares
+
+    def _room_for(self, depth: int, width: int, size: int) -> list[Tensor]:
+        """Where a draft is worked out, the same at every step."""
+        if (depth, width) not in self._room:
+            shapes = ((depth, self._size), (depth, size), (depth, width), (depth,))
+            room = [torch.empty(shape) for shape in shapes]
+            room.append(torch.empty(depth, width, dtype=torch.long))
+            self._room[depth, width] = room
+        return self._room[depth, width]

@@ -1,0 +1,63 @@
+"""Jobs: what is handed to the C library, field by field as its structures stand there."""
+
+from ctypes import POINTER, Structure, c_float, c_int64, c_uint64, c_void_p
+
+
+class Layer(Structure):
+    """What one layer reads: kernels/decoder.h."""
+
+    _fields_ = tuple(
+        (name, c_void_p)
+        for name in (
+            *("before", "qkv", "qkv_bias", "out", "out_bias"),
+            *("after", "gate_up", "gate_up_bias", "down", "down_bias", "keys", "values"),
+        )
+    )
+
+
+class Decoder(Structure):
+    """What all layers share: kernels/decoder.h."""
+
+    _fields_ = (
+        *((n, c_int64) for n in ("count", "hidden", "heads", "kv_heads", "head_dim")),
+        *((n, c_int64) for n in ("inner", "capacity", "vocabulary")),
+        *((n, c_float) for n in ("epsilon", "scaling")),
+        *((n, c_void_p) for n in ("embedding", "norm", "cosines", "sines")),
+        ("layers", POINTER(Layer)),
+    )
+
+
+class Pass(Structure):
+    """One pass of the decoder: kernels/decoder.h."""
+
+    _fields_ = (
+        ("decoder", POINTER(Decoder)),
+        *((n, c_void_p) for n in ("tokens", "positions", "mask")),
+        *((n, c_int64) for n in ("stride", "rows", "start", "threads")),
+        *((n, c_void_p) for n in ("hidden", "work")),
+    )
+
+
+class Proposal(Structure):
+    """One draft of the heads: kernels/heads.c."""
+
+    _fields_ = (
+        *((n, c_void_p) for n in ("panels", "bias", "lm_panels", "lm_bias", "hidden", "states")),
+        *((n, c_void_p) for n in ("logits", "values", "sums", "places", "index", "tokens")),
+        ("shares", c_void_p),
+        *((n, c_int64) for n in ("layers", "heads", "used", "hidden_size", "size", "width")),
+        *((n, c_int64) for n in ("nodes", "root", "threads")),
+    )
+
+
+class Verdict(Structure):
+    """What is read from the logits of one draft: kernels/judge.c."""
+
+    _fields_ = (
+        *((n, c_void_p) for n in ("logits", "parents", "depths", "tokens", "own", "path")),
+        *((n, c_void_p) for n in ("at_parent", "entropies", "noise", "sums", "thresholds")),
+        ("seed", c_uint64),
+        *((n, c_int64) for n in ("rows", "size", "place", "deepest", "threads", "is_typical")),
+        *((n, c_int64) for n in ("length", "is_finite")),
+        *((n, c_float) for n in ("temperature", "epsilon", "alpha")),
+    )
