@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Finished, Prefilled, from_json, to_json
 from medusa_chat.decoding.heads import MedusaHeads
@@ -44,16 +44,20 @@ class Oracle:
         self.answer, self.tree, self.period = answer, tree, period
         self.seen = -len(PROMPT)
 
-    def propose(self, tokens, root, hidden, depth):
+    def plan(self, tokens, depth):
         self.seen += len(tokens)
         tree = self.tree if depth >= self.tree.depth else self.tree.pruned(depth)
-        ids = [int(root)]
+        ids = [tokens[-1]]
         for node in range(1, len(tree)):
             place = self.seen + tree.depths[node] - 1
             right = self.answer[place] if place < len(self.answer) else 3
             is_right = tree.ranks[node] == place % 2 and place % self.period
             ids.append(right if is_right else (right + 1 + tree.ranks[node]) % VOCABULARY)
-        return Draft(torch.tensor(ids), tree, TreeTensors.of(tree, torch.device("cpu")))
+        return Plan(tree, TreeTensors.of(tree, torch.device("cpu")), ids)
+
+    def fill(self, plan, root, hidden):
+        assert int(root) == plan.tokens[0]
+        return Draft(torch.tensor(plan.tokens), plan.tree, plan.tensors)
 
     def learn(self, path): ...
 

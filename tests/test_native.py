@@ -12,10 +12,11 @@ from families import CONTEXT, VOCABULARY, tiny
 from test_acceptance import draft_of
 from test_engine import TREES, decode, drafters_of, engine_of, tokens
 
-from medusa_chat.decoding import native
+from medusa_chat.decoding import drafters, native
 from medusa_chat.decoding.acceptance import TORCH, exact, typical
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.native.heads import NativeHeads
 from medusa_chat.decoding.native.judge import NativeJudge
@@ -320,3 +321,71 @@ def test_context_is_what_the_cache_holds(library):
     prompt = [3] * (CONTEXT - 6)
     last = decode(engine, prompt, max_new_tokens=50)[-1]
     assert last.reason == "context"
+
+
+def steps_of(engine, tree, drafter, **settings):
+    """(path, tokens, record) of every step of an answer."""
+    asked = GenerationSettings(drafter=drafter, seed=0, nodes=len(tree))
+    events = decode(engine, drafter=engine.drafter(asked, tree), **settings)
+    return [(e.path, e.token_ids, e.draft) for e in events if isinstance(e, Step)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"drafter": "none"},
+        {"drafter": "medusa"},
+        {"drafter": "prompt-lookup"},
+        {"drafter": "medusa", "temperature": 0.8},
+        {"drafter": "medusa", "temperature": 0.8, "acceptance": "typical"},
+    ],
+)
+def test_a_whole_step_is_what_its_parts_make(library, settings, threads):
+    engine = native_engine("llama", library, threads)
+    tree = Tree.from_choices([(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0)])
+    whole = steps_of(engine, tree, **settings)
+    assert len(whole) > 3
+    engine.forget()
+    engine.backbone.whole_step = None
+    for ours, theirs in zip(whole, steps_of(engine, tree, **settings), strict=True):
+        assert ours[:2] == theirs[:2]
+        assert ours[2].tokens == theirs[2].tokens and ours[2].sampled == theirs[2].sampled
+        for name in ("probabilities", "entropies", "thresholds", "draft_probabilities"):
+            for a, b in zip(getattr(ours[2], name), getattr(theirs[2], name), strict=True):
+                assert a == pytest.approx(b, abs=1e-5), name
+
+
+def test_a_whole_step_leaves_to_its_parts_what_it_does_not_know(library):
+    engine = native_engine("mistral-window", library)
+    whole, window = engine.backbone.whole_step, engine.backbone.windows[0]
+    hidden, plan = torch.zeros(1, whole.hidden.shape[1]), drafters.Autoregressive
+    plan = plan(torch.device("cpu")).plan([3], 4)
+    greedy = GenerationSettings(drafter="none", seed=0)
+    cut = replace(greedy, temperature=0.7, top_k=5)
+    for settings in (cut, replace(greedy, temperature=0.7, acceptance="typical-sampled")):
+        assert whole.take(plan, 3, hidden, settings, False) is None
+    engine.backbone.cache.length = window
+    assert whole.take(plan, 3, hidden, greedy, False) is None
+    engine.backbone.cache.length = window - 1
+    assert whole.take(plan, 3, hidden, greedy, False).path == [0]
+    assert engine.backbone.cache.length == window
+    for outside in (-1, VOCABULARY):
+        strange = replace(plan, tokens=[outside])
+        engine.backbone.cache.length = 4
+        assert whole.take(strange, outside, hidden, greedy, False) is None
+
+
+def test_a_team_whose_cores_are_taken_computes_the_same(library):
+    """Where a thread waits for one that is not running, the caller goes on alone."""
+    engine = native_engine("llama", library, 2)
+    quiet = tokens(engine, temperature=0.8)
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        for _ in range(5):
+            engine.forget()
+            assert tokens(engine, temperature=0.8) == quiet
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()

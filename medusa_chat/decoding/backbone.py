@@ -9,7 +9,7 @@ from medusa_chat.decoding import attention
 from medusa_chat.decoding.acceptance import TORCH
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.kv_cache import KVCache
-from medusa_chat.decoding.outcome import Referee
+from medusa_chat.decoding.outcome import WholeStep
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.submodules import lean_decoder
 from medusa_chat.decoding.tree import Tree
@@ -45,7 +45,7 @@ class Backbone:
         first = next(p for p in model.parameters() if p.device.type != "meta")  # not offloaded
         self.device, self.dtype = first.device, first.dtype
         self.judge = TORCH
-        self.referee: Referee | None = None
+        self.whole_step: WholeStep | None = None
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)

@@ -1,7 +1,7 @@
 """Drafters: what proposes the tokens of the next step. Plain decoding proposes only the root."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -50,15 +50,32 @@ class Draft:
     probabilities: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What the next draft will be, as far as the host can say: its tree; the tokens of all nodes,
+    the root first, or where the heads are to say them, index int64 [n]: each node's place in
+    [root, the `width` best guesses of the first head, of the second, ...]."""
+
+    tree: Tree
+    tensors: TreeTensors
+    tokens: Sequence[int] | None
+    index: Tensor | None = None
+    width: int = 0
+
+
 class Drafter(Protocol):
-    """Proposes a draft from what is certain."""
+    """Proposes a draft from what is certain: what it will be, then its tokens."""
 
     name: str
 
-    def propose(self, tokens: Sequence[int], root: Tensor, hidden: Tensor, depth: int) -> Draft:
+    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         """tokens: every id certain since the last call, on the host, the root last (the prompt
-        first). root int64 [1]: the same root on the device. hidden [1, d]: the backbone's state
-        that gave it. depth: how deep the context lets the tree be."""
+        first). depth: how deep the context lets the tree be."""
+        ...
+
+    def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+        """root int64 [1]: the root on the device. hidden [1, d]: the backbone's state that gave
+        it."""
         ...
 
     def learn(self, path: Sequence[int]) -> None:
@@ -74,8 +91,11 @@ class Autoregressive:
     def __init__(self, device: torch.device) -> None:
         self._tensors = TreeTensors.of(ROOT, device)
 
-    def propose(self, tokens: Sequence[int], root: Tensor, hidden: Tensor, depth: int) -> Draft:
-        return Draft(root, ROOT, self._tensors)
+    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
+        return Plan(ROOT, self._tensors, tokens[-1:])
+
+    def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+        return Draft(root, plan.tree, plan.tensors)
 
     def learn(self, path: Sequence[int]) -> None:
         """Nothing: there was nothing to accept."""
@@ -111,45 +131,42 @@ class Medusa:
         self._heads, self._lm_head, self._details = heads, lm_head, details
         self._governor = governor
         self._length, self._nodes = -1, 1  # tokens in the cache; nodes of the last draft
-        self._shapes: dict[tuple[int, int], tuple[Tree, TreeTensors, Tensor]] = {}
+        self._plans: dict[tuple[int, int], Plan] = {}
 
-    def propose(self, tokens: Sequence[int], root: Tensor, hidden: Tensor, depth: int) -> Draft:
+    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._length += len(tokens)
         nodes = self._governor.choose(self._length) if self._governor else len(self.tree)
-        tree, tensors, index = self._shape(nodes, depth, root.device)
-        self._nodes = len(tree)
-        if len(tree) == 1:
-            return Draft(root, tree, tensors)
-        if self._heads.twin is not None:
-            made = self._heads.twin.fill(hidden, tokens[-1], tree.depth, self.tree.width, index)
-            if made is not None:
-                return Draft(made[0], tree, tensors, made[1])
-        logits = self._heads(hidden, self._lm_head, tree.depth)[:, 0]
-        values, candidates, sums = self._heads.best(logits, self.tree.width)
-        filled = torch.cat((root, candidates.flatten())).index_select(0, index)
+        made = self._shape(nodes, min(depth, self.tree.depth))
+        self._nodes = len(made.tree)
+        return replace(made, tokens=tokens[-1:]) if self._nodes == 1 else made
+
+    def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+        if plan.index is None:
+            return Draft(root, plan.tree, plan.tensors)
+        logits = self._heads(hidden, self._lm_head, plan.tree.depth)[:, 0]
+        values, candidates, sums = self._heads.best(logits, plan.width)
+        filled = torch.cat((root, candidates.flatten())).index_select(0, plan.index)
         if not self._details:
-            return Draft(filled, tree, tensors)
+            return Draft(filled, plan.tree, plan.tensors)
         shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
         padded = torch.cat((shares.new_full((1,), torch.nan), shares))
-        return Draft(filled, tree, tensors, padded.index_select(0, index))
+        return Draft(filled, plan.tree, plan.tensors, padded.index_select(0, plan.index))
 
     def learn(self, path: Sequence[int]) -> None:
         if self._governor is not None:
             self._governor.record(self._nodes, len(path), self._length)
 
-    def _shape(
-        self, nodes: int, depth: int, device: torch.device
-    ) -> tuple[Tree, TreeTensors, Tensor]:
-        """The first `nodes` nodes that are no deeper than `depth`; index [n] of each node in
-        [root, candidates]."""
-        depth = min(depth, self.tree.depth)
-        if (nodes, depth) not in self._shapes:
-            tree = self.tree.head(nodes).pruned(depth)
-            places = zip(tree.depths, tree.ranks, strict=True)
-            index = [0 if d == 0 else 1 + (d - 1) * self.tree.width + rank for d, rank in places]
+    def _shape(self, nodes: int, depth: int) -> Plan:
+        """The first `nodes` nodes that are no deeper than `depth`."""
+        if (nodes, depth) not in self._plans:
+            tree, width = self.tree.head(nodes).pruned(depth), self.tree.width
+            device = self._heads.bias.device
             tensors = TreeTensors.of(tree, device)
-            self._shapes[nodes, depth] = (tree, tensors, torch.tensor(index, device=device))
-        return self._shapes[nodes, depth]
+            places = zip(tree.depths, tree.ranks, strict=True)
+            index = [0 if d == 0 else 1 + (d - 1) * width + rank for d, rank in places]
+            found = torch.tensor(index, device=device) if len(tree) > 1 else None
+            self._plans[nodes, depth] = Plan(tree, tensors, None, found, width)
+        return self._plans[nodes, depth]
 
 
 class PromptLookup:
@@ -158,18 +175,22 @@ class PromptLookup:
 
     name = "prompt-lookup"
 
-    def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
+    def __init__(self, nodes: int, device: torch.device) -> None:
+        self.nodes, self._device = nodes, device
         self._ids: list[int] = []
         self._ends: dict[tuple[int, ...], list[int]] = {}  # n-gram -> places after it
 
-    def propose(self, tokens: Sequence[int], root: Tensor, hidden: Tensor, depth: int) -> Draft:
+    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         for token in tokens:
             self._append(token)
         found = self._merge(min(depth, LOOKUP_DEPTH))
         tree = Tree.from_choices(found)
-        draft = torch.tensor([self._ids[-1], *found.values()], device=root.device)
-        return Draft(draft, tree, TreeTensors.of(tree, root.device))
+        made = [self._ids[-1], *found.values()]
+        return Plan(tree, TreeTensors.of(tree, self._device), made)
+
+    def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+        draft = torch.tensor(plan.tokens, device=self._device)
+        return Draft(draft, plan.tree, plan.tensors)
 
     def learn(self, path: Sequence[int]) -> None:
         """Nothing: what was wrong is not proposed because of it."""

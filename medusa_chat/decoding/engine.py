@@ -1,6 +1,7 @@
 """Engine: prefill, step, stop. One text at a time, as a generator of events."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -13,6 +14,7 @@ from medusa_chat.decoding.drafters import (
     Draft,
     Drafter,
     Medusa,
+    Plan,
     PromptLookup,
     TreeTensors,
 )
@@ -68,7 +70,7 @@ class Engine:
         if settings.drafter == Autoregressive.name:
             return Autoregressive(self.backbone.device)
         if settings.drafter == PromptLookup.name:
-            return PromptLookup(settings.nodes or len(tree))
+            return PromptLookup(settings.nodes or len(tree), self.backbone.device)
         if self.heads is None:
             raise UsageError("the checkpoint has no Medusa heads: use --drafter prompt-lookup")
         head = self.backbone.lm_head
@@ -117,12 +119,10 @@ class Engine:
         steps, emitted, seconds = 0, 0, 0.0
         _, reason = self._cut([root_id], first, 0, limit, at_limit)
         known: Sequence[int] = [*prompt_ids, root_id]
-        root = torch.tensor([root_id], device=self.backbone.device)
+        here = Here(hidden)
         while reason is None:
-            started, begun = perf_counter(), self._watch.mark()
-            draft = self._propose(drafter, known, root, hidden)
-            drafted = self._watch.mark()
-            outcome, root, hidden, backbone = self._step(draft, rule, settings, details)
+            started = perf_counter()
+            outcome = self._advance(drafter, known, here, rule, settings, details)
             drafter.learn(outcome.path)
             known = [outcome.tokens[node] for node in outcome.path[1:]] + [outcome.next_token]
             fresh, reason = self._cut(known, outcome, len(answer), limit, at_limit)
@@ -137,9 +137,9 @@ class Engine:
                 seconds=ended - started,
                 path=tuple(outcome.path[: count + 1]),
                 draft=outcome.record,
-                heads_seconds=self._watch.between(begun, drafted),
-                backbone_seconds=backbone,
-                nodes=len(draft.tree),
+                heads_seconds=outcome.heads_seconds,
+                backbone_seconds=outcome.backbone_seconds,
+                nodes=len(outcome.tokens),
             )
         yield Finished(
             reason=reason,
@@ -221,38 +221,60 @@ class Engine:
         return outcome, last, reused
 
     @torch.inference_mode()
-    def _propose(
-        self, drafter: Drafter, known: Sequence[int], root: Tensor, hidden: Tensor
-    ) -> Draft:
-        room = self.backbone.context - 1 - self.backbone.cache.length
-        return drafter.propose(known, root, hidden, room)
+    def _advance(
+        self,
+        drafter: Drafter,
+        known: Sequence[int],
+        here: "Here",
+        rule: Rule,
+        settings: GenerationSettings,
+        details: bool,
+    ) -> Outcome:
+        """One step: a draft after `known`, whose last token is the root; one pass of the backbone
+        over it; what was accepted is in the cache afterwards, and `here` is where it ended."""
+        cache, whole = self.backbone.cache, self.backbone.whole_step
+        begun = perf_counter()
+        plan = drafter.plan(known, self.backbone.context - 1 - cache.length)
+        planning = perf_counter() - begun
+        outcome = whole and whole.take(plan, known[-1], here.hidden, settings, details)
+        if whole and outcome:
+            here.root, here.hidden = None, whole.hidden
+        else:
+            outcome = self._by_parts(drafter, plan, known[-1], here, rule, settings, details)
+        outcome.heads_seconds += planning
+        if outcome.is_finite:
+            self._ids += [outcome.tokens[i] for i in outcome.path]
+        return outcome
 
-    @torch.inference_mode()
-    def _step(
-        self, draft: Draft, rule: Rule, settings: GenerationSettings, details: bool
-    ) -> tuple[Outcome, Tensor, Tensor, float]:
-        """One pass of the backbone over the draft, and its seconds; what was accepted is in the
-        cache after it."""
-        cache, begun = self.backbone.cache, self._watch.mark()
+    def _by_parts(
+        self,
+        drafter: Drafter,
+        plan: Plan,
+        root_id: int,
+        here: "Here",
+        rule: Rule,
+        settings: GenerationSettings,
+        details: bool,
+    ) -> Outcome:
+        """The same by operators, one after another; the device passes every mark before `read`
+        ends."""
+        cache, watch = self.backbone.cache, self._watch
+        begun = watch.mark()
+        if here.root is None:
+            here.root = torch.tensor([root_id], device=self.backbone.device)
+        draft = drafter.fill(plan, here.root, here.hidden)
+        drafted = watch.mark()
         hidden = self.backbone.run_tree(draft.tokens, draft.tree, draft.tensors)
         logits = self.backbone.lm_head(hidden)
-        ended = self._watch.mark()
-        referee = self.backbone.referee
-        outcome = referee and referee.decide(draft, logits, cache.length, settings, details)
-        if outcome:
-            path = torch.tensor(outcome.path)
-            node, root = path[-1:], torch.tensor([outcome.next_token])
-        else:
-            accepted = rule(draft, logits, cache.length, settings, details, self.backbone.judge)
-            outcome = read(draft, accepted)  # the device has passed both marks after it
-            path, node, root = accepted.path, accepted.node, accepted.next_token
+        ended = watch.mark()
+        accepted = rule(draft, logits, cache.length, settings, details, self.backbone.judge)
+        outcome = read(draft, accepted)
         if outcome.is_finite:
-            if outcome.path == list(range(len(outcome.path))):
-                cache.extend(len(outcome.path))  # the rows stand where they belong
-            else:
-                cache.keep(path, len(outcome.path))
-            self._ids += [outcome.tokens[i] for i in outcome.path]
-        return outcome, root, hidden.index_select(0, node), self._watch.between(begun, ended)
+            cache.keep(accepted.path, len(outcome.path))
+        here.root, here.hidden = accepted.next_token, hidden.index_select(0, accepted.node)
+        outcome.heads_seconds = watch.between(begun, drafted)
+        outcome.backbone_seconds = watch.between(drafted, ended)
+        return outcome
 
     def _limit(self, prompt_tokens: int, settings: GenerationSettings) -> tuple[int, Reason]:
         """How many tokens the answer may have, and what it means to reach that."""
@@ -275,6 +297,15 @@ class Engine:
             if produced + len(fresh) >= limit:
                 return fresh, at_limit
         return fresh, None
+
+
+@dataclass
+class Here:
+    """Where an answer is: hidden [1, d], the backbone's state that gave the root; root int64 [1],
+    the root on the device, None where only the host has it."""
+
+    hidden: Tensor
+    root: Tensor | None = None
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -22,13 +22,6 @@ class HeadsTwin(Protocol):
 
     def hidden_states(self, hidden: Tensor, heads: int) -> Tensor: ...
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]: ...
-    def fill(
-        self, hidden: Tensor, root: int, depth: int, width: int, index: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """A whole draft: tokens int64 [n] and the heads' probabilities float32 [n], of the places
-        `index` [n] among the root and the `width` best guesses of `depth` heads. None where the
-        LM head is not one it knows."""
-        ...
 
 
 class MedusaHeads(nn.Module):

@@ -6,36 +6,42 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import Acceptance, Position
-from medusa_chat.decoding.drafters import Draft
+from medusa_chat.decoding.acceptance import Acceptance
+from medusa_chat.decoding.drafters import Draft, Plan
 from medusa_chat.decoding.events import DraftRecord
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import Tree
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """One step's result, in the order it was packed on the device. tokens: of every node."""
+    """One step's result. tokens: of every node of the draft. heads_seconds, backbone_seconds: what
+    proposing it and the pass over it took, LM head included."""
 
     path: list[int]
     tokens: list[int]
     next_token: int
     is_finite: bool
     record: DraftRecord | None
+    heads_seconds: float = 0.0
+    backbone_seconds: float = 0.0
 
 
-class Referee(Protocol):
-    """Decides a whole step at once, for rules it knows; see acceptance.py for what they are."""
+class WholeStep(Protocol):
+    """Does a step at once where it can, for plans and rules it knows; the cache is extended."""
 
-    def decide(
+    hidden: Tensor  # [1, d], the state after the last node that a step accepted
+
+    def take(
         self,
-        draft: Draft,
-        logits: Tensor,
-        position: Position,
+        plan: Plan,
+        root: int,
+        hidden: Tensor,
         settings: GenerationSettings,
         details: bool,
     ) -> Outcome | None:
-        """The step's outcome by `settings`' rule, as that rule and `read` would give it; None for
-        what is theirs to decide."""
+        """The step behind what the cache holds, as its parts would give it; None for what is
+        theirs to do. hidden [1, d]: the state that gave the root."""
         ...
 
 
@@ -69,12 +75,12 @@ def read(draft: Draft, accepted: Acceptance) -> Outcome:
         rows = host[deep + 2 * n :].view(torch.float32).view(-1, n).tolist()
         threshold = rows.pop(2) if found.thresholds is not None else None
         shares = rows.pop(2) if draft.probabilities is not None else None
-        made = record(draft, tokens, sampled, rows[0], rows[1], threshold, shares)
+        made = record(draft.tree, tokens, sampled, rows[0], rows[1], threshold, shares)
     return Outcome(values[3 : 3 + length], tokens, next_token, bool(is_finite), made)
 
 
 def record(
-    draft: Draft,
+    tree: Tree,
     tokens: list[int],
     sampled: list[int],
     probabilities: list[float],
@@ -86,8 +92,8 @@ def record(
     n = len(tokens)
     return DraftRecord(
         tokens=tuple(tokens),
-        parents=draft.tree.parents,
-        ranks=(None, *draft.tree.ranks[1:]),
+        parents=tree.parents,
+        ranks=(None, *tree.ranks[1:]),
         draft_probabilities=(None, *shares[1:]) if shares else (None,) * n,
         probabilities=(None, *probabilities[1:]),
         entropies=tuple(entropies),

@@ -9,7 +9,7 @@ import torch
 from medusa_chat.decoding.acceptance import exact
 from medusa_chat.decoding.costs import SIZES, StepCosts
 from medusa_chat.decoding.drafters import Drafter, Medusa
-from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.engine import Engine, Here
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 
@@ -95,15 +95,15 @@ class Stage:
         cache.fill(self.lengths[-1])
         weight = engine.heads.bias
         self._hidden = weight.new_full((1, weight.shape[-1]), 0.1)
-        self._root = torch.tensor([min(5, engine.backbone.vocabulary - 1)], device=weight.device)
+        self._root_id = min(5, engine.backbone.vocabulary - 1)
+        self._root = torch.tensor([self._root_id], device=weight.device)
 
     def step(self, nodes: int, length: int) -> None:
         """A whole step: heads, backbone, acceptance, the copy to the host, rows moved."""
         engine = self.engine
         engine.backbone.cache.length = length
-        drafter = self._drafter(nodes)
-        draft = engine._propose(drafter, [0], self._root, self._hidden)
-        engine._step(draft, exact, SETTINGS, True)
+        here = Here(self._hidden, self._root)
+        engine._advance(self._drafter(nodes), [self._root_id], here, exact, SETTINGS, True)
 
     def _drafter(self, nodes: int) -> Drafter:
         if nodes not in self._drafters:

@@ -10,8 +10,8 @@ int free_columns(const Pass *pass) {
     int free = (int)(pass->start + pass->rows);
     for (int i = 0; i < pass->rows; i++) {
         const float *row = pass->mask + i * pass->stride;
-        int j = 0;
-        while (j < free && row[j] == 0.0f) j++;
+        int j = (int)pass->free;
+        while (j < free && row[j - pass->free] == 0.0f) j++;
         free = j;
     }
     return free;
@@ -116,7 +116,7 @@ static void hide(const Block *b, const Pass *pass, int free) {
     float *s = b->s;
     for (int j = free; j < b->keys; j++)
         for (int l = 0; l < BLOCK; l++)
-            s[j * BLOCK + l] += pass->mask[b->row[l] * pass->stride + j];
+            s[j * BLOCK + l] += pass->mask[b->row[l] * pass->stride + j - pass->free];
 }
 
 /* Scores to shares, not yet divided; what divides a lane goes where its queries were. */

@@ -145,7 +145,7 @@ static void feed_forward(const Part *p, const Layer *layer) {
     meet(parts);
 }
 
-static void decode(const void *what, int part, int parts) {
+void decode(const void *what, int part, int parts) {
     const Pass *pass = what;
     const Decoder *m = pass->decoder;
     const Part p = part_of(pass, part, parts);
@@ -161,14 +161,19 @@ static void decode(const void *what, int part, int parts) {
     if (part == 0) normalise_all(pass, pass->hidden, m->norm, pass->hidden);
 }
 
+int is_within(const Pass *pass) {
+    const Decoder *m = pass->decoder;
+    if (pass->start < 0 || pass->start + pass->rows > m->capacity) return 0;
+    for (int64_t i = 0; i < pass->rows; i++) {
+        if (pass->tokens[i] < 0 || pass->tokens[i] >= m->vocabulary) return 0;
+        if (pass->positions[i] < 0 || pass->positions[i] >= m->capacity) return 0;
+    }
+    return 1;
+}
+
 /* 0, or 1 where a row lies outside of the embeddings or of the cache: nothing is done then. */
 EXPORT int64_t run(const Pass *pass) {
-    const Decoder *m = pass->decoder;
-    if (pass->start < 0 || pass->start + pass->rows > m->capacity) return 1;
-    for (int64_t i = 0; i < pass->rows; i++) {
-        if (pass->tokens[i] < 0 || pass->tokens[i] >= m->vocabulary) return 1;
-        if (pass->positions[i] < 0 || pass->positions[i] >= m->capacity) return 1;
-    }
+    if (!is_within(pass)) return 1;
     together(decode, pass, (int)pass->threads);
     return 0;
 }

@@ -29,15 +29,22 @@ typedef struct {
     const Layer *layers;
 } Decoder;
 
-/* One pass: rows behind `start` tokens of the text; mask [rows, start + rows], `stride` a row. */
+/* One pass: rows behind `start` tokens of the text. mask [rows, start + rows - free], `stride` a
+   row: of the columns from `free` on; those before hide nothing from any row. */
 typedef struct {
     const Decoder *decoder;
     const int64_t *tokens, *positions;
     const float *mask;
-    int64_t stride, rows, start, threads;
+    int64_t stride, free, rows, start, threads;
     float *hidden; /* [rows, hidden], out */
     float *work;
 } Pass;
+
+/* One part of a pass, for a team: hidden is whole once all have met, and normed by part 0. */
+void decode(const void *what, int part, int parts);
+
+/* Whether every row lies within the embeddings and the cache. */
+int is_within(const Pass *pass);
 
 /* Of a row of queries, keys and values side by side. */
 INLINE int qkv_width(const Decoder *m) {

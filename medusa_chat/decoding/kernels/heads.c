@@ -1,6 +1,7 @@
+#include "heads.h"
+
 #include <math.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "logits.h"
@@ -9,22 +10,6 @@
 #include "vectors.h"
 
 #define MOST_HIDDEN 16384
-
-/* A draft from one position: heads of residual layers, x + silu(W x + b), layer after layer; the LM
-   head they share; of each head's logits the `width` largest, which fill a tree. */
-typedef struct {
-    const float *panels;              /* [layers, heads, hidden / 8, hidden, 8] */
-    const float *bias;                /* [layers, heads, hidden] */
-    const float *lm_panels, *lm_bias; /* NULL: only the states are wanted */
-    const float *hidden;              /* [hidden] */
-    float *states, *logits;           /* [used, hidden], [used, size] */
-    float *values, *sums;             /* [used, width], [used]: log(sum(exp)) of all logits */
-    int64_t *places;                  /* [used, width] */
-    const int64_t *index;             /* [nodes]: 0 the root, else 1 + a place among the guesses */
-    int64_t *tokens;                  /* [nodes] */
-    float *shares;                    /* [nodes]: the heads' probabilities, NaN for the root */
-    int64_t layers, heads, used, hidden_size, size, width, nodes, root, threads;
-} Proposal;
 
 static void residual(const Proposal *h, int k) {
     const int size = (int)h->hidden_size;
@@ -42,7 +27,7 @@ static void residual(const Proposal *h, int k) {
     }
 }
 
-static void propose_part(const void *what, int part, int parts) {
+void propose_part(const void *what, int part, int parts) {
     const Proposal *h = what;
     const int size = (int)h->size, width = (int)h->width;
     for (int k = part; h->states && k < h->used; k += parts) residual(h, k);

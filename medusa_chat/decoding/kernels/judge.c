@@ -1,31 +1,12 @@
+#include "judge.h"
+
 #include <math.h>
 #include <stddef.h>
-#include <stdint.h>
 
 #include "compiler.h"
 #include "logits.h"
 #include "noise.h"
 #include "team.h"
-
-/* The backbone's own token after each node, and what it thought of the node itself.
-
-   logits [rows, size]; parents, depths, tokens [rows]. temperature 0: no noise, and figures at 1.
-   own [rows]: argmax of logits / temperature + noise, the first of equals. at_parent [rows]: the
-   node's log-probability after its parent; entropies [rows] of the distribution after the node.
-   noise [deepest + 1, size] and sums [rows] are worked in.
-
-   path [rows], where it is wanted: the nodes that are accepted, the root first, and how many they
-   are; exactly those that are the parent's own token, or with is_typical those above the parent's
-   threshold [rows], min(epsilon, alpha * exp(-entropy)), the likeliest of the longest paths. */
-typedef struct {
-    const float *logits;
-    const int64_t *parents, *depths, *tokens;
-    int64_t *own, *path;
-    float *at_parent, *entropies, *noise, *sums, *thresholds;
-    uint64_t seed;
-    int64_t rows, size, place, deepest, threads, is_typical, length, is_finite;
-    float temperature, epsilon, alpha;
-} Verdict;
 
 /* Which path is accepted; its last node's row says what comes next. */
 static void choose(Verdict *v) {
@@ -49,7 +30,7 @@ static void choose(Verdict *v) {
     for (int64_t at = v->length; at--; best = v->parents[best]) v->path[at] = best;
 }
 
-static void judge_part(const void *what, int part, int parts) {
+void judge_part(const void *what, int part, int parts) {
     const Verdict *v = what;
     const int size = (int)v->size;
     const int draws = v->temperature > 0 && v->own && !v->is_typical;

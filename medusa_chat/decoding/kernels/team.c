@@ -1,5 +1,10 @@
 /* Between jobs the team's threads wait without sleeping for a moment, since the next step follows
-   soon, and then sleep. */
+   soon, and then sleep.
+
+   Where other programs want the same cores, a thread that has its part done waits for one that is
+   not running, at each of a hundred meetings: two threads then take ten times as long as one. A job
+   that was mostly such waiting is followed by a while in which the caller works alone, twice as
+   long each time that trying again was no better. What is computed is the same. */
 
 #include "team.h"
 
@@ -7,9 +12,12 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <time.h>
 
 #define MOST_PARTS 64
 #define SPINS 4000 /* pauses: a tenth of a millisecond or more */
+#define LEAST_ALONE 2000000 /* nanoseconds */
+#define MOST_ALONE 250000000
 
 static struct {
     pthread_mutex_t desk, door; /* held by who gives the job; by who goes to sleep */
@@ -19,6 +27,9 @@ static struct {
     const void *what;
     atomic_uint turn; /* of the jobs so far, and in the low 8 bits how many parts this one has */
     atomic_int arrived, phase, sleepers;
+    atomic_int_fast64_t waited; /* nanoseconds of this job, beyond the first SPINS of each wait */
+    atomic_int_fast64_t alone;  /* until when the caller works alone */
+    int64_t penalty;            /* nanoseconds: the last such while, 0 after a good job */
 } team = {.desk = PTHREAD_MUTEX_INITIALIZER,
           .door = PTHREAD_MUTEX_INITIALIZER,
           .bell = PTHREAD_COND_INITIALIZER};
@@ -31,6 +42,12 @@ INLINE void relax(void) {
 #endif
 }
 
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 void meet(int parts) {
     if (parts == 1) return;
     const int phase = atomic_load(&team.phase);
@@ -39,8 +56,15 @@ void meet(int parts) {
         atomic_store(&team.phase, phase + 1);
         return;
     }
-    for (int i = 0; atomic_load(&team.phase) == phase; i++)
-        i < SPINS ? relax() : (void)sched_yield();
+    for (int i = 0; atomic_load(&team.phase) == phase; i++) {
+        if (i < SPINS) {
+            relax();
+            continue;
+        }
+        const int64_t begun = now();
+        while (atomic_load(&team.phase) == phase) sched_yield();
+        atomic_fetch_add(&team.waited, now() - begun);
+    }
 }
 
 static void *serve(void *number) {
@@ -72,11 +96,24 @@ static void leave(void) {
     atomic_store(&team.turn, 0);
     atomic_store(&team.arrived, 0);
     atomic_store(&team.sleepers, 0);
+    atomic_store(&team.alone, 0);
+}
+
+/* After a job that began at `begun`. */
+static void reckon(int64_t begun) {
+    const int64_t ended = now(), twice = 2 * team.penalty;
+    if (atomic_load(&team.waited) < (ended - begun) / 3) {
+        team.penalty = 0;
+        return;
+    }
+    team.penalty = twice < LEAST_ALONE ? LEAST_ALONE : twice > MOST_ALONE ? MOST_ALONE : twice;
+    atomic_store(&team.alone, ended + team.penalty);
 }
 
 void together(Job job, const void *what, int parts) {
+    const int64_t begun = now();
     parts = parts > MOST_PARTS ? MOST_PARTS : parts;
-    if (parts < 2 || pthread_mutex_trylock(&team.desk)) {
+    if (parts < 2 || begun < atomic_load(&team.alone) || pthread_mutex_trylock(&team.desk)) {
         job(what, 0, 1);
         return;
     }
@@ -90,6 +127,7 @@ void together(Job job, const void *what, int parts) {
     }
     parts = least(parts, team.members + 1);
     team.job = job, team.what = what;
+    atomic_store(&team.waited, 0);
     atomic_store(&team.turn, (((atomic_load(&team.turn) >> 8) + 1) << 8) | (unsigned)parts);
     if (atomic_load(&team.sleepers)) {
         pthread_mutex_lock(&team.door);
@@ -98,5 +136,6 @@ void together(Job job, const void *what, int parts) {
     }
     job(what, 0, parts);
     meet(parts);
+    reckon(begun);
     pthread_mutex_unlock(&team.desk);
 }

@@ -10,6 +10,7 @@ from medusa_chat.decoding.native.heads import NativeHeads
 from medusa_chat.decoding.native.judge import NativeJudge
 from medusa_chat.decoding.native.library import LANES, Team
 from medusa_chat.decoding.native.linear import NativeLinear
+from medusa_chat.decoding.native.step import NativeStep
 from medusa_chat.decoding.parity import agrees
 from medusa_chat.decoding.submodules import FusedDecoder, is_plain_layer
 
@@ -69,7 +70,10 @@ def adopt(backbone: Any, heads: MedusaHeads | None, team: Team) -> bool:
     backbone.decoder = native if is_right else twin
     if is_right:
         backbone.lm_head.linear = NativeLinear(backbone.lm_head.linear, team)
-        backbone.judge = backbone.referee = NativeJudge(team)
+        backbone.judge = NativeJudge(team)
+        own = None
         if heads is not None and heads.weight.dtype == torch.float32:
-            heads.twin = NativeHeads(heads, backbone.lm_head, team)
+            own = heads.twin = NativeHeads(heads, backbone.lm_head, team)
+        if backbone.lm_head.is_plain:
+            backbone.whole_step = NativeStep(backbone, native, own, team)
     return is_right

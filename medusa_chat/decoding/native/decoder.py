@@ -47,7 +47,7 @@ class NativeDecoder(nn.Module):
             self._layers,
         )
         self.hidden = embedding.shape[1]
-        self._pass = jobs.Pass(pointer(self._decoder))
+        self.job = jobs.Pass(pointer(self._decoder))
         self._work = torch.empty(0)
 
     def _fill(self, layer: Any, kv: Layer, out: jobs.Layer) -> None:
@@ -75,24 +75,25 @@ class NativeDecoder(nn.Module):
         kv = past_key_values.layers[0]
         if type(kv) is not Layer:
             return self._twin(input_ids, position_ids, past_key_values, attention_mask)
-        rows, start, job = input_ids.shape[1], kv.start, self._pass
+        rows, start, job = input_ids.shape[1], kv.start, self.job
         mask = attention_mask[0, 0]
         if mask.stride(1) != 1:
             mask = mask.contiguous()
         job.threads = self._team.threads
-        self._make_room(rows, start + rows, job.threads)
+        self.make_room(rows, start + rows, job.threads)
         hidden = torch.empty(1, rows, self.hidden)
         tokens, positions = input_ids.contiguous(), position_ids.contiguous()
         job.tokens, job.positions = tokens.data_ptr(), positions.data_ptr()
-        job.mask, job.stride = mask.data_ptr(), mask.stride(0)
+        job.mask, job.stride, job.free = mask.data_ptr(), mask.stride(0), 0
         job.rows, job.start, job.hidden = rows, start, hidden.data_ptr()
         if self._team.run(byref(job)):  # outside of the embeddings or the cache: the twin says so
             return self._twin(input_ids, position_ids, past_key_values, attention_mask)
         return Output(hidden)
 
-    def _make_room(self, rows: int, keys: int, threads: int) -> None:
+    def make_room(self, rows: int, keys: int, threads: int) -> None:
+        """Let the job have what a pass of `rows` rows over `keys` tokens works in."""
         keys = -(-keys // 256) * 256
         needed = self._team.work_size(byref(self._decoder), rows, keys, threads)
         if len(self._work) < needed:
             self._work = torch.empty(needed)
-            self._pass.work = self._work.data_ptr()
+            self.job.work = self._work.data_ptr()

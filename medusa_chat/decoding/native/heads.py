@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from medusa_chat.decoding.drafters import Plan
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.native.jobs import Proposal
 from medusa_chat.decoding.native.library import Team
@@ -53,25 +54,20 @@ class NativeHeads(nn.Module):
         self._team.propose(byref(job))
         return values, places, sums
 
-    def fill(
-        self, hidden: Tensor, root: int, depth: int, width: int, index: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """See HeadsTwin."""
-        if self._lm is None:
+    def draft(self, plan: Plan) -> Proposal | None:
+        """The job that fills `plan`, but for the hidden state, the root and where its tokens and
+        shares go; None where the heads have LM heads of their own."""
+        if self._lm is None or plan.index is None:
             return None
-        x, job, nodes = hidden.contiguous(), self._fresh(), len(index)
-        size = self._lm.weight.shape[0]
-        room = self._room_for(depth, width, size)
-        tokens, shares = torch.empty(nodes, dtype=torch.long), torch.empty(nodes)
-        bias = self._lm.bias
+        job, size, bias = self._fresh(), self._lm.weight.shape[0], self._lm.bias
+        depth, width = plan.tree.depth, plan.width
         job.lm_panels = self._lm.panels.data_ptr()
         job.lm_bias = None if bias is None else bias.data_ptr()
-        job.hidden, job.index = x.data_ptr(), index.data_ptr()
+        room = self._room_for(depth, width, size)
         job.states, job.logits, job.values, job.sums, job.places = (t.data_ptr() for t in room)
-        job.tokens, job.shares = tokens.data_ptr(), shares.data_ptr()
-        job.used, job.size, job.width, job.nodes, job.root = depth, size, width, nodes, root
-        self._team.propose(byref(job))
-        return tokens, shares
+        job.index, job.used, job.size, job.width = plan.index.data_ptr(), depth, size, width
+        job.nodes = len(plan.tree)
+        return job
 
     def _room_for(self, depth: int, width: int, size: int) -> list[Tensor]:
         """Where a draft is worked out, the same at every step."""

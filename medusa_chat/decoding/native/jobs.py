@@ -1,6 +1,6 @@
 """Jobs: what is handed to the C library, field by field as its structures stand there."""
 
-from ctypes import POINTER, Structure, c_float, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_uint64, c_void_p
 
 
 class Layer(Structure):
@@ -33,13 +33,13 @@ class Pass(Structure):
     _fields_ = (
         ("decoder", POINTER(Decoder)),
         *((n, c_void_p) for n in ("tokens", "positions", "mask")),
-        *((n, c_int64) for n in ("stride", "rows", "start", "threads")),
+        *((n, c_int64) for n in ("stride", "free", "rows", "start", "threads")),
         *((n, c_void_p) for n in ("hidden", "work")),
     )
 
 
 class Proposal(Structure):
-    """One draft of the heads: kernels/heads.c."""
+    """One draft of the heads: kernels/heads.h."""
 
     _fields_ = (
         *((n, c_void_p) for n in ("panels", "bias", "lm_panels", "lm_bias", "hidden", "states")),
@@ -51,7 +51,7 @@ class Proposal(Structure):
 
 
 class Verdict(Structure):
-    """What is read from the logits of one draft: kernels/judge.c."""
+    """What is read from the logits of one draft: kernels/judge.h."""
 
     _fields_ = (
         *((n, c_void_p) for n in ("logits", "parents", "depths", "tokens", "own", "path")),
@@ -60,4 +60,17 @@ class Verdict(Structure):
         *((n, c_int64) for n in ("rows", "size", "place", "deepest", "threads", "is_typical")),
         *((n, c_int64) for n in ("length", "is_finite")),
         *((n, c_float) for n in ("temperature", "epsilon", "alpha")),
+    )
+
+
+class Step(Structure):
+    """A whole step: kernels/step.c."""
+
+    _fields_ = (
+        ("draft", POINTER(Proposal)),
+        ("work", POINTER(Pass)),
+        ("verdict", POINTER(Verdict)),
+        *((n, c_void_p) for n in ("lm_panels", "lm_bias", "tokens", "positions", "logits")),
+        ("last", c_void_p),
+        *((n, c_double) for n in ("drafting", "passing")),
     )

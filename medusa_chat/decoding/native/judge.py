@@ -1,7 +1,6 @@
-"""NativeJudge: what a draft's logits say, and what of it is accepted, as one call."""
+"""NativeJudge: what a draft's logits say, as one call."""
 
-from ctypes import addressof, byref, c_float, c_int64
-from math import exp
+from ctypes import byref
 
 import torch
 from torch import Tensor
@@ -10,7 +9,6 @@ from medusa_chat.decoding.acceptance import Judge, Position, own_tokens
 from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.native.jobs import Verdict
 from medusa_chat.decoding.native.library import Team
-from medusa_chat.decoding.outcome import Outcome, record
 from medusa_chat.decoding.settings import GenerationSettings
 
 
@@ -69,44 +67,6 @@ class NativeJudge(Judge):
         job.at_parent, job.entropies, job.sums = (row.data_ptr() for row in found)
         self._team.judge(byref(job))
         return found[0], found[1]
-
-    def decide(
-        self,
-        draft: Draft,
-        logits: Tensor,
-        position: Position,
-        settings: GenerationSettings,
-        details: bool,
-    ) -> Outcome | None:
-        """See Referee: exact and typical acceptance, without top-k and top-p."""
-        is_typical = settings.acceptance == "typical" and not settings.is_greedy
-        is_exact = settings.acceptance == "exact" or settings.is_greedy
-        is_cut = (settings.top_k or settings.top_p < 1) and not settings.is_greedy
-        if not (is_typical or is_exact) or (is_cut and is_exact) or not isinstance(position, int):
-            return None
-        logits, tensors, n = logits.contiguous(), draft.tensors, len(draft.tree)
-        job = self._job(logits, settings.seed or 0, position, settings.temperature)
-        own, path = (c_int64 * n)(), (c_int64 * n)()
-        job.parents, job.depths = tensors.parents.data_ptr(), tensors.depths.data_ptr()
-        job.tokens, job.own, job.path = draft.tokens.data_ptr(), addressof(own), addressof(path)
-        job.is_typical = is_typical
-        job.epsilon, job.alpha = settings.posterior_threshold, settings.posterior_alpha
-        if settings.temperature > 0 and not is_typical:
-            self._add_noise(job, tensors)
-        figures = [(c_float * n)() for _ in range(4)]
-        if details or is_typical:
-            places = (addressof(row) for row in figures)
-            job.at_parent, job.entropies, job.sums, job.thresholds = places
-        self._team.judge(byref(job))
-        tokens, chosen = draft.tokens.tolist(), own[:]
-        made = None
-        if details:
-            shares = None if draft.probabilities is None else draft.probabilities.tolist()
-            limits = figures[3][:] if is_typical else None
-            likely = [exp(x) for x in figures[0]]
-            made = record(draft, tokens, chosen, likely, figures[1][:], limits, shares)
-        taken = path[: job.length]
-        return Outcome(taken, tokens, chosen[taken[-1]], bool(job.is_finite), made)
 
     def _job(self, logits: Tensor, seed: int, position: int, temperature: float) -> Verdict:
         job = Verdict(logits.data_ptr(), seed=seed, place=position, temperature=temperature)

@@ -5,7 +5,7 @@ from ctypes import CDLL, POINTER, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.native.jobs import Decoder, Pass, Proposal, Verdict
+from medusa_chat.decoding.native.jobs import Decoder, Pass, Proposal, Step, Verdict
 
 LANES = 8
 
@@ -17,13 +17,14 @@ class Team:
         self.threads = threads
         self.run, self.linear, self.pack = library.run, library.linear, library.pack
         self.work_size = library.work_size
-        self.propose, self.judge = library.propose, library.judge
+        self.propose, self.judge, self.step = library.propose, library.judge, library.step
         sizes = [c_int64] * 2
         self.run.argtypes, self.run.restype = [POINTER(Pass)], c_int64
         self.linear.argtypes, self.linear.restype = [c_void_p] * 4 + [c_int64] * 4, None
         self.pack.argtypes, self.pack.restype = [c_void_p, c_void_p, *sizes], None
         for function, kind in ((self.propose, Proposal), (self.judge, Verdict)):
             function.argtypes, function.restype = [POINTER(kind)], None
+        self.step.argtypes, self.step.restype = [POINTER(Step)], c_int64
         self.work_size.argtypes = [POINTER(Decoder), *sizes, c_int64]
         self.work_size.restype = c_int64
 

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <stdint.h>
+
+/* A draft from one position: heads of residual layers, x + silu(W x + b), layer after layer; the LM
+   head they share; of each head's logits the `width` largest, which fill a tree. */
+typedef struct {
+    const float *panels;              /* [layers, heads, hidden / 8, hidden, 8] */
+    const float *bias;                /* [layers, heads, hidden] */
+    const float *lm_panels, *lm_bias; /* NULL: only the states are wanted */
+    const float *hidden;              /* [hidden] */
+    float *states, *logits;           /* [used, hidden], [used, size] */
+    float *values, *sums;             /* [used, width], [used]: log(sum(exp)) of all logits */
+    int64_t *places;                  /* [used, width] */
+    const int64_t *index;             /* [nodes]: 0 the root, else 1 + a place among the guesses */
+    int64_t *tokens;                  /* [nodes] */
+    float *shares;                    /* [nodes]: the heads' probabilities, NaN for the root */
+    int64_t layers, heads, used, hidden_size, size, width, nodes, root, threads;
+} Proposal;
+
+/* One part of a draft, for a team; who reads its tokens meets the others first. */
+void propose_part(const void *what, int part, int parts);

@@ -1,0 +1,81 @@
+#include <stddef.h>
+#include <string.h>
+#include <time.h>
+
+#include "compiler.h"
+#include "decoder.h"
+#include "heads.h"
+#include "judge.h"
+#include "product.h"
+#include "team.h"
+#include "vectors.h"
+
+/* A whole step: a draft, one pass over it, its logits, what is accepted, and its keys and values
+   moved to follow the text. The three jobs name the same rows. */
+typedef struct {
+    const Proposal *draft; /* NULL where the tokens are there already */
+    Pass *pass;
+    Verdict *verdict;
+    const float *lm_panels, *lm_bias;
+    int64_t *tokens, *positions; /* [rows] of all three; worked in */
+    float *logits;               /* [rows, size], worked in */
+    float *last;                 /* [hidden], out: the state after the last accepted row */
+    double drafting, passing;    /* out: seconds of the draft; of the pass, logits included */
+} Step;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The rows of `path` [count] behind the text, in its order. A path only ever moves up. */
+static void keep(const Pass *pass, const int64_t *path, int64_t count) {
+    const Decoder *m = pass->decoder;
+    const size_t size = (size_t)m->head_dim * sizeof(float);
+    for (int64_t j = 1; j < count; j++) {
+        if (path[j] == j) continue;
+        for (int64_t i = 0; i < m->count * m->kv_heads; i++) {
+            const Layer *layer = m->layers + i / m->kv_heads;
+            const ptrdiff_t at = i % m->kv_heads * m->capacity + pass->start;
+            const ptrdiff_t from = (at + path[j]) * m->head_dim, to = (at + j) * m->head_dim;
+            memcpy(layer->keys + to, layer->keys + from, size);
+            memcpy(layer->values + to, layer->values + from, size);
+        }
+    }
+}
+
+static void step_part(const void *what, int part, int parts) {
+    Step *s = (Step *)what;
+    const Pass *pass = s->pass;
+    const Verdict *v = s->verdict;
+    const int size = (int)pass->decoder->hidden, rows = (int)pass->rows, outs = (int)v->size;
+    const Product lm = {pass->hidden, s->lm_panels, s->lm_bias, s->logits, rows, size, outs, 0};
+    const double begun = now();
+    if (s->draft) propose_part(s->draft, part, parts);
+    meet(parts);
+    const double drafted = now();
+    decode(pass, part, parts);
+    meet(parts);
+    share(&lm, 0, (outs + LANES - 1) / LANES, part, parts);
+    meet(parts);
+    const double passed = now();
+    judge_part(v, part, parts);
+    if (part) return;
+    s->drafting = drafted - begun, s->passing = passed - drafted;
+    keep(pass, v->path, v->length);
+    memcpy(s->last, pass->hidden + v->path[v->length - 1] * size, sizeof(float) * (size_t)size);
+}
+
+/* 0, or 1 where a row lies outside of the embeddings or of the cache: nothing is done then. A draft
+   of the heads is within: what they guess from is no larger. */
+EXPORT int64_t step(Step *s) {
+    Pass *pass = s->pass;
+    for (int64_t i = 0; i < pass->rows; i++) {
+        s->positions[i] = pass->start + s->verdict->depths[i];
+        if (s->draft) s->tokens[i] = i ? 0 : s->draft->root;
+    }
+    if (!is_within(pass)) return 1;
+    together(step_part, s, (int)pass->threads);
+    return 0;
+}
