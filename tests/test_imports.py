@@ -17,11 +17,12 @@ MODULES = {
 }
 FRONT_ENDS = {
     *("cli", "options", "prompts", "terminal", "ui", "session", "compare", "history", "personal"),
-    *("runners", "child", "serving", "worker", "bench", "doctor", "models_cli", "train_cli"),
-    "training_view",
+    *("job_thread", "keeper", "runners", "child", "serving", "worker", "bench", "doctor"),
+    *("models_cli", "train_cli", "training_view"),
 }
 HEAVY = {"torch", "transformers", "tokenizers", "accelerate", "bitsandbytes", "peft", "gradio"}
-PAGE = ("tally", "worth", "offer", "personal", "run_log")  # in the page's process
+# In the page's process.
+PAGE = ("tally", "worth", "offer", "personal", "run_log", "job_thread", "jobs", "keeper")
 # Room or module of ours -> what of ours it may import, itself included.
 ALLOWED = {
     "errors": set(),
@@ -98,7 +99,9 @@ ALLOWED = {
     "runners": {"worker", "tuner", "holder", "messages", "decoding", "errors"},
     "child": {"serving", "runners", "messages", "decoding", "errors"},
     "jobs": {"messages", "decoding"},
-    "session": {"jobs", "runners", "messages", "decoding", "errors"},
+    "keeper": {"jobs", "runners", "messages", "errors"},
+    "job_thread": {"jobs", "keeper", "runners", "messages", "errors"},
+    "session": {"job_thread", "jobs", "keeper", "runners", "messages", "decoding", "errors"},
     "compare": {"jobs", "recordings", "session", "messages", "decoding", "errors"},
     "recordings": {"decoding", "errors"},
     "history": {"messages"},
@@ -226,6 +229,9 @@ def test_page_and_session_know_no_torch() -> None:
     for name in (
         "ui",
         "session",
+        "job_thread",
+        "jobs",
+        "keeper",
         "runners",
         "child",
         "messages",

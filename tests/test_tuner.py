@@ -493,7 +493,7 @@ class Tuned:
 
 @pytest.fixture
 def session_of(monkeypatch):
-    monkeypatch.setattr("medusa_chat.session.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("medusa_chat.job_thread.IDLE_SECONDS", 0.01)
     made = []
 
     def make(runner, **options):
