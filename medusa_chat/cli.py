@@ -18,6 +18,7 @@ from typer.exceptions import Abort, TyperException
 
 from medusa_chat import __version__
 from medusa_chat.bench_cli import bench
+from medusa_chat.child import Child
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import LoadRequest
@@ -33,7 +34,7 @@ from medusa_chat.options import (
 )
 from medusa_chat.presets import tree_names
 from medusa_chat.prompts import as_asked, read_prompts
-from medusa_chat.runners import Child, InProcess
+from medusa_chat.runners import InProcess
 from medusa_chat.session import Session
 from medusa_chat.terminal import answer, load, note, opened
 from medusa_chat.train_cli import calibrate, train

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from medusa_chat.errors import LoadStopped
 from medusa_chat.memory import release
-from medusa_chat.messages import BEFORE_READING, LoadPhase, LoadRequest
+from medusa_chat.messages import BEFORE_READING, DeviceMemory, LoadPhase, LoadRequest
 
 if TYPE_CHECKING:
     from medusa_chat.checkpoint import LoadedModel
@@ -33,6 +33,12 @@ class Holder:
                 yield phase
                 if phase.model is None and should_stop():
                     raise LoadStopped(self._stopped(request, phase))
+
+    def room_on(self, device: str) -> DeviceMemory:
+        """What the next model may take of a device. Raises DeviceError."""
+        from medusa_chat.devices import device_memory
+
+        return device_memory(device, self.loaded.info.memory_bytes if self.loaded else 0)
 
     def _give_way(self, model: "LoadedModel | None") -> None:
         before, self.loaded = self.loaded, model

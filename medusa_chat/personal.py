@@ -44,7 +44,7 @@ class Personal:
         self._kept: dict[str, Kept] = {}
         self._offers: dict[str, tuple[object, Offer | None]] = {}
         self._lock = threading.RLock()
-        session.on_model = self.welcome
+        session.keeper.on_model = self.welcome
         if session.state.model is not None:
             self.welcome(session.state.model)
 

@@ -1,6 +1,6 @@
 """tune(): time the steps of a loaded model, keep the result, choose the nodes of `--tree auto`."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,8 +13,8 @@ from medusa_chat.decoding.costs import StepCosts
 from medusa_chat.decoding.governor import Governor
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.errors import UsageError
-from medusa_chat.messages import PersonalTree, TreeFacts
+from medusa_chat.errors import ModelError, UsageError
+from medusa_chat.messages import ModelInfo, PersonalTree, TreeFacts
 from medusa_chat.tuning import Tuning, write
 
 if TYPE_CHECKING:
@@ -39,6 +39,24 @@ def tune(
     with closing(time_steps(loaded.engine, source, budget, clock)) as steps:
         for costs in steps:
             yield None if costs is None else _kept(loaded, costs)
+
+
+def tuned(
+    loaded: LoadedModel | None, should_stop: Callable[[], bool], again: bool = False
+) -> Iterator[ModelInfo]:
+    """Let the tuner measure, unless there is nothing to or, where it is not asked to `again`, it
+    has before; what the loaded model then is. Nothing where it was stopped."""
+    if loaded is None:
+        return
+    if not loaded.info.heads or (loaded.tuned is not None and not again):
+        yield loaded.info
+        return
+    with closing(tune(loaded)) as steps:  # closed, it puts everything back
+        for tuning in steps:
+            if tuning is not None:
+                yield loaded.info
+            elif should_stop():
+                return
 
 
 def _kept(loaded: LoadedModel, costs: StepCosts) -> Tuning:
@@ -85,6 +103,14 @@ def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> None:
         return
     tree, why = auto_tree(calibration, info.heads, device, info.precision)
     loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
+
+
+def with_tree(loaded: LoadedModel | None, personal: PersonalTree | None) -> Iterator[ModelInfo]:
+    """The model with a personal tree behind `--tree auto`, or with the checkpoint's own again."""
+    if loaded is None:
+        raise ModelError("no model is loaded: load one first")
+    use_tree(loaded, personal)
+    yield loaded.info
 
 
 def _is_personal(calibration: Calibration | None) -> bool:

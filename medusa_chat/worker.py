@@ -1,40 +1,21 @@
-"""The worker: what runs beside torch. Jobs in, events out; over a pipe in a child process."""
+"""The worker: what is asked of a loaded model, an answer or a look into it. Runs beside torch."""
 
-import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from multiprocessing.connection import Connection
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from medusa_chat.checkpoint import LoadedModel
-from medusa_chat.decoding.events import Event, Finished, Step
+from medusa_chat.decoding.events import Event, Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
-from medusa_chat.errors import MedusaChatError, ModelError, UsageError
+from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.fit import smaller
-from medusa_chat.holder import Holder
 from medusa_chat.memory import fitting
-from medusa_chat.messages import (
-    DeviceMemory,
-    Fresh,
-    Message,
-    ModelInfo,
-    Peek,
-    PeekRequest,
-    PersonalTree,
-    Prompt,
-    Ranked,
-    Text,
-)
-from medusa_chat.tuner import governor_of, tune, use_tree
+from medusa_chat.messages import Fresh, Message, Peek, PeekRequest, Prompt, Ranked, Text
+from medusa_chat.tuner import governor_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-BREATH = 0.01  # seconds
-__all__ = ["memory", "peek", "reply", "serve", "tuned", "with_tree"]
 
 
 def reply(
@@ -95,13 +76,6 @@ def peek(loaded: LoadedModel | None, request: PeekRequest) -> Peek:
     return Peek(found[0], at_head[0], found[1], at_head[1])
 
 
-def memory(loaded: LoadedModel | None, device: str) -> DeviceMemory:
-    """What the next model may take of a device. Raises DeviceError."""
-    from medusa_chat.devices import device_memory
-
-    return device_memory(device, loaded.info.memory_bytes if loaded else 0)
-
-
 def _ranked(
     loaded: LoadedModel, logits: "Tensor", temperature: float, request: PeekRequest
 ) -> tuple[tuple[Ranked, ...], tuple[Ranked, ...]]:
@@ -117,32 +91,6 @@ def _ranked(
 
     known = [token for token in request.tokens if 0 <= token < len(shares)]
     return places(best), places(known)
-
-
-def tuned(
-    loaded: LoadedModel | None, should_stop: Callable[[], bool], again: bool = False
-) -> Iterator[ModelInfo]:
-    """Let the tuner measure, unless there is nothing to or, where it is not asked to `again`, it
-    has before; what the loaded model then is. Nothing where it was stopped."""
-    if loaded is None:
-        return
-    if not loaded.info.heads or (loaded.tuned is not None and not again):
-        yield loaded.info
-        return
-    with closing(tune(loaded)) as steps:  # closed, it puts everything back
-        for tuning in steps:
-            if tuning is not None:
-                yield loaded.info
-            elif should_stop():
-                return
-
-
-def with_tree(loaded: LoadedModel | None, personal: PersonalTree | None) -> Iterator[ModelInfo]:
-    """The model with a personal tree behind `--tree auto`, or with the checkpoint's own again."""
-    if loaded is None:
-        raise ModelError("no model is loaded: load one first")
-    use_tree(loaded, personal)
-    yield loaded.info
 
 
 def _said(loaded: LoadedModel, text: str, ids: list[int], event: Finished) -> tuple[str, list[int]]:
@@ -223,80 +171,3 @@ def _neutral(tokenizer: Any, message: Message) -> Message:
     for token in {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}:
         content = content.replace(token, f"{token[:1]}\u200b{token[1:]}")
     return {**message, "content": content}
-
-
-def serve(pipe: Connection) -> None:
-    """The worker process: requests in, ("event", value) or ("events", values) out, then
-    ("end", None) or ("refused", error). A ("stop",) that arrives while one runs ends an answer
-    or a load."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    _import_ahead()
-    from medusa_chat.decoding import threads
-
-    threads.leave_one()  # the page, and mostly its browser, run beside
-    holder = Holder()
-    try:
-        while True:
-            name, *arguments = pipe.recv()
-            if name == "stop":
-                continue  # it came after its answer had ended
-            try:
-                if name == "load":
-                    for phase in holder.load(*arguments, should_stop=_stop_asked(pipe)):
-                        pipe.send(("event", phase))
-                elif name == "tune":
-                    for info in tuned(holder.loaded, _stop_asked(pipe), *arguments):
-                        pipe.send(("event", info))
-                elif name == "use_tree":
-                    for info in with_tree(holder.loaded, *arguments):
-                        pipe.send(("event", info))
-                elif name == "peek":
-                    pipe.send(("event", peek(holder.loaded, *arguments)))
-                elif name == "memory":
-                    pipe.send(("event", memory(holder.loaded, *arguments)))
-                else:
-                    _send(pipe, reply(holder.loaded, *arguments, should_stop=_stop_asked(pipe)))
-                pipe.send(("end", None))
-            except MedusaChatError as error:
-                pipe.send(("refused", error))
-            except (OSError, EOFError):
-                raise
-            except Exception as error:  # told to the session, which shows it; the worker lives on
-                pipe.send(("refused", RuntimeError(f"{type(error).__name__}: {error}")))
-    except (EOFError, OSError, KeyboardInterrupt):
-        return  # the app is gone, and with it the reason to live
-
-
-def _send(pipe: Connection, events: Iterator[Event]) -> None:
-    """Events as they come; of those that follow each other within BREATH, several at once: every
-    message wakes the other process, and a small model makes a thousand steps a second."""
-    held: list[Event] = []
-    sent = 0.0
-    try:
-        for event in events:
-            held.append(event)
-            now = perf_counter()
-            if now - sent >= BREATH or not isinstance(event, Step):
-                pipe.send(("events", held))
-                held, sent = [], now
-    finally:
-        if held:
-            pipe.send(("events", held))
-
-
-def _stop_asked(pipe: Connection) -> Callable[[], bool]:
-    """Whether a stop has arrived since the answer or the load began."""
-
-    def asked() -> bool:
-        while pipe.poll():
-            if pipe.recv() == ("stop",):
-                return True
-        return False
-
-    return asked
-
-
-def _import_ahead() -> None:
-    """Import what every load needs before the first one is asked for."""
-    import torch  # noqa: F401
-    import transformers  # noqa: F401

@@ -21,11 +21,12 @@ from typing import Any
 
 from scripted import ScriptedRunner
 
+from medusa_chat.child import Child
 from medusa_chat.decoding.events import Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.jobs import Job
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runners import Child, Runner
+from medusa_chat.runners import Runner
 from medusa_chat.session import Session
 
 PROMPT = "Count from 1 to 200: 1, 2, 3, 4,"

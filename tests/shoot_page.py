@@ -14,8 +14,8 @@ from typing import Any
 from PIL import Image
 from test_page import CHROMIUM, send, wait_end
 
+from medusa_chat.child import Child
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runners import Child
 from medusa_chat.session import Session
 from medusa_chat.ui.app import PageOptions, open_page
 

@@ -158,7 +158,7 @@ def test_a_second_click_while_it_runs_changes_nothing(session):
     ],
 )
 def test_progress_says_what_happens(session, stage, ahead, loading, said):
-    session.state = ModelState("loading", "read") if loading else ModelState("ready")
+    session.keeper.state = ModelState("loading", "read") if loading else ModelState("ready")
     progress = Progress("plain", 1, stage, ahead)
     wait = Track(session, ())._waiting_for(progress)
     assert said in progress_view(progress, 24, wait)["status"]

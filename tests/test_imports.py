@@ -16,11 +16,13 @@ MODULES = {
     for file in sorted(PACKAGE.rglob("*.py"))
 }
 FRONT_ENDS = {
-    *("cli", "options", "prompts", "terminal", "ui", "session", "runners", "compare", "history"),
-    *("worker", "bench", "doctor", "models_cli", "train_cli", "training_view", "personal"),
+    *("cli", "options", "prompts", "terminal", "ui", "session", "compare", "history", "personal"),
+    *("job_thread", "keeper", "runners", "child", "serving", "worker", "bench", "doctor"),
+    *("models_cli", "train_cli", "training_view"),
 }
 HEAVY = {"torch", "transformers", "tokenizers", "accelerate", "bitsandbytes", "peft", "gradio"}
-PAGE = ("tally", "worth", "offer", "personal", "run_log")  # in the page's process
+# In the page's process.
+PAGE = ("tally", "worth", "offer", "personal", "run_log", "job_thread", "jobs", "keeper")
 # Room or module of ours -> what of ours it may import, itself included.
 ALLOWED = {
     "errors": set(),
@@ -88,25 +90,18 @@ ALLOWED = {
         ),
         *("head_weights", "placing", "memory", "tuning", "auto_tree", "compiling", "errors", ""),
     },
-    "holder": {"checkpoint", "memory", "messages", "errors"},
+    "holder": {"checkpoint", "devices", "memory", "messages", "errors"},
     "tuner": {"auto_tree", "checkpoint", "tuning", "messages", "decoding", "errors"},
     "worker": {
-        *(
-            "tuner",
-            "holder",
-            "fit",
-            "memory",
-            "messages",
-            "checkpoint",
-            "devices",
-            "presets",
-            "decoding",
-        ),
-        "errors",
+        *("tuner", "fit", "memory", "messages", "checkpoint", "presets", "decoding", "errors"),
     },
-    "runners": {"worker", "holder", "messages", "decoding", "errors"},
+    "serving": {"worker", "tuner", "holder", "messages", "decoding", "errors"},
+    "runners": {"worker", "tuner", "holder", "messages", "decoding", "errors"},
+    "child": {"serving", "runners", "messages", "decoding", "errors"},
     "jobs": {"messages", "decoding"},
-    "session": {"jobs", "runners", "messages", "decoding", "errors"},
+    "keeper": {"jobs", "runners", "messages", "errors"},
+    "job_thread": {"jobs", "keeper", "runners", "messages", "errors"},
+    "session": {"job_thread", "jobs", "keeper", "runners", "messages", "decoding", "errors"},
     "compare": {"jobs", "recordings", "session", "messages", "decoding", "errors"},
     "recordings": {"decoding", "errors"},
     "history": {"messages"},
@@ -197,7 +192,16 @@ def test_rooms_of_work_know_no_front_end() -> None:
 
 
 def test_nothing_below_the_session_imports_it() -> None:
-    for name in ("worker", "checkpoint", "messages", "presets", "paths", "decoding", "training"):
+    for name in (
+        "worker",
+        "serving",
+        "checkpoint",
+        "messages",
+        "presets",
+        "paths",
+        "decoding",
+        "training",
+    ):
         for file in files_of(name):
             names = [n for n in imported(file) if n.startswith("medusa_chat.")]
             assert "session" not in {room(n) for n in names}, file
@@ -225,6 +229,11 @@ def test_page_and_session_know_no_torch() -> None:
     for name in (
         "ui",
         "session",
+        "job_thread",
+        "jobs",
+        "keeper",
+        "runners",
+        "child",
         "messages",
         "presets",
         "paths",

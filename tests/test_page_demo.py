@@ -21,10 +21,10 @@ from test_page import (
 )
 
 import medusa_chat
+from medusa_chat.child import Child
 from medusa_chat.decoding.events import Finished, Prefilled, Step
 from medusa_chat.jobs import Job
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runners import Child
 from medusa_chat.session import Session
 
 # Lengths of the live text, as each frame shows it.
@@ -155,7 +155,7 @@ import sys
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runners import Child
+from medusa_chat.child import Child
 from medusa_chat.session import Session
 from medusa_chat.ui.app import open_page
 

@@ -9,11 +9,12 @@ import torch
 from checkpoints import write_checkpoint
 from test_session import wait_for
 
+from medusa_chat.child import Child
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest, PeekRequest
-from medusa_chat.runners import Child, InProcess
+from medusa_chat.runners import InProcess
 from medusa_chat.session import Session
 from medusa_chat.ui import peek as ui_peek
 from medusa_chat.ui.answer import Answer

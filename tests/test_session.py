@@ -8,11 +8,12 @@ import pytest
 from checkpoints import write_checkpoint
 from scripted import ScriptedRunner
 
+from medusa_chat.child import Child
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadPhase, LoadRequest
-from medusa_chat.runners import Child, InProcess, WorkerGone
+from medusa_chat.runners import InProcess, WorkerGone
 from medusa_chat.session import Session
 
 SETTINGS = GenerationSettings(max_new_tokens=12, seed=1)

@@ -26,7 +26,8 @@ from medusa_chat.messages import LoadRequest, PersonalTree
 from medusa_chat.presets import load_tree, published_accuracies
 from medusa_chat.session import Session
 from medusa_chat.training.tree_search import search_tree
-from medusa_chat.worker import reply, resolve, tuned, with_tree
+from medusa_chat.tuner import tune, tuned, with_tree
+from medusa_chat.worker import reply, resolve
 
 CPU = torch.device("cpu")
 ACCURACIES = ((0.6, 0.15, 0.1, 0.05), (0.5, 0.15, 0.1, 0.05), (0.4, 0.15, 0.1, 0.05))
@@ -492,7 +493,7 @@ class Tuned:
 
 @pytest.fixture
 def session_of(monkeypatch):
-    monkeypatch.setattr("medusa_chat.session.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("medusa_chat.job_thread.IDLE_SECONDS", 0.01)
     made = []
 
     def make(runner, **options):
@@ -546,7 +547,7 @@ def test_a_session_that_was_not_asked_to_never_tunes(session_of):
 
 def test_a_personal_tree_stands_behind_auto_until_it_is_given_back(monkeypatch, loaded):
     clock = Clock(monkeypatch, costs_of(0.02))
-    monkeypatch.setattr("medusa_chat.worker.tune", lambda m: tuner.tune(m, BRIEF, clock))
+    monkeypatch.setattr(tuner, "tune", lambda m: tune(m, BRIEF, clock))
     list(tuned(loaded, lambda: False))
     before = loaded.info
     mine = PersonalTree(ACCURACIES, ((1,), (0,), (1, 2), (1, 2, 3)))
@@ -583,7 +584,7 @@ def test_a_personal_tree_the_heads_cannot_draft_is_refused(loaded, choices):
 def test_timing_again_measures_again(monkeypatch, loaded):
     list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
     clock = Clock(monkeypatch, costs_of(0.02))
-    monkeypatch.setattr("medusa_chat.worker.tune", lambda m: tuner.tune(m, BRIEF, clock))
+    monkeypatch.setattr(tuner, "tune", lambda m: tune(m, BRIEF, clock))
     assert list(tuned(loaded, lambda: False)) == [loaded.info] and not clock.steps
     assert list(tuned(loaded, lambda: False, again=True)) == [loaded.info] and clock.steps
 
