@@ -189,7 +189,8 @@ def _ready(
 
     if where.device_map is not None:
         return Backbone(model, where.context), ()  # accelerate's hooks stay
-    library = compiling.library() if native.can_run(model) else None
+    can_run = native.can_run(model)
+    library = compiling.library() if can_run else None
     notes = replace_submodules(model, packs=library is None)
     backbone = Backbone(model, where.context)
     if where.device.type != "cpu":
@@ -198,7 +199,9 @@ def _ready(
     if library is not None:
         team = native.Team(library, threads.of_native(model))
         if native.adopt(backbone, heads, team):
-            notes.append(f"the decoder is one call into C, by {team.threads} of its threads")
+            notes.append(f"a step is one call into C, by {team.threads} threads")
+    elif can_run:
+        notes.append("by torch's operators: with a C compiler (gcc or clang) several times faster")
     return backbone, notes
 
 

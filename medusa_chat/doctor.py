@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from medusa_chat import __version__, paths, tuning
+from medusa_chat import __version__, compiling, paths, tuning
 
 PACKAGES = (
     "torch",
@@ -71,7 +71,11 @@ def examine() -> Report:
     report.sections["folders"] = _folders()
     report.sections["demo checkpoint"] = _demo(report.problems)
     report.sections["tuner"] = _tuned()
-    report.sections["cpu"] = {"model": _cpu_name(), "cores": os.cpu_count()}
+    report.sections["cpu"] = {
+        "model": _cpu_name(),
+        "cores": os.cpu_count(),
+        "C compiler": " ".join(compiling.compiler() or ["none: with gcc or clang fp32 is faster"]),
+    }
     missing = [name for name, found in report.sections["packages"].items() if found is None]
     if missing:
         report.problems.append(f"not installed: pip install {' '.join(missing)}")

@@ -395,6 +395,7 @@ def test_doctor_says_what_is_here(capsys: Any) -> None:
     report = json.loads(capsys.readouterr().out)
     assert report["sections"]["packages"]["torch"]
     assert report["sections"]["cpu"]["cores"] == os.cpu_count()
+    assert report["sections"]["cpu"]["C compiler"]
     assert "--data-dir" in report["sections"]["folders"]["data"]
     assert main(["doctor"]) == 0
     assert "torch is built for" in capsys.readouterr().out

@@ -133,7 +133,7 @@ ALLOWED = {
     "terminal": {"session", "amounts", "messages", "decoding", "errors"},
     "prompts": {"terminal", "messages", "errors"},
     "options": {"checkpoint", "messages", "presets", "paths", "decoding", "errors"},
-    "doctor": {"tuning", "paths", "errors", ""},
+    "doctor": {"compiling", "tuning", "paths", "errors", ""},
     "__main__": {"cli"},
 }
 

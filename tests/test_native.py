@@ -258,10 +258,10 @@ def load_demo(tmp_path, **environment):
 def test_the_demo_is_decoded_by_it_and_the_library_kept(library, tmp_path):
     if torch.cpu._is_amx_tile_supported():
         pytest.skip("bf16 is the precision here")
-    assert "the decoder is one call into C" in load_demo(tmp_path).stdout
+    assert "a step is one call into C" in load_demo(tmp_path).stdout
     (file,) = (tmp_path / "cache" / "native").iterdir()
     before = file.stat().st_mtime_ns
-    assert "the decoder is one call into C" in load_demo(tmp_path).stdout
+    assert "a step is one call into C" in load_demo(tmp_path).stdout
     assert file.stat().st_mtime_ns == before
 
 
@@ -269,6 +269,7 @@ def test_the_demo_is_decoded_by_it_and_the_library_kept(library, tmp_path):
 def test_without_a_compiler_torch_does_it(variables, tmp_path):
     done = load_demo(tmp_path, **variables)
     assert "one call into C" not in done.stdout and "Traceback" not in done.stderr
+    assert "with a C compiler (gcc or clang) several times faster" in done.stdout
 
 
 def test_a_compiler_that_fails_is_told_once_and_torch_does_it(tmp_path):
