@@ -22,7 +22,7 @@ from medusa_chat.bench.report import Report
 from medusa_chat.bench.report import report as tell
 from medusa_chat.bench.rows import Row, unmeasured
 from medusa_chat.bench.shape import SHAPES, Shape, load_shape
-from medusa_chat.bench.steps import bandwidth, contexts, node_counts
+from medusa_chat.bench.steps import bandwidth, contexts, host_gaps, node_counts
 from medusa_chat.bench.trace import from_trace
 from medusa_chat.bench.turns import memory_and_load, texts, turns
 from medusa_chat.checkpoint import LoadedModel
@@ -36,8 +36,8 @@ Study = Callable[[Course], Iterator[Row]]
 
 
 def elsewhere(course: Course) -> Iterator[Row]:
-    """What this command cannot measure, shown all the same."""
-    yield unmeasured("host gap in a step", "share", "needs a GPU profile")
+    """What stands between the steps, and what this command cannot measure, shown all the same."""
+    yield from host_gaps(course)
     yield unmeasured("kernels a layer", "kernels", "needs a GPU profile")
     yield unmeasured("page open / headless", "x", "tests/measure_page.py measures it")
 

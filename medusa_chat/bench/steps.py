@@ -5,14 +5,18 @@ from statistics import median
 from time import perf_counter
 
 from medusa_chat.bench.course import Course
+from medusa_chat.bench.plays import Question, Way, answer
 from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.checkpoint import rank_accuracies, source_tree
 from medusa_chat.decoding.costs import SIZES, StepCosts
 from medusa_chat.decoding.expectation import expected_lengths
 from medusa_chat.decoding.rehearsal import Stage, time_steps
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT
 from medusa_chat.tuner import tune
 
 RUNS = 3
+GAP_PROMPT = 64
 CONTEXTS = tuple(1024 * 2**i for i in range(6))
 BUFFER = {"cpu": 2**28, "cuda": 2**33}  # bytes, more than any cache
 
@@ -94,6 +98,29 @@ def _read_rates(course: Course, repeats: int = 7) -> list[float]:
         if number:
             rates.append(buffer.nbytes / (perf_counter() - started))
     return rates
+
+
+def host_gaps(course: Course) -> Iterator[Row]:
+    """Share of a step that is the host's alone, in answers to a made-up prompt. On a GPU it takes
+    a profile."""
+    name, whole = "host gap in a step", course.loaded.engine.backbone.whole_step
+    if whole is None:
+        yield unmeasured(name, "share", "needs a GPU profile, or steps that are one call into C")
+        return
+    vocabulary = course.loaded.engine.backbone.vocabulary
+    prompt = Question([(31 * i + 7) % vocabulary for i in range(GAP_PROMPT)], "")
+    source = source_tree(course.loaded.calibration, course.loaded.info.heads)
+    command = "medusa-chat bench --study elsewhere"
+    for tree in (ROOT, source.head(max(course.loaded.info.nodes, 4))):
+        shares = []
+        for number in range(course.rounds + 1):
+            before = whole.seconds
+            play = answer(course, prompt, Way(GenerationSettings(), tree))
+            if number and play is not None and play.is_timed:
+                shares.append(1 - (whole.seconds - before) / play.seconds)
+        said = "plain" if len(tree) == 1 else f"{len(tree)} nodes"
+        if shares:
+            yield row(f"{name}, {said}", shares, "share", command)
 
 
 def contexts(course: Course) -> Iterator[Row]:

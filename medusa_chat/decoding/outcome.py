@@ -31,6 +31,7 @@ class WholeStep(Protocol):
     """Does a step at once where it can, for plans and rules it knows; the cache is extended."""
 
     hidden: Tensor  # [1, d], the state after the last node that a step accepted
+    seconds: float  # of all steps so far, without what Python does around them
 
     def take(
         self,

@@ -21,6 +21,7 @@ typedef struct {
     float *logits;               /* [rows, size], worked in */
     float *last;                 /* [hidden], out: the state after the last accepted row */
     double drafting, passing;    /* out: seconds of the draft; of the pass, logits included */
+    double whole;                /* out: seconds of all */
 } Step;
 
 static double now(void) {
@@ -71,11 +72,13 @@ static void step_part(const void *what, int part, int parts) {
    of the heads is within: what they guess from is no larger. */
 EXPORT int64_t step(Step *s) {
     Pass *pass = s->pass;
+    const double begun = now();
     for (int64_t i = 0; i < pass->rows; i++) {
         s->positions[i] = pass->start + s->verdict->depths[i];
         if (s->draft) s->tokens[i] = i ? 0 : s->draft->root;
     }
     if (!is_within(pass)) return 1;
     together(step_part, s, (int)pass->threads);
+    s->whole = now() - begun;
     return 0;
 }

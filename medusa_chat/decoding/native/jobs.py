@@ -72,5 +72,5 @@ class Step(Structure):
         ("verdict", POINTER(Verdict)),
         *((n, c_void_p) for n in ("lm_panels", "lm_bias", "tokens", "positions", "logits")),
         ("last", c_void_p),
-        *((n, c_double) for n in ("drafting", "passing")),
+        *((n, c_double) for n in ("drafting", "passing", "whole")),
     )

@@ -22,7 +22,8 @@ FIGURES = ("at_parent", "entropies", "sums", "thresholds")
 class NativeStep:
     """See WholeStep: exact and typical acceptance, without top-k and top-p, of one kind of layer.
 
-    Everything a step is worked out in stands ready, for as many nodes as a tree can have.
+    Everything a step is worked out in stands ready, for as many nodes as a tree can have. seconds:
+    how long all steps so far were in C; what a step takes beyond that is the host's.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class NativeStep:
         self._figures = [(c_float * MAX_NODES)() for _ in FIGURES]
         self._shares = (c_float * MAX_NODES)()
         self._shapes: dict[int, _Shape] = {}
+        self.seconds = 0.0
         self._verdict = Verdict(self._logits.data_ptr(), size=size)
         self._verdict.tokens = addressof(self._tokens)
         self._verdict.own, self._verdict.path = addressof(self._own), addressof(self._path)
@@ -69,6 +71,7 @@ class NativeStep:
         self._fill_verdict(shape, n, start, settings, is_typical, details)
         if self._team.step(byref(self._job)):
             return None
+        self.seconds += self._job.whole
         taken = self._path[: self._verdict.length]
         is_finite = bool(self._verdict.is_finite)
         if is_finite:
