@@ -1,6 +1,7 @@
 """`medusa-chat bench`: what is asked of it, checked before a model is loaded; and where it goes."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,9 +24,40 @@ FINDINGS = (
 )
 
 
-@takes(request=load_options)
+@dataclass(frozen=True)
+class ReportWish:
+    """What is asked of the report: its page, FastChat's answers, whose they are, and how they are
+    decoded."""
+
+    page: Path | None
+    answers: Path | None
+    model_id: str | None
+    acceptance: str
+    temperature: float
+
+
+def report_options(
+    report: Annotated[
+        Path | None, Option(metavar="FILE.html", help="Of --study report: the page.")
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        Option(metavar="FILE.jsonl", help="Of --study report: the answers for FastChat's judges."),
+    ] = None,
+    model_id: Annotated[
+        str | None, Option(metavar="NAME", help="Of --answers: whose they are.")
+    ] = None,
+    acceptance: Annotated[str, Option(metavar="NAME", help="Of --study report.")] = "exact",
+    temperature: Annotated[float, Option(metavar="T", help="Of --study report: 0 to 2.")] = 0.0,
+) -> ReportWish:
+    """The options of `--study report`."""
+    return ReportWish(report, answers, model_id, acceptance, temperature)
+
+
+@takes(wish=report_options, request=load_options)
 def bench(
     request: LoadRequest,
+    wish: ReportWish,
     tree: TreeName = "auto",
     rounds: Annotated[int, Option(min=1, metavar="N", help="Interleaved repeats.")] = 5,
     max_new_tokens: Annotated[int, Option(min=2, metavar="N", help="Tokens an answer.")] = 128,
@@ -60,32 +92,18 @@ def bench(
         Path | None,
         Option(metavar="DIR", help="Of --study ladder: what train --method medusa-2 made."),
     ] = None,
-    report: Annotated[
-        Path | None, Option(metavar="FILE.html", help="Of --study report: the page.")
-    ] = None,
-    answers: Annotated[
-        Path | None,
-        Option(metavar="FILE.jsonl", help="Of --study report: the answers for FastChat's judges."),
-    ] = None,
-    model_id: Annotated[
-        str | None, Option(metavar="NAME", help="Of --answers: whose they are.")
-    ] = None,
-    acceptance: Annotated[str, Option(metavar="NAME", help="Of --study report.")] = "exact",
-    temperature: Annotated[float, Option(metavar="T", help="Of --study report: 0 to 2.")] = 0.0,
     as_json: AsJson = False,
     output: Annotated[Path | None, Option(metavar="FILE", help="Write the JSON here too.")] = None,
     picture: Annotated[Path | None, Option(metavar="FILE.svg", help="Draw the rows there.")] = None,
 ) -> None:
     """Measure Medusa against plain decoding and transformers' generate on this machine."""
     refuse_unknown_tree(tree)
-    for file in (output, picture, report, answers):
+    for file in (output, picture, wish.page, wish.answers):
         if file is not None:
             require_folder(file)
     studies = tuple(study or ())
-    _refuse_misplaced(shape, (layers, trace), "report" in studies, (report, answers, model_id))
-    if "report" not in studies and (acceptance, temperature) != ("exact", 0.0):
-        raise UsageError("--acceptance and --temperature are for --study report")
-    settings = GenerationSettings(acceptance=acceptance, temperature=temperature)
+    _refuse_misplaced(shape, (layers, trace), "report" in studies, wish)
+    settings = GenerationSettings(acceptance=wish.acceptance, temperature=wish.temperature)
     from medusa_chat.bench import run, run_shape, table
 
     told = _report() if "report" in studies else None
@@ -115,27 +133,26 @@ def bench(
             trace=None if trace is None else str(trace),
             studies=studies,
         )
-    text = json.dumps(result, indent=2)
-    print(text if as_json else table(result))
-    _write(output, text + "\n")
-    if picture is not None:
-        from medusa_chat.bench import drawing
-
-        _write(picture, drawing(result))
+    print(json.dumps(result, indent=2) if as_json else table(result))
+    _keep(result, output, picture)
     if told is not None:
-        _tell(result, told, report, answers, model_id)
+        _tell(result, told, wish)
 
 
 def _refuse_misplaced(
-    shape: str | None, of_shape: tuple[Any, ...], reports: bool, of_report: tuple[Any, ...]
+    shape: str | None, of_shape: tuple[Any, ...], reports: bool, wish: ReportWish
 ) -> None:
     """Refuse options that nothing here would read."""
     if shape not in (None, "7b", "8b"):
         raise UsageError(f"shape is {shape!r}: choose 7b or 8b")
     if shape is None and any(value is not None for value in of_shape):
         raise UsageError("--layers and --trace are for --shape")
-    if not reports and any(value is not None for value in of_report):
+    if reports:
+        return
+    if any(value is not None for value in (wish.page, wish.answers, wish.model_id)):
         raise UsageError("--report, --answers and --model-id are for --study report")
+    if (wish.acceptance, wish.temperature) != ("exact", 0.0):
+        raise UsageError("--acceptance and --temperature are for --study report")
 
 
 def _report() -> "Report":
@@ -144,21 +161,24 @@ def _report() -> "Report":
     return Report()
 
 
-def _tell(
-    result: dict[str, Any],
-    told: "Report",
-    report: Path | None,
-    answers: Path | None,
-    model_id: str | None,
-) -> None:
+def _keep(result: dict[str, Any], output: Path | None, picture: Path | None) -> None:
+    """Write what --output and --picture name."""
+    _write(output, json.dumps(result, indent=2) + "\n")
+    if picture is not None:
+        from medusa_chat.bench import drawing
+
+        _write(picture, drawing(result))
+
+
+def _tell(result: dict[str, Any], told: "Report", wish: ReportWish) -> None:
     """Write what --report and --answers name."""
     from medusa_chat.bench import model_answers, page
 
-    if report is not None:
-        _write(report, page(result, told))
-    if answers is not None:
+    if wish.page is not None:
+        _write(wish.page, page(result, told))
+    if wish.answers is not None:
         name = Path(result["machine"]["model"].partition(", ")[0]).name
-        _write(answers, model_answers(told, model_id or f"{name}-medusa"))
+        _write(wish.answers, model_answers(told, wish.model_id or f"{name}-medusa"))
 
 
 def _write(file: Path | None, text: str) -> None:
