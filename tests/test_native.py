@@ -12,8 +12,9 @@ from families import CONTEXT, VOCABULARY, tiny
 from test_acceptance import draft_of
 from test_engine import TREES, decode, drafters_of, engine_of, tokens
 
+from medusa_chat import compiling
 from medusa_chat.decoding import drafters, native
-from medusa_chat.decoding.acceptance import TORCH, exact, typical
+from medusa_chat.decoding.acceptance import TORCH, Case, exact, typical
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.events import Step
@@ -151,8 +152,8 @@ def test_the_judge_gives_every_rule_the_same_outcome(library):
         logits = 2 * torch.randn(len(tree), 61)
         settings = GenerationSettings(temperature=(number % 4) / 2, seed=number)
         for rule in (exact, typical):
-            ours = rule(draft, logits, 3, settings, True, judge)
-            theirs = rule(draft, logits, 3, settings, True, TORCH)
+            case = Case(draft, logits, 3, settings, True)
+            ours, theirs = rule(case, judge), rule(case, TORCH)
             for name in ("path", "length", "node", "next_token", "is_finite"):
                 assert torch.equal(getattr(ours, name), getattr(theirs, name))
             assert torch.allclose(ours.details.entropies, theirs.details.entropies, atol=1e-4)
@@ -263,6 +264,19 @@ def test_the_demo_is_decoded_by_it_and_the_library_kept(library, tmp_path):
     before = file.stat().st_mtime_ns
     assert "a step is one call into C" in load_demo(tmp_path).stdout
     assert file.stat().st_mtime_ns == before
+
+
+def test_the_library_follows_from_every_file(library, tmp_path, monkeypatch):
+    """A changed header is a library of another name."""
+    command = compiling.compiler()
+    name = compiling._name(command)
+    for file in compiling.SOURCES.glob("*.[ch]"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(compiling, "SOURCES", tmp_path)
+    assert compiling._name(command) == name
+    with (tmp_path / "vectors.h").open("a") as header:
+        header.write("/* changed */")
+    assert compiling._name(command) != name
 
 
 @pytest.mark.parametrize("variables", [{"MEDUSA_CHAT_NATIVE": "0"}, {"CC": "no-such-compiler"}])

@@ -40,6 +40,18 @@ class Acceptance:
 Position = int | Tensor  # of the root in the text; a tensor [1] where only the device knows it
 
 
+@dataclass(frozen=True)
+class Case:
+    """What a rule decides: a draft, the backbone's logits [n, V] of its nodes, the root's place in
+    the text, by which settings, and whether Details are wanted."""
+
+    draft: Draft
+    logits: Tensor
+    position: Position
+    settings: GenerationSettings
+    details: bool
+
+
 class Judge:
     """What is read from logits, by torch's operators: those [n, V] of a draft's nodes."""
 
@@ -51,7 +63,7 @@ class Judge:
         self,
         logits: Tensor,
         tensors: TreeTensors,
-        position: "Position",
+        position: Position,
         settings: GenerationSettings,
     ) -> Tensor:
         """See own_tokens()."""
@@ -65,25 +77,18 @@ class Judge:
 
 
 TORCH = Judge()
-Rule = Callable[[Draft, Tensor, Position, GenerationSettings, bool, Judge], Acceptance]
+Rule = Callable[[Case, Judge], Acceptance]
 
 
-def exact(
-    draft: Draft,
-    logits: Tensor,
-    position: Position,
-    settings: GenerationSettings,
-    details: bool,
-    judge: Judge = TORCH,
-) -> Acceptance:
+def exact(case: Case, judge: Judge = TORCH) -> Acceptance:
     """Take the backbone's own sample at each node and follow the child that equals it.
 
-    logits [n, V] of the draft's nodes; position: the root's place in the text. Every token is the
-    backbone's own, so this is lossless at any temperature for any deterministic tree; greedy is
-    its limit.
+    Every token is the backbone's own, so this is lossless at any temperature for any deterministic
+    tree; greedy is its limit.
     """
-    sampled = judge.own_tokens(logits, draft.tensors, position, settings)
-    figures = judge.figures(draft, logits, settings.temperature or 1.0) if details else None
+    draft, logits, settings = case.draft, case.logits, case.settings
+    sampled = judge.own_tokens(logits, draft.tensors, case.position, settings)
+    figures = judge.figures(draft, logits, settings.temperature or 1.0) if case.details else None
     found = _details(figures, None, sampled)
     if len(draft.tree) == 1:  # nothing to accept: the root is
         root = draft.tensors.depths
@@ -94,33 +99,19 @@ def exact(
     return _result(draft, logits, node, length, sampled, found)
 
 
-def typical(
-    draft: Draft,
-    logits: Tensor,
-    position: Position,
-    settings: GenerationSettings,
-    details: bool,
-    judge: Judge = TORCH,
-) -> Acceptance:
+def typical(case: Case, judge: Judge = TORCH) -> Acceptance:
     """Accept a node while p > min(epsilon, delta * exp(-H)) at its parent (Medusa, section 2.3.1).
 
     The first token and every next token are greedy, so the result is deterministic and
     temperature only relaxes acceptance. Lossy. At temperature 0 it is greedy decoding.
     """
-    return _typical(draft, logits, position, settings, details, judge, is_sampled=False)
+    return _typical(case, judge, is_sampled=False)
 
 
-def typical_sampled(
-    draft: Draft,
-    logits: Tensor,
-    position: Position,
-    settings: GenerationSettings,
-    details: bool,
-    judge: Judge = TORCH,
-) -> Acceptance:
+def typical_sampled(case: Case, judge: Judge = TORCH) -> Acceptance:
     """As typical, but the first token and every next token are sampled from the tokens that pass
     the rule, renormalised. Lossy. At temperature 0 it is greedy decoding."""
-    return _typical(draft, logits, position, settings, details, judge, is_sampled=True)
+    return _typical(case, judge, is_sampled=True)
 
 
 ACCEPTANCE: dict[str, Rule] = {
@@ -130,17 +121,10 @@ ACCEPTANCE: dict[str, Rule] = {
 }
 
 
-def _typical(
-    draft: Draft,
-    logits: Tensor,
-    position: Position,
-    settings: GenerationSettings,
-    details: bool,
-    judge: Judge,
-    is_sampled: bool,
-) -> Acceptance:
+def _typical(case: Case, judge: Judge, is_sampled: bool) -> Acceptance:
+    draft, logits, settings = case.draft, case.logits, case.settings
     if settings.is_greedy:
-        return exact(draft, logits, position, settings, details, judge)
+        return exact(case, judge)
     figures = at_parent, entropy = judge.figures(draft, logits, settings.temperature)
     threshold = _threshold(entropy, settings)
     accepted = at_parent.exp() > threshold.index_select(0, draft.tensors.parents)
@@ -151,10 +135,10 @@ def _typical(
     if is_sampled:
         log_p = torch.log_softmax(logits.float() / settings.temperature, -1)
         passing = log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf)
-        chosen = _with_noise(passing, draft.tensors, position, settings).argmax(-1)
+        chosen = _with_noise(passing, draft.tensors, case.position, settings).argmax(-1)
     else:
         chosen = judge.argmax(logits)
-    found = _details(figures if details else None, threshold, chosen)
+    found = _details(figures if case.details else None, threshold, chosen)
     return _result(draft, logits, node, length, chosen, found)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import exact
+from medusa_chat.decoding.acceptance import Case, exact
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.heads import MedusaHeads
@@ -85,7 +85,7 @@ class CapturedStep:
         hidden = backbone.run_fixed(tokens, positions, masks, self._layers)
         draft = Draft(tokens, self.tree, self._tensors)
         logits = backbone.lm_head(hidden)
-        taken = exact(draft, logits, state.cur, self._settings, False)
+        taken = exact(Case(draft, logits, state.cur, self._settings, False))
         backbone.cache.move(state.cur + taken.path, state.cur + self._deep)
         whole = (
             taken.length.view(1),

@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule
+from medusa_chat.decoding.acceptance import ACCEPTANCE, Case, Rule
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters import (
     Autoregressive,
@@ -119,10 +119,10 @@ class Engine:
         steps, emitted, seconds = 0, 0, 0.0
         _, reason = self._cut([root_id], first, 0, limit, at_limit)
         known: Sequence[int] = [*prompt_ids, root_id]
-        here = Here(hidden)
+        here = Here(drafter, rule, settings, details, hidden)
         while reason is None:
             started = perf_counter()
-            outcome = self._advance(drafter, known, here, rule, settings, details)
+            outcome = self._advance(here, known)
             drafter.learn(outcome.path)
             known = [outcome.tokens[node] for node in outcome.path[1:]] + [outcome.next_token]
             fresh, reason = self._cut(known, outcome, len(answer), limit, at_limit)
@@ -213,61 +213,43 @@ class Engine:
             self._ids += chunk.tolist()
         last = hidden[-1:]
         draft = Draft(rest[-1:], ROOT, self._root_tensors)
-        logits = self.backbone.lm_head(last)
-        accepted = rule(draft, logits, len(prompt_ids) - 1, settings, False, self.backbone.judge)
-        outcome = read(draft, accepted)
+        case = Case(draft, self.backbone.lm_head(last), len(prompt_ids) - 1, settings, False)
+        outcome = read(draft, rule(case, self.backbone.judge))
         if not outcome.is_finite:
             self.forget()  # nothing of a broken pass is reused
         return outcome, last, reused
 
-    @torch.inference_mode()
-    def _advance(
-        self,
-        drafter: Drafter,
-        known: Sequence[int],
-        here: "Here",
-        rule: Rule,
-        settings: GenerationSettings,
-        details: bool,
-    ) -> Outcome:
+    def _advance(self, here: "Here", known: Sequence[int]) -> Outcome:
         """One step: a draft after `known`, whose last token is the root; one pass of the backbone
         over it; what was accepted is in the cache afterwards, and `here` is where it ended."""
         cache, whole = self.backbone.cache, self.backbone.whole_step
         begun = perf_counter()
-        plan = drafter.plan(known, self.backbone.context - 1 - cache.length)
+        plan = here.drafter.plan(known, self.backbone.context - 1 - cache.length)
         planning = perf_counter() - begun
-        outcome = whole and whole.take(plan, known[-1], here.hidden, settings, details)
+        outcome = whole and whole.take(plan, known[-1], here.hidden, here.settings, here.details)
         if whole and outcome:
             here.root, here.hidden = None, whole.hidden
         else:
-            outcome = self._by_parts(drafter, plan, known[-1], here, rule, settings, details)
+            outcome = self._by_parts(here, plan, known[-1])
         outcome.heads_seconds += planning
         if outcome.is_finite:
             self._ids += [outcome.tokens[i] for i in outcome.path]
         return outcome
 
-    def _by_parts(
-        self,
-        drafter: Drafter,
-        plan: Plan,
-        root_id: int,
-        here: "Here",
-        rule: Rule,
-        settings: GenerationSettings,
-        details: bool,
-    ) -> Outcome:
+    @torch.inference_mode()
+    def _by_parts(self, here: "Here", plan: Plan, root_id: int) -> Outcome:
         """The same by operators, one after another; the device passes every mark before `read`
         ends."""
         cache, watch = self.backbone.cache, self._watch
         begun = watch.mark()
         if here.root is None:
             here.root = torch.tensor([root_id], device=self.backbone.device)
-        draft = drafter.fill(plan, here.root, here.hidden)
+        draft = here.drafter.fill(plan, here.root, here.hidden)
         drafted = watch.mark()
         hidden = self.backbone.run_tree(draft.tokens, draft.tree, draft.tensors)
-        logits = self.backbone.lm_head(hidden)
+        case = Case(draft, self.backbone.lm_head(hidden), cache.length, here.settings, here.details)
         ended = watch.mark()
-        accepted = rule(draft, logits, cache.length, settings, details, self.backbone.judge)
+        accepted = here.rule(case, self.backbone.judge)
         outcome = read(draft, accepted)
         if outcome.is_finite:
             cache.keep(accepted.path, len(outcome.path))
@@ -301,9 +283,13 @@ class Engine:
 
 @dataclass
 class Here:
-    """Where an answer is: hidden [1, d], the backbone's state that gave the root; root int64 [1],
-    the root on the device, None where only the host has it."""
+    """How an answer is decoded, and where it is: hidden [1, d], the backbone's state that gave the
+    root; root int64 [1], the root on the device, None where only the host has it."""
 
+    drafter: Drafter
+    rule: Rule
+    settings: GenerationSettings
+    details: bool
     hidden: Tensor
     root: Tensor | None = None
 

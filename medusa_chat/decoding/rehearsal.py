@@ -102,8 +102,8 @@ class Stage:
         """A whole step: heads, backbone, acceptance, the copy to the host, rows moved."""
         engine = self.engine
         engine.backbone.cache.length = length
-        here = Here(self._hidden, self._root)
-        engine._advance(self._drafter(nodes), [self._root_id], here, exact, SETTINGS, True)
+        here = Here(self._drafter(nodes), exact, SETTINGS, True, self._hidden, self._root)
+        engine._advance(here, [self._root_id])
 
     def _drafter(self, nodes: int) -> Drafter:
         if nodes not in self._drafters:

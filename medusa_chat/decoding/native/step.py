@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.drafters import Plan, TreeTensors
+from medusa_chat.decoding.events import DraftRecord
 from medusa_chat.decoding.native.decoder import NativeDecoder
 from medusa_chat.decoding.native.heads import NativeHeads
-from medusa_chat.decoding.native.jobs import Proposal, Step, Verdict
+from medusa_chat.decoding.native.jobs import Pass, Proposal, Step, Verdict
 from medusa_chat.decoding.native.library import Team
 from medusa_chat.decoding.outcome import Outcome, record
 from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
 
 MOST_SHAPES = 64  # of trees that are kept ready
+ROOM = 256  # tokens by which what a pass works in grows
 FIGURES = ("at_parent", "entropies", "sums", "thresholds")
 
 
@@ -42,110 +44,111 @@ class NativeStep:
         self._tokens, self._own, self._path, self._places = ids
         self._figures = [(c_float * MAX_NODES)() for _ in FIGURES]
         self._shares = (c_float * MAX_NODES)()
-        self._shapes: dict[int, _Shape] = {}
         self.seconds = 0.0
+        self._shapes: dict[int, _Shape] = {}
+        self._shape: _Shape | None = None  # of the last step
+        self._settings: GenerationSettings | None = None  # and how it was decided
+        self._details = self._is_known = self._is_typical = False
+        self._room = (0, 0)
+        self._pass = Pass.from_buffer_copy(decoder.job)
+        self._pass.tokens, self._pass.positions = addressof(self._tokens), addressof(self._places)
+        self._pass.hidden = self._rows.data_ptr()
         self._verdict = Verdict(self._logits.data_ptr(), size=size)
         self._verdict.tokens = addressof(self._tokens)
         self._verdict.own, self._verdict.path = addressof(self._own), addressof(self._path)
-        self._job = Step(None, pointer(decoder.job), pointer(self._verdict))
+        self._job = Step(None, pointer(self._pass), pointer(self._verdict))
         self._job.lm_panels = lm.panels.data_ptr()
         self._job.lm_bias = None if lm.bias is None else lm.bias.data_ptr()
         self._job.tokens, self._job.positions = addressof(self._tokens), addressof(self._places)
         self._job.logits, self._job.last = self._logits.data_ptr(), self.hidden.data_ptr()
+        self._call = byref(self._job)
 
     def take(
         self, plan: Plan, root: int, hidden: Tensor, settings: GenerationSettings, details: bool
     ) -> Outcome | None:
-        """See WholeStep."""
-        start, n = self._cache.length, len(plan.tree)
-        is_typical = settings.acceptance == "typical" and not settings.is_greedy
-        if not self._knows(plan, start, settings, is_typical):
+        """See WholeStep. What stays the same from step to step is not set again."""
+        if settings is not self._settings or details != self._details:
+            self._arm(settings, details)
+        shape, start = self._shape_of(plan), self._cache.length
+        is_seen = self._window is None or start + shape.depth < self._window
+        if not (self._is_known and is_seen) or (plan.tokens is None and shape.draft is None):
             return None
-        shape = self._shape(plan)
-        if plan.tokens is None and shape.draft is None:
-            return None
+        if shape is not self._shape:
+            self._turn_to(shape)
         if hidden is not self.hidden:
             self.hidden.copy_(hidden)
-        self._fill_draft(shape, plan, root)
-        self._fill_pass(shape, n, start)
-        self._fill_verdict(shape, n, start, settings, is_typical, details)
-        if self._team.step(byref(self._job)):
+        self._set_place(shape, plan, root, start)
+        if self._team.step(self._call):
             return None
-        self.seconds += self._job.whole
-        taken = self._path[: self._verdict.length]
-        is_finite = bool(self._verdict.is_finite)
-        if is_finite:
-            self._cache.extend(len(taken))
-        tokens, own = self._tokens[:n], self._own[:n]
-        made = self._record(plan, tokens, own, is_typical) if details else None
-        job = self._job
-        return Outcome(taken, tokens, own[taken[-1]], is_finite, made, job.drafting, job.passing)
+        return self._outcome(plan, shape.nodes)
 
-    def _knows(
-        self, plan: Plan, start: int, settings: GenerationSettings, is_typical: bool
-    ) -> bool:
-        """Whether this rule is one of ours, and nothing of the text is out of the window."""
-        is_seen = self._window is None or start + plan.tree.depth < self._window
-        if settings.is_greedy or is_typical:
-            return is_seen
+    def _arm(self, settings: GenerationSettings, details: bool) -> None:
+        """For answers of these settings."""
+        job = self._verdict
+        self._settings, self._details = settings, details
+        self._is_typical = settings.acceptance == "typical" and not settings.is_greedy
         is_cut = settings.top_k or settings.top_p < 1
-        return is_seen and settings.acceptance == "exact" and not is_cut
+        is_exact = settings.acceptance == "exact" and not is_cut
+        self._is_known = settings.is_greedy or self._is_typical or is_exact
+        job.seed, job.temperature = settings.seed or 0, settings.temperature
+        job.is_typical = self._is_typical
+        job.epsilon, job.alpha = settings.posterior_threshold, settings.posterior_alpha
+        for name, row in zip(FIGURES, self._figures, strict=True):
+            setattr(job, name, addressof(row) if details or self._is_typical else None)
+        job.threads = self._pass.threads = self._team.threads
 
-    def _shape(self, plan: Plan) -> "_Shape":
-        key = id(plan.tensors)
-        if key not in self._shapes:
+    def _shape_of(self, plan: Plan) -> "_Shape":
+        found = self._shapes.get(id(plan.tensors))
+        if found is None:
             if len(self._shapes) >= MOST_SHAPES:
                 self._shapes.clear()
             draft = self._heads.draft(plan) if self._heads else None
-            self._shapes[key] = _Shape(plan, draft)
-        return self._shapes[key]
+            found = self._shapes[id(plan.tensors)] = _Shape(plan, draft)
+            if draft is not None:
+                draft.hidden, draft.tokens = self._job.last, self._job.tokens
+                draft.shares, draft.threads = addressof(self._shares), self._team.threads
+        return found
 
-    def _fill_draft(self, shape: "_Shape", plan: Plan, root: int) -> None:
-        job = shape.draft if plan.tokens is None else None
-        if job is None:
-            assert plan.tokens is not None
-            self._tokens[: len(plan.tokens)] = list(plan.tokens)
-            self._job.draft = None
-            return
-        job.hidden, job.root, job.threads = self._job.last, root, self._team.threads
-        job.tokens, job.shares = self._job.tokens, addressof(self._shares)
-        self._job.draft = pointer(job)
-
-    def _fill_pass(self, shape: "_Shape", n: int, start: int) -> None:
-        job = self._decoder.job
-        job.threads = self._team.threads
-        self._decoder.make_room(n, start + n, job.threads)
-        job.tokens, job.positions = self._job.tokens, self._job.positions
-        job.mask, job.stride, job.free = shape.mask.data_ptr(), n, start
-        job.rows, job.start, job.hidden = n, start, self._rows.data_ptr()
-
-    def _fill_verdict(
-        self,
-        shape: "_Shape",
-        n: int,
-        start: int,
-        settings: GenerationSettings,
-        is_typical: bool,
-        details: bool,
-    ) -> None:
-        job, tensors = self._verdict, shape.tensors
+    def _turn_to(self, shape: "_Shape") -> None:
+        """For steps of this tree."""
+        self._shape, job, tensors = shape, self._verdict, shape.tensors
         job.parents, job.depths = tensors.parents.data_ptr(), tensors.depths.data_ptr()
-        job.rows, job.place, job.threads = n, start, self._team.threads
-        job.seed, job.temperature = settings.seed or 0, settings.temperature
-        job.is_typical, job.deepest = is_typical, shape.depth
-        job.epsilon, job.alpha = settings.posterior_threshold, settings.posterior_alpha
-        if settings.temperature > 0 and not is_typical:
-            if self._noise.numel() < (shape.depth + 1) * job.size:
-                self._noise = torch.empty((shape.depth + 1) * job.size)
+        job.rows, job.deepest = shape.nodes, shape.depth
+        if self._noise.numel() < (shape.depth + 1) * job.size:
+            self._noise = torch.empty((shape.depth + 1) * job.size)
             job.noise = self._noise.data_ptr()
-        for name, row in zip(FIGURES, self._figures, strict=True):
-            setattr(job, name, addressof(row) if details or is_typical else None)
+        self._pass.mask, self._pass.stride = shape.mask.data_ptr(), shape.nodes
+        self._pass.rows = shape.nodes
+        self._job.draft = shape.pointer
 
-    def _record(self, plan: Plan, tokens: list[int], own: list[int], is_typical: bool) -> Any:
+    def _set_place(self, shape: "_Shape", plan: Plan, root: int, start: int) -> None:
+        """Behind `start` tokens, from this root on."""
+        job, keys = self._pass, -(-(start + shape.nodes) // ROOM) * ROOM
+        job.start = job.free = self._verdict.place = start
+        if (shape.nodes, keys) != self._room:
+            self._room = (shape.nodes, keys)
+            self._decoder.make_room(shape.nodes, keys, job.threads)
+        job.work = self._decoder.job.work  # a prompt may have had it grow
+        if shape.draft is not None:
+            shape.draft.root = root
+        elif plan.tokens is not None:
+            self._tokens[: shape.nodes] = list(plan.tokens)
+
+    def _outcome(self, plan: Plan, nodes: int) -> Outcome:
+        job, verdict = self._job, self._verdict
+        self.seconds += job.whole
+        taken, tokens, own = self._path[: verdict.length], self._tokens[:nodes], self._own[:nodes]
+        is_finite = bool(verdict.is_finite)
+        if is_finite:
+            self._cache.extend(len(taken))
+        made = self._record(plan, tokens, own) if self._details else None
+        return Outcome(taken, tokens, own[taken[-1]], is_finite, made, job.drafting, job.passing)
+
+    def _record(self, plan: Plan, tokens: list[int], own: list[int]) -> DraftRecord:
         n = len(tokens)
         found, entropies, _, thresholds = (row[:n] for row in self._figures)
         shares = self._shares[:n] if plan.tokens is None else None
-        limits = thresholds if is_typical else None
+        limits = thresholds if self._is_typical else None
         return record(plan.tree, tokens, own, [exp(x) for x in found], entropies, limits, shares)
 
 
@@ -154,7 +157,8 @@ class _Shape:
 
     def __init__(self, plan: Plan, draft: Proposal | None) -> None:
         self.tensors: TreeTensors = plan.tensors
-        self.depth = plan.tree.depth
+        self.nodes, self.depth = len(plan.tree), plan.tree.depth
         hidden = ~plan.tensors.ancestors
         self.mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
         self.draft, self._index = draft, plan.index
+        self.pointer = pointer(draft) if draft is not None else None
