@@ -391,6 +391,16 @@ def test_a_whole_step_leaves_to_its_parts_what_it_does_not_know(library):
         assert whole.take(strange, outside, hidden, greedy, False) is None
 
 
+def test_logits_beyond_the_embeddings_are_not_drafted_from_in_one_call(library):
+    model = tiny("llama")
+    wide = torch.nn.Linear(model.config.hidden_size, VOCABULARY + 8, bias=False)
+    model.lm_head = wide.requires_grad_(False)
+    replace_submodules(model, packs=False)
+    engine = engine_of(model)
+    assert native.adopt(engine.backbone, engine.heads, native.Team(library, 1))
+    assert engine.backbone.whole_step is None
+
+
 def test_a_team_whose_cores_are_taken_computes_the_same(library):
     """Where a thread waits for one that is not running, the caller goes on alone."""
     engine = native_engine("llama", library, 2)

@@ -74,6 +74,7 @@ def adopt(backbone: Any, heads: MedusaHeads | None, team: Team) -> bool:
         own = None
         if heads is not None and heads.weight.dtype == torch.float32:
             own = heads.twin = NativeHeads(heads, backbone.lm_head, team)
-        if backbone.lm_head.is_plain:
+        rows = len(backbone.lm_head.linear.weight)  # a drafted token must have an embedding
+        if backbone.lm_head.is_plain and rows <= len(twin.stock.embed_tokens.weight):
             backbone.whole_step = NativeStep(backbone, native, own, team)
     return is_right
