@@ -1,5 +1,6 @@
 """JobThread: a session's own thread. It takes jobs from the queue and does one after the other."""
 
+import logging
 import os
 import threading
 import time
@@ -106,7 +107,7 @@ class JobThread:
         """Load another model; where that leaves none, the one before it again."""
         keeper = self._keeper
         before = keeper.loaded
-        keeper.forget_lost()
+        keeper.forgive()
         try:
             for _ in keeper.load(switch.request):
                 if switch.is_cancelled:
@@ -139,8 +140,9 @@ class JobThread:
                 self._keeper.become(model)
         except WorkerGone as error:
             self._restart(error)
-        except Exception:
+        except Exception as error:
             self._keeper.is_untuned = False
+            logging.getLogger(__name__).warning("the steps could not be timed: %s", error)
         finally:
             with self._queue.changed:
                 self._is_tuning = False

@@ -42,7 +42,7 @@ class Keeper:
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
         """Load at once, in this thread; raises what the worker refuses."""
-        self.request = request
+        self.request, self._lost = request, None
         why = self.state.message if self.state.status == "loading" else ""
         self.state = ModelState("loading", "restart" if why else "start", why)
         try:
@@ -139,7 +139,3 @@ class Keeper:
     def forgive(self) -> None:
         """The worker's next end is the first of a row."""
         self._deaths = 0
-
-    def forget_lost(self) -> None:
-        """Another model is wanted: the load that was given up is not tried again."""
-        self._deaths, self._lost = 0, None

@@ -150,6 +150,19 @@ def test_a_worker_that_keeps_ending_is_not_restarted_for_ever():
     session.close()
 
 
+def test_a_load_that_was_given_up_is_not_tried_again_once_another_was_asked_for():
+    session = Session(Dying())
+    session.submit_load(LoadRequest())
+    wait_for(lambda: session.state.status == "failed")
+    session.runner.lives = True
+    session.submit_load(LoadRequest("/another"))
+    wait_for(lambda: session.state.status == "ready")
+    job = session.submit("hello", SETTINGS)
+    assert job.done.wait(10) and not job.error
+    assert session.runner.loads == 4 and session.keeper.request == LoadRequest("/another")
+    session.close()
+
+
 def test_a_failed_load_says_why_and_refuses_jobs():
     session = Session(InProcess())
     session.submit_load(LoadRequest("/no/such/folder"))
