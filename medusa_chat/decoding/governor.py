@@ -33,38 +33,44 @@ class Governor:
         self.trust = 1.0
         end = min(len(expected), costs.sizes[-1])
         self._sizes = sorted({1, end, *(m for m in costs.sizes if m < end)})
+        self._places = {nodes: place for place, nodes in enumerate(self._sizes)}
+        self._gains = [self.expected[nodes - 1] - 1 for nodes in self._sizes]  # promised nodes
         losses = (costs.at(end, length) - costs.at(1, length) for length in costs.lengths)
         self._most = self.credit = PATIENCE * max(0.0, *losses)
-        self._prices: dict[int, float] = {}
+        self._prices: list[float] = []
         self._place = -1
 
     def choose(self, length: int) -> int:
         """Nodes of the next step, behind `length` tokens in the cache; 1 is plain decoding."""
-        prices = self._prices_at(length)
-        best = max(self._sizes, key=lambda m: self._promise(m) / prices[m])
-        if best == 1 and len(self._sizes) > 1:
-            best = self._sizes[1]  # to see whether the text has turned
-        limit = prices[1] + self.credit
-        return max(m for m in self._sizes if m == 1 or (m <= best and prices[m] <= limit))
+        prices, trust = self._prices_at(length), self.trust
+        best, most = 0, 0.0
+        for place, price in enumerate(prices):
+            rate = (1 + trust * self._gains[place]) / price
+            if rate > most:
+                best, most = place, rate
+        if best == 0 and len(prices) > 1:
+            best = 1  # to see whether the text has turned
+        limit = prices[0] + self.credit
+        while best and prices[best] > limit:
+            best -= 1
+        return self._sizes[best]
 
     def record(self, nodes: int, tokens: int, length: int) -> None:
         """A step of `nodes` nodes gave `tokens` tokens, 1 where none was accepted."""
-        prices = self._prices_at(length)
-        spent = max(prices.get(nodes) or self.costs.at(nodes, length), prices[1])
-        earned = (1 + SHARE) * tokens * prices[1]
+        prices, place = self._prices_at(length), self._places.get(nodes)
+        cost = self.costs.at(nodes, length) if place is None else prices[place]
+        spent = max(cost, prices[0])
+        earned = (1 + SHARE) * tokens * prices[0]
         self.credit = min(self._most, self.credit + earned - spent)
         promised = self.expected[min(nodes, len(self.expected)) - 1] - 1
         if promised > 0:
             seen = min((tokens - 1) / promised, MOST_TRUST)
             self.trust += MEMORY * (seen - self.trust)
 
-    def _promise(self, nodes: int) -> float:
-        return 1 + self.trust * (self.expected[nodes - 1] - 1)
-
-    def _prices_at(self, length: int) -> dict[int, float]:
+    def _prices_at(self, length: int) -> list[float]:
         """Seconds of a step of each size, anew every STRIDE tokens."""
         if length // STRIDE != self._place:
             self._place = length // STRIDE
             at = self._place * STRIDE
-            self._prices = {m: self.costs.at(m, at) for m in self._sizes}
+            self._prices = [self.costs.at(m, at) for m in self._sizes]
         return self._prices

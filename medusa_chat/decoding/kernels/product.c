@@ -25,7 +25,8 @@ INLINE void put(const Product *p, int row, int out, vec sums) {
     }
 }
 
-/* ROWS rows times PANELS panels, from panel `at` on. */
+/* ROWS rows times PANELS panels, from panel `at` on. Several rows take long enough for the panels
+   behind these to come near meanwhile; one row is all waiting for memory, and asks for no more. */
 #define TILE(ROWS, PANELS)                                                                      \
     INLINE void tile_##ROWS##_##PANELS(const Product *p, int row, int at) {                     \
         const int ins = p->ins;                                                                 \
@@ -34,6 +35,8 @@ INLINE void put(const Product *p, int row, int out, vec sums) {
         vec sums[ROWS * PANELS] = {0};                                                          \
         for (int k = 0; k < ins; k++) {                                                         \
             vec ours[PANELS];                                                                   \
+            _Pragma("GCC unroll 8") for (int j = 0; ROWS > 1 && !(k & 1) && j < PANELS; j++)    \
+                __builtin_prefetch(w + (PANELS + j) * panel + (ptrdiff_t)k * LANES, 0, 3);      \
             _Pragma("GCC unroll 8") for (int j = 0; j < PANELS; j++)                            \
                 ours[j] = load(w + j * panel + (ptrdiff_t)k * LANES);                           \
             _Pragma("GCC unroll 8") for (int j = 0; ROWS > 1 && j < PANELS; j++) HOLD(ours[j]); \
