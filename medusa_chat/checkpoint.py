@@ -95,7 +95,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
             notes.append(f"the LoRA adapter {found.adapter.name} is merged into the backbone")
         heads = heads.to(device=device, dtype=model.dtype) if heads is not None else None
         parameters = model.num_parameters()  # a 4-bit weight holds two
-        backbone, replaced = _ready(model, heads, where)
+        backbone, replaced = _ready(model, heads, where, calibration)
         notes += replaced
         yield LoadPhase("check"), None
         difference = backbone.check()
@@ -180,7 +180,7 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def _ready(
-    model: Any, heads: "MedusaHeads | None", where: Placement
+    model: Any, heads: "MedusaHeads | None", where: Placement, calibration: Calibration | None
 ) -> tuple["Backbone", Sequence[str]]:
     """The model as a backbone, with its submodules replaced by faster ones; what was, in words."""
     from medusa_chat.decoding import native, threads
@@ -193,6 +193,7 @@ def _ready(
     library = compiling.library() if can_run else None
     notes = replace_submodules(model, packs=library is None)
     backbone = Backbone(model, where.context)
+    notes += _shortened(backbone, heads, calibration)
     if where.device.type != "cpu":
         return backbone, notes
     notes.append(threads.settle(model, *filter(None, [heads])))
@@ -203,6 +204,22 @@ def _ready(
     elif can_run:
         notes.append("by torch's operators: with a C compiler (gcc or clang) several times faster")
     return backbone, notes
+
+
+def _shortened(
+    backbone: "Backbone", heads: "MedusaHeads | None", calibration: Calibration | None
+) -> list[str]:
+    """The calibration's shortlist given to the heads, in words."""
+    if heads is None or calibration is None or not calibration.shortlist:
+        return []
+    if not all(0 <= token < backbone.vocabulary for token in calibration.shortlist):
+        return ["the calibration's shortlist is left out: it names tokens that there are not"]
+    if 2 * len(calibration.shortlist) > backbone.vocabulary:
+        return ["the calibration's shortlist is left out: it is over half of the vocabulary"]
+    if not heads.shorten(calibration.shortlist, backbone.lm_head):
+        return []
+    count, whole = len(calibration.shortlist), backbone.vocabulary
+    return [f"drafts are taken from {count:,} of {whole:,} tokens; the text is the same"]
 
 
 def _warm_up(loaded: LoadedModel, tree: Tree) -> None:

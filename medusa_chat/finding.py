@@ -16,6 +16,14 @@ from medusa_chat.models import model_preset
 from medusa_chat.paths import asset
 
 CALIBRATION_FILE = "medusa_calibration.json"
+MISSHAPEN = (ValueError, TypeError, AttributeError, UsageError)  # what is there is no calibration
+
+
+def _tokens(listed: object) -> tuple[int, ...]:
+    """Token ids, each once. Raises ValueError for anything else."""
+    if not isinstance(listed, list) or any(type(token) is not int for token in listed):
+        raise ValueError("its shortlist is no list of token ids")
+    return tuple(sorted(set(listed)))
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,8 @@ class Calibration:
     searched from them, in order of value.
 
     measured_on, positions: of how many places of what, as far as it is said. rates: (nodes, tokens
-    a step) that the tree gave there. is_personal: counted in the user's own chats.
+    a step) that the tree gave there. is_personal: counted in the user's own chats. shortlist: the
+    tokens that drafts are taken from, where not from all.
     """
 
     accuracies: tuple[tuple[float, ...], ...]
@@ -33,6 +42,7 @@ class Calibration:
     positions: int = 0
     rates: tuple[tuple[int, float], ...] = ()
     is_personal: bool = False
+    shortlist: tuple[int, ...] = ()
 
     @property
     def origin(self) -> str:
@@ -52,8 +62,9 @@ class Calibration:
                 measured_on=str(values.get("measured_on", "")),
                 positions=int(values.get("positions", 0)),
                 rates=tuple(rates),
+                shortlist=_tokens(values.get("shortlist", [])),
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+        except (OSError, ArithmeticError, LookupError, *MISSHAPEN) as error:
             raise ModelError(f"{file} is no calibration ({error}): delete or renew it") from error
 
 

@@ -31,7 +31,7 @@ ALLOWED = {
     "decoding": {"decoding", "errors"},
     "training": {
         *("training", "decoding", "checkpoint", "finding", "weights", "adapters", "devices"),
-        *("messages", "paths", "errors", ""),
+        *("compiling", "messages", "paths", "errors", ""),
     },
     "presets": {"paths", "decoding", "errors"},
     "models": {"paths", "errors"},

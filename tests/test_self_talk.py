@@ -8,6 +8,7 @@ from training_models import CONTEXT, write_backbone
 
 from medusa_chat.errors import UsageError
 from medusa_chat.training import talks
+from medusa_chat.training.answerers import Batches
 from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.reading import Conversation
 from medusa_chat.training.recipe import Recipe
@@ -19,7 +20,7 @@ QUICK = DistillRecipe(max_new_tokens=8, temperatures=(0.0,), rows=2)
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """(model, tokenizer); questions are greedy here, so that they are known."""
+    """(answerer, tokenizer); questions are greedy here, so that they are known."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = write_backbone(tmp_path / "backbone")
@@ -30,7 +31,7 @@ def world(tmp_path, monkeypatch):
         head[E] = 0
         head[B] += 8 * table[USER]  # and "b" begins the user's
     monkeypatch.setattr(talks, "QUESTION_TEMPERATURE", 0.0)
-    return model, AutoTokenizer.from_pretrained(folder)
+    return Batches(model, [END]), AutoTokenizer.from_pretrained(folder)
 
 
 def conversation(*asked):
@@ -42,10 +43,10 @@ def texts(tokenizer, events):
 
 
 def test_it_goes_on_with_questions_of_its_own(world, tmp_path):
-    model, tokenizer = world
+    answerer, tokenizer = world
     found = [conversation("ab"), conversation("c", "a")]
     events = list(
-        talks.answer_conversations(model, tokenizer, found, QUICK, CONTEXT, tmp_path / "t", 2)
+        talks.answer_conversations(answerer, tokenizer, found, QUICK, CONTEXT, tmp_path / "t", 2)
     )
     assert [event.done for event in events] == list(range(1, 8))
     assert events[-1].total == 7  # (1 + 2) + (2 + 2)
@@ -68,33 +69,33 @@ def test_it_goes_on_with_questions_of_its_own(world, tmp_path):
 
 
 def test_without_it_nothing_more_is_asked(world, tmp_path):
-    model, tokenizer = world
+    answerer, tokenizer = world
     events = talks.answer_conversations(
-        model, tokenizer, [conversation("ab")], QUICK, CONTEXT, tmp_path / "t"
+        answerer, tokenizer, [conversation("ab")], QUICK, CONTEXT, tmp_path / "t"
     )
     assert len(list(events)) == 1
     assert not list((tmp_path / "t").glob("questions-*"))
 
 
 def test_a_question_without_an_end_ends_the_talk(world, tmp_path, monkeypatch):
-    model, tokenizer = world
+    answerer, tokenizer = world
     monkeypatch.setattr(talks, "QUESTION_TOKENS", 2)  # "bc" is all it can say
     events = list(
         talks.answer_conversations(
-            model, tokenizer, [conversation("ab")], QUICK, CONTEXT, tmp_path / "t", 3
+            answerer, tokenizer, [conversation("ab")], QUICK, CONTEXT, tmp_path / "t", 3
         )
     )
     assert len(events) == 1
 
 
 def test_an_interrupted_talk_goes_on_to_the_same_answers(world, tmp_path):
-    model, tokenizer = world
+    answerer, tokenizer = world
     found = [conversation("ab"), conversation("c")]
     recipe = replace(QUICK, temperatures=(0.7,))
 
     def said(folder, count):
         events = talks.answer_conversations(
-            model, tokenizer, found, recipe, CONTEXT, tmp_path / folder, 2
+            answerer, tokenizer, found, recipe, CONTEXT, tmp_path / folder, 2
         )
         return [event.example for event, _ in zip(events, range(count), strict=False)]
 

@@ -12,6 +12,7 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.training.accuracy import count_ranks, rank_accuracies
+from medusa_chat.training.answerers import Batches, OneByOne, answerer
 from medusa_chat.training.data import (
     Example,
     collate,
@@ -20,6 +21,7 @@ from medusa_chat.training.data import (
     grouped,
 )
 from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
+from medusa_chat.training.known import cross_entropy
 from medusa_chat.training.loss import IGNORED, hidden_and_targets, medusa_loss, targets_of
 from medusa_chat.training.reading import read_conversations
 from medusa_chat.training.trainer import (
@@ -236,6 +238,48 @@ def test_loss_is_the_weighted_sum_however_it_is_chunked():
         )
 
 
+def test_gradients_reach_all_that_learns():
+    model, heads = make_model(), MedusaHeads(3, 32, vocabulary=32)
+    torch.nn.init.normal_(heads.weight, std=0.1)
+    torch.nn.init.normal_(heads.lm_weight, std=0.3)
+    shared = MedusaHeads(3, 32)
+    torch.nn.init.normal_(shared.weight, std=0.1)
+    found, targets, _ = hidden_and_targets(model, collate(make_examples()), 3)
+    hidden = found.clone().requires_grad_()
+    for some in (heads, shared):
+        learning = [hidden, *some.parameters(), model.lm_head.weight]
+        logits = some(hidden, model.lm_head)
+        direct = sum(
+            0.8 ** (k + 1)
+            * torch.nn.functional.cross_entropy(logits[k], targets[:, k], ignore_index=IGNORED)
+            for k in range(3)
+        )
+        expected = torch.autograd.grad(direct, learning, allow_unused=True)
+        result = medusa_loss(
+            *(some, model.lm_head, hidden, targets, 0.8, 7), learning=[model.lm_head.weight]
+        )
+        got = torch.autograd.grad(3 * result.total, learning, allow_unused=True)
+        assert [g is None for g in got] == [g is None for g in expected]
+        for ours, theirs in zip(got, expected, strict=True):
+            if ours is not None:
+                torch.testing.assert_close(ours, 3 * theirs, atol=1e-6, rtol=1e-4)
+    with torch.no_grad():
+        assert not medusa_loss(shared, model.lm_head, hidden, targets).total.requires_grad
+
+
+def test_a_loss_beyond_what_a_probability_can_hold_is_torchs():
+    logits = torch.tensor([[[0.0, 300.0, -5.0], [1.0, 2.0, 3.0], [-1e4, 0.0, 0.0]]])
+    logits.requires_grad_()
+    wanted = torch.tensor([[0, IGNORED, 0]])
+    ours, theirs = (
+        cross_entropy(logits, wanted, IGNORED),
+        torch.nn.functional.cross_entropy(logits[0], wanted[0], reduction="none")[None],
+    )
+    torch.testing.assert_close(ours, theirs)
+    mine, its = (torch.autograd.grad(losses.sum(), logits)[0] for losses in (ours, theirs))
+    torch.testing.assert_close(mine, its)
+
+
 # --------------------------------------------------------------------------------- trainer
 
 
@@ -342,10 +386,21 @@ def test_rate_warms_up_and_falls_to_zero():
 PROMPTS = [[5, 6, 7], [8], [9, 10], [3, 4, 5, 6], [7, 7]]
 
 
-def test_greedy_answers_are_those_of_generate_one_by_one(tmp_path):
+@pytest.fixture(params=["batches", "engine"])
+def who(request):
+    """The two who answer, over the same model."""
+    if request.param == "batches":
+        return Batches(make_model(), [END])
+    request.getfixturevalue("library")  # which CI has to have
+    found = answerer(make_model(), 128, [END])
+    assert isinstance(found, OneByOne)
+    return found
+
+
+def test_greedy_answers_are_those_of_generate_one_by_one(tmp_path, who):
     model = make_model()
     recipe = DistillRecipe(max_new_tokens=12, temperatures=(0.0,), rows=2)
-    answers = list(answer_prompts(model, PROMPTS, recipe, tmp_path / "a.jsonl"))
+    answers = list(answer_prompts(who, PROMPTS, recipe, tmp_path / "a.jsonl"))
     assert sorted(answer.index for answer in answers) == list(range(5))
     for answer in answers:
         ids = torch.tensor([PROMPTS[answer.index]])
@@ -355,31 +410,81 @@ def test_greedy_answers_are_those_of_generate_one_by_one(tmp_path):
         assert sum(answer.example.is_label) == len(answer.answer_ids)
 
 
-def test_interrupted_answers_go_on_where_they_were(tmp_path):
-    model, recipe = make_model(), DistillRecipe(max_new_tokens=8, rows=2)
+def test_interrupted_answers_go_on_where_they_were(tmp_path, who):
+    recipe = DistillRecipe(max_new_tokens=8, rows=2)
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    expected = list(answer_prompts(model, PROMPTS, recipe, whole))
+    expected = list(answer_prompts(who, PROMPTS, recipe, whole))
     for size in (0, 10, len(whole.read_bytes()) // 2, len(whole.read_bytes())):
         cut.write_bytes(whole.read_bytes()[:size])
-        assert list(answer_prompts(model, PROMPTS, recipe, cut)) == expected
+        assert list(answer_prompts(who, PROMPTS, recipe, cut)) == expected
         assert cut.read_bytes() == whole.read_bytes()
     assert list(read_answers(whole)) == expected
 
 
-def test_answers_to_other_prompts_are_refused(tmp_path):
-    model, recipe = make_model(), DistillRecipe(max_new_tokens=4, rows=2)
+def test_answers_to_other_prompts_are_refused(tmp_path, who):
+    recipe = DistillRecipe(max_new_tokens=4, rows=2)
     path = tmp_path / "a.jsonl"
-    list(answer_prompts(model, PROMPTS, recipe, path))
+    list(answer_prompts(who, PROMPTS, recipe, path))
     with pytest.raises(UsageError, match="other prompts"):
-        list(answer_prompts(model, [[11], *PROMPTS[1:]], recipe, path))
+        list(answer_prompts(who, [[11], *PROMPTS[1:]], recipe, path))
 
 
-def test_making_answers_leaves_the_random_state_alone(tmp_path):
-    model, recipe = make_model(), DistillRecipe(max_new_tokens=4, rows=8)
+def test_who_began_goes_on(tmp_path, library):
+    recipe, path = DistillRecipe(max_new_tokens=4, rows=2), tmp_path / "a.jsonl"
+    engine, batches = OneByOne(make_model(), 128, [END]), Batches(make_model(), [END])
+    expected = list(answer_prompts(batches, PROMPTS, recipe, path))
+    assert list(answer_prompts(engine, PROMPTS, recipe, path)) == expected  # nothing is asked
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(UsageError, match="begun by batches, and our engine would go on"):
+        list(answer_prompts(engine, PROMPTS, recipe, path))
+    assert list(answer_prompts(batches, PROMPTS, recipe, path)) == expected
+
+
+def test_what_a_generation_config_does_to_the_logits_is_left_out():
+    model = make_model()
+    expected = Batches(model, [END]).answer(PROMPTS, 0.0, 12, seed=0)
+    model.generation_config.repetition_penalty = 50.0
+    assert Batches(model, [END]).answer(PROMPTS, 0.0, 12, seed=0) == expected
+    assert model.generation_config.repetition_penalty == 50.0
+
+
+def test_a_backbone_of_invalid_numbers_is_not_learnt_from(library):
+    model = make_model()
+    torch.nn.init.constant_(model.model.norm.weight, float("nan"))
+    with pytest.raises(MedusaChatError, match="invalid numbers"):
+        OneByOne(model, 128, [END]).answer(PROMPTS, 0.0, 4, seed=0)
+
+
+def test_sampled_answers_follow_the_seed_alone(who):
+    first = who.answer(PROMPTS, 1.0, 12, seed=3)
+    assert who.answer(PROMPTS, 1.0, 12, seed=3) == first
+    assert who.answer(PROMPTS, 1.0, 12, seed=4) != first
+    assert all(len(ids) == 12 or ids[-1] == END for ids in first)
+
+
+def test_our_engine_leaves_the_model_as_it_was():
+    model, ids = make_model(), torch.tensor([PROMPTS[0]])
+    before = model(ids).logits
+    answerer(model, 128, [END]).answer(PROMPTS, 0.0, 4, seed=0)
+    after = model(ids).logits
+    assert torch.equal(before, after) and after.requires_grad
+    assert type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear
+
+
+def test_a_model_that_c_does_not_know_is_answered_in_batches():
+    model = make_model().to(torch.bfloat16)
+    assert isinstance(answerer(model, 128, [END]), Batches)
+    adapted = make_model()
+    adapted.lm_head = torch.nn.Sequential(adapted.lm_head)  # as an adapter on it is
+    assert isinstance(answerer(adapted, 128, [END]), Batches)
+
+
+def test_making_answers_leaves_the_random_state_alone(tmp_path, who):
+    recipe = DistillRecipe(max_new_tokens=4, rows=8)
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    list(answer_prompts(model, PROMPTS, recipe, tmp_path / "a.jsonl"))
+    list(answer_prompts(who, PROMPTS, recipe, tmp_path / "a.jsonl"))
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -1,5 +1,6 @@
 """Medusa-2's losses and its resume; and several processes that train as one."""
 
+import functools
 import itertools
 import json
 import os
@@ -25,7 +26,7 @@ from medusa_chat.training.joint import (
     train_jointly,
     weight_of_heads,
 )
-from medusa_chat.training.loss import IGNORED, hidden_and_targets, medusa_loss
+from medusa_chat.training.loss import IGNORED, hidden_and_targets, medusa_loss, targets_of
 from medusa_chat.training.trainer import HeadRecipe, new_heads
 
 HEADS = HeadRecipe(steps=5, batch_tokens=60, warmup_steps=1, save_every=2, sequence_length=0)
@@ -69,6 +70,29 @@ def test_joint_loss_is_the_backbones_and_the_weighted_heads(folder: Path) -> Non
     wrapped, _ = add_adapter(model, RECIPE)
     found = joint_loss(wrapped, heads, [[e] for e in examples(3)], RECIPE, 0.2)
     torch.testing.assert_close(found.total, lm + 0.2 * medusa)
+
+
+def test_gradients_of_the_joint_loss_are_those_of_its_formula(folder: Path) -> None:
+    """The LM head's adapter learns from both losses, the decoder's through both."""
+    wrapped, _ = add_adapter(read(folder / "backbone"), RECIPE)
+    base = wrapped.eval().get_base_model()
+    heads = new_heads(base.lm_head, 2)
+    learning = [p for p in (*wrapped.parameters(), *heads.parameters()) if p.requires_grad]
+    for number, parameter in enumerate(learning):
+        torch.manual_seed(number)
+        torch.nn.init.normal_(parameter, std=0.05)
+    batch = collate(examples(3))
+    hidden = base.get_decoder()(input_ids=batch.ids).last_hidden_state
+    loss = functools.partial(torch.nn.functional.cross_entropy, ignore_index=IGNORED)
+    direct = loss(base.lm_head(hidden).flatten(0, 1), next_tokens(batch).flatten())
+    targets = targets_of(batch.ids, batch.is_label, 2)
+    for k, logits in enumerate(heads(hidden.flatten(0, 1), base.lm_head)):
+        direct = direct + 0.2 * 0.8 ** (k + 1) * loss(logits, targets.flatten(0, 1)[:, k])
+    expected = torch.autograd.grad(direct, learning)
+    found = joint_loss(wrapped, heads, [[e] for e in examples(3)], RECIPE, 0.2)
+    torch.testing.assert_close(found.total, direct)
+    for ours, theirs in zip(torch.autograd.grad(found.total, learning), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
 
 
 def test_adapter_is_on_every_linear_and_an_untied_lm_head(folder: Path) -> None:

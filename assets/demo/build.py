@@ -31,9 +31,11 @@ from tqdm import tqdm  # noqa: E402
 from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
 from medusa_chat.errors import MedusaChatError  # noqa: E402
 from medusa_chat.training.accuracy import count_ranks, ranks_of_answer  # noqa: E402
+from medusa_chat.training.answerers import Batches  # noqa: E402
 from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
 from medusa_chat.training.distill import DistillRecipe, answer_prompts  # noqa: E402
 from medusa_chat.training.path_search import search_paths, tokens_per_step  # noqa: E402
+from medusa_chat.training.shortlist import shortlist  # noqa: E402
 from medusa_chat.training.trainer import (  # noqa: E402
     HeadRecipe,
     TrainStep,
@@ -208,7 +210,8 @@ def make_answers(
     model, prompts: list[list[int]], recipe: DistillRecipe, path: Path
 ) -> list[Example]:
     """The backbone's answers to the prompts, as training examples."""
-    answers = answer_prompts(model, prompts, recipe, path)
+    ends = (model.generation_config.eos_token_id,)
+    answers = answer_prompts(Batches(model, ends), prompts, recipe, path)
     bar = tqdm(answers, total=len(prompts), desc=path.stem, unit="answer")
     return [answer.example for answer in bar if len(answer.answer_ids) > 2]
 
@@ -239,9 +242,15 @@ def make_heads(
 
 
 def make_calibration(
-    work: Path, model, heads: MedusaHeads, held_out: list[Example], plan: Plan
+    work: Path,
+    model,
+    heads: MedusaHeads,
+    answers: list[Example],
+    held_out: list[Example],
+    plan: Plan,
 ) -> dict:
-    """Rank accuracies on held-out greedy answers, and the tree that these answers ask for."""
+    """Rank accuracies on held-out greedy answers, the tree that these answers ask for, and the
+    tokens that most of all answers are made of."""
     path = work / CALIBRATION
     if not path.exists():
         events = count_ranks(model, heads, held_out)
@@ -261,6 +270,7 @@ def make_calibration(
                 for n in SIZES
                 if n <= len(tree)
             },
+            "shortlist": shortlist((one.labels for one in answers), model.config.vocab_size),
         }
         write_whole(path, json.dumps(calibration) + "\n")
     return json.loads(path.read_text("utf-8"))
@@ -356,7 +366,7 @@ def finish(arguments, model, tokenizer, rows: list[dict], recipe: Recipe, plan: 
     sampled = DistillRecipe(plan.answer_tokens)
     answers = make_answers(model, prompts, sampled, work / "answers.jsonl")
     heads = make_heads(work, model, answers, held_out, plan)
-    calibration = make_calibration(work, model, heads, held_out, plan)
+    calibration = make_calibration(work, model, heads, answers, held_out, plan)
     report(calibration)
     publish(make_checkpoint(work, model, tokenizer), arguments.output)
 

@@ -19,6 +19,7 @@ from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.accuracy import ranks_of_answer
+from medusa_chat.training.answerers import answerer, require_ends
 from medusa_chat.training.data import Example, collate, encode, encode_prompt, grouped
 from medusa_chat.training.distill import DistillRecipe, answer_prompts
 from medusa_chat.training.examples import encode_all
@@ -73,7 +74,9 @@ class School:
         prompts = [encode_prompt(self._tokenizer, talk[:-1]) for talk in self._fitting(talks)]
         recipe = DistillRecipe(ANSWER_TOKENS, temperatures)
         made = []
-        answers = answer_prompts(model, prompts, recipe, self.folder / f"{name}.jsonl")
+        context = self.course.loaded.engine.backbone.context
+        who = answerer(model, context, require_ends(model, self._tokenizer))
+        answers = answer_prompts(who, prompts, recipe, self.folder / f"{name}.jsonl")
         for place, answer in enumerate(answers):
             if place % 64 == 0:
                 self.course.progress(f"answers: {place} of {len(prompts)}")

@@ -200,6 +200,10 @@ class LogitHead:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.linear(hidden).to(hidden.device)  # it may lie on another
+        return self.finish(logits)
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """The scale or cap alone."""
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.cap is not None:

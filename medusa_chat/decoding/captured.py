@@ -104,8 +104,10 @@ class CapturedStep:
     def draft_from(self, hidden: Tensor) -> None:
         """Let the heads predict what follows the state hidden [1, d]."""
         assert self._heads is not None
-        logits = self._heads(hidden, self._backbone.lm_head, self.tree.depth)[:, 0]
-        self.state.candidates.copy_(logits.topk(self.tree.width).indices.flatten())
+        head, tree = self._backbone.lm_head, self.tree
+        logits, names = self._heads.draft_logits(hidden, head, tree.depth, tree.width)
+        tokens = logits.topk(tree.width).indices.flatten()
+        self.state.candidates.copy_(tokens if names is None else names.index_select(0, tokens))
 
     def _mask(self, positions: Tensor, window: int | None) -> Tensor:
         """Additive [nodes, bucket]: the text before the tree, the ancestors, nothing else."""

@@ -1,7 +1,8 @@
 """Drafters: what proposes the tokens of the next step. Plain decoding proposes only the root."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -28,8 +29,10 @@ class TreeTensors:
     paths: Tensor
 
     @classmethod
+    @lru_cache(maxsize=32)
     def of(cls, tree: Tree, device: torch.device) -> "TreeTensors":
-        """The constants of `tree` on `device`."""
+        """The constants of `tree` on `device`, the same ones for the same tree: answers are short,
+        and what is kept ready for a tree is found by them."""
         padded = [[*path, *[0] * (tree.depth + 1 - len(path))] for path in tree.paths]
         return cls(
             torch.tensor([0, *tree.parents[1:]], device=device),
@@ -127,7 +130,7 @@ class Medusa:
             )
         if tree.width > vocabulary:
             raise UsageError(f"the tree needs {tree.width} predictions of {vocabulary} tokens")
-        self.tree = tree
+        self.tree, self._deepest = tree, tree.depth
         self._heads, self._lm_head, self._details = heads, lm_head, details
         self._governor = governor
         self._length, self._nodes = -1, 1  # tokens in the cache; nodes of the last draft
@@ -136,15 +139,19 @@ class Medusa:
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._length += len(tokens)
         nodes = self._governor.choose(self._length) if self._governor else len(self.tree)
-        made = self._shape(nodes, min(depth, self.tree.depth))
+        made = self._shape(nodes, depth)
         self._nodes = len(made.tree)
-        return replace(made, tokens=tokens[-1:]) if self._nodes == 1 else made
+        if self._nodes > 1:
+            return made
+        return Plan(made.tree, made.tensors, tokens[-1:])
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         if plan.index is None:
             return Draft(root, plan.tree, plan.tensors)
-        logits = self._heads(hidden, self._lm_head, plan.tree.depth)[:, 0]
-        values, candidates, sums = self._heads.best(logits, plan.width)
+        depth, width = plan.tree.depth, plan.width
+        logits, names = self._heads.draft_logits(hidden, self._lm_head, depth, width)
+        values, candidates, sums = self._heads.best(logits, width)
+        candidates = candidates if names is None else names[candidates]
         filled = torch.cat((root, candidates.flatten())).index_select(0, plan.index)
         if not self._details:
             return Draft(filled, plan.tree, plan.tensors)
@@ -157,16 +164,22 @@ class Medusa:
             self._governor.record(self._nodes, len(path), self._length)
 
     def _shape(self, nodes: int, depth: int) -> Plan:
-        """The first `nodes` nodes that are no deeper than `depth`."""
-        if (nodes, depth) not in self._plans:
-            tree, width = self.tree.head(nodes).pruned(depth), self.tree.width
+        deep = min(depth, self._deepest)
+        found = self._plans.get((nodes, deep))
+        if found is None:
             device = self._heads.bias.device
-            tensors = TreeTensors.of(tree, device)
-            places = zip(tree.depths, tree.ranks, strict=True)
-            index = [0 if d == 0 else 1 + (d - 1) * width + rank for d, rank in places]
-            found = torch.tensor(index, device=device) if len(tree) > 1 else None
-            self._plans[nodes, depth] = Plan(tree, tensors, None, found, width)
-        return self._plans[nodes, depth]
+            found = self._plans[nodes, deep] = _medusa_plan(self.tree, nodes, deep, device)
+        return found
+
+
+@lru_cache(maxsize=32)
+def _medusa_plan(tree: Tree, nodes: int, depth: int, device: torch.device) -> Plan:
+    """The first `nodes` nodes that are no deeper than `depth`."""
+    cut, width = tree.head(nodes).pruned(depth), tree.width
+    places = zip(cut.depths, cut.ranks, strict=True)
+    index = [0 if d == 0 else 1 + (d - 1) * width + rank for d, rank in places]
+    found = torch.tensor(index, device=device) if len(cut) > 1 else None
+    return Plan(cut, TreeTensors.of(cut, device), None, found, width)
 
 
 class PromptLookup:

@@ -179,7 +179,11 @@ class Engine:
         if not head or self.heads is None:
             return logits, None
         at = hidden[len(token_ids) - 1 - start].unsqueeze(0)
-        return logits, self.heads(at, self.backbone.lm_head, head)[-1, 0]
+        drafted, names = self.heads.draft_logits(at, self.backbone.lm_head, head, 1)
+        own = drafted[-1]
+        if names is not None:  # the rest cannot be drafted
+            own = own.new_full(logits.shape, -torch.inf).index_copy(0, names, own)
+        return logits, own
 
     def _require_peek(self, token_ids: Sequence[int], whole: Sequence[int], head: int) -> None:
         if not token_ids or len(whole) > self.backbone.cache.capacity:
@@ -252,7 +256,10 @@ class Engine:
         accepted = here.rule(case, self.backbone.judge)
         outcome = read(draft, accepted)
         if outcome.is_finite:
-            cache.keep(accepted.path, len(outcome.path))
+            if outcome.path == list(range(len(outcome.path))):
+                cache.extend(len(outcome.path))  # the rows stand where they belong
+            else:
+                cache.keep(accepted.path, len(outcome.path))
         here.root, here.hidden = accepted.next_token, hidden.index_select(0, accepted.node)
         outcome.heads_seconds = watch.between(begun, drafted)
         outcome.backbone_seconds = watch.between(drafted, ended)

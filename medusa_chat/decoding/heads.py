@@ -1,8 +1,8 @@
 """MedusaHeads: the extra heads, all of them as one batched product."""
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Protocol, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,9 @@ class MedusaHeads(nn.Module):
         self.token_map: Tensor | None
         self.register_buffer("token_map", None)
         self.vocabulary = vocabulary
+        self.short: nn.Module | None = None  # the shared LM head's rows that drafts are taken from
+        self.shortlist: Tensor | None  # int64 [R], the tokens of these rows
+        self.register_buffer("shortlist", None, persistent=False)
         self.twin: HeadsTwin | None = None  # the same for one position, faster
 
     def __len__(self) -> int:
@@ -72,6 +75,36 @@ class MedusaHeads(nn.Module):
         for weight, bias in zip(self.weight[:, :heads], self.bias[:, :heads], strict=True):
             x = x + F.silu(torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)))
         return x
+
+    def shorten(self, tokens: Sequence[int], lm_head: Any) -> bool:
+        """Let drafts have no other tokens than these, of an LM head that is shared: a drafted token
+        is only a guess, so the text stays the same, and a large vocabulary's LM head is read for
+        the tokens that are ever likely. lm_head: the backbone's (backbone.LogitHead). Whether that
+        can be done: not for heads with LM heads of their own, nor for weights in 4 or 8 bits."""
+        linear = lm_head.linear
+        weight, bias = getattr(linear, "weight", None), getattr(linear, "bias", None)
+        if not tokens or not self.is_shared or weight is None:
+            return False
+        if weight.dim() != 2 or not weight.is_floating_point():
+            return False
+        chosen = torch.tensor(sorted(set(tokens)), device=weight.device)
+        with torch.device("meta"):
+            short = nn.Linear(weight.shape[1], len(chosen), bias is not None)
+        short.weight = nn.Parameter(weight.detach()[chosen], requires_grad=False)
+        if bias is not None:
+            short.bias = nn.Parameter(bias.detach()[chosen], requires_grad=False)
+        self.short, self.shortlist = short, chosen
+        return True
+
+    def draft_logits(
+        self, hidden: Tensor, lm_head: Callable[[Tensor], Tensor], heads: int, count: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of the first `heads` heads after the state [1, d], from which `count` guesses are to be
+        taken: logits [heads, R], and the tokens [R] they are of; None: all, in order."""
+        if self.short is None or self.shortlist is None or count > len(self.shortlist):
+            return self(hidden, lm_head, heads)[:, 0], None
+        finish: Any = getattr(lm_head, "finish", lambda logits: logits)
+        return finish(self.short(self.hidden_states(hidden, heads)[:, 0])), self.shortlist
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Of logits [K, V]: the `count` largest in falling order and their tokens [K, count], and

@@ -3,7 +3,7 @@ for, and the tokens a step it really gives."""
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,8 @@ def calibrate(
     names = [*(["the user's own chats"] if chats else []), *(path.name for path in data)]
     what = f"{len(asked)} greedy answers of the backbone to {', '.join(names)}"
     calibrated = Calibrated.search(table, nodes, what, int(labels[0]), foreseen)
+    if loaded.calibration is not None:
+        calibrated = replace(calibrated, shortlist=loaded.calibration.shortlist)
     yield calibrated
     yield Stage("measuring")
     yield Measured(_measured(loaded, calibrated, asked[:MEASURED_PROMPTS]))

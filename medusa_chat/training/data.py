@@ -23,6 +23,11 @@ class Example:
     is_label: tuple[bool, ...]
     place: str = ""
 
+    @property
+    def labels(self) -> list[int]:
+        """The ids that are to be learnt."""
+        return [token for token, is_label in zip(self.ids, self.is_label, strict=True) if is_label]
+
 
 @dataclass(frozen=True)
 class Batch:

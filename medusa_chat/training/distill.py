@@ -4,11 +4,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from medusa_chat.errors import UsageError
+from medusa_chat.training.answerers import Answerer
 from medusa_chat.training.data import Example
 
 
@@ -27,12 +25,14 @@ class DistillRecipe:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer as token ids, the end token included where the backbone gave one."""
+    """An answer as token ids, the end token included where the backbone gave one. by: the way it
+    was made (Answerer.name)."""
 
     index: int
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
     temperature: float
+    by: str = ""
 
     @property
     def example(self) -> Example:
@@ -42,23 +42,30 @@ class Answer:
 
 
 def answer_prompts(
-    model: Any, prompts: Sequence[Sequence[int]], recipe: DistillRecipe, path: Path
+    answerer: Answerer, prompts: Sequence[Sequence[int]], recipe: DistillRecipe, path: Path
 ) -> Iterator[Answer]:
     """Answer every prompt (token ids) in batches, saved to the JSONL file at `path` as it goes.
 
     Answers that are there already are yielded first and not made again; a batch that was cut off
-    is. The same prompts and recipe give the same file, interrupted or not.
+    is. The same prompts and recipe give the same file, interrupted or not. Raises UsageError for a
+    file of other prompts, or that was begun by who samples otherwise.
     """
     groups = _groups(prompts, recipe.rows)
     kept = _whole_batches(path, groups, prompts)
     yield from (answer for batch in kept for answer in batch)
+    if len(kept) < len(groups) and kept and kept[0][0].by != answerer.name:
+        raise UsageError(
+            f"{path} was begun by {kept[0][0].by or 'an older version'}, and {answerer.name} would "
+            "go on: remove it, or go on where it was begun"
+        )
     with path.open("a", encoding="utf-8") as file:
         for number in range(len(kept), len(groups)):
             temperature = recipe.temperatures[number % len(recipe.temperatures)]
             chosen = [prompts[index] for index in groups[number]]
-            texts = _generate(model, chosen, temperature, recipe, recipe.seed + number)
+            seed = recipe.seed + number
+            texts = answerer.answer(chosen, temperature, recipe.max_new_tokens, seed)
             answers = [
-                Answer(index, tuple(prompts[index]), tuple(ids), temperature)
+                Answer(index, tuple(prompts[index]), tuple(ids), temperature, answerer.name)
                 for index, ids in zip(groups[number], texts, strict=True)
             ]
             file.write("".join(json.dumps(asdict(answer)) + "\n" for answer in answers))
@@ -71,7 +78,7 @@ def read_answers(path: Path) -> Iterator[Answer]:
     for line in path.read_bytes().split(b"\n")[:-1]:
         row = json.loads(line)
         ids = (tuple(row["prompt_ids"]), tuple(row["answer_ids"]))
-        yield Answer(row["index"], *ids, row["temperature"])
+        yield Answer(row["index"], *ids, row["temperature"], row.get("by", ""))
 
 
 def _groups(prompts: Sequence[Sequence[int]], rows: int) -> list[list[int]]:
@@ -102,51 +109,3 @@ def _whole_batches(
         partial.write_bytes(b"".join(line + b"\n" for line in lines[:start]))
         partial.replace(path)
     return batches
-
-
-def _generate(
-    model: Any,
-    prompts: list[Sequence[int]],
-    temperature: float,
-    recipe: DistillRecipe,
-    seed: int,
-) -> list[list[int]]:
-    """Answers to a batch, padded on the left; each ends behind its first end token."""
-    width = max(map(len, prompts))
-    ends = end_ids(model)
-    ids = torch.full((len(prompts), width), ends[0])
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    with torch.random.fork_rng(devices=_cuda_devices(model)), torch.inference_mode():
-        torch.manual_seed(seed)
-        output = model.generate(
-            ids.to(model.device),
-            attention_mask=mask.to(model.device),
-            max_new_tokens=recipe.max_new_tokens,
-            eos_token_id=ends,
-            pad_token_id=ends[0],
-            **(sampling if temperature else {"do_sample": False}),
-        )
-    return [_until_end(row, set(ends)) for row in output[:, width:].tolist()]
-
-
-def end_ids(model: Any) -> list[int]:
-    """Every end token of the generation config. Raises UsageError when there is none."""
-    ends = model.generation_config.eos_token_id
-    if ends is None:
-        raise UsageError("the backbone's generation config names no end token (eos_token_id)")
-    return list(ends) if isinstance(ends, (list, tuple)) else [ends]
-
-
-def _until_end(ids: list[int], ends: set[int]) -> list[int]:
-    for place, token in enumerate(ids):
-        if token in ends:
-            return ids[: place + 1]
-    return ids
-
-
-def _cuda_devices(model: Any) -> list[int]:
-    return [model.device.index or 0] if model.device.type == "cuda" else []

@@ -1,5 +1,6 @@
 """The end of a training: the heads are measured, and the checkpoint is written."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from medusa_chat.adapters import merge_adapter
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.accuracy import count_ranks, ranks_of_answer
+from medusa_chat.training.answerers import answerer, require_ends
 from medusa_chat.training.data import Example
 from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.ground import Ground
@@ -43,6 +45,7 @@ def calibrate_heads(
     be answered, with the tree of the accuracies' products."""
     places = {example.place for example in held_out}
     asked = [found for found in conversations if found.place in places and found.messages]
+    shutil.rmtree(work / "calibration", ignore_errors=True)  # few, and by who is here now
     try:
         measured = _greedy_answers(ground, asked, work / "calibration")
         what = f"{len(measured)} greedy answers of the backbone to held-out prompts"
@@ -66,9 +69,9 @@ def _greedy_answers(ground: Ground, asked: Sequence[Conversation], folder: Path)
         temperatures=(0.0,),
         rows=16,
     )
-    events = answer_conversations(
-        ground.model, ground.tokenizer, asked, greedy, ground.length, folder
-    )
+    ends = require_ends(ground.model, ground.tokenizer)
+    who = answerer(ground.model, ground.length, ends)
+    events = answer_conversations(who, ground.tokenizer, asked, greedy, ground.length, folder)
     return [event.example for event in events if event.example is not None]
 
 

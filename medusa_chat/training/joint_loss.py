@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.data import Batch, Example, collate, grouped
+from medusa_chat.training.known import cross_entropy, summed
 from medusa_chat.training.lora import set_dropout
 from medusa_chat.training.loss import (
     IGNORED,
@@ -70,13 +70,15 @@ def joint_loss(
     set_dropout(model, dropout)
     hidden = run_decoder(base, batch)
     wanted = nexts[chosen] if taught is None else taught
-    lm_sum = _lm_sum(lm_head, hidden[chosen], wanted, at_once, _teacher_head(base))
+    learning = list(base.get_output_embeddings().parameters())
+    teacher = _teacher_head(base)
+    lm = _lm_loss(lm_head, hidden[chosen], wanted, count, at_once, teacher, learning)
     asked = (targets != IGNORED).any(-1)
     labels = team.sum((targets != IGNORED).sum((0, 1)))
+    decay = recipe.heads.decay
     medusa = medusa_loss(
-        heads, lm_head, hidden[asked], targets[asked], recipe.heads.decay, at_once, labels
+        *(heads, lm_head, hidden[asked], targets[asked], decay, at_once, labels), learning=learning
     )
-    lm = lm_sum / count
     return replace(medusa, total=lm + weight * medusa.total, lm=lm.detach())
 
 
@@ -110,24 +112,29 @@ def _teacher_head(base: Any) -> LMHead:
     return LogitHead(getattr(linear, "base_layer", linear), base.config.get_text_config())
 
 
-def _lm_sum(
-    lm_head: LMHead, hidden: Tensor, wanted: Tensor, at_once: int, teacher: LMHead
+def _lm_loss(
+    lm_head: LMHead,
+    hidden: Tensor,
+    wanted: Tensor,
+    count: Tensor,
+    at_once: int,
+    teacher: LMHead,
+    learning: Sequence[Tensor],
 ) -> Tensor:
-    """Summed loss of the backbone: cross-entropy with token ids [n], or KL with the teacher's
-    hidden states [n, d]. Logits of at most `at_once` rows exist at a time."""
+    """The backbone's loss, a mean over `count` labels, of which these may be a part: cross-entropy
+    with token ids [n], or KL with the teacher's hidden states [n, d]. Logits of at most `at_once`
+    rows exist at a time."""
 
-    def part(rows: Tensor, goal: Tensor) -> Tensor:
-        logits = lm_head(rows).float()
+    def part(some: slice, rows: Tensor) -> Tensor:
+        goal, logits = wanted[some], lm_head(rows).float()
         if not goal.is_floating_point():
-            return F.cross_entropy(logits, goal, reduction="sum")
+            return cross_entropy(logits, goal, IGNORED).sum() / count
         with torch.no_grad():
             told = teacher(goal).float().log_softmax(-1)
-        return F.kl_div(logits.log_softmax(-1), told, log_target=True, reduction="sum")
+        said = logits.log_softmax(-1)
+        return F.kl_div(said, told, log_target=True, reduction="sum") / count
 
-    total = hidden.new_zeros((), dtype=torch.float32)
-    for rows, goal in zip(hidden.split(at_once), wanted.split(at_once), strict=True):
-        total = total + checkpoint(part, rows, goal, use_reentrant=False)
-    return total
+    return summed(part, hidden, at_once, learning)
 
 
 @torch.no_grad()

@@ -50,7 +50,7 @@ def is_tied(model: Any) -> bool:
 
 def set_dropout(model: Any, is_on: bool) -> None:
     """The adapter's dropout on or off, the backbone's own always off. It stays until the next
-    call: the backward pass runs parts of the forward pass again."""
+    call."""
     model.eval()
     for name, part in model.named_modules():
         if name.endswith("lora_dropout"):

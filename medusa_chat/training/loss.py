@@ -1,16 +1,16 @@
 """The loss of the heads on a frozen backbone (Medusa-1)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.data import Batch
+from medusa_chat.training.known import cross_entropy, summed
 
 IGNORED = -100
 RANKS = 5  # predictions of a head that are watched while it learns
@@ -141,27 +141,29 @@ def medusa_loss(
     rows_at_once: int = 512,
     labels: Tensor | None = None,
     soft: Soft | None = None,
+    learning: Iterable[Tensor] = (),
 ) -> HeadLosses:
     """L_Medusa-1 = sum over k of decay^k CE_k, k from 1 (Medusa, arXiv 2401.10774, 2.2.1).
 
     hidden [n, d], targets [n, K] with IGNORED where there is none; each head's loss is the mean
     over its own labels, or over `labels` [K] where these are but a part of them. Logits of at most
-    `rows_at_once` rows exist at a time, in the forward and in the backward pass. soft: what is
-    learnt instead of the one token that came.
+    `rows_at_once` rows exist at a time. soft: what is learnt instead of the one token that came.
+    learning: what learns beside the heads and `hidden`, as an adapter of the LM head.
     """
     labels = (targets != IGNORED).sum(0) if labels is None else labels
-    sums = hidden.new_zeros(targets.shape[1], dtype=torch.float32)
-    hits = labels.new_zeros(targets.shape[1], RANKS)
-    for start in range(0, max(len(hidden), 1), rows_at_once):  # without rows there is a graph too
-        some = slice(start, start + rows_at_once)
+    count = labels.clamp(min=1)
+    weights = decay ** torch.arange(1, targets.shape[1] + 1, device=targets.device) / count
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def part(some: slice, rows: Tensor) -> Tensor:
         goal = None if soft is None else soft[some]
-        part, right = checkpoint(
-            _sums, heads, lm_head, hidden[some], targets[some], goal, use_reentrant=False
-        )
-        sums, hits = sums + part, hits + right
-    losses = sums / labels.clamp(min=1)
-    weights = decay ** torch.arange(1, len(losses) + 1, device=losses.device)
-    return HeadLosses((weights * losses).sum(), losses.detach(), hits, labels)
+        sums, right = _sums(heads, lm_head, rows, targets[some], goal)
+        found.append((sums.detach(), right))
+        return (weights * sums).sum()
+
+    total = summed(part, hidden, rows_at_once, [*heads.parameters(), *learning])
+    sums, hits = (torch.stack(one).sum(0) for one in zip(*found, strict=True))
+    return HeadLosses(total, sums / count, hits, labels)
 
 
 def _sums(
@@ -173,9 +175,7 @@ def _sums(
         logits = heads(hidden, lm_head).float()
     wanted = targets.T
     if soft is None:
-        losses = F.cross_entropy(
-            logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="none"
-        ).view_as(wanted)
+        losses = cross_entropy(logits, wanted, IGNORED)
     else:
         said = logits.log_softmax(-1).gather(-1, soft.tokens.transpose(0, 1).long())
         losses = -(soft.shares.transpose(0, 1) * said).sum(-1)

@@ -27,13 +27,15 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 @dataclass(frozen=True)
 class Calibrated:
     """Rank accuracies a[k][i], the tree searched, and what was measured on. rates: nodes -> tokens
-    a step that the answers themselves would have had, where they were searched."""
+    a step that the answers themselves would have had, where they were searched. shortlist: the
+    tokens that drafts are to be taken from; none: from all."""
 
     accuracies: tuple[tuple[float, ...], ...]
     choices: tuple[tuple[int, ...], ...]
     measured_on: str
     positions: int
     rates: Mapping[int, float] = field(default_factory=dict)
+    shortlist: tuple[int, ...] = ()
 
     @classmethod
     def search(
@@ -70,7 +72,8 @@ class Calibrated:
         chosen = {} if nodes is None else {"nodes": nodes}
         rates = {"tokens_per_step": {str(n): rate for n, rate in self.rates.items()}}
         origin = {"measured_on": self.measured_on, "positions": self.positions}
-        return {**shown, **chosen, **origin, **(rates if self.rates else {})}
+        short = {"shortlist": self.shortlist} if self.shortlist else {}
+        return {**shown, **chosen, **origin, **(rates if self.rates else {}), **short}
 
 
 def _sizes(tree: Tree) -> list[int]:

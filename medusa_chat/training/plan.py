@@ -68,12 +68,12 @@ def _synchronise(device: torch.device) -> None:
 def memory_bytes(
     model: Any, heads: MedusaHeads, recipe: HeadRecipe, adapter: int, cached: int
 ) -> int:
-    """Weights, then value, gradient and optimizer's state of all that learns, then the largest
-    tensors of a batch, and the hidden states that are kept."""
+    """Weights, then value, gradient (and the one that is added to it) and optimizer's state of all
+    that learns, then the largest tensors of a batch, and the hidden states that are kept."""
     config = model.config.get_text_config()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     states = 2 if heads.weight.is_cuda else 8  # AdamW in 8 bit there
-    learnt = (sum(p.numel() for p in heads.parameters()) + adapter) * (8 + states)
+    learnt = (sum(p.numel() for p in heads.parameters()) + adapter) * (12 + states)
     logits = 3 * 4 * recipe.rows_at_once * len(heads) * config.vocab_size
     width = config.hidden_size * model.dtype.itemsize
     passes = recipe.batch_tokens * width * (12 * (config.num_hidden_layers if adapter else 2))

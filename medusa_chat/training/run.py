@@ -4,13 +4,14 @@ import errno
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from medusa_chat.errors import MedusaChatError, OutOfMemoryError, UsageError
+from medusa_chat.training.answerers import Answerer, answerer, require_ends
 from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.examples import Encoded, encode_all, require_template, split
 from medusa_chat.training.finish import calibrate_heads, write_output
@@ -21,6 +22,7 @@ from medusa_chat.training.plan import Plan, plan
 from medusa_chat.training.reading import Conversation, read_conversations
 from medusa_chat.training.recipe import Recipe, TrainRequest
 from medusa_chat.training.schedule import head_recipe, joint_recipe
+from medusa_chat.training.shortlist import shortlist
 from medusa_chat.training.talks import Answered, answer_conversations
 from medusa_chat.training.team import ALONE, Team
 from medusa_chat.training.trainer import Evaluated, TrainStep, new_heads, train_heads
@@ -112,7 +114,7 @@ def _distill(
     if team.is_first:
         asked = _answer_recipe(ground, recipe)
         yield from answer_conversations(
-            ground.model,
+            _answerer(ground),
             ground.tokenizer,
             conversations,
             asked,
@@ -123,12 +125,17 @@ def _distill(
         (work / ANSWERS_DONE).touch()
 
 
+def _answerer(ground: Ground) -> Answerer:
+    ends = require_ends(ground.model, ground.tokenizer)
+    return answerer(ground.model, ground.length, ends)
+
+
 def _answers(
     ground: Ground, conversations: list[Conversation], recipe: Recipe, work: Path
 ) -> Encoded:
     """All answers, read from their files."""
     events = answer_conversations(
-        ground.model,
+        _answerer(ground),
         ground.tokenizer,
         conversations,
         _answer_recipe(ground, recipe),
@@ -178,6 +185,10 @@ def _train(
         return
     yield Stage("calibration")
     calibrated = calibrate_heads(ground, heads, conversations, held_out, recipe, work)
+    if heads.is_shared:
+        vocabulary = int(ground.config.get_text_config().vocab_size)
+        said = shortlist((one.labels for one in learnt), vocabulary)
+        calibrated = replace(calibrated, shortlist=said)
     yield calibrated
     size = write_output(request, ground, heads, calibrated, tensors, names)
     shutil.rmtree(work, ignore_errors=True)

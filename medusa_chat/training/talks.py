@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat.errors import UsageError
+from medusa_chat.training.answerers import Answerer
 from medusa_chat.training.data import Example, encode_prompt, render
-from medusa_chat.training.distill import Answer, DistillRecipe, answer_prompts, end_ids
+from medusa_chat.training.distill import Answer, DistillRecipe, answer_prompts
 from medusa_chat.training.reading import Conversation
 
 Messages = list[dict[str, str]]
@@ -29,7 +30,7 @@ class Answered:
 
 
 def answer_conversations(
-    model: Any,
+    answerer: Answerer,
     tokenizer: Any,
     conversations: Sequence[Conversation],
     recipe: DistillRecipe,
@@ -51,7 +52,7 @@ def answer_conversations(
             i for i in talks if len(asked[i]) == turn < len(conversations[i].asked) + self_talk
         ]
         file = folder / f"questions-{turn + 1}.jsonl"
-        for index, text in _own_questions(model, tokenizer, talks, silent, recipe, length, file):
+        for index, text in _own_questions(answerer, tokenizer, talks, silent, recipe, length, file):
             asked[index].append(text)
         prompts: dict[int, list[int]] = {}
         for index, talk in talks.items():
@@ -64,7 +65,7 @@ def answer_conversations(
         order = list(prompts)
         turns = replace(recipe, seed=recipe.seed + 100_003 * turn)
         answers = answer_prompts(
-            model, list(prompts.values()), turns, folder / f"answers-{turn + 1}.jsonl"
+            answerer, list(prompts.values()), turns, folder / f"answers-{turn + 1}.jsonl"
         )
         start = done
         for answer in answers:
@@ -85,7 +86,7 @@ def _start(found: Conversation) -> Messages:
 
 
 def _own_questions(
-    model: Any,
+    answerer: Answerer,
     tokenizer: Any,
     talks: Mapping[int, Messages],
     silent: Sequence[int],
@@ -101,10 +102,9 @@ def _own_questions(
         return
     order = list(prompts)
     thinking = replace(recipe, max_new_tokens=QUESTION_TOKENS, temperatures=(QUESTION_TEMPERATURE,))
-    ends = set(end_ids(model))
-    for answer in answer_prompts(model, list(prompts.values()), thinking, file):
+    for answer in answer_prompts(answerer, list(prompts.values()), thinking, file):
         text = tokenizer.decode(answer.answer_ids, skip_special_tokens=True).strip()
-        if text and answer.answer_ids[-1] in ends:
+        if text and answer.answer_ids[-1] in answerer.ends:
             yield order[answer.index], text
 
 

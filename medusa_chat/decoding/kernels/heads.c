@@ -48,8 +48,8 @@ void propose_part(const void *what, int part, int parts) {
     if (!h->tokens) return;
     meet(parts);
     for (int i = 0; part == 0 && i < h->nodes; i++) {
-        const int64_t at = h->index[i] - 1;
-        h->tokens[i] = at < 0 ? h->root : h->places[at];
+        const int64_t at = h->index[i] - 1, row = at < 0 ? 0 : h->places[at];
+        h->tokens[i] = at < 0 ? h->root : h->names ? h->names[row] : row;
         h->shares[i] = at < 0 ? NAN : expf(h->values[at] - h->sums[at / width]);
     }
 }

@@ -8,6 +8,7 @@ typedef struct {
     const float *panels;              /* [layers, heads, hidden / 8, hidden, 8] */
     const float *bias;                /* [layers, heads, hidden] */
     const float *lm_panels, *lm_bias; /* NULL: only the states are wanted */
+    const int64_t *names;             /* [size]: the token of each of its rows; NULL: its place */
     const float *hidden;              /* [hidden] */
     float *states, *logits;           /* [used, hidden], [used, size] */
     float *values, *sums;             /* [used, width], [used]: log(sum(exp)) of all logits */

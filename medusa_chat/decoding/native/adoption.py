@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import nn
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.native.decoder import NativeDecoder
@@ -23,10 +24,13 @@ TOLERANCE = 1e-4  # against the twin, of the largest number
 
 def can_run(model: Any) -> bool:
     """Whether this decoder can be run natively, before any of it is replaced: fp32 on a CPU,
-    layers that merge, whole vectors, rotary angles that do not follow the text's length."""
+    layers that merge, a plain LM head, whole vectors, rotary angles that do not follow the text's
+    length."""
     decoder, config = model.get_decoder(), model.config.get_text_config()
     layers = list(getattr(decoder, "layers", ()))
     if not layers or not all(is_plain_layer(layer) for layer in layers):
+        return False
+    if type(model.get_output_embeddings()) is not nn.Linear:
         return False
     weights = [p for p in model.parameters()]
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")

@@ -10,6 +10,7 @@ from medusa_chat.decoding.drafters import Plan
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.native.jobs import Proposal
 from medusa_chat.decoding.native.library import Team
+from medusa_chat.decoding.native.linear import NativeLinear
 
 
 class NativeHeads(nn.Module):
@@ -28,6 +29,9 @@ class NativeHeads(nn.Module):
         self._job = Proposal(whole.data_ptr(), self._bias.data_ptr())
         self._job.layers, self._job.heads, self._job.hidden_size = layers, count, self._size
         self._lm = lm_head.linear if heads.is_shared and lm_head.is_plain else None
+        if heads.short is not None:
+            heads.short = NativeLinear(heads.short, team)
+        self._short, self._names = heads.short, heads.shortlist
         self._room: dict[tuple[int, int], list[Tensor]] = {}
 
     def _fresh(self) -> Proposal:
@@ -59,10 +63,13 @@ class NativeHeads(nn.Module):
         shares go; None where the heads have LM heads of their own."""
         if self._lm is None or plan.index is None:
             return None
-        job, size, bias = self._fresh(), self._lm.weight.shape[0], self._lm.bias
-        depth, width = plan.tree.depth, plan.width
-        job.lm_panels = self._lm.panels.data_ptr()
+        job, depth, width = self._fresh(), plan.tree.depth, plan.width
+        is_short = self._names is not None and width <= len(self._names)
+        lm: Any = self._short if is_short else self._lm
+        size, bias = lm.weight.shape[0], lm.bias
+        job.lm_panels = lm.panels.data_ptr()
         job.lm_bias = None if bias is None else bias.data_ptr()
+        job.names = self._names.data_ptr() if is_short and self._names is not None else None
         room = self._room_for(depth, width, size)
         job.states, job.logits, job.values, job.sums, job.places = (t.data_ptr() for t in room)
         job.index, job.used, job.size, job.width = plan.index.data_ptr(), depth, size, width
@@ -71,7 +78,7 @@ class NativeHeads(nn.Module):
 
     def _room_for(self, depth: int, width: int, size: int) -> list[Tensor]:
         """Where a draft is worked out, the same at every step."""
-        if (depth, width) not in self._room:
+        if (depth, width) not in self._room:  # which say what `size` is
             shapes = ((depth, self._size), (depth, size), (depth, width), (depth,))
             room = [torch.empty(shape) for shape in shapes]
             room.append(torch.empty(depth, width, dtype=torch.long))

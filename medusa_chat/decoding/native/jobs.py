@@ -42,9 +42,9 @@ class Proposal(Structure):
     """One draft of the heads: kernels/heads.h."""
 
     _fields_ = (
-        *((n, c_void_p) for n in ("panels", "bias", "lm_panels", "lm_bias", "hidden", "states")),
-        *((n, c_void_p) for n in ("logits", "values", "sums", "places", "index", "tokens")),
-        ("shares", c_void_p),
+        *((n, c_void_p) for n in ("panels", "bias", "lm_panels", "lm_bias", "names", "hidden")),
+        *((n, c_void_p) for n in ("states", "logits", "values", "sums", "places", "index")),
+        *((n, c_void_p) for n in ("tokens", "shares")),
         *((n, c_int64) for n in ("layers", "heads", "used", "hidden_size", "size", "width")),
         *((n, c_int64) for n in ("nodes", "root", "threads")),
     )

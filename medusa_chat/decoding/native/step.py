@@ -45,7 +45,7 @@ class NativeStep:
         self._figures = [(c_float * MAX_NODES)() for _ in FIGURES]
         self._shares = (c_float * MAX_NODES)()
         self.seconds = 0.0
-        self._shapes: dict[int, _Shape] = {}
+        self._shapes: dict[tuple[int, int], _Shape] = {}
         self._shape: _Shape | None = None  # of the last step
         self._settings: GenerationSettings | None = None  # and how it was decided
         self._details = self._is_known = self._is_typical = False
@@ -98,12 +98,13 @@ class NativeStep:
         job.threads = self._pass.threads = self._team.threads
 
     def _shape_of(self, plan: Plan) -> "_Shape":
-        found = self._shapes.get(id(plan.tensors))
+        key = id(plan.tensors), id(plan.index)
+        found = self._shapes.get(key)
         if found is None:
             if len(self._shapes) >= MOST_SHAPES:
                 self._shapes.clear()
             draft = self._heads.draft(plan) if self._heads else None
-            found = self._shapes[id(plan.tensors)] = _Shape(plan, draft)
+            found = self._shapes[key] = _Shape(plan, draft)
             if draft is not None:
                 draft.hidden, draft.tokens = self._job.last, self._job.tokens
                 draft.shares, draft.threads = addressof(self._shares), self._team.threads
