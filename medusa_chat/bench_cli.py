@@ -54,26 +54,18 @@ def report_options(
     return ReportWish(report, answers, model_id, acceptance, temperature)
 
 
-@takes(wish=report_options, request=load_options)
-def bench(
-    request: LoadRequest,
-    wish: ReportWish,
-    tree: TreeName = "auto",
-    rounds: Annotated[int, Option(min=1, metavar="N", help="Interleaved repeats.")] = 5,
-    max_new_tokens: Annotated[int, Option(min=2, metavar="N", help="Tokens an answer.")] = 128,
-    study: Annotated[
-        list[str] | None,
-        Option(metavar="NAME", help=f"Only this study; repeatable: {MEASURED}. {FINDINGS}."),
-    ] = None,
-    shape: Annotated[
-        str | None, Option(metavar="7b|8b", help="Random weights of that shape, no checkpoint.")
-    ] = None,
-    layers: Annotated[
-        int | None, Option(min=1, metavar="N", help="Of the shape: fewer layers than it has.")
-    ] = None,
-    trace: Annotated[
-        Path | None, Option(metavar="FILE", help="For a shape: acceptance as recorded there.")
-    ] = None,
+@dataclass(frozen=True)
+class StudyFiles:
+    """What the studies read: questions, conversations, and what is measured beside the model."""
+
+    prompts: Path | None
+    draft: Path | None
+    data: Path | None
+    reference: Path | None
+    medusa_2: Path | None
+
+
+def file_options(
     prompts: Annotated[
         Path | None,
         Option(metavar="FILE", help="Questions for the findings and the report, as MT-Bench's."),
@@ -91,6 +83,32 @@ def bench(
     medusa_2: Annotated[
         Path | None,
         Option(metavar="DIR", help="Of --study ladder: what train --method medusa-2 made."),
+    ] = None,
+) -> StudyFiles:
+    """The options that name what a study reads."""
+    return StudyFiles(prompts, draft, data, reference, medusa_2)
+
+
+@takes(wish=report_options, request=load_options, files=file_options)
+def bench(
+    request: LoadRequest,
+    wish: ReportWish,
+    files: StudyFiles,
+    tree: TreeName = "auto",
+    rounds: Annotated[int, Option(min=1, metavar="N", help="Interleaved repeats.")] = 5,
+    max_new_tokens: Annotated[int, Option(min=2, metavar="N", help="Tokens an answer.")] = 128,
+    study: Annotated[
+        list[str] | None,
+        Option(metavar="NAME", help=f"Only this study; repeatable: {MEASURED}. {FINDINGS}."),
+    ] = None,
+    shape: Annotated[
+        str | None, Option(metavar="7b|8b", help="Random weights of that shape, no checkpoint.")
+    ] = None,
+    layers: Annotated[
+        int | None, Option(min=1, metavar="N", help="Of the shape: fewer layers than it has.")
+    ] = None,
+    trace: Annotated[
+        Path | None, Option(metavar="FILE", help="For a shape: acceptance as recorded there.")
     ] = None,
     as_json: AsJson = False,
     output: Annotated[Path | None, Option(metavar="FILE", help="Write the JSON here too.")] = None,
@@ -115,11 +133,11 @@ def bench(
             tree=tree,
             progress=progress,
             studies=studies,
-            prompts=prompts,
-            draft=draft,
-            data=data,
-            reference=reference,
-            medusa_2=medusa_2,
+            prompts=files.prompts,
+            draft=files.draft,
+            data=files.data,
+            reference=files.reference,
+            medusa_2=files.medusa_2,
             settings=settings,
             report=told,
         )

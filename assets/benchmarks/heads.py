@@ -1,6 +1,6 @@
 """Heads from scratch: time, memory and tokens a step, by how long they learn.
 
-    python assets/benchmarks/heads.py [--steps 100 200 400 1600] [--output FILE.json]
+    python assets/benchmarks/heads.py [--steps 100 300 800] [--output FILE.json]
 
 Each budget is `medusa-chat train --distill` of the demo's backbone on conversations.jsonl in a
 process of its own: the answers are made once, by the backbone, and counted in each. Then
@@ -49,10 +49,20 @@ def train(folder: Path, steps: int) -> tuple[list[dict[str, Any]], float, int]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")], seconds, peak
 
 
-def per_step(folder: Path) -> float:
+def prompts(kept: Path) -> Path:
+    """The first question of each talk, as `generate` reads them."""
+    rows = map(json.loads, (HERE / "questions.jsonl").read_text("utf-8").splitlines())
+    file = kept / "prompts.jsonl"
+    file.write_text(
+        "".join(json.dumps({"prompt": row["turns"][0]}) + "\n" for row in rows), "utf-8"
+    )
+    return file
+
+
+def per_step(folder: Path, asked: Path) -> float:
     """Tokens a step over all questions, of answers with 16 nodes."""
     command = [*PROGRAM, "generate", "--checkpoint", str(folder), "--nodes", NODES, "--json"]
-    command += ["--prompts", str(HERE / "questions.jsonl"), "--precision", "fp32"]
+    command += ["--prompts", str(asked), "--precision", "fp32"]
     command += ["--device", "cpu", "--temperature", "0", "--max-new-tokens", "128"]
     stats = [
         event["stats"]
@@ -65,20 +75,21 @@ def per_step(folder: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, nargs="+", default=[100, 200, 400, 1600])
+    parser.add_argument("--steps", type=int, nargs="+", default=[100, 300, 800])
     parser.add_argument("--output", type=Path)
-    asked = parser.parse_args()
+    wish = parser.parse_args()
     idle = run([sys.executable, "-c", IDLE])[2]
     rows = []
     with tempfile.TemporaryDirectory() as kept:
-        for steps in asked.steps:
+        asked = prompts(Path(kept))
+        for steps in wish.steps:
             folder = Path(kept) / str(steps)
             events, seconds, peak = train(folder, steps)
             plan = next(e for e in events if "memory_bytes" in e)
             row = {
                 "steps": steps,
                 "minutes": round(seconds / 60, 2),
-                "tokens_per_step": round(per_step(folder), 3),
+                "tokens_per_step": round(per_step(folder, asked), 3),
                 "peak_mb": round((peak - idle) / 1e6, 1),
                 "planned_mb": round(plan["memory_bytes"] / 1e6, 1),
                 "labels": plan["labels"],
@@ -93,8 +104,8 @@ def main() -> None:
     result = {"command": f"python {' '.join(sys.argv)}", "cores": os.cpu_count(), "rows": rows}
     text = json.dumps(result, indent=2)
     print(text)
-    if asked.output:
-        asked.output.write_text(text + "\n", "utf-8")
+    if wish.output:
+        wish.output.write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":
