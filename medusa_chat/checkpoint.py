@@ -185,6 +185,7 @@ def _ready(
     """The model as a backbone, with its submodules replaced by faster ones; what was, in words."""
     from medusa_chat.decoding import native, threads
     from medusa_chat.decoding.backbone import Backbone
+    from medusa_chat.decoding.linear4 import release
     from medusa_chat.decoding.submodules import replace_submodules
 
     if where.device_map is not None:
@@ -192,6 +193,7 @@ def _ready(
     can_run = native.can_run(model)
     library = compiling.library() if can_run else None
     notes = replace_submodules(model, packs=library is None)
+    release(model)
     backbone = Backbone(model, where.context)
     notes += _shortened(backbone, heads, calibration)
     if where.device.type != "cpu":

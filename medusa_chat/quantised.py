@@ -6,6 +6,7 @@ transformers saves it. The source's files are told by place, size and time of ch
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -98,6 +99,7 @@ def _root() -> Path:
 
 def _folder(found: Checkpoint, precision: str, dtype: str) -> Path:
     """Named by all that its content depends on."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # an advertisement
     import bitsandbytes
 
     facts: list[Any] = [FORMAT, precision, dtype, bitsandbytes.__version__]

@@ -113,6 +113,8 @@ def _read(folder: Path, found: Checkpoint, **options: Any) -> Any:
     """The model whose safetensors files lie in `folder`. Raises ModelError."""
     from transformers import AutoModelForCausalLM
 
+    from medusa_chat.decoding.linear4 import hold
+
     try:
         with _silent():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -138,6 +140,7 @@ def _read(folder: Path, found: Checkpoint, **options: Any) -> Any:
             f"the weights in {found.backbone} lack {missing[0]} and {len(missing) - 1} more: the "
             "folder is only half there"
         )
+    hold(model)
     return model
 
 

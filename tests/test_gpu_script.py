@@ -31,7 +31,8 @@ def test_without_a_gpu_the_script_says_so_in_one_line():
         pytest.skip("there is one")
     command = [sys.executable, str(FOLDER / "gpu.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1 and done.stderr == "there is no CUDA device here\n"
+    assert done.returncode == 1  # on some CPUs bitsandbytes has something to say first
+    assert done.stderr.splitlines()[-1] == "there is no CUDA device here"
 
 
 def test_merged_and_loaded_4_bit_layers_give_the_same_tokens(parts):

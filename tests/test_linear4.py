@@ -11,7 +11,7 @@ from test_quantised import opened, texts
 
 from medusa_chat import quantised
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.linear4 import Rows, absmax, can_merge, is_linear4, merge4
+from medusa_chat.decoding.linear4 import Rows, absmax, can_merge, hold, is_linear4, merge4, release
 from medusa_chat.decoding.submodules import FusedLayer, replace_submodules
 from medusa_chat.memory import held_bytes
 
@@ -28,6 +28,7 @@ def linear4(rows, columns=128, nested=True, seed=0, bias=False, dtype=torch.bflo
         *(columns, rows, bias, dtype), compress_statistics=nested, quant_type="nf4"
     )
     made.weight.data.normal_(std=0.1 * (seed + 1))
+    hold(made)
     return made.to(dtype).to("cpu").eval().requires_grad_(False)
 
 
@@ -56,6 +57,7 @@ def quantised_model(folder, dtype=torch.float32, nested=True):
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, quantization_config=how, device_map={"": "cpu"}
     )
+    hold(model)
     return model.eval().requires_grad_(False)
 
 
@@ -73,6 +75,22 @@ def test_a_merged_linear_holds_the_very_weights_of_the_several(nested, dtype):
         x = torch.randn(rows, 128, dtype=dtype)
         outs = torch.cat([part(x) for part in parts], -1)
         assert torch.allclose(whole(x), outs, atol=1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_only_what_is_whole_blocks_is_laid_out_anew_and_rows_stay_alone():
+    able = bnb.functional.has_avx512bf16()
+    for rows, columns, is_whole in ((96, 128, True), (40, 128, False), (32, 32, False)):
+        linear = linear4(rows, columns)
+        x = torch.randn(9, columns, dtype=torch.bfloat16)
+        wanted = linear(x)
+        assert not getattr(linear.weight.quant_state, "packing_format_for_cpu", False)
+        release(linear)
+        found = linear(x)
+        assert (found - wanted).abs().max() < 2e-2 * wanted.abs().max()
+        is_moved = getattr(linear.weight.quant_state, "packing_format_for_cpu", False)
+        assert is_moved == (able and is_whole)
+        if is_moved:
+            assert all(torch.equal(linear(x[i : i + 1])[0], found[i]) for i in range(9))
 
 
 def test_linears_that_an_adapter_was_merged_into_are_merged_with_the_others():

@@ -18,6 +18,7 @@ from medusa_chat.decoding import nf4
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.linear4 import hold
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import ROOT
@@ -43,6 +44,7 @@ def random_linear(outputs: int, inputs: int, device: torch.device, dtype: torch.
     weight = torch.randn(outputs, inputs, device=device, dtype=dtype) * 0.02
     packed = bnb.nn.Params4bit(weight, requires_grad=False, quant_type="nf4", module=made)
     made.weight = packed.to(device)
+    hold(made)  # a CPU would lay it out anew
     return made.eval()
 
 

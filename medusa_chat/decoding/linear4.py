@@ -4,6 +4,10 @@ Packed bytes lie row after row, and blocks of 64 weights share a scale (absmax).
 whole blocks, rows of several linears in one tensor decode to the very same weights. With double
 quantisation the scales are bytes relative to a mean of each linear: they are decoded once here,
 by the operator that bitsandbytes itself decodes them with, and stay in fp32.
+
+On a CPU with bf16 vectors bitsandbytes lays a linear's bytes out anew at its first call, for a
+product that is many times as fast. What is laid out so can neither be merged nor saved, and a
+linear that is no whole blocks breaks: so nothing is until all else is done (`hold`, `release`).
 """
 
 from typing import Any
@@ -28,6 +32,26 @@ class Rows(nn.Module):
 def is_linear4(linear: nn.Module) -> bool:
     """Whether this is bitsandbytes' linear of 4 bits (known by name: nothing here imports it)."""
     return type(linear).__name__ == "Linear4bit"
+
+
+def hold(model: nn.Module) -> None:
+    """Leave the bytes of the 4-bit linears in `model` where they are."""
+    linears: list[Any] = [module for module in model.modules() if is_linear4(module)]
+    for linear in linears:
+        linear.support_avx512bf16_for_cpu = False
+
+
+def release(model: nn.Module) -> None:
+    """Let bitsandbytes lay out anew what is fit for it, on a CPU that gains by it."""
+    linears: list[Any] = [module for module in model.modules() if is_linear4(module)]
+    for linear in linears:
+        if getattr(linear.weight, "quant_state", None) is None:
+            continue  # parts of a merged one have no weights
+        able = type(linear)(1, 1, device="meta")  # a fresh one knows what the CPU can
+        outputs, inputs = linear.weight.quant_state.shape
+        is_whole = outputs % 32 == 0 and inputs % linear.weight.quant_state.blocksize == 0
+        if is_whole and getattr(able, "support_avx512bf16_for_cpu", False):
+            linear.support_avx512bf16_for_cpu = True
 
 
 def can_merge(*linears: Any) -> bool:
@@ -97,4 +121,5 @@ def merge4(*linears: Any) -> Any:
     whole.quant_state = merged
     if first.bias is not None:
         whole.bias = nn.Parameter(torch.cat([x.bias.data for x in linears]), requires_grad=False)
+    hold(whole)
     return whole.eval()  # in training bitsandbytes takes another way
