@@ -11,6 +11,8 @@ from medusa_chat.finding import Calibration
 from medusa_chat.messages import TreeFacts
 from medusa_chat.tuning import Tuning
 
+CANDIDATES = 2  # of a step, for each node that pays on average
+
 if TYPE_CHECKING:
     import torch
 
@@ -34,13 +36,27 @@ def auto_tree(
         raise UsageError(f"nodes is {nodes}: {origin} has {len(source)} nodes for {heads} heads")
     if nodes is None and tuned is not None and heads:
         accuracies = rank_accuracies(calibration)
-        best = tuned.pick(source, accuracies)
-        return source.head(best.nodes), f"{origin}, {tuned.reason(source, accuracies)}"
+        tree = source.head(tuned.pick(source, accuracies).nodes)
+        why = f"{origin}, {tuned.reason(source, accuracies)}"
+        found = candidates(calibration, heads, device, tree)
+        if found is not None:
+            why += f"; each step drafts what the heads are sure of, among {len(found)} nodes"
+        return tree, why
     default = 32 if precision == "nf4" else 64
     if device.type == "cpu":
         default = 4 if precision == "fp32" else 16
     tree = source.head(nodes or default)
     return tree, f"{origin}, {len(tree)} nodes for {device.type}"
+
+
+def candidates(
+    calibration: Calibration | None, heads: int, device: "torch.device", tree: Tree
+) -> Tree | None:
+    """Nodes of which each step may draft any, where `tree` pays best on average. None where what
+    is drafted is fixed: on a device that records a step for one tree, and where no draft pays."""
+    if len(tree) == 1 or device.type != "cpu":
+        return None
+    return source_tree(calibration, heads).pruned(tree.depth).head(CANDIDATES * len(tree))
 
 
 def source_tree(calibration: Calibration | None, heads: int) -> Tree:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from medusa_chat.decoding.backbone import Backbone
     from medusa_chat.decoding.engine import Engine
     from medusa_chat.decoding.governor import Governor
+    from medusa_chat.decoding.grower import Grower
     from medusa_chat.decoding.heads import MedusaHeads
     from medusa_chat.decoding.text import TokenTexts
 
@@ -57,7 +58,7 @@ class LoadedModel:
     said: tuple[str, list[int]] = ("", [])  # the last text as a whole and its exact ids
     stored: Calibration | None = None  # the checkpoint's own, while a personal tree stands above it
     tuned: Tuning | None = None
-    governor: "Governor | None" = None  # of the auto tree; it learns from every answer
+    governor: "Governor | Grower | None" = None  # of the auto tree; it learns from every answer
 
 
 def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]:

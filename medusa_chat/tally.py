@@ -6,7 +6,8 @@ that each head drafted, rank by rank, and the answer itself says what came there
 accepted, and *right* where it names the token that came; nothing depends on what was accepted.
 Only answers that are the backbone's own are counted (exact acceptance, or greedy): under typical
 acceptance the draft chooses what comes. Ranks that the tree did not draft are never asked: for
-them the stored calibration stands.
+them the stored calibration stands. A tree of what the heads were sure of asks about all that they
+guessed, drafted or not.
 """
 
 from collections import defaultdict
@@ -122,8 +123,10 @@ class Tally:
             return False
         fold, before = self.folds[self.answers % 2], self.steps
         for step, came in _followed(steps):
-            if step.draft is not None and len(step.draft.tokens) > 1:
+            if step.draft is not None and (len(step.draft.tokens) > 1 or step.draft.guesses):
                 fold.count(drafted(step.draft, heads), came)
+                if step.draft.guesses:
+                    continue  # large where the heads were sure: that is no measure of its size
                 size = self.by_nodes[len(step.draft.tokens)]
                 self.by_nodes[len(step.draft.tokens)] = [size[0] + 1, size[1] + len(step.token_ids)]
         if self.steps == before:
@@ -167,7 +170,10 @@ def is_counted(first: Prefilled) -> bool:
 
 
 def drafted(draft: DraftRecord, heads: int) -> list[dict[int, int]]:
-    """For each head that took part: token -> its rank, as far as the tree had it."""
+    """For each head that took part: token -> its rank, as far as the tree had it; all that the
+    head guessed where only what it was sure of was drafted, which would be right too often."""
+    if draft.guesses:
+        return [{t: rank for rank, t in enumerate(row[:RANKS])} for row in draft.guesses[:heads]]
     depths = [0]
     found: list[dict[int, int]] = []
     for node, parent in enumerate(draft.parents[1:], start=1):

@@ -7,10 +7,17 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from medusa_chat.auto_tree import auto_tree, rank_accuracies, source_tree, tree_facts
+from medusa_chat.auto_tree import (
+    auto_tree,
+    candidates,
+    rank_accuracies,
+    source_tree,
+    tree_facts,
+)
 from medusa_chat.checkpoint import Calibration, LoadedModel, tuning_place
 from medusa_chat.decoding.costs import StepCosts
 from medusa_chat.decoding.governor import Governor
+from medusa_chat.decoding.grower import Grower
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError, UsageError
@@ -125,7 +132,7 @@ def _facts(loaded: LoadedModel) -> TreeFacts | None:
     )
 
 
-def governor_of(loaded: LoadedModel, asked: GenerationSettings) -> Governor | None:
+def governor_of(loaded: LoadedModel, asked: GenerationSettings) -> Governor | Grower | None:
     """Who may cut the tree of these settings at each step: somebody where the tree is auto, none
     has said how many nodes it has, and the costs were measured."""
     if loaded.tuned is None or asked.tree != "auto" or asked.nodes is not None:
@@ -137,5 +144,7 @@ def governor_of(loaded: LoadedModel, asked: GenerationSettings) -> Governor | No
         tree, _ = auto_tree(
             loaded.calibration, info.heads, device, info.precision, tuned=loaded.tuned
         )
-        loaded.governor = loaded.tuned.governor(tree, rank_accuracies(loaded.calibration))
+        accuracies = rank_accuracies(loaded.calibration)
+        found = candidates(loaded.calibration, info.heads, device, tree)
+        loaded.governor = loaded.tuned.governor(tree, accuracies, found)
     return loaded.governor

@@ -15,9 +15,10 @@ from medusa_chat import paths
 from medusa_chat.decoding.costs import Pick, StepCosts, pick
 from medusa_chat.decoding.expectation import Accuracies, expected_lengths
 from medusa_chat.decoding.governor import Governor
+from medusa_chat.decoding.grower import Grower
 from medusa_chat.decoding.tree import Tree
 
-VERSION = 1
+VERSION = 2
 MOST_BYTES = 100_000
 
 
@@ -57,9 +58,14 @@ class Tuning:
         length = self.costs.lengths[-1 if long else 0]
         return pick(self.costs, expected_lengths(tree, accuracies), length)
 
-    def governor(self, tree: Tree, accuracies: Accuracies) -> Governor:
-        """Who decides, step by step, how much of `tree` is drafted."""
-        return Governor(self.costs, expected_lengths(tree, accuracies))
+    def governor(
+        self, tree: Tree, accuracies: Accuracies, candidates: Tree | None = None
+    ) -> Governor | Grower:
+        """Who decides, step by step, how much of `tree`, or which of the candidates, is drafted."""
+        expected = expected_lengths(tree, accuracies)
+        if candidates is None:
+            return Governor(self.costs, expected)
+        return Grower(self.costs, expected, candidates)
 
     def reason(self, tree: Tree, accuracies: Accuracies) -> str:
         """What was chosen and why, in words; whether something else is faster, plainly."""
@@ -153,6 +159,7 @@ def _read(file: Path) -> Tuning | None:
                 tuple(map(int, costs["sizes"])),
                 tuple(map(int, costs["lengths"])),
                 tuple(tuple(map(float, row)) for row in costs["seconds"]),
+                tuple(map(float, costs["drafting"])),
             ),
             date=str(values["date"]),
             measured={str(k): float(v) for k, v in values["measured"].items()},

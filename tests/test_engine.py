@@ -44,7 +44,9 @@ class Oracle:
         self.answer, self.tree, self.period = answer, tree, period
         self.seen = -len(PROMPT)
 
-    def plan(self, tokens, depth):
+    least = 0.0
+
+    def plan(self, tokens, depth, certainty=1.0):
         self.seen += len(tokens)
         tree = self.tree if depth >= self.tree.depth else self.tree.pruned(depth)
         ids = [tokens[-1]]
@@ -59,7 +61,7 @@ class Oracle:
         assert int(root) == plan.tokens[0]
         return Draft(torch.tensor(plan.tokens), plan.tree, plan.tensors)
 
-    def learn(self, path): ...
+    def learn(self, nodes, path): ...
 
 
 def engine_of(model, implementation="medusa_tree", context=CONTEXT, heads=4, eos=()) -> Engine:

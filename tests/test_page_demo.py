@@ -74,7 +74,7 @@ def test_the_demo_answers_and_its_tree_is_the_traces(served, tab):
     last = [event for event in trace if isinstance(event, Step)][-1]
     tab.wait_for_selector(f'svg.tree[data-step="{last.index}"]')
     assert drawn_path(tab) == list(last.path)
-    assert tab.locator("svg.tree .chip").count() == len(last.draft.tokens) == 4
+    assert tab.locator("svg.tree .chip").count() == len(last.draft.tokens)
 
 
 def test_the_second_turn_reuses_the_cache(served, tab):

@@ -139,6 +139,12 @@ def _rates(by_name: dict[str, Contestant]) -> Iterator[Row]:
 def _steps(by_name: dict[str, Contestant], records: dict[str, Steps]) -> Iterator[Row]:
     plain, medusa = records["plain"], records["medusa"]
     ours = by_name["medusa"].command
+    rates = {
+        name: [t / s for t, s in zip(r.tokens, r.seconds, strict=True)]
+        for name, r in (("medusa", medusa), ("plain", plain))
+    }
+    label, without = "medusa, without prefill", "plain, without prefill"
+    yield row(label, rates["medusa"], "tokens/s", ours, without, rates["plain"])
     lengths = [t / s for t, s in zip(medusa.tokens, medusa.steps, strict=True)]
     yield row("acceleration rate", lengths, "tokens/step", ours)
     yield row("plain step", plain.milliseconds, "ms", by_name["plain"].command)

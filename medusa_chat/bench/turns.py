@@ -20,30 +20,50 @@ SETTINGS = GenerationSettings(drafter="none", max_new_tokens=1, nodes=1, seed=0)
 
 
 def turns(course: Course) -> Iterator[Row]:
-    """Time to the first token of a later turn against a prefill of its new tokens alone."""
+    """Time to the first token of a later turn, against a bare pass over its new tokens where they
+    stand, and against a prefill of them alone, which has nothing before it to attend to."""
     course.progress("turns")
     engine = course.loaded.engine
     whole = min(512, engine.backbone.context - 2 * TURN)
     held = [(31 * i + 7) % engine.backbone.vocabulary for i in range(whole)]
     new = [(17 * i + 5) % engine.backbone.vocabulary for i in range(TURN)]
-    later, alone, anew = list[float](), list[float](), list[float]()
+    later, bare, alone, anew = list[float](), list[float](), list[float](), list[float]()
     for number in range(course.rounds + 1):
         engine.forget()
         _first(course, held)
         found = _first(course, [*held, *new])
+        passed = _pass(course, whole, new)
         engine.forget()
         only = _first(course, new)
         engine.forget()
         full = _first(course, [*held, *new])
         if number:
             later.append(1e3 * found)
+            bare.append(1e3 * passed)
             alone.append(1e3 * only)
             anew.append(1e3 * full)
     engine.forget()
     name, command = "first token of a later turn", "medusa-chat bench --study turns"
     note = f"{TURN} new tokens behind {whole}"
-    yield row(name, later, "ms", command, f"prefill of {TURN} tokens", alone, note)
+    yield row(name, later, "ms", command, f"a bare pass over these {TURN}", bare, note)
+    label, nothing = "the same behind nothing", f"prefill of {TURN} tokens alone"
+    yield row(label, later, "ms", command, nothing, alone, "the held tokens are attended to")
     yield row("the same without reuse", anew, "ms", command, name, later)
+
+
+def _pass(course: Course, held: int, new: list[int]) -> float:
+    """Seconds of a pass over new tokens behind `held` that the cache has, the next one's choice
+    included."""
+    import torch
+
+    backbone = course.loaded.engine.backbone
+    tokens = torch.tensor(new, device=backbone.device)
+    backbone.cache.crop(held)
+    course.synchronise()
+    started = perf_counter()
+    with torch.inference_mode():
+        int(backbone.judge.argmax(backbone.lm_head(backbone.run_chunk(tokens)[-1:])))
+    return perf_counter() - started
 
 
 def _first(course: Course, ids: list[int]) -> float:

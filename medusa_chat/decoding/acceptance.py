@@ -75,6 +75,11 @@ class Judge:
         log_p = torch.log_softmax(logits.float() / temperature, -1)
         return log_p[draft.tensors.parents, draft.tokens], entropies(log_p)
 
+    def chance(self, logits: Tensor, token: int, temperature: float, least: float) -> float:
+        """The probability of a token by the logits [V] that it was taken from; 0 is as good as
+        anything under `least`."""
+        return float(torch.softmax(logits.float() / temperature, -1)[token])
+
 
 TORCH = Judge()
 Rule = Callable[[Case, Judge], Acceptance]
@@ -91,8 +96,9 @@ def exact(case: Case, judge: Judge = TORCH) -> Acceptance:
     figures = judge.figures(draft, logits, settings.temperature or 1.0) if case.details else None
     found = _details(figures, None, sampled)
     if len(draft.tree) == 1:  # nothing to accept: the root is
-        root = draft.tensors.depths
-        return _result(draft, logits, root, root + 1, sampled, found)
+        root, path = draft.tensors.depths, draft.tensors.paths[0]
+        is_finite = torch.isfinite(logits.max())
+        return Acceptance(path, (root + 1)[0], root, sampled, is_finite, found)
     accepted = draft.tokens == sampled.index_select(0, draft.tensors.parents)
     length = _prefix_lengths(accepted, draft)
     node = _first_best(length)

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 SIZES = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
@@ -11,18 +12,22 @@ SIZES = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 class StepCosts:
     """seconds[i][j]: a whole step of sizes[j] nodes behind lengths[i] tokens in the cache.
 
-    sizes: rising, from 1 (plain decoding). lengths: rising. Raises ValueError on anything else.
+    sizes: rising, from 1 (plain decoding). lengths: rising. drafting[j]: seconds of it that the
+    heads took. Raises ValueError on anything else.
     """
 
     sizes: tuple[int, ...]
     lengths: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
+    drafting: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.sizes[:1] != (1,) or not _rises(self.sizes) or not _rises(self.lengths):
             raise ValueError("sizes rise from 1, and lengths rise")
         if len(self.seconds) != len(self.lengths) or not self.lengths:
             raise ValueError("there is a row of seconds for every length")
+        if len(self.drafting) not in (0, len(self.sizes)):
+            raise ValueError("there is a time of drafting for every size")
         for row in self.seconds:
             if len(row) != len(self.sizes) or not all(0 < value < 1e6 for value in row):
                 raise ValueError("a row has a positive time for every size")
@@ -34,6 +39,16 @@ class StepCosts:
         if len(row) == 1:
             return row[0]
         return max(_between(self.lengths, row, max(length, self.lengths[0])), min(row))
+
+    def drafted(self, usual: int, most: int, length: int) -> tuple[float, ...]:
+        """Seconds of steps of 1, 2, ... `most` nodes, each with the draft that one of `usual` nodes
+        has: also a step of which nothing but the root was kept has paid for it. They never fall."""
+        plain, whole = self.at(1, length), self.at(usual, length)
+        drafting = _between(self.sizes, self.drafting, usual) if self.drafting else 0.0
+        first = min(plain + drafting, whole)
+        near = [first + (whole - first) * m / (usual - 1) for m in range(usual - 1)]
+        far = [self.at(m, length) for m in range(usual, most + 1)]
+        return tuple(accumulate([*near, *far], max))[:most]
 
     def overhead(self, nodes: int, length: int) -> float:
         """Seconds of a step over those of a plain one (the paper's word)."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.governor import Governor
+from medusa_chat.decoding.grower import CERTAIN, Grower
+from medusa_chat.decoding.growth import Growth, grow, subtree
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import ROOT, Choice, Tree
 from medusa_chat.errors import UsageError
@@ -29,7 +31,7 @@ class TreeTensors:
     paths: Tensor
 
     @classmethod
-    @lru_cache(maxsize=32)
+    @lru_cache(maxsize=256)
     def of(cls, tree: Tree, device: torch.device) -> "TreeTensors":
         """The constants of `tree` on `device`, the same ones for the same tree: answers are short,
         and what is kept ready for a tree is found by them."""
@@ -45,35 +47,43 @@ class TreeTensors:
 @dataclass(frozen=True)
 class Draft:
     """What is proposed: tokens int64 [n], tokens[0] the root, on the device; the tree's shape;
-    probabilities float32 [n], the drafter's own (NaN at the root), or None."""
+    probabilities float32 [n], the drafter's own (NaN at the root), or None; guesses: see
+    DraftRecord."""
 
     tokens: Tensor
     tree: Tree
     tensors: TreeTensors
     probabilities: Tensor | None = None
+    guesses: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Plan:
     """What the next draft will be, as far as the host can say: its tree; the tokens of all nodes,
     the root first, or where the heads are to say them, index int64 [n]: each node's place in
-    [root, the `width` best guesses of the first head, of the second, ...]."""
+    [root, the `width` best guesses of the first head, of the second, ...]. growth: what decides
+    which of these nodes are drafted; None: all. least: from which
+    probability of the next root on whoever makes the next draft is to know it; 0: nobody asks."""
 
     tree: Tree
     tensors: TreeTensors
     tokens: Sequence[int] | None
     index: Tensor | None = None
     width: int = 0
+    growth: Growth | None = None
+    least: float = 0.0
 
 
 class Drafter(Protocol):
     """Proposes a draft from what is certain: what it will be, then its tokens."""
 
     name: str
+    least: float  # see Plan
 
-    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
+    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 1.0) -> Plan:
         """tokens: every id certain since the last call, on the host, the root last (the prompt
-        first). depth: how deep the context lets the tree be."""
+        first). depth: how deep the context lets the tree be. certainty: the backbone's
+        probability of the root, 0 for anything under `least`."""
         ...
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
@@ -81,8 +91,8 @@ class Drafter(Protocol):
         it."""
         ...
 
-    def learn(self, path: Sequence[int]) -> None:
-        """path: which nodes of the last draft stood, the root first."""
+    def learn(self, nodes: int, path: Sequence[int]) -> None:
+        """nodes: of the last draft; path: which of them stood, the root first."""
         ...
 
 
@@ -90,17 +100,18 @@ class Autoregressive:
     """Drafter "none": plain decoding, one token a step."""
 
     name = "none"
+    least = 0.0
 
     def __init__(self, device: torch.device) -> None:
         self._tensors = TreeTensors.of(ROOT, device)
 
-    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
+    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 1.0) -> Plan:
         return Plan(ROOT, self._tensors, tokens[-1:])
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         return Draft(root, plan.tree, plan.tensors)
 
-    def learn(self, path: Sequence[int]) -> None:
+    def learn(self, nodes: int, path: Sequence[int]) -> None:
         """Nothing: there was nothing to accept."""
 
 
@@ -108,8 +119,9 @@ class Medusa:
     """Drafter "medusa": the heads' top predictions at the last certain position fill a tree.
 
     Heads run at that one position, and only as many as the tree is deep. With a governor each
-    step has as many of the tree's first nodes as it says, without one all. Raises UsageError when
-    the tree is deeper than there are heads, or wider than the vocabulary.
+    step has as many of the tree's first nodes as it says, with a grower those of its candidates
+    that the heads are sure of; without either all. Raises UsageError when the tree is deeper than
+    there are heads, or wider than the vocabulary.
     """
 
     name = "medusa"
@@ -121,7 +133,7 @@ class Medusa:
         tree: Tree,
         vocabulary: int,
         details: bool,
-        governor: Governor | None = None,
+        governor: Governor | Grower | None = None,
     ) -> None:
         if tree.depth > len(heads):
             raise UsageError(
@@ -132,54 +144,96 @@ class Medusa:
             raise UsageError(f"the tree needs {tree.width} predictions of {vocabulary} tokens")
         self.tree, self._deepest = tree, tree.depth
         self._heads, self._lm_head, self._details = heads, lm_head, details
-        self._governor = governor
-        self._length, self._nodes = -1, 1  # tokens in the cache; nodes of the last draft
-        self._plans: dict[tuple[int, int], Plan] = {}
+        self._governor = None if isinstance(governor, Grower) else governor
+        self._grower = governor if isinstance(governor, Grower) else None
+        self.least = CERTAIN if self._grower is not None else 0.0
+        if self._grower is not None:
+            self._grower.begin()
+        self._length, self._is_drafted = -1, False  # tokens in the cache; whether heads ran
+        self._plans: dict[tuple[int, int], Shape] = {}
+        root = TreeTensors.of(ROOT, heads.bias.device)
+        self._alone = Plan(ROOT, root, None, least=self.least)
 
-    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
+    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 1.0) -> Plan:
         self._length += len(tokens)
-        nodes = self._governor.choose(self._length) if self._governor else len(self.tree)
-        made = self._shape(nodes, depth)
-        self._nodes = len(made.tree)
-        if self._nodes > 1:
-            return made
-        return Plan(made.tree, made.tensors, tokens[-1:])
+        if self._grower is not None:
+            made = self._grown(self._grower, depth, certainty)
+        else:
+            nodes = self._governor.choose(self._length) if self._governor else len(self.tree)
+            made = Plan(*self._shape(self.tree, nodes, depth))
+        self._is_drafted = len(made.tree) > 1
+        if not self._is_drafted:
+            made.tokens = tokens[-1:]
+        return made
+
+    def _grown(self, grower: Grower, depth: int, certainty: float) -> Plan:
+        """The candidates, with what decides which are drafted; the root alone for none."""
+        growth = grower.growth(self._length, certainty)
+        if growth is None:
+            return self._alone
+        whole = self._shape(grower.candidates, len(grower.candidates), depth)
+        return Plan(*whole, growth, self.least)
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         if plan.index is None:
             return Draft(root, plan.tree, plan.tensors)
-        depth, width = plan.tree.depth, plan.width
-        logits, names = self._heads.draft_logits(hidden, self._lm_head, depth, width)
-        values, candidates, sums = self._heads.best(logits, width)
-        candidates = candidates if names is None else names[candidates]
+        values, candidates, sums = self._guesses(hidden, plan)
         filled = torch.cat((root, candidates.flatten())).index_select(0, plan.index)
-        if not self._details:
+        if not self._details and plan.growth is None:
             return Draft(filled, plan.tree, plan.tensors)
         shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
-        padded = torch.cat((shares.new_full((1,), torch.nan), shares))
-        return Draft(filled, plan.tree, plan.tensors, padded.index_select(0, plan.index))
+        padded = torch.cat((shares.new_full((1,), torch.nan), shares)).index_select(0, plan.index)
+        whole = Draft(filled, plan.tree, plan.tensors, padded)
+        if plan.growth is None:
+            return whole
+        guesses = tuple(map(tuple, candidates.tolist())) if self._details else ()
+        if shares[0] < plan.growth.gate:
+            return Draft(root, ROOT, TreeTensors.of(ROOT, root.device), padded[:1], guesses[:1])
+        return _part(whole, plan.growth, guesses)
 
-    def learn(self, path: Sequence[int]) -> None:
+    def _guesses(self, hidden: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        """Of every head of the plan: values and tokens [K, width], and log(sum(exp)) [K]."""
+        depth, width = plan.tree.depth, plan.width
+        logits, names = self._heads.draft_logits(hidden, self._lm_head, depth, width)
+        values, places, sums = self._heads.best(logits, width)
+        return values, places if names is None else names[places], sums
+
+    def learn(self, nodes: int, path: Sequence[int]) -> None:
         if self._governor is not None:
-            self._governor.record(self._nodes, len(path), self._length)
+            self._governor.record(nodes, len(path), self._length)
+        if self._grower is not None and self._is_drafted:
+            self._grower.record(nodes, len(path))
 
-    def _shape(self, nodes: int, depth: int) -> Plan:
-        deep = min(depth, self._deepest)
+    def _shape(self, tree: Tree, nodes: int, depth: int) -> "Shape":
+        deep = min(depth, tree.depth)
         found = self._plans.get((nodes, deep))
         if found is None:
             device = self._heads.bias.device
-            found = self._plans[nodes, deep] = _medusa_plan(self.tree, nodes, deep, device)
+            found = self._plans[nodes, deep] = _shape_of(tree, nodes, deep, device)
         return found
 
 
+def _part(whole: Draft, growth: Growth, guesses: tuple[tuple[int, ...], ...]) -> Draft:
+    """What of a draft the heads are sure of."""
+    assert whole.probabilities is not None
+    nodes = grow(whole.tree, whole.probabilities.tolist(), growth)
+    tree, device = subtree(whole.tree, nodes), whole.tokens.device
+    kept = torch.tensor(nodes, device=device)
+    tokens, shares = (t.index_select(0, kept) for t in (whole.tokens, whole.probabilities))
+    return Draft(tokens, tree, TreeTensors.of(tree, device), shares, guesses)
+
+
+Shape = tuple[Tree, TreeTensors, None, Tensor | None, int]  # what stays the same of a Plan
+
+
 @lru_cache(maxsize=32)
-def _medusa_plan(tree: Tree, nodes: int, depth: int, device: torch.device) -> Plan:
+def _shape_of(tree: Tree, nodes: int, depth: int, device: torch.device) -> Shape:
     """The first `nodes` nodes that are no deeper than `depth`."""
     cut, width = tree.head(nodes).pruned(depth), tree.width
     places = zip(cut.depths, cut.ranks, strict=True)
     index = [0 if d == 0 else 1 + (d - 1) * width + rank for d, rank in places]
     found = torch.tensor(index, device=device) if len(cut) > 1 else None
-    return Plan(cut, TreeTensors.of(cut, device), None, found, width)
+    return cut, TreeTensors.of(cut, device), None, found, width
 
 
 class PromptLookup:
@@ -187,13 +241,14 @@ class PromptLookup:
     into one tree: longer matches first, then later ones. Needs no heads."""
 
     name = "prompt-lookup"
+    least = 0.0
 
     def __init__(self, nodes: int, device: torch.device) -> None:
         self.nodes, self._device = nodes, device
         self._ids: list[int] = []
         self._ends: dict[tuple[int, ...], list[int]] = {}  # n-gram -> places after it
 
-    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
+    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 1.0) -> Plan:
         for token in tokens:
             self._append(token)
         found = self._merge(min(depth, LOOKUP_DEPTH))
@@ -205,7 +260,7 @@ class PromptLookup:
         draft = torch.tensor(plan.tokens, device=self._device)
         return Draft(draft, plan.tree, plan.tensors)
 
-    def learn(self, path: Sequence[int]) -> None:
+    def learn(self, nodes: int, path: Sequence[int]) -> None:
         """Nothing: what was wrong is not proposed because of it."""
 
     def _append(self, token: int) -> None:

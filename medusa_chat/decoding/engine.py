@@ -20,6 +20,7 @@ from medusa_chat.decoding.drafters import (
 )
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
 from medusa_chat.decoding.governor import Governor
+from medusa_chat.decoding.grower import Grower
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.outcome import Outcome, read
 from medusa_chat.decoding.settings import GenerationSettings
@@ -60,11 +61,11 @@ class Engine:
         settings: GenerationSettings,
         tree: Tree,
         details: bool = True,
-        governor: Governor | None = None,
+        governor: Governor | Grower | None = None,
     ) -> Drafter:
         """The drafter that resolved settings name. Raises UsageError when it needs heads.
 
-        governor: says how many of the tree's first nodes Medusa drafts at each step. It is left
+        governor: says how much Medusa drafts at each step. It is left
         out where the tree changes the text, as it does with typical acceptance.
         """
         if settings.drafter == Autoregressive.name:
@@ -98,7 +99,7 @@ class Engine:
         rule = ACCEPTANCE[settings.acceptance]
         self._require_room(prompt_ids)
         started = perf_counter()
-        first, hidden, reused = self._prefill(prompt_ids, rule, settings)
+        first, hidden, reused = self._prefill(prompt_ids, rule, settings, drafter.least)
         root_id = first.next_token
         answer: list[int] = [] if root_id in self.eos else [root_id]
         limit, at_limit = self._limit(len(prompt_ids), settings)
@@ -119,11 +120,11 @@ class Engine:
         steps, emitted, seconds = 0, 0, 0.0
         _, reason = self._cut([root_id], first, 0, limit, at_limit)
         known: Sequence[int] = [*prompt_ids, root_id]
-        here = Here(drafter, rule, settings, details, hidden)
+        here = Here(drafter, rule, settings, details, hidden, certainty=first.certainty)
         while reason is None:
             started = perf_counter()
             outcome = self._advance(here, known)
-            drafter.learn(outcome.path)
+            drafter.learn(len(outcome.tokens), outcome.path)
             known = [outcome.tokens[node] for node in outcome.path[1:]] + [outcome.next_token]
             fresh, reason = self._cut(known, outcome, len(answer), limit, at_limit)
             ended = perf_counter()
@@ -205,7 +206,7 @@ class Engine:
 
     @torch.inference_mode()
     def _prefill(
-        self, prompt_ids: Sequence[int], rule: Rule, settings: GenerationSettings
+        self, prompt_ids: Sequence[int], rule: Rule, settings: GenerationSettings, least: float
     ) -> tuple[Outcome, Tensor, int]:
         """Bring the prompt into the cache; the first token, its hidden state, tokens reused."""
         reused = min(_common_prefix(self._ids, prompt_ids), len(prompt_ids) - 1)
@@ -219,6 +220,8 @@ class Engine:
         draft = Draft(rest[-1:], ROOT, self._root_tensors)
         case = Case(draft, self.backbone.lm_head(last), len(prompt_ids) - 1, settings, False)
         outcome = read(draft, rule(case, self.backbone.judge))
+        if least:
+            outcome.certainty = self._chance(case.logits[0], outcome, settings, least)
         if not outcome.is_finite:
             self.forget()  # nothing of a broken pass is reused
         return outcome, last, reused
@@ -228,7 +231,8 @@ class Engine:
         over it; what was accepted is in the cache afterwards, and `here` is where it ended."""
         cache, whole = self.backbone.cache, self.backbone.whole_step
         begun = perf_counter()
-        plan = here.drafter.plan(known, self.backbone.context - 1 - cache.length)
+        room = self.backbone.context - 1 - cache.length
+        plan = here.drafter.plan(known, room, here.certainty)
         planning = perf_counter() - begun
         outcome = whole and whole.take(plan, known[-1], here.hidden, here.settings, here.details)
         if whole and outcome:
@@ -236,6 +240,7 @@ class Engine:
         else:
             outcome = self._by_parts(here, plan, known[-1])
         outcome.heads_seconds += planning
+        here.certainty = outcome.certainty
         if outcome.is_finite:
             self._ids += [outcome.tokens[i] for i in outcome.path]
         return outcome
@@ -260,10 +265,21 @@ class Engine:
                 cache.extend(len(outcome.path))  # the rows stand where they belong
             else:
                 cache.keep(accepted.path, len(outcome.path))
+        if plan.least:
+            logits = case.logits[outcome.path[-1]]
+            outcome.certainty = self._chance(logits, outcome, here.settings, plan.least)
         here.root, here.hidden = accepted.next_token, hidden.index_select(0, accepted.node)
         outcome.heads_seconds = watch.between(begun, drafted)
         outcome.backbone_seconds = watch.between(drafted, ended)
         return outcome
+
+    def _chance(
+        self, logits: Tensor, outcome: Outcome, settings: GenerationSettings, least: float
+    ) -> float:
+        """The backbone's probability of what comes next; 0 for less than `least`."""
+        temperature = settings.temperature or 1.0
+        found = self.backbone.judge.chance(logits, outcome.next_token, temperature, least)
+        return found if found >= least else 0.0
 
     def _limit(self, prompt_tokens: int, settings: GenerationSettings) -> tuple[int, Reason]:
         """How many tokens the answer may have, and what it means to reach that."""
@@ -291,7 +307,8 @@ class Engine:
 @dataclass
 class Here:
     """How an answer is decoded, and where it is: hidden [1, d], the backbone's state that gave the
-    root; root int64 [1], the root on the device, None where only the host has it."""
+    root; root int64 [1], the root on the device, None where only the host has it; certainty: see
+    Drafter.plan."""
 
     drafter: Drafter
     rule: Rule
@@ -299,9 +316,12 @@ class Here:
     details: bool
     hidden: Tensor
     root: Tensor | None = None
+    certainty: float = 1.0
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    if list(b[: len(a)]) == a:  # as it is when a conversation goes on: not token by token
+        return len(a)
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i

@@ -15,7 +15,8 @@ class DraftRecord:
     probabilities: the backbone's p of the node at its parent. entropies (nats), thresholds
     (None unless typical) and sampled (the backbone's own token) speak of the node as a parent.
     ranks: the node's place among its head's predictions. texts: each token's own text, filled in
-    by the text layer. None where a figure does not exist.
+    by the text layer. None where a figure does not exist. guesses[k]: what head k predicted, the
+    likeliest first, where only what the heads were sure of was drafted.
     """
 
     tokens: tuple[int, ...]
@@ -27,6 +28,7 @@ class DraftRecord:
     thresholds: tuple[float | None, ...]
     sampled: tuple[int | None, ...]
     texts: tuple[str, ...] = ()
+    guesses: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

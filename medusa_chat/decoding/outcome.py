@@ -16,7 +16,8 @@ from medusa_chat.decoding.tree import Tree
 @dataclass
 class Outcome:
     """One step's result. tokens: of every node of the draft. heads_seconds, backbone_seconds: what
-    proposing it and the pass over it took, LM head included."""
+    proposing it and the pass over it took, LM head included. certainty: the backbone's probability
+    of next_token, 0 for anything under the plan's `least`; 1 where nobody asked."""
 
     path: list[int]
     tokens: list[int]
@@ -25,6 +26,7 @@ class Outcome:
     record: DraftRecord | None
     heads_seconds: float = 0.0
     backbone_seconds: float = 0.0
+    certainty: float = 1.0
 
 
 class WholeStep(Protocol):
@@ -76,7 +78,9 @@ def read(draft: Draft, accepted: Acceptance) -> Outcome:
         rows = host[deep + 2 * n :].view(torch.float32).view(-1, n).tolist()
         threshold = rows.pop(2) if found.thresholds is not None else None
         shares = rows.pop(2) if draft.probabilities is not None else None
-        made = record(draft.tree, tokens, sampled, rows[0], rows[1], threshold, shares)
+        made = record(
+            draft.tree, tokens, sampled, rows[0], rows[1], threshold, shares, draft.guesses
+        )
     return Outcome(values[3 : 3 + length], tokens, next_token, bool(is_finite), made)
 
 
@@ -88,6 +92,7 @@ def record(
     entropies: list[float],
     thresholds: list[float] | None,
     shares: list[float] | None,
+    guesses: tuple[tuple[int, ...], ...] = (),
 ) -> DraftRecord:
     """The draft as the trace holds it; what the root has no figure for is None."""
     n = len(tokens)
@@ -100,4 +105,5 @@ def record(
         entropies=tuple(entropies),
         thresholds=tuple(thresholds) if thresholds else (None,) * n,
         sampled=tuple(sampled),
+        guesses=guesses,
     )

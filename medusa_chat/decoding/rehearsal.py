@@ -34,12 +34,13 @@ def time_steps(
     """
     stage = Stage(engine, tree)
     timed: dict[tuple[int, int], list[float]] = {}
+    drafting: dict[int, list[float]] = {}
 
     def time_one(nodes: int, length: int, is_warm: bool = True) -> float:
         for _ in range(warm_ups(firsts[nodes]) if is_warm else 0):
             stage.step(nodes, length)
         started = clock()
-        stage.step(nodes, length)
+        drafting.setdefault(nodes, []).append(stage.step(nodes, length))
         return clock() - started
 
     sizes: list[int] = []
@@ -66,7 +67,8 @@ def time_steps(
     finally:
         stage.leave()
     rows = [tuple(median(timed[m, length]) for m in sizes) for length in stage.lengths]
-    yield StepCosts(tuple(sizes), stage.lengths, tuple(rows))
+    drafts = tuple(median(drafting[m]) for m in sizes)
+    yield StepCosts(tuple(sizes), stage.lengths, tuple(rows), drafts)
 
 
 def warm_ups(first: float) -> int:
@@ -98,12 +100,13 @@ class Stage:
         self._root_id = min(5, engine.backbone.vocabulary - 1)
         self._root = torch.tensor([self._root_id], device=weight.device)
 
-    def step(self, nodes: int, length: int) -> None:
-        """A whole step: heads, backbone, acceptance, the copy to the host, rows moved."""
+    def step(self, nodes: int, length: int) -> float:
+        """A whole step: heads, backbone, acceptance, the copy to the host, rows moved; the seconds
+        that the heads took of it."""
         engine = self.engine
         engine.backbone.cache.length = length
         here = Here(self._drafter(nodes), exact, SETTINGS, True, self._hidden, self._root)
-        engine._advance(here, [self._root_id])
+        return engine._advance(here, [self._root_id]).heads_seconds
 
     def _drafter(self, nodes: int) -> Drafter:
         if nodes not in self._drafters:

@@ -2,6 +2,8 @@
 
 #include <stdint.h>
 
+#include "growth.h"
+
 /* A draft from one position: heads of residual layers, x + silu(W x + b), layer after layer; the LM
    head they share; of each head's logits the `width` largest, which fill a tree. */
 typedef struct {
@@ -16,6 +18,7 @@ typedef struct {
     const int64_t *index;             /* [nodes]: 0 the root, else 1 + a place among the guesses */
     int64_t *tokens;                  /* [nodes] */
     float *shares;                    /* [nodes]: the heads' probabilities, NaN for the root */
+    Growth *growth;                   /* what of these nodes is drafted; NULL: all */
     int64_t layers, heads, used, hidden_size, size, width, nodes, root, threads;
 } Proposal;
 

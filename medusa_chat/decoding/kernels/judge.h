@@ -11,7 +11,9 @@
 
    path [rows], where it is wanted: the nodes that are accepted, the root first, and how many they
    are; exactly those that are the parent's own token, or with is_typical those above the parent's
-   threshold [rows], min(epsilon, alpha * exp(-entropy)), the likeliest of the longest paths. */
+   threshold [rows], min(epsilon, alpha * exp(-entropy)), the likeliest of the longest paths.
+   certainty: the probability of what comes after that path, or 0 where it is under `least`; 1 where
+   that is 0 and nobody asks. */
 typedef struct {
     const float *logits;
     const int64_t *parents, *depths, *tokens;
@@ -19,7 +21,7 @@ typedef struct {
     float *at_parent, *entropies, *noise, *sums, *thresholds;
     uint64_t seed;
     int64_t rows, size, place, deepest, threads, is_typical, length, is_finite;
-    float temperature, epsilon, alpha;
+    float temperature, epsilon, alpha, least, certainty;
 } Verdict;
 
 /* One part of a verdict, for a team; part 0 chooses the path. */

@@ -64,18 +64,23 @@ SWEEP(1, 8)
 SWEEP(2, 6)
 SWEEP(3, 4)
 SWEEP(4, 3)
+SWEEP(5, 2)
+SWEEP(6, 2)
 
 /* The panels from `at` to `end`, three at a time for all rows but the last few, which find them in
-   a near cache. */
+   a near cache. One or two rows over a multiple of four go with the four before them. */
 void multiply(const Product *p, int at, int end) {
-    const int whole = p->rows - p->rows % 4;
+    const int over = p->rows % 4, last = over < 3 && over && p->rows > 4 ? over + 4 : over;
+    const int whole = p->rows - last;
     while (at < end) {
         const int begin = at, stop = least(at + 24, end);
         for (; at < stop; at = least(at + 3, stop))
             for (int row = 0; row < whole; row += 4) sweep_4(p, row, at, least(at + 3, stop));
-        if (p->rows % 4 == 1) sweep_1(p, whole, begin, stop);
-        if (p->rows % 4 == 2) sweep_2(p, whole, begin, stop);
-        if (p->rows % 4 == 3) sweep_3(p, whole, begin, stop);
+        if (last == 1) sweep_1(p, whole, begin, stop);
+        if (last == 2) sweep_2(p, whole, begin, stop);
+        if (last == 3) sweep_3(p, whole, begin, stop);
+        if (last == 5) sweep_5(p, whole, begin, stop);
+        if (last == 6) sweep_6(p, whole, begin, stop);
     }
 }
 

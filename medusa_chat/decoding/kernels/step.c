@@ -46,16 +46,27 @@ static void keep(const Pass *pass, const int64_t *path, int64_t count) {
     }
 }
 
+/* The rows of the draft that was made. */
+static void settle(const Step *s) {
+    const Growth *g = s->draft->growth;
+    if (!g) return;
+    s->pass->rows = s->verdict->rows = g->count;
+    s->verdict->deepest = g->deepest;
+    for (int64_t i = 0; i < g->count; i++) s->positions[i] = s->pass->start + g->own_depths[i];
+}
+
 static void step_part(const void *what, int part, int parts) {
     Step *s = (Step *)what;
     const Pass *pass = s->pass;
     const Verdict *v = s->verdict;
-    const int size = (int)pass->decoder->hidden, rows = (int)pass->rows, outs = (int)v->size;
-    const Product lm = {pass->hidden, s->lm_panels, s->lm_bias, s->logits, rows, size, outs, 0};
+    const int size = (int)pass->decoder->hidden, outs = (int)v->size;
     const double begun = now();
     if (s->draft) propose_part(s->draft, part, parts);
+    if (s->draft && part == 0) settle(s);
     meet(parts);
     const double drafted = now();
+    const int rows = (int)pass->rows;
+    const Product lm = {pass->hidden, s->lm_panels, s->lm_bias, s->logits, rows, size, outs, 0};
     decode(pass, part, parts);
     meet(parts);
     share(&lm, 0, (outs + LANES - 1) / LANES, part, parts);
@@ -73,7 +84,7 @@ static void step_part(const void *what, int part, int parts) {
 EXPORT int64_t step(Step *s) {
     Pass *pass = s->pass;
     const double begun = now();
-    for (int64_t i = 0; i < pass->rows; i++) {
+    for (int64_t i = 0; i < pass->rows; i++) { /* with a growth as many as it can have */
         s->positions[i] = pass->start + s->verdict->depths[i];
         if (s->draft) s->tokens[i] = i ? 0 : s->draft->root;
     }

@@ -76,6 +76,12 @@ class NativeHeads(nn.Module):
         job.nodes = len(plan.tree)
         return job
 
+    def guesses(self, job: Proposal) -> tuple[tuple[int, ...], ...]:
+        """What each head guessed in a draft that was made by this job, the likeliest first."""
+        places = self._room[job.used, job.width][-1]
+        named = places if not job.names or self._names is None else self._names[places]
+        return tuple(map(tuple, named.tolist()))
+
     def _room_for(self, depth: int, width: int, size: int) -> list[Tensor]:
         """Where a draft is worked out, the same at every step."""
         if (depth, width) not in self._room:  # which say what `size` is

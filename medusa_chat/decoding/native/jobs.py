@@ -38,6 +38,18 @@ class Pass(Structure):
     )
 
 
+class Growth(Structure):
+    """A draft's own tree: kernels/growth.h."""
+
+    _fields_ = (
+        *((n, c_void_p) for n in ("parents", "depths", "mask", "seconds")),
+        *((n, c_double) for n in ("rate", "gate")),
+        *((n, c_int64) for n in ("nodes", "most")),
+        *((n, c_void_p) for n in ("chosen", "own_parents", "own_depths", "own_mask")),
+        *((n, c_int64) for n in ("stride", "count", "deepest", "asked")),
+    )
+
+
 class Proposal(Structure):
     """One draft of the heads: kernels/heads.h."""
 
@@ -45,6 +57,7 @@ class Proposal(Structure):
         *((n, c_void_p) for n in ("panels", "bias", "lm_panels", "lm_bias", "names", "hidden")),
         *((n, c_void_p) for n in ("states", "logits", "values", "sums", "places", "index")),
         *((n, c_void_p) for n in ("tokens", "shares")),
+        ("growth", POINTER(Growth)),
         *((n, c_int64) for n in ("layers", "heads", "used", "hidden_size", "size", "width")),
         *((n, c_int64) for n in ("nodes", "root", "threads")),
     )
@@ -59,7 +72,7 @@ class Verdict(Structure):
         ("seed", c_uint64),
         *((n, c_int64) for n in ("rows", "size", "place", "deepest", "threads", "is_typical")),
         *((n, c_int64) for n in ("length", "is_finite")),
-        *((n, c_float) for n in ("temperature", "epsilon", "alpha")),
+        *((n, c_float) for n in ("temperature", "epsilon", "alpha", "least", "certainty")),
     )
 
 

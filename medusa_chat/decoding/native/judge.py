@@ -68,6 +68,12 @@ class NativeJudge(Judge):
         self._team.judge(byref(job))
         return found[0], found[1]
 
+    def chance(self, logits: Tensor, token: int, temperature: float, least: float) -> float:
+        """See Judge.chance; 0 where it is under `least` at first sight."""
+        row = logits.contiguous()
+        found: float = self._team.chance(row.data_ptr(), len(row), temperature, token, least)
+        return found
+
     def _job(self, logits: Tensor, seed: int, position: int, temperature: float) -> Verdict:
         job = Verdict(logits.data_ptr(), seed=seed, place=position, temperature=temperature)
         job.rows, job.size, job.threads = *logits.shape, self._team.threads

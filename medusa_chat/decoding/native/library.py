@@ -1,6 +1,6 @@
 """The C library's functions, and how many threads work together in them."""
 
-from ctypes import CDLL, POINTER, c_int64, c_void_p
+from ctypes import CDLL, POINTER, c_float, c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ class Team:
         self.threads = threads
         self.run, self.linear, self.pack = library.run, library.linear, library.pack
         self.work_size = library.work_size
+        self.chance = library.chance
+        self.chance.argtypes = [c_void_p, c_int, c_float, c_int64, c_float]
+        self.chance.restype = c_float
         self.propose, self.judge, self.step = library.propose, library.judge, library.step
         sizes = [c_int64] * 2
         self.run.argtypes, self.run.restype = [POINTER(Pass)], c_int64

@@ -1,16 +1,18 @@
 """NativeStep: draft, pass, logits, acceptance and the cache's rows as one call."""
 
-from ctypes import addressof, byref, c_float, c_int64, pointer
+from ctypes import addressof, byref, c_double, c_float, c_int64, pointer
 from math import exp
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.drafters import Plan, TreeTensors
+from medusa_chat.decoding.drafters import Plan
 from medusa_chat.decoding.events import DraftRecord
+from medusa_chat.decoding.growth import Growth, subtree
 from medusa_chat.decoding.native.decoder import NativeDecoder
 from medusa_chat.decoding.native.heads import NativeHeads
+from medusa_chat.decoding.native.jobs import Growth as GrowthJob
 from medusa_chat.decoding.native.jobs import Pass, Proposal, Step, Verdict
 from medusa_chat.decoding.native.library import Team
 from medusa_chat.decoding.outcome import Outcome, record
@@ -45,7 +47,7 @@ class NativeStep:
         self._figures = [(c_float * MAX_NODES)() for _ in FIGURES]
         self._shares = (c_float * MAX_NODES)()
         self.seconds = 0.0
-        self._shapes: dict[tuple[int, int], _Shape] = {}
+        self._shapes: dict[tuple[int, int, bool], _Shape] = {}
         self._shape: _Shape | None = None  # of the last step
         self._settings: GenerationSettings | None = None  # and how it was decided
         self._details = self._is_known = self._is_typical = False
@@ -80,7 +82,7 @@ class NativeStep:
         self._set_place(shape, plan, root, start)
         if self._team.step(self._call):
             return None
-        return self._outcome(plan, shape.nodes)
+        return self._outcome(plan, shape)
 
     def _arm(self, settings: GenerationSettings, details: bool) -> None:
         """For answers of these settings."""
@@ -98,7 +100,7 @@ class NativeStep:
         job.threads = self._pass.threads = self._team.threads
 
     def _shape_of(self, plan: Plan) -> "_Shape":
-        key = id(plan.tensors), id(plan.index)
+        key = id(plan.tensors), id(plan.index), plan.growth is None
         found = self._shapes.get(key)
         if found is None:
             if len(self._shapes) >= MOST_SHAPES:
@@ -112,19 +114,20 @@ class NativeStep:
 
     def _turn_to(self, shape: "_Shape") -> None:
         """For steps of this tree."""
-        self._shape, job, tensors = shape, self._verdict, shape.tensors
-        job.parents, job.depths = tensors.parents.data_ptr(), tensors.depths.data_ptr()
+        self._shape, job = shape, self._verdict
+        job.parents, job.depths = shape.parents, shape.depths
         job.rows, job.deepest = shape.nodes, shape.depth
         if self._noise.numel() < (shape.depth + 1) * job.size:
             self._noise = torch.empty((shape.depth + 1) * job.size)
             job.noise = self._noise.data_ptr()
-        self._pass.mask, self._pass.stride = shape.mask.data_ptr(), shape.nodes
+        self._pass.mask, self._pass.stride = shape.hides, shape.nodes
         self._pass.rows = shape.nodes
         self._job.draft = shape.pointer
 
     def _set_place(self, shape: "_Shape", plan: Plan, root: int, start: int) -> None:
         """Behind `start` tokens, from this root on."""
         job, keys = self._pass, -(-(start + shape.nodes) // ROOM) * ROOM
+        self._verdict.least = plan.least
         job.start = job.free = self._verdict.place = start
         if (shape.nodes, keys) != self._room:
             self._room = (shape.nodes, keys)
@@ -132,34 +135,85 @@ class NativeStep:
         job.work = self._decoder.job.work  # a prompt may have had it grow
         if shape.draft is not None:
             shape.draft.root = root
+            if plan.growth is not None:
+                shape.limit(plan.growth)
+                job.rows = min(plan.growth.most, shape.nodes)
         elif plan.tokens is not None:
             self._tokens[: shape.nodes] = list(plan.tokens)
 
-    def _outcome(self, plan: Plan, nodes: int) -> Outcome:
-        job, verdict = self._job, self._verdict
+    def _outcome(self, plan: Plan, shape: "_Shape") -> Outcome:
+        job, verdict, nodes = self._job, self._verdict, self._pass.rows
         self.seconds += job.whole
-        taken, tokens, own = self._path[: verdict.length], self._tokens[:nodes], self._own[:nodes]
+        if nodes == 1:
+            taken, tokens, own = [0], [self._tokens[0]], [self._own[0]]
+        else:
+            taken, tokens = self._path[: verdict.length], self._tokens[:nodes]
+            own = self._own[:nodes]
         is_finite = bool(verdict.is_finite)
         if is_finite:
             self._cache.extend(len(taken))
-        made = self._record(plan, tokens, own) if self._details else None
-        return Outcome(taken, tokens, own[taken[-1]], is_finite, made, job.drafting, job.passing)
+        made = self._record(plan, shape, tokens, own) if self._details else None
+        last = own[taken[-1]]
+        timed = job.drafting, job.passing
+        return Outcome(taken, tokens, last, is_finite, made, *timed, verdict.certainty)
 
-    def _record(self, plan: Plan, tokens: list[int], own: list[int]) -> DraftRecord:
+    def _record(
+        self, plan: Plan, shape: "_Shape", tokens: list[int], own: list[int]
+    ) -> DraftRecord:
         n = len(tokens)
         found, entropies, _, thresholds = (row[:n] for row in self._figures)
         shares = self._shares[:n] if plan.tokens is None else None
         limits = thresholds if self._is_typical else None
-        return record(plan.tree, tokens, own, [exp(x) for x in found], entropies, limits, shares)
+        chances = [exp(x) for x in found]
+        if shape.growth is None or self._heads is None or shape.draft is None:
+            return record(plan.tree, tokens, own, chances, entropies, limits, shares)
+        tree = subtree(plan.tree, shape.chosen(n))
+        guesses = self._heads.guesses(shape.draft)[: shape.growth.asked]
+        return record(tree, tokens, own, chances, entropies, limits, shares, guesses)
 
 
 class _Shape:
-    """What stays the same for a tree: the ancestors' mask [n, n], additive, and the heads' job."""
+    """What stays the same for a tree: where its parents, depths and the ancestors' mask [n, n],
+    additive, are; the heads' job; and where only a part of it is drafted, what says which."""
 
     def __init__(self, plan: Plan, draft: Proposal | None) -> None:
-        self.tensors: TreeTensors = plan.tensors
         self.nodes, self.depth = len(plan.tree), plan.tree.depth
+        self._tensors, self._index = plan.tensors, plan.index  # addresses of theirs are kept here
         hidden = ~plan.tensors.ancestors
-        self.mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-        self.draft, self._index = draft, plan.index
+        self._mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        self.parents, self.depths = plan.tensors.parents.data_ptr(), plan.tensors.depths.data_ptr()
+        self.hides = self._mask.data_ptr()
+        self.draft = draft
         self.pointer = pointer(draft) if draft is not None else None
+        self.growth: GrowthJob | None = None
+        if draft is not None and plan.growth is not None:
+            self.growth = self._growth()
+            draft.growth = pointer(self.growth)
+
+    def _growth(self) -> GrowthJob:
+        """A job that grows a part of this tree, whose rows are then the pass's."""
+        job, size = GrowthJob(self.parents, self.depths, self.hides), self.nodes
+        self._own = torch.zeros(3, size, dtype=torch.long)
+        self._own_mask = torch.zeros(size, size)
+        self._seconds: tuple[float, ...] = ()
+        job.nodes = job.stride = size
+        job.chosen, job.own_parents, job.own_depths = (row.data_ptr() for row in self._own)
+        job.own_mask = self._own_mask.data_ptr()
+        self.parents, self.depths = job.own_parents, job.own_depths
+        self.hides = job.own_mask
+        return job
+
+    def limit(self, growth: Growth) -> None:
+        """What a step may cost, and what the heads are worth now."""
+        job = self.growth
+        assert job is not None
+        if growth.seconds is not self._seconds:
+            self._seconds = growth.seconds
+            self._prices = (c_double * len(growth.seconds))(*growth.seconds)
+            job.seconds = addressof(self._prices)
+        job.most = min(growth.most, len(growth.seconds))
+        job.rate, job.gate = growth.rate, growth.gate
+
+    def chosen(self, count: int) -> tuple[int, ...]:
+        """Which nodes the last draft had."""
+        return tuple(self._own[0, :count].tolist())

@@ -1,0 +1,99 @@
+"""Grower: which candidates the next step may draft, so that drafting never costs more than it
+brings."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from medusa_chat.decoding.costs import StepCosts
+from medusa_chat.decoding.growth import Growth
+from medusa_chat.decoding.tree import Tree
+
+CERTAIN = 0.9  # probability of a root from which the heads, which did not know it, can be right
+SURE = 0.8  # of the first head's best guess, from which the others are asked
+STRICT = 2.0  # what a second is worth then, in what it brings on average
+PATIENCE = 2.0  # steps without one accepted node that may be paid for in advance
+RICH = 4.0  # of them that an answer has earned at its end, so that the next may begin with
+CARRIED = 3.0  # of them
+SHARE = 0.015  # of the time of plain decoding that trying may cost for ever
+STRIDE = 64
+
+
+class Grower:
+    """Decides step by step, from measured costs and what was accepted; it never looks at a clock.
+
+    An answer earns before it spends. Its *balance*, in seconds by the measured costs, begins at 0,
+    or with CARRIED usual steps of which nothing is accepted where the answer before ended RICH; a
+    step adds its tokens at plain decoding's price and takes its own cost. While the balance does
+    not pay for such a step, only what looks sure is drafted: behind
+    two roots in a row that the backbone was CERTAIN of, where the first head is SURE, and of the
+    rest what is worth STRICT times as much as a second brings on average. What it does pay for is
+    what brings the most on average. A text that no head foresees is left to plain decoding so.
+
+    Over all answers there is *credit*: the same account with SHARE of plain decoding's time added,
+    from which every step's worst case is paid, so that after any number of them
+
+        cost of the steps <= (1 + SHARE) * cost of plain decoding + PATIENCE usual steps' overhead
+
+    whatever the text.
+    """
+
+    def __init__(self, costs: StepCosts, expected: Sequence[float], candidates: Tree) -> None:
+        """expected[m - 1]: tokens a step with the first m candidates, by the heads' accuracies, up
+        to the number that pays best, which is over 1."""
+        self.costs, self.candidates = costs, candidates
+        self.expected = tuple(expected)
+        self._usual = len(self.expected)
+        losses = (costs.at(self._usual, n) - costs.at(1, n) for n in costs.lengths)
+        self._most = self.credit = PATIENCE * max(0.0, *losses)
+        self.balance = 0.0
+        self._plain = self._rate = 0.0
+        self._enough = float("inf")  # of balance for a usual step of which nothing is accepted
+        self._prices: tuple[float, ...] = ()
+        self._place = -1
+        self._was_certain = False  # of the root before
+        self._length = 0  # behind which the credit was reckoned
+
+    def begin(self) -> None:
+        """Another answer."""
+        is_rich = self.balance >= RICH * self._enough
+        self.balance = CARRIED * self._enough if is_rich else 0.0
+        self._was_certain, self._length = False, 0
+
+    def growth(self, length: int, certainty: float) -> Growth | None:
+        """What decides the next step's nodes, behind `length` tokens in the cache and a root of
+        this probability; None for plain decoding."""
+        was_certain, self._was_certain = self._was_certain, certainty >= CERTAIN
+        is_sure = was_certain and self._was_certain
+        if not is_sure and self.balance < self._enough:
+            return None
+        self._look_up(length)
+        most = bisect_right(self._prices, self._plain + self.credit)
+        if most < 2:
+            return None
+        if self.balance >= self._enough:
+            return Growth(self._prices, most, self._rate)
+        return Growth(self._prices, most, STRICT * self._rate, SURE) if is_sure else None
+
+    def record(self, nodes: int, tokens: int) -> None:
+        """The last growth's step had so many nodes and gave so many tokens, 1 where none of them
+        was accepted."""
+        cost = max(self._plain, self._prices[min(nodes, len(self._prices)) - 1])
+        saved = tokens * self._plain - cost
+        self.balance += saved
+        self.credit = min(self._most, self.credit + saved)
+
+    def _look_up(self, length: int) -> None:
+        """The costs, anew every STRIDE tokens; and the credit of all tokens that came meanwhile."""
+        if self._length:
+            share = SHARE * (length - self._length) * self._plain
+            self.credit = min(self._most, self.credit + share)
+        self._length = length
+        if length // STRIDE == self._place:
+            return
+        self._place = length // STRIDE
+        at = self._place * STRIDE
+        self._plain = self.costs.at(1, at)
+        self._prices = self.costs.drafted(self._usual, len(self.candidates), at)
+        self._enough = self._prices[self._usual - 1] - self._plain
+        rates = (self.expected[m - 1] / self.costs.at(m, at) for m in (1, self._usual))
+        self._rate = max(rates)

@@ -1,0 +1,296 @@
+"""Trees of what the heads are sure of: the choice, its C twin, whole answers, what it may cost."""
+
+import ctypes
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_engine import decode, tokens
+from test_native import native_engine
+from test_tuner import EXPECTED, TREE, costs_of
+
+from medusa_chat.decoding import grower as growing
+from medusa_chat.decoding import native
+from medusa_chat.decoding.acceptance import TORCH
+from medusa_chat.decoding.costs import SIZES
+from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.events import Step, from_json, to_json
+from medusa_chat.decoding.grower import Grower
+from medusa_chat.decoding.growth import Growth, grow, subtree
+from medusa_chat.decoding.native.jobs import Growth as GrowthJob
+from medusa_chat.decoding.native.judge import NativeJudge
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import Tree, cartesian, chain
+from medusa_chat.tally import Fold, drafted
+
+CANDIDATES = Tree.from_choices(
+    [(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0), (0, 0, 1), (1, 1)]
+)
+CHEAP = costs_of(0.01)
+
+
+def prices(per_node: float, count: int = 64) -> tuple[float, ...]:
+    return tuple(1 + per_node * n for n in range(count))
+
+
+def test_of_a_number_of_nodes_it_is_the_best_tree_there_is():
+    dice = random.Random(1)
+    tree = Tree.from_choices([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (2,), (1, 1)])
+    for _ in range(30):
+        shares = [math.nan, *(dice.random() for _ in tree.parents[1:])]
+        worth = [1.0]
+        for node in range(1, len(tree)):
+            worth.append(worth[tree.parents[node]] * shares[node])
+        for count in range(1, len(tree) + 1):
+            free = (0.0,) * count  # nodes cost nothing, so all that are allowed are taken
+            nodes = grow(tree, shares, Growth(free, count, 1.0))
+            assert len(nodes) == count and nodes[0] == 0
+            assert all(tree.parents[node] in nodes for node in nodes[1:])
+            best = max(
+                sum(worth[n] for n in some)
+                for some in itertools.combinations(range(1, len(tree)), count - 1)
+            )
+            assert sum(worth[n] for n in nodes[1:]) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("sure", "per_node", "count"),
+    [(0.9, 0.1, 6), (0.9, 0.95, 1), (0.3, 0.2, 2), (0.05, 0.1, 1), (0.99, 0.001, 6)],
+)
+def test_it_has_as_many_nodes_as_are_worth_their_time(sure, per_node, count):
+    shares = [math.nan] + [sure] * 5
+    assert grow(chain(5), shares, Growth(prices(per_node, 6), 6, 1.0)) == tuple(range(count))
+
+
+def test_where_time_is_worth_more_less_is_drafted():
+    shares = [math.nan] + [0.8] * 5
+
+    def count(**what):
+        return len(grow(chain(5), shares, replace(Growth(prices(0.3, 6), 6, 1.0), **what)))
+
+    assert count() > count(rate=1.8)
+    assert count(most=2) == 2 and count(most=1) == 1
+
+
+@given(st.integers(0, 10_000))
+def test_the_c_twin_chooses_the_same(library, seed):
+    dice = random.Random(seed)
+    tree = dice.choice([CANDIDATES, cartesian(3, 2, 2), chain(5), TREE])
+    shares = [math.nan, *(dice.random() ** dice.choice([0.2, 1, 3]) for _ in tree.parents[1:])]
+    held = torch.tensor(shares)
+    most = dice.randint(1, len(tree) + 3)
+    growth = Growth(prices(dice.random() / 3, most), most, dice.random() * 2)
+    nodes = grow(tree, held.tolist(), growth)
+
+    tensors, n = TreeTensors.of(tree, torch.device("cpu")), len(tree)
+    mask = torch.zeros(n, n).masked_fill_(~tensors.ancestors, -torch.inf)
+    seconds = (ctypes.c_double * most)(*growth.seconds)
+    own, own_mask = torch.full((3, n), -7), torch.ones(n, n)
+    job = GrowthJob(tensors.parents.data_ptr(), tensors.depths.data_ptr(), mask.data_ptr())
+    job.seconds, job.rate = ctypes.addressof(seconds), growth.rate
+    job.nodes = job.stride = n
+    job.most, job.own_mask = min(most, n), own_mask.data_ptr()
+    job.chosen, job.own_parents, job.own_depths = (row.data_ptr() for row in own)
+    library.grow(ctypes.byref(job), ctypes.c_void_p(held.data_ptr()))
+
+    assert tuple(own[0, : job.count].tolist()) == nodes and not (own[:, job.count :] != -7).any()
+    made = TreeTensors.of(subtree(tree, nodes), torch.device("cpu"))
+    assert torch.equal(own[1, : job.count], made.parents)
+    assert torch.equal(own[2, : job.count], made.depths)
+    assert job.deepest == int(made.depths.max())
+    assert torch.equal(own_mask[: job.count, : job.count] == 0, made.ancestors)
+
+
+class Always(Grower):
+    """One that has earned enough, or is sure enough, to draft at every step."""
+
+    def __init__(self, gate=0.0, candidates=CANDIDATES):
+        super().__init__(CHEAP, EXPECTED[:4], candidates)
+        self._gate = gate
+
+    def growth(self, length, certainty):
+        self._look_up(length)
+        return Growth(self._prices, len(self.candidates), 0.7, self._gate)
+
+
+def governed(engine, grower=None, **settings):
+    """The steps of an answer whose trees grow, and its tokens."""
+    asked = GenerationSettings(drafter="medusa", seed=0)
+    drafter = engine.drafter(asked, TREE.head(4), True, grower or Always())
+    events = decode(engine, drafter=drafter, **settings)
+    return [e for e in events if isinstance(e, Step)], events[-1].token_ids
+
+
+def usual_first(engine, temperature) -> float:
+    """The median probability of the first head's best guess."""
+    steps, _ = governed(engine, temperature=temperature)
+    engine.forget()
+    first = [p for step in steps for p in step.draft.draft_probabilities[1:2]]
+    return sorted(first)[len(first) // 2]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("has_gate", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("family", ["llama", "mistral-window"])
+def test_the_text_is_plain_decodings_in_one_call_and_by_parts(
+    library, family, temperature, has_gate, threads
+):
+    engine = native_engine(family, library, threads)
+    gate = usual_first(engine, temperature) if has_gate else 0.0
+    plain = tokens(engine, temperature=temperature)
+    engine.forget()
+    whole, said = governed(engine, Always(gate), temperature=temperature)
+    engine.forget()
+    engine.backbone.whole_step = None
+    parts, said_by_parts = governed(engine, Always(gate), temperature=temperature)
+    assert list(said) == list(said_by_parts) == list(plain)
+    assert {bool(step.draft.guesses) for step in whole} == {True}
+    asked = {len(step.draft.guesses) for step in whole}
+    assert asked == ({1, CANDIDATES.depth} if has_gate else {CANDIDATES.depth})
+    for a, b in zip(whole, parts, strict=True):
+        assert (a.path, a.token_ids, a.nodes) == (b.path, b.token_ids, b.nodes)
+        for name in ("tokens", "parents", "ranks", "sampled", "guesses"):
+            assert getattr(a.draft, name) == getattr(b.draft, name), name
+        shares = zip(a.draft.draft_probabilities, b.draft.draft_probabilities, strict=True)
+        assert all(x == pytest.approx(y, abs=1e-5) for x, y in shares)
+
+
+def test_the_trace_keeps_what_every_head_guessed(library):
+    steps, _ = governed(native_engine("llama", library))
+    for step in steps:
+        draft = step.draft
+        assert from_json(to_json(step)) == step
+        ranks = drafted(draft, 3)
+        depths = [0]
+        for node, parent in enumerate(draft.parents[1:], start=1):
+            depths.append(depths[parent] + 1)
+            guesses = draft.guesses[depths[node] - 1]
+            assert guesses[draft.ranks[node]] == draft.tokens[node]
+            assert ranks[depths[node] - 1][draft.tokens[node]] == draft.ranks[node]
+        assert len(draft.guesses) == CANDIDATES.depth
+
+
+def test_heads_are_judged_by_all_they_guessed_not_by_what_they_were_sure_of(library):
+    """Only sure guesses are drafted: counting those alone would flatter the heads."""
+    steps, _ = governed(native_engine("llama", library))
+    fold = Fold()
+    for step in steps:
+        fold.count(drafted(step.draft, 3), [0] * 3)
+    asked = {rank: count[1] for rank, count in fold.ranks.items()}
+    assert asked[0, 0] == asked[2, 0] == len(steps)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("size", [5, 8, 1003])
+def test_how_probable_the_next_token_is(library, size, temperature):
+    judge = NativeJudge(native.Team(library, 1))
+    torch.manual_seed(size)
+    for spread in (0.5, 3.0, 12.0):
+        row = torch.randn(size) * spread
+        token = int(row.argmax())
+        wanted = TORCH.chance(row, token, temperature, 0.0)
+        for least in (0.2, 0.9, 0.999):
+            found = judge.chance(row, token, temperature, least)
+            assert found == pytest.approx(wanted, rel=1e-4) or (found == 0 and wanted < least)
+        assert judge.chance(row, token, temperature, 1e-9) == pytest.approx(wanted, rel=1e-4)
+
+
+# Never slower than plain decoding.
+
+
+def spend(grower: Grower, texts, length: int = 100):
+    """(cost of the steps, cost of plain decoding, nodes) of an answer; 0 nodes: no head was asked.
+    texts: of each step the root's probability, what every head is sure of, and the tokens that
+    come where enough is drafted."""
+    spent = plain = 0.0
+    sizes = []
+    tree = grower.candidates
+    grower.begin()
+    for certainty, sure, wanted in texts:
+        growth, tokens = grower.growth(length, certainty), 1
+        sizes.append(0 if growth is None else 1)
+        if growth is not None:
+            shares = [math.nan] + [sure] * (len(tree) - 1)
+            nodes = (0,) if sure < growth.gate else grow(tree, shares, growth)
+            tokens = min(wanted, subtree(tree, nodes).depth + 1)
+            grower.record(len(nodes), tokens)
+            spent += growth.seconds[len(nodes) - 1]
+            sizes[-1] = len(nodes)
+        else:
+            spent += grower.costs.at(1, length)
+        plain += tokens * grower.costs.at(1, length)
+        length += tokens
+    return spent, plain, sizes
+
+
+STEPS = st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(1, 4))
+
+
+@given(
+    st.floats(0.0, 2.0),
+    st.floats(0.0, 0.001),
+    st.integers(1, 3000),
+    st.lists(st.lists(STEPS, min_size=1, max_size=60), min_size=1, max_size=8),
+)
+def test_no_text_makes_the_steps_dearer_than_plain_decoding_and_a_fixed_sum(
+    per_node, per_token, length, answers
+):
+    costs = costs_of(per_node, per_token)
+    grower = Grower(costs, EXPECTED[:8], TREE.head(16))
+    found = [spend(grower, texts, length) for texts in answers]
+    spent, plain = sum(f[0] for f in found), sum(f[1] for f in found)
+    overhead = max(costs.at(8, n) - costs.at(1, n) for n in costs.lengths)
+    count = sum(map(len, answers))
+    slack = 1e-3 * plain + per_token * 64 * 64 * count  # costs are looked up every 64 tokens
+    assert spent <= (1 + growing.SHARE) * plain + growing.PATIENCE * overhead + slack
+
+
+def grower_of(per_node: float, usual: int = 4) -> Grower:
+    return Grower(costs_of(per_node), EXPECTED[:usual], TREE.head(2 * usual))
+
+
+@pytest.mark.parametrize("count", [5, 12, 200])
+@pytest.mark.parametrize("certainty", [0.3, 0.7, 1.0])
+def test_a_text_that_no_head_foresees_is_plain_decodings_from_its_first_step(count, certainty):
+    grower = grower_of(0.25)
+    for _ in range(5):
+        spent, plain, sizes = spend(grower, [(certainty, 0.5, 1)] * count)
+        assert max(sizes) <= 1 and plain / spent > 0.97
+    assert spend(grower, [(0.5, 0.95, 4)] * count)[2] == [0] * count
+
+
+def test_what_looks_sure_earns_what_is_then_spent_on_less():
+    grower = grower_of(0.25)
+    *_, sizes = spend(grower, [(1.0, 0.95, 4)] * 3 + [(0.5, 0.6, 4)] * 20)
+    assert sizes[0] == 0, "one certain root is no proof"
+    assert sizes[1] > 2 and min(sizes[3:]) > 1
+    *_, sizes = spend(grower, [(0.5, 0.6, 1)] * 40)
+    assert sizes[0] > 1, "a rich answer lets the next begin freely"
+    assert sum(size > 1 for size in sizes) <= growing.CARRIED and sizes[20:] == [0] * 20
+    *_, sizes = spend(grower, [(0.5, 0.6, 4)] * 10)
+    assert sizes == [0] * 10, "and a poor one does not"
+
+
+def test_heads_that_are_sure_and_wrong_cost_little_for_ever():
+    grower = grower_of(0.25)
+    spent, plain, sizes = spend(grower, [(1.0, 0.9, 1)] * 600)
+    assert plain / spent > 0.97 and sizes[1] > 1
+    assert sizes[100:].count(0) > 0.9 * 500 and max(sizes[100:]) > 1
+
+
+def test_a_step_that_was_drafted_is_never_priced_below_plain_decoding():
+    for per_node in (0.0, 0.02, 1.5):
+        costs = replace(costs_of(per_node), drafting=tuple(0.01 * n for n in SIZES))
+        found = costs.drafted(4, 20, 100)
+        assert len(found) == 20 and list(found) == sorted(found)
+        assert costs.at(1, 100) <= found[0] <= costs.at(1, 100) + 0.04
+        assert found[3] == pytest.approx(costs.at(4, 100))
+        assert found[7] == pytest.approx(costs.at(8, 100))
+    with pytest.raises(ValueError, match="every size"):
+        replace(costs, drafting=(0.1,))
