@@ -2,6 +2,7 @@
 
 import re
 import time
+from itertools import pairwise
 
 import pytest
 from test_page import (
@@ -16,6 +17,15 @@ from test_page import (
 )
 
 WRITTEN = "n => (document.querySelector('#live-text .md')?.textContent.length || 0) > n"
+# Lengths of the live text, as each frame shows it.
+WATCH = """() => {
+  window.lengths = [];
+  const look = () => {
+    window.lengths.push(document.querySelector('#live-text .md')?.textContent.length || 0);
+    requestAnimationFrame(look);
+  };
+  look();
+}"""
 ROWS = "n => document.querySelectorAll('#history .message-row').length === n"
 # Markdown in which « and » stand around what is not drawn.
 MARKED = """Here is some prose with «**»bold text«**», «*»leaning«*» and «`»in-line«`»: 3 * 4 < 5.
@@ -178,6 +188,20 @@ def test_a_message_written_meanwhile_waits_in_sight_and_can_be_dropped(
     assert tab.locator(".next-line").count() == 0
     tab.keyboard.press("Escape")
     wait_end(tab)
+
+
+def test_the_text_only_grows_while_it_comes(served, open_tab, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(served.runner, "steps", 50)
+    tab = open_tab()
+    tab.evaluate(WATCH)
+    send(tab, "hi")
+    wait_end(tab)
+    lengths = tab.evaluate("window.lengths")
+    shown = [n for n in lengths if n]
+    assert len(set(shown)) > 5, "it is seen to grow"
+    # markup that is drawn at last takes less room than the signs it was written with
+    assert all(now > before - 12 for before, now in pairwise(shown))
+    assert lengths[lengths.index(shown[0]) :].index(0) == len(shown), "empty once it is over"
 
 
 def test_thoughts_are_folded_while_they_come_and_afterwards(quick, open_tab, monkeypatch):  # noqa: F811
