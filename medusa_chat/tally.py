@@ -6,8 +6,8 @@ that each head drafted, rank by rank, and the answer itself says what came there
 accepted, and *right* where it names the token that came; nothing depends on what was accepted.
 Only answers that are the backbone's own are counted (exact acceptance, or greedy): under typical
 acceptance the draft chooses what comes. Ranks that the tree did not draft are never asked: for
-them the stored calibration stands. A tree of what the heads were sure of asks about all that they
-guessed, drafted or not.
+them the stored calibration stands. Where only what the heads are sure of is drafted, every eighth
+step asks all of them whatever they say, and that one is counted.
 """
 
 from collections import defaultdict
@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from medusa_chat.decoding.events import DraftRecord, Prefilled, Step
 from medusa_chat.decoding.expectation import Accuracies
+from medusa_chat.decoding.growth import ASKED_EVERY
 from medusa_chat.decoding.tree import Choice
 
 RANKS = 10  # of each head are looked at
@@ -124,6 +125,8 @@ class Tally:
         fold, before = self.folds[self.answers % 2], self.steps
         for step, came in _followed(steps):
             if step.draft is not None and (len(step.draft.tokens) > 1 or step.draft.guesses):
+                if step.draft.guesses and (step.index + 1) % ASKED_EVERY:
+                    continue  # asked because something was sure
                 fold.count(drafted(step.draft, heads), came)
                 if step.draft.guesses:
                     continue  # large where the heads were sure: that is no measure of its size

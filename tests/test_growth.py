@@ -10,23 +10,24 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_engine import decode, tokens
+from test_engine import PROMPT, decode, tokens
 from test_native import native_engine
+from test_shortlist import shortened
 from test_tuner import EXPECTED, TREE, costs_of
 
 from medusa_chat.decoding import grower as growing
 from medusa_chat.decoding import native
 from medusa_chat.decoding.acceptance import TORCH
-from medusa_chat.decoding.costs import SIZES
+from medusa_chat.decoding.costs import SIZES, StepCosts
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.events import Step, from_json, to_json
 from medusa_chat.decoding.grower import Grower
-from medusa_chat.decoding.growth import Growth, grow, subtree
+from medusa_chat.decoding.growth import ASKED_EVERY, Growth, grow, subtree
 from medusa_chat.decoding.native.jobs import Growth as GrowthJob
 from medusa_chat.decoding.native.judge import NativeJudge
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree, cartesian, chain
-from medusa_chat.tally import Fold, drafted
+from medusa_chat.tally import Tally, drafted
 
 CANDIDATES = Tree.from_choices(
     [(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0), (0, 0, 1), (1, 1)]
@@ -113,7 +114,7 @@ class Always(Grower):
         super().__init__(CHEAP, EXPECTED[:4], candidates)
         self._gate = gate
 
-    def growth(self, length, certainty):
+    def growth(self, length, certainty, asks=False):
         self._look_up(length)
         return Growth(self._prices, len(self.candidates), 0.7, self._gate)
 
@@ -177,13 +178,39 @@ def test_the_trace_keeps_what_every_head_guessed(library):
 
 
 def test_heads_are_judged_by_all_they_guessed_not_by_what_they_were_sure_of(library):
-    """Only sure guesses are drafted: counting those alone would flatter the heads."""
-    steps, _ = governed(native_engine("llama", library))
-    fold = Fold()
-    for step in steps:
-        fold.count(drafted(step.draft, 3), [0] * 3)
-    asked = {rank: count[1] for rank, count in fold.ranks.items()}
-    assert asked[0, 0] == asked[2, 0] == len(steps)
+    """Only sure guesses are drafted, and only where it looks sure any head is asked: counting
+    those steps alone would flatter the heads. Every eighth asks them all, and is counted."""
+    engine, grower = native_engine("llama", library), Grower(CHEAP, EXPECTED[:4], CANDIDATES)
+    asked = GenerationSettings(drafter="medusa", seed=0, max_new_tokens=60)
+    drafter = engine.drafter(asked, TREE.head(4), True, grower)
+    first, *steps, _ = engine.generate(PROMPT, drafter, asked)
+    counted = [step for step in steps if step.index % ASKED_EVERY == ASKED_EVERY - 1]
+    assert len(counted) > 4 and all(len(s.draft.guesses) == CANDIDATES.depth for s in counted)
+    tally = Tally()
+    assert tally.take(first, steps, 3) and tally.steps == len(counted)
+    assert {count[1] for count in tally.whole.ranks.values()} == {len(counted)}
+    assert not tally.by_nodes
+    drafter = engine.drafter(asked, TREE.head(4), False, grower)
+    *_, plain = engine.generate(PROMPT, drafter, asked, False)
+    assert plain.token_ids == tuple(t for e in (first, *steps) for t in e.token_ids)
+
+
+def test_a_gate_that_is_shut_first_says_what_the_first_head_guessed(library):
+    """The other heads' places were never written then: nothing of a shortlist is read by them."""
+    engine = shortened("llama", library)
+    room = engine.heads.twin._room_for
+
+    def poisoned(*sizes):
+        made = room(*sizes)
+        made[-1].fill_(2**40)
+        return made
+
+    engine.heads.twin._room_for = poisoned
+    steps, said = governed(engine, Always(0.999))
+    assert {len(step.draft.guesses) for step in steps} == {1}
+    assert {step.nodes for step in steps} == {1}
+    engine.forget()
+    assert list(said) == list(tokens(engine))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -284,6 +311,30 @@ def test_heads_that_are_sure_and_wrong_cost_little_for_ever():
     assert sizes[100:].count(0) > 0.9 * 500 and max(sizes[100:]) > 1
 
 
+def test_drafting_that_costs_nothing_is_never_refused():
+    costs = StepCosts((1, 4, 8), (100,), ((1.0, 0.99, 1.2),))
+    grower = Grower(costs, EXPECTED[:4], TREE.head(8))
+    for _ in range(3):
+        *_, sizes = spend(grower, [(0.5, 0.6, 4)] * 6)
+        assert min(sizes) > 1
+
+
+def test_what_is_carried_is_reckoned_where_the_next_answer_begins():
+    grower = Grower(costs_of(0.05, 0.0002), EXPECTED[:4], TREE.head(8))
+    spend(grower, [(1.0, 0.95, 4)] * 40, 1100)
+    *_, sizes = spend(grower, [(0.5, 0.6, 1)] * 60, 100)
+    assert 1 <= sum(size > 1 for size in sizes) <= growing.CARRIED
+
+
+def test_an_answer_without_a_draft_says_nothing_of_the_next():
+    grower = grower_of(0.25)
+    spend(grower, [(1.0, 0.95, 4)] * 40)
+    for _ in range(3):  # refused, cancelled at once, of one token
+        grower.begin()
+    *_, sizes = spend(grower, [(0.5, 0.6, 4)] * 6)
+    assert min(sizes) > 1
+
+
 def test_a_step_that_was_drafted_is_never_priced_below_plain_decoding():
     for per_node in (0.0, 0.02, 1.5):
         costs = replace(costs_of(per_node), drafting=tuple(0.01 * n for n in SIZES))
@@ -294,3 +345,6 @@ def test_a_step_that_was_drafted_is_never_priced_below_plain_decoding():
         assert found[7] == pytest.approx(costs.at(8, 100))
     with pytest.raises(ValueError, match="every size"):
         replace(costs, drafting=(0.1,))
+    for odd in (math.nan, -5.0, math.inf):
+        with pytest.raises(ValueError, match="every size"):
+            replace(costs, drafting=(odd,) * len(SIZES))

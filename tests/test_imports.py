@@ -246,7 +246,7 @@ def test_page_and_session_know_no_torch() -> None:
 
 
 def test_page_knows_of_decoding_only_what_needs_no_torch() -> None:
-    allowed = {"settings", "events", "tree", "costs", "expectation"}
+    allowed = {"settings", "events", "tree", "costs", "expectation", "growth"}
     for file in [f for name in (*PAGE, "ui", "session") for f in files_of(name)]:
         names = [n.split(".") for n in imported(file) if n.startswith("medusa_chat.decoding")]
         assert {name[2] for name in names} <= allowed, file

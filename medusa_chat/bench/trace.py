@@ -6,6 +6,7 @@ from statistics import fmean
 
 from medusa_chat.bench.course import Course
 from medusa_chat.bench.rows import Row, row
+from medusa_chat.decoding.costs import StepCosts
 from medusa_chat.decoding.events import Finished, Step, from_json
 from medusa_chat.errors import UsageError
 
@@ -20,7 +21,8 @@ def from_trace(course: Course, file: str) -> list[Row]:
     length = tuned.costs.lengths[0]
     emitted = sum(max(len(step.path), 1) for step in steps)
     nodes = fmean(_nodes(step) for step in steps)
-    spent = sum(tuned.costs.at(_nodes(step), length) for step in steps)
+    usual = max(course.loaded.info.nodes, 2)
+    spent = sum(_seconds(step, tuned.costs, usual, length) for step in steps)
     speedup = emitted * tuned.costs.at(1, length) / spent
     note = f"RECORDED acceptance: {emitted / len(steps):.2f} tokens a step in {Path(file).name}"
     note += f", {nodes:.0f} nodes; only the step times are this model's"
@@ -38,6 +40,14 @@ def _steps(file: str) -> list[Step]:
     if not steps or not any(isinstance(event, Finished) for event in events):
         raise UsageError(f"trace {file} holds no whole answer: write one with generate --trace")
     return steps
+
+
+def _seconds(step: Step, costs: StepCosts, usual: int, length: int) -> float:
+    """Of such a step here; one whose heads were asked has paid for that, whatever was kept."""
+    nodes = _nodes(step)
+    if step.draft is not None and step.draft.guesses:
+        return costs.drafted(usual, max(nodes, usual), length)[nodes - 1]
+    return costs.at(nodes, length)
 
 
 def _nodes(step: Step) -> int:

@@ -26,7 +26,8 @@ class StepCosts:
             raise ValueError("sizes rise from 1, and lengths rise")
         if len(self.seconds) != len(self.lengths) or not self.lengths:
             raise ValueError("there is a row of seconds for every length")
-        if len(self.drafting) not in (0, len(self.sizes)):
+        known = len(self.drafting) in (0, len(self.sizes))
+        if not known or not all(0 <= value < 1e6 for value in self.drafting):
             raise ValueError("there is a time of drafting for every size")
         for row in self.seconds:
             if len(row) != len(self.sizes) or not all(0 < value < 1e6 for value in row):

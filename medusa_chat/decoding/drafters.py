@@ -10,7 +10,7 @@ from torch import Tensor
 
 from medusa_chat.decoding.governor import Governor
 from medusa_chat.decoding.grower import CERTAIN, Grower
-from medusa_chat.decoding.growth import Growth, grow, subtree
+from medusa_chat.decoding.growth import ASKED_EVERY, Growth, grow, subtree
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import ROOT, Choice, Tree
 from medusa_chat.errors import UsageError
@@ -31,7 +31,7 @@ class TreeTensors:
     paths: Tensor
 
     @classmethod
-    @lru_cache(maxsize=256)
+    @lru_cache(maxsize=32)
     def of(cls, tree: Tree, device: torch.device) -> "TreeTensors":
         """The constants of `tree` on `device`, the same ones for the same tree: answers are short,
         and what is kept ready for a tree is found by them."""
@@ -41,6 +41,18 @@ class TreeTensors:
             torch.tensor(tree.depths, device=device),
             torch.tensor(tree.ancestors, device=device),
             torch.tensor(padded, device=device),
+        )
+
+    def part(self, kept: Tensor) -> "TreeTensors":
+        """Of the nodes `kept` [m], rising, with every parent among them: their own constants, the
+        paths padded to what they were."""
+        places = torch.zeros_like(self.parents)
+        places[kept] = torch.arange(len(kept), device=kept.device)
+        return TreeTensors(
+            places[self.parents[kept]],
+            self.depths[kept],
+            self.ancestors[kept][:, kept],
+            places[self.paths[kept]],
         )
 
 
@@ -62,8 +74,8 @@ class Plan:
     """What the next draft will be, as far as the host can say: its tree; the tokens of all nodes,
     the root first, or where the heads are to say them, index int64 [n]: each node's place in
     [root, the `width` best guesses of the first head, of the second, ...]. growth: what decides
-    which of these nodes are drafted; None: all. least: from which
-    probability of the next root on whoever makes the next draft is to know it; 0: nobody asks."""
+    which of these nodes are drafted; None: all. least: the probability from which on that of the
+    next root is wanted; 0: never."""
 
     tree: Tree
     tensors: TreeTensors
@@ -135,28 +147,32 @@ class Medusa:
         details: bool,
         governor: Governor | Grower | None = None,
     ) -> None:
-        if tree.depth > len(heads):
-            raise UsageError(
-                f"the tree is {tree.depth} deep and the checkpoint has {len(heads)} heads: "
-                f"choose a tree of depth {len(heads)} or less, or --tree auto"
-            )
-        if tree.width > vocabulary:
-            raise UsageError(f"the tree needs {tree.width} predictions of {vocabulary} tokens")
-        self.tree, self._deepest = tree, tree.depth
-        self._heads, self._lm_head, self._details = heads, lm_head, details
         self._governor = None if isinstance(governor, Grower) else governor
         self._grower = governor if isinstance(governor, Grower) else None
+        for drawn in (tree, self._grower.candidates if self._grower else tree):
+            if drawn.depth > len(heads):
+                raise UsageError(
+                    f"the tree is {drawn.depth} deep and the checkpoint has {len(heads)} heads: "
+                    f"choose a tree of depth {len(heads)} or less, or --tree auto"
+                )
+            if drawn.width > vocabulary:
+                raise UsageError(f"the tree needs {drawn.width} predictions of {vocabulary} tokens")
+        self.tree = tree
+        self._heads, self._lm_head, self._details = heads, lm_head, details
         self.least = CERTAIN if self._grower is not None else 0.0
-        if self._grower is not None:
-            self._grower.begin()
         self._length, self._is_drafted = -1, False  # tokens in the cache; whether heads ran
+        self._steps = 0  # that were planned
         self._plans: dict[tuple[int, int], Shape] = {}
         root = TreeTensors.of(ROOT, heads.bias.device)
         self._alone = Plan(ROOT, root, None, least=self.least)
+        self._nothing = torch.full((1,), torch.nan, device=heads.bias.device)
 
     def plan(self, tokens: Sequence[int], depth: int, certainty: float = 1.0) -> Plan:
         self._length += len(tokens)
+        self._steps += 1
         if self._grower is not None:
+            if self._steps == 1:
+                self._grower.begin()
             made = self._grown(self._grower, depth, certainty)
         else:
             nodes = self._governor.choose(self._length) if self._governor else len(self.tree)
@@ -168,7 +184,8 @@ class Medusa:
 
     def _grown(self, grower: Grower, depth: int, certainty: float) -> Plan:
         """The candidates, with what decides which are drafted; the root alone for none."""
-        growth = grower.growth(self._length, certainty)
+        asks = self._details and self._steps % ASKED_EVERY == 0
+        growth = grower.growth(self._length, certainty, asks)
         if growth is None:
             return self._alone
         whole = self._shape(grower.candidates, len(grower.candidates), depth)
@@ -177,25 +194,35 @@ class Medusa:
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         if plan.index is None:
             return Draft(root, plan.tree, plan.tensors)
-        values, candidates, sums = self._guesses(hidden, plan)
+        alone = self._unsure(plan, root, hidden) if plan.growth else None
+        if alone is not None:
+            return alone
+        values, candidates, sums = self._guesses(hidden, plan, plan.tree.depth)
         filled = torch.cat((root, candidates.flatten())).index_select(0, plan.index)
         if not self._details and plan.growth is None:
             return Draft(filled, plan.tree, plan.tensors)
         shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
-        padded = torch.cat((shares.new_full((1,), torch.nan), shares)).index_select(0, plan.index)
+        padded = torch.cat((self._nothing, shares)).index_select(0, plan.index)
         whole = Draft(filled, plan.tree, plan.tensors, padded)
         if plan.growth is None:
             return whole
         guesses = tuple(map(tuple, candidates.tolist())) if self._details else ()
-        if shares[0] < plan.growth.gate:
-            return Draft(root, ROOT, TreeTensors.of(ROOT, root.device), padded[:1], guesses[:1])
         return _part(whole, plan.growth, guesses)
 
-    def _guesses(self, hidden: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-        """Of every head of the plan: values and tokens [K, width], and log(sum(exp)) [K]."""
-        depth, width = plan.tree.depth, plan.width
-        logits, names = self._heads.draft_logits(hidden, self._lm_head, depth, width)
-        values, places, sums = self._heads.best(logits, width)
+    def _unsure(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft | None:
+        """The root alone where the first head's best guess does not open the gate."""
+        if not plan.growth or not plan.growth.gate:
+            return None
+        values, tokens, sums = self._guesses(hidden, plan, 1)
+        if float((values[0, 0].float() - sums[0]).exp()) >= plan.growth.gate:
+            return None
+        guesses = (tuple(tokens[0].tolist()),) if self._details else ()
+        return Draft(root, ROOT, self._alone.tensors, self._nothing, guesses)
+
+    def _guesses(self, hidden: Tensor, plan: Plan, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the first `heads` heads: values and tokens [K, width], and log(sum(exp)) [K]."""
+        logits, names = self._heads.draft_logits(hidden, self._lm_head, heads, plan.width)
+        values, places, sums = self._heads.best(logits, plan.width)
         return values, places if names is None else names[places], sums
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
@@ -217,10 +244,10 @@ def _part(whole: Draft, growth: Growth, guesses: tuple[tuple[int, ...], ...]) ->
     """What of a draft the heads are sure of."""
     assert whole.probabilities is not None
     nodes = grow(whole.tree, whole.probabilities.tolist(), growth)
-    tree, device = subtree(whole.tree, nodes), whole.tokens.device
-    kept = torch.tensor(nodes, device=device)
+    kept = torch.tensor(nodes, device=whole.tokens.device)
     tokens, shares = (t.index_select(0, kept) for t in (whole.tokens, whole.probabilities))
-    return Draft(tokens, tree, TreeTensors.of(tree, device), shares, guesses)
+    tree = subtree(whole.tree, nodes)
+    return Draft(tokens, tree, whole.tensors.part(kept), shares, guesses)
 
 
 Shape = tuple[Tree, TreeTensors, None, Tensor | None, int]  # what stays the same of a Plan

@@ -65,8 +65,8 @@ class Engine:
     ) -> Drafter:
         """The drafter that resolved settings name. Raises UsageError when it needs heads.
 
-        governor: says how much Medusa drafts at each step. It is left
-        out where the tree changes the text, as it does with typical acceptance.
+        governor: says how much Medusa drafts at each step. It is left out where the tree changes
+        the text, as it does with typical acceptance.
         """
         if settings.drafter == Autoregressive.name:
             return Autoregressive(self.backbone.device)

@@ -24,10 +24,10 @@ class Grower:
     An answer earns before it spends. Its *balance*, in seconds by the measured costs, begins at 0,
     or with CARRIED usual steps of which nothing is accepted where the answer before ended RICH; a
     step adds its tokens at plain decoding's price and takes its own cost. While the balance does
-    not pay for such a step, only what looks sure is drafted: behind
-    two roots in a row that the backbone was CERTAIN of, where the first head is SURE, and of the
-    rest what is worth STRICT times as much as a second brings on average. What it does pay for is
-    what brings the most on average. A text that no head foresees is left to plain decoding so.
+    not pay for such a step, only what looks sure is drafted: behind two roots in a row that the
+    backbone was CERTAIN of, where the first head is SURE, and of the rest what is worth STRICT
+    times as much as a second brings on average. What it does pay for is what brings the most on
+    average. A text that no head foresees is left to plain decoding so.
 
     Over all answers there is *credit*: the same account with SHARE of plain decoding's time added,
     from which every step's worst case is paid, so that after any number of them
@@ -50,33 +50,47 @@ class Grower:
         self._enough = float("inf")  # of balance for a usual step of which nothing is accepted
         self._prices: tuple[float, ...] = ()
         self._place = -1
+        self._known: dict[int, tuple[float, tuple[float, ...], float, float]] = {}
         self._was_certain = False  # of the root before
         self._length = 0  # behind which the credit was reckoned
+        self._is_begun = self._has_drafted = self._is_rich = False
 
     def begin(self) -> None:
-        """Another answer."""
-        is_rich = self.balance >= RICH * self._enough
-        self.balance = CARRIED * self._enough if is_rich else 0.0
-        self._was_certain, self._length = False, 0
+        """Another answer. One in which nothing was drafted says nothing of the next."""
+        if self._has_drafted:
+            self._is_rich = self.balance >= RICH * self._enough
+        self._was_certain = self._is_begun = self._has_drafted = False
+        self._length = 0
 
-    def growth(self, length: int, certainty: float) -> Growth | None:
+    def growth(self, length: int, certainty: float, asks: bool = False) -> Growth | None:
         """What decides the next step's nodes, behind `length` tokens in the cache and a root of
-        this probability; None for plain decoding."""
+        this probability; None for plain decoding. asks: whether all heads are to be asked even if
+        nothing is drafted."""
+        if not self._is_begun:
+            self._begin_at(length)
         was_certain, self._was_certain = self._was_certain, certainty >= CERTAIN
         is_sure = was_certain and self._was_certain
-        if not is_sure and self.balance < self._enough:
+        if not is_sure and not asks and self.balance < self._enough:
             return None
         self._look_up(length)
         most = bisect_right(self._prices, self._plain + self.credit)
-        if most < 2:
+        if most < 2 - asks:
             return None
         if self.balance >= self._enough:
             return Growth(self._prices, most, self._rate)
-        return Growth(self._prices, most, STRICT * self._rate, SURE) if is_sure else None
+        if is_sure:
+            return Growth(self._prices, most, STRICT * self._rate, 0.0 if asks else SURE)
+        return Growth(self._prices, 1, 0.0) if asks else None
+
+    def _begin_at(self, length: int) -> None:
+        self._look_up(length)
+        self._is_begun = True
+        self.balance = CARRIED * self._enough if self._is_rich else 0.0
 
     def record(self, nodes: int, tokens: int) -> None:
         """The last growth's step had so many nodes and gave so many tokens, 1 where none of them
         was accepted."""
+        self._has_drafted = True
         cost = max(self._plain, self._prices[min(nodes, len(self._prices)) - 1])
         saved = tokens * self._plain - cost
         self.balance += saved
@@ -88,12 +102,19 @@ class Grower:
             share = SHARE * (length - self._length) * self._plain
             self.credit = min(self._most, self.credit + share)
         self._length = length
-        if length // STRIDE == self._place:
+        place = length // STRIDE
+        if place == self._place:
             return
-        self._place = length // STRIDE
-        at = self._place * STRIDE
-        self._plain = self.costs.at(1, at)
-        self._prices = self.costs.drafted(self._usual, len(self.candidates), at)
-        self._enough = self._prices[self._usual - 1] - self._plain
-        rates = (self.expected[m - 1] / self.costs.at(m, at) for m in (1, self._usual))
-        self._rate = max(rates)
+        self._place = place
+        found = self._known.get(place)
+        if found is None:
+            found = self._known[place] = self._costs_at(place * STRIDE)
+        self._plain, self._prices, self._enough, self._rate = found
+
+    def _costs_at(self, length: int) -> tuple[float, tuple[float, ...], float, float]:
+        """Seconds of a plain step, and of steps of 1, 2, ... candidates; of the usual one over the
+        plain one; the tokens a second that the better of both brings on average."""
+        plain, usual = self.costs.at(1, length), self.costs.at(self._usual, length)
+        prices = self.costs.drafted(self._usual, len(self.candidates), length)
+        enough = max(0.0, prices[self._usual - 1] - plain)
+        return plain, prices, enough, max(self.expected[0] / plain, self.expected[-1] / usual)

@@ -12,6 +12,9 @@ from functools import lru_cache
 
 from medusa_chat.decoding.tree import Tree
 
+ASKED_EVERY = 8  # steps: all heads are asked at the last of them whatever they are sure of, where
+# it is recorded, so that somebody can count how often they are right (tally.py)
+
 
 @dataclass(slots=True)
 class Growth:

@@ -87,8 +87,8 @@ def tables(facts: TreeFacts, tally: Tally, is_guest: bool = False) -> list[dict[
         whole = tally.whole
         note = (
             f"{_count(tally.steps)} steps of {_plural(tally.answers, 'answer')} with this model, "
-            "where ranks the tree drafts were compared with what came. Few counts are drawn "
-            "towards the table before; a rank that was never drafted keeps its value."
+            "where what the heads guessed was compared with what came. Few counts are drawn "
+            "towards the table before; a rank that was never asked for keeps its value."
         )
         rows = [[short(a) for a in row] for row in whole.table(facts.accuracies)]
         asked = asked_of(whole, facts)

@@ -76,9 +76,10 @@ class NativeHeads(nn.Module):
         job.nodes = len(plan.tree)
         return job
 
-    def guesses(self, job: Proposal) -> tuple[tuple[int, ...], ...]:
-        """What each head guessed in a draft that was made by this job, the likeliest first."""
-        places = self._room[job.used, job.width][-1]
+    def guesses(self, job: Proposal, asked: int) -> tuple[tuple[int, ...], ...]:
+        """What the first `asked` heads guessed in a draft that was made by this job, the likeliest
+        first; those of the others are nothing."""
+        places = self._room[job.used, job.width][-1][:asked]
         named = places if not job.names or self._names is None else self._names[places]
         return tuple(map(tuple, named.tolist()))
 

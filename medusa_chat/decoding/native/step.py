@@ -168,7 +168,7 @@ class NativeStep:
         if shape.growth is None or self._heads is None or shape.draft is None:
             return record(plan.tree, tokens, own, chances, entropies, limits, shares)
         tree = subtree(plan.tree, shape.chosen(n))
-        guesses = self._heads.guesses(shape.draft)[: shape.growth.asked]
+        guesses = self._heads.guesses(shape.draft, shape.growth.asked)
         return record(tree, tokens, own, chances, entropies, limits, shares, guesses)
 
 
