@@ -163,9 +163,7 @@ class Medusa:
         self._length, self._is_drafted = -1, False  # tokens in the cache; whether heads ran
         self._steps = 0  # that were planned
         self._plans: dict[tuple[int, int], Shape] = {}
-        root = TreeTensors.of(ROOT, heads.bias.device)
-        self._alone = Plan(ROOT, root, None, least=self.least)
-        self._nothing = torch.full((1,), torch.nan, device=heads.bias.device)
+        self._alone = Plan(ROOT, TreeTensors.of(ROOT, heads.bias.device), None, least=self.least)
 
     def plan(self, tokens: Sequence[int], depth: int, certainty: float = 1.0) -> Plan:
         self._length += len(tokens)
@@ -202,7 +200,7 @@ class Medusa:
         if not self._details and plan.growth is None:
             return Draft(filled, plan.tree, plan.tensors)
         shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
-        padded = torch.cat((self._nothing, shares)).index_select(0, plan.index)
+        padded = torch.cat((_nothing(shares.device), shares)).index_select(0, plan.index)
         whole = Draft(filled, plan.tree, plan.tensors, padded)
         if plan.growth is None:
             return whole
@@ -217,7 +215,7 @@ class Medusa:
         if float((values[0, 0].float() - sums[0]).exp()) >= plan.growth.gate:
             return None
         guesses = (tuple(tokens[0].tolist()),) if self._details else ()
-        return Draft(root, ROOT, self._alone.tensors, self._nothing, guesses)
+        return Draft(root, ROOT, self._alone.tensors, _nothing(root.device), guesses)
 
     def _guesses(self, hidden: Tensor, plan: Plan, heads: int) -> tuple[Tensor, Tensor, Tensor]:
         """Of the first `heads` heads: values and tokens [K, width], and log(sum(exp)) [K]."""
@@ -248,6 +246,12 @@ def _part(whole: Draft, growth: Growth, guesses: tuple[tuple[int, ...], ...]) ->
     tokens, shares = (t.index_select(0, kept) for t in (whole.tokens, whole.probabilities))
     tree = subtree(whole.tree, nodes)
     return Draft(tokens, tree, whole.tensors.part(kept), shares, guesses)
+
+
+@lru_cache(maxsize=32)
+def _nothing(device: torch.device) -> Tensor:
+    """The root's probability: nobody drafted it."""
+    return torch.full((1,), torch.nan, device=device)
 
 
 Shape = tuple[Tree, TreeTensors, None, Tensor | None, int]  # what stays the same of a Plan

@@ -63,7 +63,7 @@ static void fill(const Proposal *h) {
 void propose_part(const void *what, int part, int parts) {
     const Proposal *h = what;
     const int used = (int)h->used, has_gate = h->growth && h->growth->gate > 0;
-    const int early = has_gate && parts < used ? parts : used; /* as many as there are hands */
+    const int early = has_gate ? 1 : used; /* the others may not be asked */
     for (int k = part; h->states && k < early; k += parts) residual(h, k);
     if (has_gate) {
         guess(h, 0, 1, part, parts);
