@@ -12,8 +12,7 @@ CERTAIN = 0.9  # probability of a root from which the heads, which did not know 
 SURE = 0.8  # of the first head's best guess, from which the others are asked
 STRICT = 2.0  # what a second is worth then, in what it brings on average
 PATIENCE = 2.0  # steps without one accepted node that may be paid for in advance
-RICH = 4.0  # of them that an answer has earned at its end, so that the next may begin with
-CARRIED = 3.0  # of them
+CARRIED = 3.0  # of them for which an answer may begin with what those before it earned
 SHARE = 0.015  # of the time of plain decoding that trying may cost for ever
 STRIDE = 64
 
@@ -21,13 +20,13 @@ STRIDE = 64
 class Grower:
     """Decides step by step, from measured costs and what was accepted; it never looks at a clock.
 
-    An answer earns before it spends. Its *balance*, in seconds by the measured costs, begins at 0,
-    or with CARRIED usual steps of which nothing is accepted where the answer before ended RICH; a
-    step adds its tokens at plain decoding's price and takes its own cost. While the balance does
-    not pay for such a step, only what looks sure is drafted: behind two roots in a row that the
-    backbone was CERTAIN of, where the first head is SURE, and of the rest what is worth STRICT
+    What is spent is earned first. The *balance*, in seconds by the measured costs, begins at 0: a
+    step adds its tokens at plain decoding's price and takes its own cost; a new answer finds what
+    is left of it, no debt, and no more than CARRIED usual steps of which nothing is accepted. While
+    it does not pay for such a step, only what looks sure is drafted: behind two roots in a row that
+    the backbone was CERTAIN of, where the first head is SURE, and of the rest what is worth STRICT
     times as much as a second brings on average. What it does pay for is what brings the most on
-    average. A text that no head foresees is left to plain decoding so.
+    average. Texts that no head foresees are left to plain decoding so.
 
     Over all answers there is *credit*: the same account with SHARE of plain decoding's time added,
     from which every step's worst case is paid, so that after any number of them
@@ -53,13 +52,11 @@ class Grower:
         self._known: dict[int, tuple[float, tuple[float, ...], float, float]] = {}
         self._was_certain = False  # of the root before
         self._length = 0  # behind which the credit was reckoned
-        self._is_begun = self._has_drafted = self._is_rich = False
+        self._is_begun = False
 
     def begin(self) -> None:
-        """Another answer. One in which nothing was drafted says nothing of the next."""
-        if self._has_drafted:
-            self._is_rich = self.balance >= RICH * self._enough
-        self._was_certain = self._is_begun = self._has_drafted = False
+        """Another answer."""
+        self._was_certain = self._is_begun = False
         self._length = 0
 
     def growth(self, length: int, certainty: float, asks: bool = False) -> Growth | None:
@@ -85,12 +82,11 @@ class Grower:
     def _begin_at(self, length: int) -> None:
         self._look_up(length)
         self._is_begun = True
-        self.balance = CARRIED * self._enough if self._is_rich else 0.0
+        self.balance = max(0.0, min(self.balance, CARRIED * self._enough))
 
     def record(self, nodes: int, tokens: int) -> None:
         """The last growth's step had so many nodes and gave so many tokens, 1 where none of them
         was accepted."""
-        self._has_drafted = True
         cost = max(self._plain, self._prices[min(nodes, len(self._prices)) - 1])
         saved = tokens * self._plain - cost
         self.balance += saved
