@@ -20,6 +20,7 @@ HOSTILE = (  # nothing here is foreseen well: digits, other scripts, an answer o
     "Напиши 九 слов על ירח ในภาษาใด ๆ",
     "Say yes.",
 )
+OFTENER = 8  # rounds of answers so short that one alone is all chance
 OURS = ("plain", "medusa", "prompt-lookup")
 
 
@@ -162,7 +163,7 @@ def _hostile(
     """Medusa over plain decoding where nothing is foreseen: the worst prompt counts."""
     course.progress("hostile prompts")
     ratios: list[list[float]] = [[] for _ in prompts]
-    for number in range(course.rounds + 1):
+    for number in range(OFTENER * course.rounds + 1):
         for found, ids in zip(ratios, prompts, strict=True):
             names = ("plain", "medusa") if number % 2 else ("medusa", "plain")
             seconds = {name: by_name[name].answer(ids)[1] for name in names}

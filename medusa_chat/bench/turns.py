@@ -15,6 +15,7 @@ from medusa_chat.decoding.text import TextStream
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import LoadRequest
 
+OFTENER = 3  # rounds of so short a time
 TURN = 24  # new tokens of a turn
 SETTINGS = GenerationSettings(drafter="none", max_new_tokens=1, nodes=1, seed=0)
 
@@ -28,7 +29,7 @@ def turns(course: Course) -> Iterator[Row]:
     held = [(31 * i + 7) % engine.backbone.vocabulary for i in range(whole)]
     new = [(17 * i + 5) % engine.backbone.vocabulary for i in range(TURN)]
     later, bare, alone, anew = list[float](), list[float](), list[float](), list[float]()
-    for number in range(course.rounds + 1):
+    for number in range(OFTENER * course.rounds + 1):
         engine.forget()
         _first(course, held)
         found = _first(course, [*held, *new])

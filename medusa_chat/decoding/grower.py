@@ -25,8 +25,8 @@ class Grower:
     is left of it, no debt, and no more than CARRIED usual steps of which nothing is accepted. While
     it does not pay for such a step, only what looks sure is drafted: behind two roots in a row that
     the backbone was CERTAIN of, where the first head is SURE, and of the rest what is worth STRICT
-    times as much as a second brings on average. What it does pay for is what brings the most on
-    average. Texts that no head foresees are left to plain decoding so.
+    times as much as a second brings on average. Where it does pay, a step has the usual number of
+    nodes, the most probable ones. Texts that no head foresees are left to plain decoding so.
 
     Over all answers there is *credit*: the same account with SHARE of plain decoding's time added,
     from which every step's worst case is paid, so that after any number of them
@@ -74,7 +74,7 @@ class Grower:
         if most < 2 - asks:
             return None
         if self.balance >= self._enough:
-            return Growth(self._prices, most, self._rate)
+            return Growth(self._prices, min(most, self._usual), 0.0)
         if is_sure:
             return Growth(self._prices, most, STRICT * self._rate, 0.0 if asks else SURE)
         return Growth(self._prices, 1, 0.0) if asks else None
