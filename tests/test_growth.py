@@ -294,9 +294,10 @@ def test_a_text_that_no_head_foresees_is_plain_decodings_from_its_first_step(cou
 
 def test_what_looks_sure_earns_what_is_then_spent_on_less():
     grower = grower_of(0.25)
-    *_, sizes = spend(grower, [(1.0, 0.95, 4)] * 3 + [(0.5, 0.6, 4)] * 20)
-    assert sizes[0] == 0, "one certain root is no proof"
-    assert sizes[1] > 2 and min(sizes[3:]) > 1
+    proof = growing.PROOF
+    *_, sizes = spend(grower, [(1.0, 0.95, 4)] * (proof + 1) + [(0.5, 0.6, 4)] * 20)
+    assert sizes[: proof - 1] == [0] * (proof - 1), "one certain root is no proof"
+    assert sizes[proof - 1] > 2 and min(sizes[proof + 1 :]) > 1
     *_, sizes = spend(grower, [(0.5, 0.6, 1)] * 40)
     assert sizes[0] > 1, "a rich answer lets the next begin freely"
     assert sum(size > 1 for size in sizes) <= growing.CARRIED and sizes[20:] == [0] * 20
@@ -307,7 +308,7 @@ def test_what_looks_sure_earns_what_is_then_spent_on_less():
 def test_heads_that_are_sure_and_wrong_cost_little_for_ever():
     grower = grower_of(0.25)
     spent, plain, sizes = spend(grower, [(1.0, 0.9, 1)] * 600)
-    assert plain / spent > 0.97 and sizes[1] > 1
+    assert plain / spent > 0.97 and sizes[growing.PROOF - 1] > 1
     assert sizes[100:].count(0) > 0.9 * 500 and max(sizes[100:]) > 1
 
 

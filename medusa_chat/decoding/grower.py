@@ -9,6 +9,7 @@ from medusa_chat.decoding.growth import Growth
 from medusa_chat.decoding.tree import Tree
 
 CERTAIN = 0.9  # probability of a root from which the heads, which did not know it, can be right
+PROOF = 3  # such roots in a row, before anything is drafted that was not earned
 SURE = 0.8  # of the first head's best guess, from which the others are asked
 STRICT = 2.0  # what a second is worth then, in what it brings on average
 PATIENCE = 2.0  # steps without one accepted node that may be paid for in advance
@@ -23,10 +24,10 @@ class Grower:
     What is spent is earned first. The *balance*, in seconds by the measured costs, begins at 0: a
     step adds its tokens at plain decoding's price and takes its own cost; a new answer finds what
     is left of it, no debt, and no more than CARRIED usual steps of which nothing is accepted. While
-    it does not pay for such a step, only what looks sure is drafted: behind two roots in a row that
-    the backbone was CERTAIN of, where the first head is SURE, and of the rest what is worth STRICT
-    times as much as a second brings on average. Where it does pay, a step has the usual number of
-    nodes, the most probable ones. Texts that no head foresees are left to plain decoding so.
+    it does not pay for such a step, only what looks sure is drafted: behind PROOF roots in a row
+    that the backbone was CERTAIN of, where the first head is SURE, and of the rest what is worth
+    STRICT times as much as a second brings on average. Where it does pay, a step has the usual
+    number of nodes, the most probable ones. Texts that no head foresees are left to plain decoding.
 
     Over all answers there is *credit*: the same account with SHARE of plain decoding's time added,
     from which every step's worst case is paid, so that after any number of them
@@ -50,14 +51,13 @@ class Grower:
         self._prices: tuple[float, ...] = ()
         self._place = -1
         self._known: dict[int, tuple[float, tuple[float, ...], float, float]] = {}
-        self._was_certain = False  # of the root before
+        self._certain = 0  # roots in a row that were, up to the last
         self._length = 0  # behind which the credit was reckoned
         self._is_begun = False
 
     def begin(self) -> None:
         """Another answer."""
-        self._was_certain = self._is_begun = False
-        self._length = 0
+        self._certain, self._length, self._is_begun = 0, 0, False
 
     def growth(self, length: int, certainty: float, asks: bool = False) -> Growth | None:
         """What decides the next step's nodes, behind `length` tokens in the cache and a root of
@@ -65,8 +65,8 @@ class Grower:
         nothing is drafted."""
         if not self._is_begun:
             self._begin_at(length)
-        was_certain, self._was_certain = self._was_certain, certainty >= CERTAIN
-        is_sure = was_certain and self._was_certain
+        self._certain = self._certain + 1 if certainty >= CERTAIN else 0
+        is_sure = self._certain >= PROOF
         if not is_sure and not asks and self.balance < self._enough:
             return None
         self._look_up(length)
