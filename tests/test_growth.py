@@ -279,7 +279,10 @@ def test_no_text_makes_the_steps_dearer_than_plain_decoding_and_a_fixed_sum(
 
 
 def grower_of(per_node: float, usual: int = 4) -> Grower:
-    return Grower(costs_of(per_node), EXPECTED[:usual], TREE.head(2 * usual))
+    """One that has tried what was promised, and has nothing left."""
+    made = Grower(costs_of(per_node), EXPECTED[:usual], TREE.head(2 * usual))
+    made.balance = 0.0
+    return made
 
 
 @pytest.mark.parametrize("count", [5, 12, 200])
@@ -325,6 +328,21 @@ def test_what_is_carried_is_reckoned_where_the_next_answer_begins():
     spend(grower, [(1.0, 0.95, 4)] * 40, 1100)
     *_, sizes = spend(grower, [(0.5, 0.6, 1)] * 60, 100)
     assert 1 <= sum(size > 1 for size in sizes) <= growing.CARRIED
+
+
+def test_the_first_answer_may_try_what_was_promised():
+    grower = Grower(costs_of(0.25), EXPECTED[:4], TREE.head(8))
+    *_, sizes = spend(grower, [(0.5, 0.6, 1)] * 40)
+    assert sizes[:3] == [4, 4, 4] and sizes[4:] == [0] * 36
+
+
+def test_a_step_that_asks_has_the_usual_tree_whatever_is_known():
+    grower = grower_of(0.25)
+    spend(grower, [(1.0, 0.9, 1)] * 100)
+    grower.begin()
+    found = grower.growth(100, 0.1, asks=True)
+    assert (found.most, found.rate, found.gate) == (4, 0.0, 0.0)
+    assert grower.growth(101, 0.1) is None
 
 
 def test_an_answer_without_a_draft_says_nothing_of_the_next():

@@ -12,7 +12,7 @@ CERTAIN = 0.9  # probability of a root from which the heads, which did not know 
 PROOF = 3  # such roots in a row, before anything is drafted that was not earned
 SURE = 0.8  # of the first head's best guess, from which the others are asked
 STRICT = 2.0  # what a second is worth then, in what it brings on average
-PATIENCE = 2.0  # steps without one accepted node that may be paid for in advance
+PATIENCE = 4.0  # steps without one accepted node that may be paid for in advance
 CARRIED = 3.0  # of them for which an answer may begin with what those before it earned
 SHARE = 0.015  # of the time of plain decoding that trying may cost for ever
 STRIDE = 64
@@ -21,20 +21,21 @@ STRIDE = 64
 class Grower:
     """Decides step by step, from measured costs and what was accepted; it never looks at a clock.
 
-    What is spent is earned first. The *balance*, in seconds by the measured costs, begins at 0: a
-    step adds its tokens at plain decoding's price and takes its own cost; a new answer finds what
-    is left of it, no debt, and no more than CARRIED usual steps of which nothing is accepted. While
-    it does not pay for such a step, only what looks sure is drafted: behind PROOF roots in a row
-    that the backbone was CERTAIN of, where the first head is SURE, and of the rest what is worth
-    STRICT times as much as a second brings on average. Where it does pay, a step has the usual
-    number of nodes, the most probable ones. Texts that no head foresees are left to plain decoding.
+    What is spent is earned first. The *balance* is in seconds by the measured costs: a step adds
+    its tokens at plain decoding's price and takes its own cost; a new answer finds what is left of
+    it, no debt, and no more than CARRIED usual steps of which nothing is accepted, the first answer
+    so many. While it does not pay for such a step, only what looks sure is drafted: behind PROOF
+    roots in a row that the backbone was CERTAIN of, where the first head is SURE, and of the rest
+    what is worth STRICT times as much as a second brings on average. Where it does pay, a step has
+    the usual number of nodes, the most probable ones. Texts that no head foresees are left to plain
+    decoding.
 
     Over all answers there is *credit*: the same account with SHARE of plain decoding's time added,
     from which every step's worst case is paid, so that after any number of them
 
         cost of the steps <= (1 + SHARE) * cost of plain decoding + PATIENCE usual steps' overhead
 
-    whatever the text.
+    whatever the text; and one usual step's overhead more for every step that `asks`.
     """
 
     def __init__(self, costs: StepCosts, expected: Sequence[float], candidates: Tree) -> None:
@@ -45,7 +46,7 @@ class Grower:
         self._usual = len(self.expected)
         losses = (costs.at(self._usual, n) - costs.at(1, n) for n in costs.lengths)
         self._most = self.credit = PATIENCE * max(0.0, *losses)
-        self.balance = 0.0
+        self.balance = float("inf")  # the accuracies' promise, until it is tried
         self._plain = self._rate = 0.0
         self._enough = float("inf")  # of balance for a usual step of which nothing is accepted
         self._prices: tuple[float, ...] = ()
@@ -61,23 +62,24 @@ class Grower:
 
     def growth(self, length: int, certainty: float, asks: bool = False) -> Growth | None:
         """What decides the next step's nodes, behind `length` tokens in the cache and a root of
-        this probability; None for plain decoding. asks: whether all heads are to be asked even if
-        nothing is drafted."""
+        this probability; None for plain decoding. asks: the usual number of nodes is drafted
+        whatever is known of it, to be seen and counted."""
         if not self._is_begun:
             self._begin_at(length)
         self._certain = self._certain + 1 if certainty >= CERTAIN else 0
         is_sure = self._certain >= PROOF
-        if not is_sure and not asks and self.balance < self._enough:
+        if asks:
+            self._look_up(length)
+            return Growth(self._prices, self._usual, 0.0)
+        if not is_sure and self.balance < self._enough:
             return None
         self._look_up(length)
         most = bisect_right(self._prices, self._plain + self.credit)
-        if most < 2 - asks:
+        if most < 2:
             return None
         if self.balance >= self._enough:
             return Growth(self._prices, min(most, self._usual), 0.0)
-        if is_sure:
-            return Growth(self._prices, most, STRICT * self._rate, 0.0 if asks else SURE)
-        return Growth(self._prices, 1, 0.0) if asks else None
+        return Growth(self._prices, most, STRICT * self._rate, SURE) if is_sure else None
 
     def _begin_at(self, length: int) -> None:
         self._look_up(length)

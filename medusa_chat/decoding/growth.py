@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from medusa_chat.decoding.tree import Tree
 
-ASKED_EVERY = 8  # steps: all heads are asked at the last of them whatever they are sure of, where
-# it is recorded, so that somebody can count how often they are right (tally.py)
+ASKED_EVERY = 8  # steps: the last of them has the usual tree whatever the heads are sure of, where
+# it is recorded: to be seen, and so that how often they are right can be counted (tally.py)
 
 
 @dataclass(slots=True)
