@@ -194,7 +194,7 @@ def _ready(
     can_run = native.can_run(model)
     library = compiling.library() if can_run else None
     notes = replace_submodules(model, packs=library is None)
-    release(model)
+    notes += release(model)
     backbone = Backbone(model, where.context)
     notes += _shortened(backbone, heads, calibration)
     if where.device.type != "cpu":

@@ -99,7 +99,8 @@ def _root() -> Path:
 
 def _folder(found: Checkpoint, precision: str, dtype: str) -> Path:
     """Named by all that its content depends on."""
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # an advertisement
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    # it advises a package that would fetch its kernel from the Hub; bitsandbytes has one itself
     import bitsandbytes
 
     facts: list[Any] = [FORMAT, precision, dtype, bitsandbytes.__version__]

@@ -149,14 +149,7 @@ class Medusa:
     ) -> None:
         self._governor = None if isinstance(governor, Grower) else governor
         self._grower = governor if isinstance(governor, Grower) else None
-        for drawn in (tree, self._grower.candidates if self._grower else tree):
-            if drawn.depth > len(heads):
-                raise UsageError(
-                    f"the tree is {drawn.depth} deep and the checkpoint has {len(heads)} heads: "
-                    f"choose a tree of depth {len(heads)} or less, or --tree auto"
-                )
-            if drawn.width > vocabulary:
-                raise UsageError(f"the tree needs {drawn.width} predictions of {vocabulary} tokens")
+        _require_drawable(self._grower.candidates if self._grower else tree, heads, vocabulary)
         self.tree = tree
         self._heads, self._lm_head, self._details = heads, lm_head, details
         self.least = CERTAIN if self._grower is not None else 0.0
@@ -236,6 +229,16 @@ class Medusa:
             device = self._heads.bias.device
             found = self._plans[nodes, deep] = _shape_of(tree, nodes, deep, device)
         return found
+
+
+def _require_drawable(tree: Tree, heads: MedusaHeads, vocabulary: int) -> None:
+    if tree.depth > len(heads):
+        raise UsageError(
+            f"the tree is {tree.depth} deep and the checkpoint has {len(heads)} heads: "
+            f"choose a tree of depth {len(heads)} or less, or --tree auto"
+        )
+    if tree.width > vocabulary:
+        raise UsageError(f"the tree needs {tree.width} predictions of {vocabulary} tokens")
 
 
 def _part(whole: Draft, growth: Growth, guesses: tuple[tuple[int, ...], ...]) -> Draft:

@@ -8,7 +8,7 @@ MEMORY = 1 / 8  # weight of one step in the running acceptance
 PATIENCE = 4.0  # steps without one accepted node that may be paid for in advance
 SHARE = 0.015  # of the time of plain decoding that trying may cost for ever
 MOST_TRUST = 4.0
-STRIDE = 64
+STRIDE = 64  # tokens for which costs are looked up once
 
 
 class Governor:

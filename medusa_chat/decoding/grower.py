@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from medusa_chat.decoding.costs import StepCosts
+from medusa_chat.decoding.governor import PATIENCE, SHARE, STRIDE
 from medusa_chat.decoding.growth import Growth
 from medusa_chat.decoding.tree import Tree
 
@@ -12,10 +13,7 @@ CERTAIN = 0.9  # probability of a root from which the heads, which did not know 
 PROOF = 3  # such roots in a row, before anything is drafted that was not earned
 SURE = 0.8  # of the first head's best guess, from which the others are asked
 STRICT = 2.0  # what a second is worth then, in what it brings on average
-PATIENCE = 4.0  # steps without one accepted node that may be paid for in advance
-CARRIED = 3.0  # of them for which an answer may begin with what those before it earned
-SHARE = 0.015  # of the time of plain decoding that trying may cost for ever
-STRIDE = 64
+CARRIED = 3.0  # failed steps for which an answer may begin with what those before it earned
 
 
 class Grower:

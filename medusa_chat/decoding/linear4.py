@@ -41,9 +41,10 @@ def hold(model: nn.Module) -> None:
         linear.support_avx512bf16_for_cpu = False
 
 
-def release(model: nn.Module) -> None:
-    """Let bitsandbytes lay out anew what is fit for it, on a CPU that gains by it."""
+def release(model: nn.Module) -> list[str]:
+    """Let bitsandbytes lay out anew what is fit for it, on a CPU that gains by it; in words."""
     linears: list[Any] = [module for module in model.modules() if is_linear4(module)]
+    released = 0
     for linear in linears:
         if getattr(linear.weight, "quant_state", None) is None:
             continue  # parts of a merged one have no weights
@@ -52,6 +53,8 @@ def release(model: nn.Module) -> None:
         is_whole = outputs % 32 == 0 and inputs % linear.weight.quant_state.blocksize == 0
         if is_whole and getattr(able, "support_avx512bf16_for_cpu", False):
             linear.support_avx512bf16_for_cpu = True
+            released += 1
+    return [f"{released} linears of 4 bits laid out for this CPU's bf16"] if released else []
 
 
 def can_merge(*linears: Any) -> bool:
