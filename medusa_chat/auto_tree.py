@@ -21,14 +21,13 @@ def auto_tree(
     calibration: Calibration | None,
     heads: int,
     device: "torch.device",
-    precision: str,
+    usual: int,
     nodes: int | None = None,
     tuned: Tuning | None = None,
 ) -> tuple[Tree, str]:
     """What `--tree auto` means: the checkpoint's calibrated tree, else a published one, pruned to
-    the heads and cut to `nodes`, else to what the tuner's measured costs make the best, else to 4
-    on a CPU in fp32 (where rows cost what they compute) and 16 there in other precisions, 64 on a
-    GPU and 32 there at 4 bit; and why.
+    the heads and cut to `nodes`, else to what the tuner's measured costs make the best, else to
+    the `usual` ones; and why.
     """
     origin = calibration.origin if calibration else "the published mc_sim_7b_63"
     source = source_tree(calibration, heads)
@@ -42,11 +41,16 @@ def auto_tree(
         if found is not None:
             why += f"; each step drafts what the heads are sure of, among {len(found)} nodes"
         return tree, why
-    default = 32 if precision == "nf4" else 64
-    if device.type == "cpu":
-        default = 4 if precision == "fp32" else 16
-    tree = source.head(nodes or default)
+    tree = source.head(nodes or usual)
     return tree, f"{origin}, {len(tree)} nodes for {device.type}"
+
+
+def usual_nodes(device: "torch.device", precision: str, is_native: bool) -> int:
+    """Nodes of a step whose costs were not measured: 4 on a CPU in fp32 or where C decodes (rows
+    cost what they compute) and 16 on it otherwise, 64 on a GPU and 32 there at 4 bit."""
+    if device.type == "cpu":
+        return 4 if is_native or precision == "fp32" else 16
+    return 32 if precision == "nf4" else 64
 
 
 def candidates(

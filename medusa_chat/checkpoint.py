@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from medusa_chat import compiling, tuning
-from medusa_chat.auto_tree import auto_tree, rank_accuracies, source_tree, tree_facts
+from medusa_chat.auto_tree import auto_tree, rank_accuracies, source_tree, tree_facts, usual_nodes
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.devices import PRECISIONS, choose_device, choose_precision, describe_device
 from medusa_chat.fetching import fetch
@@ -42,6 +42,7 @@ __all__ = [
     "rank_accuracies",
     "source_tree",
     "tuning_place",
+    "usual_nodes",
 ]
 HEADS_FILE = "medusa_lm_head.safetensors"  # the name under which we write heads
 
@@ -55,6 +56,7 @@ class LoadedModel:
     texts: "TokenTexts"
     calibration: Calibration | None
     info: ModelInfo
+    usual_nodes: int  # of its auto tree until it is tuned
     said: tuple[str, list[int]] = ("", [])  # the last text as a whole and its exact ids
     stored: Calibration | None = None  # the checkpoint's own, while a personal tree stands above it
     tuned: Tuning | None = None
@@ -82,7 +84,8 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     where = place(request, found, config)
     device, precision = where.device, where.precision
     calibration = Calibration.read(found.calibration) if found.calibration else None
-    found = _with_heads_for(request, found, calibration, device, precision)
+    usual = usual_nodes(device, precision, where.is_native)
+    found = _with_heads_for(request, found, calibration, where, usual)
     with fitting(where.advice):
         heads, padding = read_heads(found, config)
         tokenizer = weights.read_tokenizer(found.backbone)
@@ -103,7 +106,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     engine = Engine(backbone, heads, end_tokens(model, tokenizer))
     engine.name, engine.precision = found.name, precision
     tuned = tuning.read(tuning_place(found.name, precision, device), parameters)
-    tree, why = auto_tree(calibration, len(heads) if heads else 0, device, precision, tuned=tuned)
+    tree, why = auto_tree(calibration, len(heads) if heads else 0, device, usual, tuned=tuned)
     notes.append(f"attention {backbone.implementation}; tree step checked ({difference:.1g})")
     parts = replace(where.needs, found=found).at(precision)
     info = ModelInfo(
@@ -127,7 +130,8 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         ),
     )
     yield LoadPhase("warm up"), None
-    loaded = LoadedModel(engine, tokenizer, TokenTexts(tokenizer), calibration, info, tuned=tuned)
+    loaded = LoadedModel(engine, tokenizer, TokenTexts(tokenizer), calibration, info, usual)
+    loaded.tuned = tuned
     with fitting(where.advice):
         _warm_up(loaded, tree)
     yield LoadPhase("ready", info), loaded
@@ -137,8 +141,8 @@ def _with_heads_for(
     request: LoadRequest,
     found: Checkpoint,
     calibration: Calibration | None,
-    device: "torch.device",
-    precision: str,
+    where: Placement,
+    usual: int,
 ) -> Checkpoint:
     """The checkpoint without the heads that are deeper than the one tree asked for."""
     from medusa_chat.presets import load_tree
@@ -147,8 +151,8 @@ def _with_heads_for(
         return found
     count = found.heads.heads
     if request.tree == "auto":
-        tuned = tuning.read(tuning_place(found.name, precision, device))
-        tree, _ = auto_tree(calibration, count, device, precision, request.nodes, tuned)
+        tuned = tuning.read(tuning_place(found.name, where.precision, where.device))
+        tree, _ = auto_tree(calibration, count, where.device, usual, request.nodes, tuned)
     else:
         tree = load_tree(request.tree, request.nodes)
     if not 1 <= tree.depth < count:
@@ -162,7 +166,8 @@ def tuning_place(name: str, precision: str, device: "torch.device") -> tuning.Pl
     import torch
 
     software = f"torch {torch.__version__}"
-    if device.type == "cpu" and precision == "fp32" and compiling.compiler() is not None:
+    is_plain = precision in ("fp32", "bf16")
+    if device.type == "cpu" and is_plain and compiling.compiler() is not None:
         software += " and C"
     return tuning.Place(name, precision, describe_device(device), software)
 
@@ -195,7 +200,8 @@ def _ready(
     library = compiling.library() if can_run else None
     notes = replace_submodules(model, packs=library is None)
     notes += release(model)
-    backbone = Backbone(model, where.context)
+    numbers = None if library is None else native.NUMBERS
+    backbone = Backbone(model, where.context, numbers=numbers)
     notes += _shortened(backbone, heads, calibration)
     if where.device.type != "cpu":
         return backbone, notes

@@ -24,18 +24,20 @@ UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt"}
 # families whose layers are merged, and their linears laid out for the CPU (decoding/submodules.py)
 MERGED = {"llama", "mistral", "qwen2"}
 WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
-NATIVE = 2**29  # bytes of a model that our C code decodes (decoding/native): it lays out all
+IN_C = ("fp32", "bf16")  # what our C code decodes (decoding/native); keys and values are fp32 there
+NATIVE = 2**29  # bytes of a model that it decodes: it lays out all
 BLOCK = 64  # weights of nf4 that share a scale
 # what a weight of nf4 takes more in a merged linear, where its scale is in fp32 again
 UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
 
 
 class Cpu(NamedTuple):
-    """What a CPU's second copies depend on: whether it computes bf16 in tiles, and whether there
-    is a C compiler (compiling.py)."""
+    """What a CPU's second copies depend on: whether it computes bf16 in tiles, whether there is a
+    C compiler (compiling.py), and whether it multiplies vectors of bf16."""
 
     has_amx: bool = False
     has_compiler: bool = False
+    has_bf16: bool = False
 
 
 PLAIN_CPU = Cpu()
@@ -158,6 +160,7 @@ def estimate(
     """Memory for a context of `context` tokens and a tree of `nodes`. precision: fp32, bf16,
     fp16, int8 or nf4. Raises ModelError."""
     size, plain = sizes(config), PLAIN[precision]
+    is_native = device == "cpu" and runs_in_c(size, precision, cpu)
     scales = 4 * size.linears // size.hidden if precision == "int8" else 0
     if precision == "nf4" and size.hidden % BLOCK == 0:
         scales = int(size.merged * UNNESTED)
@@ -165,7 +168,7 @@ def estimate(
     return Estimate(
         weights=int(size.linears * LINEAR[precision]) + (size.experts + size.rest) * plain + scales,
         heads=heads.parameters * plain if heads else 0,
-        cache=2 * size.key_values * (context + MAX_NODES) * plain,
+        cache=2 * size.key_values * (context + MAX_NODES) * (4 if is_native else plain),
         step=nodes * rows * size.vocabulary * 4,
         device=CUDA_CONTEXT if device.startswith("cuda") else 0,
         packed=_packed(size, heads, precision, cpu) * plain if device == "cpu" else 0,
@@ -173,13 +176,20 @@ def estimate(
 
 
 def _packed(size: Sizes, heads: HeadsFile | None, precision: str, cpu: Cpu) -> int:
-    """Weights that a CPU keeps twice: in fp32 of wide linears, or of all that our C code decodes;
-    in bf16 of all, where it has AMX; of a quantised model only the LM head is bf16."""
+    """Weights that a CPU keeps twice: all of what our C code decodes; else in fp32 of wide linears,
+    in bf16 all where it has AMX; of a quantised model only the LM head is bf16."""
+    if runs_in_c(size, precision, cpu):
+        inner = heads.heads * heads.layers * heads.hidden**2 if heads else 0
+        return inner + sum(rows * columns * count for rows, columns, count in size.copied)
     if precision != "fp32" and not (cpu.has_amx and precision != "fp16"):
         return 0
     copied = size.copied[:1] if precision in ("int8", "nf4") else size.copied
-    is_native = cpu.has_compiler and size.merged > 0 and 4 * size.parameters <= NATIVE
-    least, inner = WIDE if precision == "fp32" else 1, 0
-    if is_native and precision == "fp32":
-        least, inner = 1, heads.heads * heads.layers * heads.hidden**2 if heads else 0
-    return inner + sum(rows * columns * count for rows, columns, count in copied if rows >= least)
+    least = WIDE if precision == "fp32" else 1
+    return sum(rows * columns * count for rows, columns, count in copied if rows >= least)
+
+
+def runs_in_c(size: Sizes, precision: str, cpu: Cpu) -> bool:
+    """Whether a model of this size will be decoded by our C code on a CPU, as far as its config
+    tells (native.can_run sees the model)."""
+    fits = precision in IN_C and PLAIN[precision] * size.parameters <= NATIVE
+    return cpu.has_compiler and size.merged > 0 and fits

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from medusa_chat.amounts import gb
 from medusa_chat.errors import ModelError
-from medusa_chat.estimate import Cpu, Estimate, estimate, sizes
+from medusa_chat.estimate import Cpu, Estimate, estimate, runs_in_c, sizes
 from medusa_chat.finding import Checkpoint
 
 NODES = 64
@@ -39,6 +39,14 @@ class Needs:
         except ModelError:
             return None
         return replace(parts, device=0)  # what CUDA itself takes is not free any more
+
+    def runs_in_c(self, precision: str) -> bool:
+        """Whether our C code would decode it; False where that cannot be told."""
+        try:
+            size = sizes(self.found.weights.config)
+        except ModelError:
+            return False
+        return self.device == "cpu" and runs_in_c(size, precision, self.cpu)
 
     def fits(self, precision: str, context: int | None = None) -> bool:
         """True also where it cannot be told."""

@@ -31,6 +31,11 @@ class Placement:
     device_map: Mapping[str, int | str] | None = None
 
     @property
+    def is_native(self) -> bool:
+        """Whether our C code will decode it, as far as its config tells."""
+        return self.needs.runs_in_c(self.precision)
+
+    @property
     def words(self) -> str:
         """The device, or all of them."""
         if self.device_map is None:
@@ -48,9 +53,9 @@ def place(request: LoadRequest, found: Checkpoint, config: Any) -> Placement:
     there; with --device auto, several devices where it fits on no single one. config: the
     backbone's, of transformers. Raises OutOfMemoryError where main memory cannot hold it."""
     device = choose_device(request.device)
-    preferred, reason = choose_precision(request.precision, device)
     context = choose_context(request.max_context, config.get_text_config())
     needs = Needs(found, context, str(device), free_bytes(device), this_cpu())
+    preferred, reason = choose_precision(request.precision, device, needs.runs_in_c("bf16"))
     is_open = request.precision == "auto"
     chosen = needs.choose(preferred) if is_open else preferred
     if chosen is not None and needs.fits(chosen):

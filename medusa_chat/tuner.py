@@ -83,7 +83,7 @@ def adopt(loaded: LoadedModel, tuning: Tuning) -> None:
     A disk that is full or read-only costs only the memory of it: the next load measures again.
     """
     info, device = loaded.info, loaded.engine.backbone.device
-    tree, why = auto_tree(loaded.calibration, info.heads, device, info.precision, tuned=tuning)
+    tree, why = auto_tree(loaded.calibration, info.heads, device, loaded.usual_nodes, tuned=tuning)
     tuning = replace(tuning, chosen=why)
     loaded.tuned, loaded.governor = tuning, None
     loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
@@ -108,7 +108,7 @@ def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> None:
     if loaded.tuned is not None:
         adopt(loaded, loaded.tuned)
         return
-    tree, why = auto_tree(calibration, info.heads, device, info.precision)
+    tree, why = auto_tree(calibration, info.heads, device, loaded.usual_nodes)
     loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
 
 
@@ -142,7 +142,7 @@ def governor_of(loaded: LoadedModel, asked: GenerationSettings) -> Governor | Gr
     if loaded.governor is None:
         device, info = loaded.engine.backbone.device, loaded.info
         tree, _ = auto_tree(
-            loaded.calibration, info.heads, device, info.precision, tuned=loaded.tuned
+            loaded.calibration, info.heads, device, loaded.usual_nodes, tuned=loaded.tuned
         )
         accuracies = rank_accuracies(loaded.calibration)
         found = candidates(loaded.calibration, info.heads, device, tree)

@@ -117,7 +117,7 @@ def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[Generati
         device = loaded.engine.backbone.device
         wanted = settings.nodes
         tree, _ = auto_tree(
-            loaded.calibration, info.heads, device, info.precision, wanted, loaded.tuned
+            loaded.calibration, info.heads, device, loaded.usual_nodes, wanted, loaded.tuned
         )
         name = "auto"
     if drafter == "prompt-lookup":

@@ -70,15 +70,16 @@ def test_the_estimate_is_within_a_tenth_of_what_a_model_holds(family, tmp_path):
         assert needs.at(precision).held == pytest.approx(held, rel=0.1), precision
 
 
-def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path, precision):
     tiny("llama", **SMALL).save_pretrained(tmp_path)
     needs = Needs(bare(tmp_path), 96, "cpu", None, Cpu(has_compiler=True))
-    model = read(tmp_path, "fp32")
+    model = read(tmp_path, precision)
     replace_submodules(model, packs=False)
-    backbone = Backbone(model, 96)
+    backbone = Backbone(model, 96, numbers=native.NUMBERS)
     assert native.adopt(backbone, None, native.Team(library, 1))
     held = held_bytes(model, *backbone.beside) + backbone.cache.nbytes
-    assert needs.at("fp32").held == pytest.approx(held, rel=0.1)
+    assert needs.at(precision).held == pytest.approx(held, rel=0.1)
 
 
 # What is chosen, with pretended memory.

@@ -12,7 +12,7 @@ from families import CONTEXT, VOCABULARY, tiny
 from test_acceptance import draft_of
 from test_engine import TREES, decode, drafters_of, engine_of, tokens
 
-from medusa_chat import compiling
+from medusa_chat import compiling, devices
 from medusa_chat.decoding import drafters, native
 from medusa_chat.decoding.acceptance import TORCH, Case, exact, typical
 from medusa_chat.decoding.backbone import LogitHead
@@ -25,15 +25,17 @@ from medusa_chat.decoding.native.linear import NativeLinear
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import Tree
+from medusa_chat.estimate import Cpu
 
 NATIVE = ("llama", "mistral", "mistral-window", "qwen2")
+DTYPES = [torch.float32, torch.bfloat16]
 
 
-def native_engine(family, library, threads=1):
-    model = tiny(family)
+def native_engine(family, library, threads=1, dtype=torch.float32, **changes):
+    model = tiny(family, **changes).to(dtype)
     assert native.can_run(model)
     replace_submodules(model, packs=False)
-    engine = engine_of(model)
+    engine = engine_of(model, numbers=native.NUMBERS)
     assert native.adopt(engine.backbone, engine.heads, native.Team(library, threads))
     return engine
 
@@ -42,18 +44,34 @@ def native_engine(family, library, threads=1):
 @pytest.mark.parametrize(
     ("outs", "ins", "has_bias"), [(40, 24, True), (1003, 19, False), (8, 8, True)]
 )
-def test_a_linear_has_the_same_bits_whatever_the_rows(library, outs, ins, has_bias, threads):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_linear_has_the_same_bits_whatever_the_rows(library, outs, ins, has_bias, threads, dtype):
     torch.manual_seed(0)
-    linear = torch.nn.Linear(ins, outs, has_bias).requires_grad_(False)
+    linear = torch.nn.Linear(ins, outs, has_bias).requires_grad_(False).to(dtype)
     ours = NativeLinear(linear, native.Team(library, threads))
     alone = NativeLinear(linear, native.Team(library, 1))
     x = torch.randn(33, ins)
     whole = ours(x)
-    assert torch.allclose(whole, linear(x), atol=1e-5)
+    bias = None if linear.bias is None else linear.bias.float()
+    expected = torch.nn.functional.linear(x.to(dtype).float(), linear.weight.float(), bias)
+    assert torch.allclose(whole, expected, atol=1e-5)
     for rows in range(1, 12):
         assert torch.equal(ours(x[:rows]), whole[:rows])
         assert torch.equal(alone(x[20 : 20 + rows]), whole[20 : 20 + rows])
     assert ours(x[None, :3]).shape == (1, 3, outs)
+
+
+def test_what_is_multiplied_with_bf16_is_rounded_as_torch_rounds(library):
+    """To the nearest, ties to even; what is infinite or no number stays that."""
+    linear = torch.nn.Linear(8, 8, False).requires_grad_(False).bfloat16()
+    linear.weight.copy_(torch.eye(8))
+    ours = NativeLinear(linear, native.Team(library, 1))
+    ties = torch.tensor([[1.00390625, 1.01171875, -1.00390625, 3.1415927, 1e30, -2e-30, 0.0, 7.0]])
+    assert torch.equal(ours(ties), ties.bfloat16().float())
+    for odd in (float("inf"), -float("inf"), float("nan")):
+        x = torch.zeros(1, 8)
+        x[0, 3] = odd
+        assert not ours(x).isfinite().all()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -69,23 +87,56 @@ def test_it_decodes_to_what_torch_decodes_to(family, threads, library):
                 assert tokens(engine, drafter=drafter, temperature=temperature) == plain
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("family", NATIVE)
-def test_a_row_of_a_tree_has_the_bits_of_the_row_alone(family, library):
-    """Behind texts of several lengths, for every path, by one thread and by three."""
-    engine = native_engine(family, library)
+def test_in_bf16_every_drafter_gives_plain_tokens(family, threads, library):
+    engine = native_engine(family, library, threads, torch.bfloat16)
+    assert engine.backbone.check() < 5e-2
+    for temperature in (0.0, 0.8):
+        plain = tokens(engine, temperature=temperature)
+        for tree in TREES.values():
+            for drafter in drafters_of(engine, plain, tree, temperature):
+                assert tokens(engine, drafter=drafter, temperature=temperature) == plain
+
+
+@pytest.mark.parametrize("family", NATIVE)
+def test_in_bf16_it_is_nearer_to_fp32_than_torchs_operators(family, library):
+    ids, found = torch.arange(40) * 7 % VOCABULARY, []
+    for engine in (
+        engine_of(tiny(family).bfloat16().float()),
+        engine_of(tiny(family).bfloat16()),
+        native_engine(family, library, 1, torch.bfloat16),
+    ):
+        with torch.inference_mode():
+            found.append(engine.backbone.run_chunk(ids).float())
+    exact_ones, torchs, ours = found
+    assert (ours - exact_ones).norm() < (torchs - exact_ones).norm() < 0.1 * exact_ones.norm()
+
+
+WIDE = {"head_dim": 32, "intermediate_size": 64}  # heads of whole panels: parts have their own
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("family", "changes"), [*((family, {}) for family in NATIVE), ("llama", WIDE)]
+)
+def test_a_row_of_a_tree_has_the_bits_of_the_row_alone(family, changes, dtype, library):
+    """Behind texts of several lengths, for every path, by one thread, by two and by three."""
+    engine = native_engine(family, library, 1, dtype, **changes)
     backbone = engine.backbone
-    other = native_engine(family, library, threads=3).backbone
+    others = [native_engine(family, library, n, dtype, **changes).backbone for n in (2, 3)]
     tree = Tree.from_choices([(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0), (0, 0, 0, 0)])
     tensors = TreeTensors.of(tree, backbone.device)
     ids = torch.arange(len(tree)) * 5 % VOCABULARY
     with torch.inference_mode():
         for length in (1, 7, 16, 40):
             text = torch.arange(length) * 3 % VOCABULARY
-            for one in (backbone, other):
+            for one in (backbone, *others):
                 one.cache.crop(0)
                 one.run_chunk(text)
             logits = backbone.lm_head(backbone.run_tree(ids, tree, tensors))
-            assert torch.equal(logits, other.lm_head(other.run_tree(ids, tree, tensors)))
+            for other in others:
+                assert torch.equal(logits, other.lm_head(other.run_tree(ids, tree, tensors)))
             for leaf in tree.leaves:
                 backbone.cache.crop(length)
                 path = list(tree.paths[leaf])
@@ -169,19 +220,23 @@ def test_top_k_and_top_p_are_left_to_torch(library):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("size", [32, 40])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 0.2)])
 @pytest.mark.parametrize("layers", [0, 1, 3])
-def test_heads_give_what_torch_gives(library, layers):
+def test_heads_give_what_torch_gives(library, layers, dtype, limit, size):
     torch.manual_seed(5)
-    heads = MedusaHeads(4, 32, layers).requires_grad_(False)
+    heads = MedusaHeads(4, size, layers, dtype=dtype).requires_grad_(False)
     torch.nn.init.normal_(heads.weight, std=0.3)
     torch.nn.init.normal_(heads.bias)
     team = native.Team(library, 2)
-    lm_head = LogitHead(NativeLinear(torch.nn.Linear(32, 1003), team), None)
+    lm_head = LogitHead(NativeLinear(torch.nn.Linear(size, 1003), team), None)
     twin = NativeHeads(heads, lm_head, team)
-    hidden = torch.randn(1, 32)
+    hidden = torch.randn(1, size)
     for count in (1, 4):
         assert torch.allclose(
-            twin.hidden_states(hidden, count), heads.hidden_states(hidden, count), atol=1e-5
+            twin.hidden_states(hidden, count),
+            heads.hidden_states(hidden, count).float(),
+            atol=limit,
         )
     logits = torch.randn(4, 1003)
     logits[1, 3] = logits[1, 700] = 9.0
@@ -216,8 +271,11 @@ def test_what_it_cannot_run_is_known_before(family, changes):
     assert not native.can_run(tiny(family, **changes))
 
 
-def test_half_precision_and_growing_angles_are_not_its():
-    assert not native.can_run(tiny("llama").bfloat16())
+def test_fp16_a_mixture_of_numbers_and_growing_angles_are_not_its():
+    assert not native.can_run(tiny("llama").half())
+    mixed = tiny("llama").bfloat16()
+    mixed.lm_head.float()
+    assert not native.can_run(mixed)
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     assert not native.can_run(tiny("llama", rope_parameters=rope))
 
@@ -257,8 +315,6 @@ def load_demo(tmp_path, **environment):
 
 
 def test_the_demo_is_decoded_by_it_and_the_library_kept(library, tmp_path):
-    if torch.cpu._is_amx_tile_supported():
-        pytest.skip("bf16 is the precision here")
     assert "a step is one call into C" in load_demo(tmp_path).stdout
     (file,) = (tmp_path / "cache" / "native").iterdir()
     before = file.stat().st_mtime_ns
@@ -277,6 +333,22 @@ def test_the_library_follows_from_every_file(library, tmp_path, monkeypatch):
     with (tmp_path / "vectors.h").open("a") as header:
         header.write("/* changed */")
     assert compiling._name(command) != name
+
+
+@pytest.mark.parametrize(
+    ("cpu", "runs_in_c", "precision"),
+    [
+        (Cpu(has_compiler=True, has_bf16=True), True, "bf16"),
+        (Cpu(has_compiler=True, has_bf16=True), False, "fp32"),
+        (Cpu(has_compiler=True), True, "fp32"),
+    ],
+)
+def test_bf16_is_chosen_where_c_multiplies_it(library, monkeypatch, cpu, runs_in_c, precision):
+    monkeypatch.setattr(devices, "this_cpu", lambda: cpu)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert devices.choose_precision("auto", torch.device("cpu"), runs_in_c)[0] == precision
+    monkeypatch.setattr(compiling, "library", lambda: None)
+    assert devices.choose_precision("auto", torch.device("cpu"), runs_in_c)[0] == "fp32"
 
 
 @pytest.mark.parametrize("variables", [{"MEDUSA_CHAT_NATIVE": "0"}, {"CC": "no-such-compiler"}])
@@ -345,7 +417,7 @@ def steps_of(engine, tree, drafter, **settings):
     return [(e.path, e.token_ids, e.draft) for e in events if isinstance(e, Step)]
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("threads", "dtype"), [(1, DTYPES[0]), (3, DTYPES[0]), (2, DTYPES[1])])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -356,8 +428,8 @@ def steps_of(engine, tree, drafter, **settings):
         {"drafter": "medusa", "temperature": 0.8, "acceptance": "typical"},
     ],
 )
-def test_a_whole_step_is_what_its_parts_make(library, settings, threads):
-    engine = native_engine("llama", library, threads)
+def test_a_whole_step_is_what_its_parts_make(library, settings, threads, dtype):
+    engine = native_engine("llama", library, threads, dtype)
     tree = Tree.from_choices([(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0)])
     whole = steps_of(engine, tree, **settings)
     assert len(whole) > 3

@@ -4,7 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from medusa_chat.checkpoint import LoadedModel, auto_tree, choose_device, choose_precision
+from medusa_chat.checkpoint import (
+    LoadedModel,
+    auto_tree,
+    choose_device,
+    choose_precision,
+    usual_nodes,
+)
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, ModelInfo
 
@@ -69,7 +75,8 @@ def load_shape(shape: Shape, request: LoadRequest) -> LoadedModel:
             settle(model, heads)
         context = min(request.max_context or CONTEXT, shape.context)
         backbone = Backbone(model, context)
-    tree, why = auto_tree(None, shape.heads, device, precision)
+    usual = usual_nodes(device, precision, False)
+    tree, why = auto_tree(None, shape.heads, device, usual)
     info = ModelInfo(
         name=name,
         family="llama",
@@ -86,7 +93,7 @@ def load_shape(shape: Shape, request: LoadRequest) -> LoadedModel:
         notes=(reason, *notes),
     )
     texts: Any = None  # nothing is ever turned into text
-    return LoadedModel(Engine(backbone, heads), None, texts, None, info)
+    return LoadedModel(Engine(backbone, heads), None, texts, None, info, usual)
 
 
 def _config(shape: Shape) -> Any:

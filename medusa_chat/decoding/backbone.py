@@ -32,7 +32,14 @@ class Backbone:
     transformers'. Raises ModelError for a family whose attention cannot hold a tree.
     """
 
-    def __init__(self, model: Any, context: int, implementation: str = attention.NAME):
+    def __init__(
+        self,
+        model: Any,
+        context: int,
+        implementation: str = attention.NAME,
+        numbers: torch.dtype | None = None,
+    ):
+        """numbers: of keys, values and masks; None: as the weights are."""
         self.model = model
         self.config = model.config.get_text_config()
         refuse_unfit(self.config)
@@ -44,13 +51,14 @@ class Backbone:
         self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
         first = next(p for p in model.parameters() if p.device.type != "meta")  # not offloaded
         self.device, self.dtype = first.device, first.dtype
+        self.numbers = numbers or first.dtype
         self.judge = TORCH
         self.whole_step: WholeStep | None = None
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
         shapes, devices = self._layers()
-        self.cache = KVCache(shapes, devices, context + MAX_NODES, self.dtype)
+        self.cache = KVCache(shapes, devices, context + MAX_NODES, self.numbers)
         self._masks: dict[Tree, Tensor] = {}
 
     @property
@@ -109,7 +117,7 @@ class Backbone:
         if buffer is None:
             if len(self._masks) > 32:
                 self._masks.clear()
-            buffer = torch.zeros(count, self.cache.capacity, dtype=self.dtype, device=self.device)
+            buffer = torch.zeros(count, self.cache.capacity, dtype=self.numbers, device=self.device)
             buffer[:, -count:].masked_fill_(~tensors.ancestors, -torch.inf)
             self._masks[tree] = buffer
         mask = buffer[:, self.cache.capacity - count - length :]
@@ -124,7 +132,7 @@ class Backbone:
         """Additive mask [q, length + q] of the next tokens of the text."""
         distance = places[:, None] - torch.arange(int(places[-1]) + 1, device=self.device)
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        zeros = torch.zeros(distance.shape, dtype=self.dtype, device=self.device)
+        zeros = torch.zeros(distance.shape, dtype=self.numbers, device=self.device)
         mask: Tensor = zeros.masked_fill(hidden, -torch.inf)
         return mask
 

@@ -71,7 +71,7 @@ class MedusaHeads(nn.Module):
         """[n, d] -> [K, n, d], what each of the first `heads` heads gives to its LM head."""
         if self.twin is not None and len(hidden) == 1:
             return self.twin.hidden_states(hidden, heads or len(self))
-        x = hidden.expand(heads or len(self), *hidden.shape)
+        x = hidden.to(self.weight.dtype).expand(heads or len(self), *hidden.shape)
         for weight, bias in zip(self.weight[:, :heads], self.bias[:, :heads], strict=True):
             x = x + F.silu(torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)))
         return x
@@ -126,6 +126,7 @@ class MedusaHeads(nn.Module):
         if self.lm_weight is None:
             logits: Tensor = lm_head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
             return logits
+        x = x.to(self.lm_weight.dtype)
         if len(self.lm_weight) == 1:
             logits = F.linear(x, self.lm_weight[0])
         else:

@@ -5,21 +5,20 @@
 #include <string.h>
 
 #include "attention.h"
+#include "half.h"
 #include "product.h"
 #include "team.h"
 #include "vectors.h"
 
-#define WIDEST 512 /* of an attention head */
-
+/* size: whole vectors. */
 static void normalise(const float *x, const float *w, float *y, int size, float epsilon) {
-    vec squares = all(0.0f);
-    float rest = 0.0f;
-    int k = 0;
-    for (; k + LANES <= size; k += LANES) squares = fused(load(x + k), load(x + k), squares);
-    for (int t = k; t < size; t++) rest += x[t] * x[t];
-    float scale = 1.0f / sqrtf((total(squares) + rest) / (float)size + epsilon);
-    for (k = 0; k + LANES <= size; k += LANES) store(y + k, load(x + k) * scale * load(w + k));
-    for (; k < size; k++) y[k] = x[k] * scale * w[k];
+    vec even = all(0.0f), odd = all(0.0f);
+    for (int k = 0; k < size; k += 2 * LANES) {
+        even = fused(load(x + k), load(x + k), even);
+        if (k + LANES < size) odd = fused(load(x + k + LANES), load(x + k + LANES), odd);
+    }
+    const float scale = 1.0f / sqrtf(total(even + odd) / (float)size + epsilon);
+    for (int k = 0; k < size; k += LANES) store(y + k, load(x + k) * scale * load(w + k));
 }
 
 static void normalise_all(const Pass *pass, const float *x, const float *w, float *y) {
@@ -29,32 +28,38 @@ static void normalise_all(const Pass *pass, const float *x, const float *w, floa
         normalise(x + (ptrdiff_t)i * size, w, y + (ptrdiff_t)i * size, size, epsilon);
 }
 
+/* y may be x. */
 static void rotate(const float *x, const float *cosines, const float *sines, float *y, int size) {
     const int half = size / 2;
-    for (int d = 0; d < half; d++) {
+    int d = 0;
+    for (; d + LANES <= half; d += LANES) {
+        const vec a = load(x + d), b = load(x + d + half);
+        store(y + d, a * load(cosines + d) - b * load(sines + d));
+        store(y + d + half, b * load(cosines + d + half) + a * load(sines + d + half));
+    }
+    for (; d < half; d++) {
         float a = x[d], b = x[d + half];
         y[d] = a * cosines[d] - b * sines[d];
         y[d + half] = b * cosines[d + half] + a * sines[d + half];
     }
 }
 
-/* The rows' queries turned where they stand; their keys and values put behind the text. */
-static void place(const Pass *pass, const Layer *layer, float *qkv, int row, int end) {
+/* Of the heads of keys and values from `kv` to `last` the queries, turned where they stand, and the
+   keys and values, put behind the text. */
+static void place(const Pass *pass, const Layer *layer, float *qkv, int kv, int last) {
     const Decoder *m = pass->decoder;
-    const int size = (int)m->head_dim, heads = (int)m->heads, kv = (int)m->kv_heads;
-    float turned[WIDEST];
-    for (int i = row; i < end; i++) {
+    const int size = (int)m->head_dim, heads = (int)m->heads, kvs = (int)m->kv_heads;
+    const int groups = heads / kvs;
+    for (int i = 0; i < pass->rows; i++) {
         const float *cosines = m->cosines + pass->positions[i] * size;
         const float *sines = m->sines + pass->positions[i] * size;
         float *from = qkv + (ptrdiff_t)i * qkv_width(m);
-        for (int h = 0; h < heads; h++) {
-            rotate(from + h * size, cosines, sines, turned, size);
-            memcpy(from + h * size, turned, sizeof(float) * size);
-        }
-        for (int h = 0; h < kv; h++) {
+        for (int h = kv * groups; h < last * groups; h++)
+            rotate(from + h * size, cosines, sines, from + h * size, size);
+        for (int h = kv; h < last; h++) {
             const ptrdiff_t at = (h * m->capacity + pass->start + i) * size;
             rotate(from + (heads + h) * size, cosines, sines, layer->keys + at, size);
-            memcpy(layer->values + at, from + (heads + kv + h) * size, sizeof(float) * size);
+            memcpy(layer->values + at, from + (heads + kvs + h) * size, sizeof(float) * size);
         }
     }
 }
@@ -78,6 +83,17 @@ typedef struct {
     float *qkv, *mixed, *gate_up, *active; /* all parts' */
     float *normed, *scratch;               /* its own */
 } Part;
+
+/* A token's embedding. */
+static void embed(const Decoder *m, int64_t token, float *x) {
+    const int size = (int)m->hidden;
+    if (!m->is_half) {
+        memcpy(x, (const float *)m->embedding + token * size, sizeof(float) * (size_t)size);
+        return;
+    }
+    const uint16_t *from = (const uint16_t *)m->embedding + token * size;
+    for (int k = 0; k < size; k += LANES) store(x + k, widen(*(const halves *)(from + k)));
+}
 
 /* Floats of a part's own. */
 static int64_t own_size(const Decoder *m, int64_t rows, int64_t keys) {
@@ -103,46 +119,75 @@ static Part part_of(const Pass *pass, int part, int parts) {
     return p;
 }
 
+/* Whether each part can have heads of keys and values of its own, and the queries that go with
+   them: nobody waits for another then between their products and their attention. */
+static int is_split(const Decoder *m, int parts) {
+    return m->kv_heads % parts == 0 && m->head_dim % PANEL == 0;
+}
+
+/* Queries, keys and values of the heads of keys and values from `kv` to `last`. */
+static void project(const Part *p, const Layer *layer, int kv, int last) {
+    const Decoder *m = p->pass->decoder;
+    const int each = (int)m->head_dim / PANEL, heads = (int)m->heads, kvs = (int)m->kv_heads;
+    const int groups = heads / kvs;
+    const Product whole = {p->normed, layer->qkv, layer->qkv_bias, p->qkv, (int)p->pass->rows,
+                           (int)m->hidden, qkv_width(m), 0, (int)m->is_half};
+    const Product product = ready(&whole);
+    multiply(&product, kv * groups * each, last * groups * each);
+    multiply(&product, (heads + kv) * each, (heads + last) * each);
+    multiply(&product, (heads + kvs + kv) * each, (heads + kvs + last) * each);
+}
+
 /* The hidden states, with what attention adds. */
 static void attend_layer(const Part *p, const Layer *layer) {
     const Pass *pass = p->pass;
     const Decoder *m = pass->decoder;
     const int rows = (int)pass->rows, size = (int)m->hidden, part = p->part, parts = p->parts;
-    const int width = qkv_width(m), mixes = (int)(m->heads * m->head_dim);
+    const int mixes = (int)(m->heads * m->head_dim), half = (int)m->is_half;
     const int blocks = (rows * (int)(m->heads / m->kv_heads) + BLOCK - 1) / BLOCK;
     const int tasks = (int)m->kv_heads * blocks;
-    const Product qkv = {p->normed, layer->qkv, layer->qkv_bias, p->qkv, rows, size, width, 0};
-    const Product out = {p->mixed, layer->out, layer->out_bias, pass->hidden, rows, mixes, size, 1};
+    const int kv = first((int)m->kv_heads, part, parts);
+    const int last = first((int)m->kv_heads, part + 1, parts);
+    const Product qkv = {
+        p->normed, layer->qkv, layer->qkv_bias, p->qkv, rows, size, qkv_width(m), 0, half};
+    const Product out = {
+        p->mixed, layer->out, layer->out_bias, pass->hidden, rows, mixes, size, 1, half};
     normalise_all(pass, pass->hidden, layer->before, p->normed);
-    share(&qkv, 0, width / LANES, part, parts);
-    meet(parts);
-    place(pass, layer, p->qkv, first(rows, part, parts), first(rows, part + 1, parts));
-    meet(parts);
+    if (is_split(m, parts)) {
+        project(p, layer, kv, last);
+        place(pass, layer, p->qkv, kv, last);
+    } else {
+        share(&qkv, part, parts);
+        meet(part, parts);
+        place(pass, layer, p->qkv, kv, last);
+        meet(part, parts);
+    }
     for (int t = first(tasks, part, parts); t < first(tasks, part + 1, parts); t++)
         attend(pass, layer, p->qkv, t / blocks, t % blocks * BLOCK, p->free, p->scratch, p->mixed);
-    meet(parts);
-    share(&out, 0, size / LANES, part, parts);
-    meet(parts);
+    meet(part, parts);
+    share(&out, part, parts);
+    meet(part, parts);
 }
 
 /* The hidden states, with what the gated products add. */
 static void feed_forward(const Part *p, const Layer *layer) {
     const Pass *pass = p->pass;
     const int rows = (int)pass->rows, size = (int)pass->decoder->hidden;
-    const int inner = (int)pass->decoder->inner, panels = inner / LANES;
-    const int part = p->part, parts = p->parts;
-    const int at = LANES * first(panels, part, parts), end = LANES * first(panels, part + 1, parts);
+    const int inner = (int)pass->decoder->inner, panels = inner / PANEL;
+    const int part = p->part, parts = p->parts, half = (int)pass->decoder->is_half;
+    const int at = first(panels, part, parts), end = first(panels, part + 1, parts);
     const Product wide = {
-        p->normed, layer->gate_up, layer->gate_up_bias, p->gate_up, rows, size, 2 * inner, 0};
+        p->normed, layer->gate_up, layer->gate_up_bias, p->gate_up, rows, size, 2 * inner, 0, half};
     const Product down = {
-        p->active, layer->down, layer->down_bias, pass->hidden, rows, inner, size, 1};
+        p->active, layer->down, layer->down_bias, pass->hidden, rows, inner, size, 1, half};
     normalise_all(pass, pass->hidden, layer->after, p->normed);
-    share(&wide, 0, panels, part, parts);
-    share(&wide, panels, panels, part, parts);
-    activate(p->gate_up, p->active, rows, inner, at, end);
-    meet(parts);
-    share(&down, 0, size / LANES, part, parts);
-    meet(parts);
+    const Product both = ready(&wide);
+    multiply(&both, at, end);
+    multiply(&both, panels + at, panels + end);
+    activate(p->gate_up, p->active, rows, inner, PANEL * at, PANEL * end);
+    meet(part, parts);
+    share(&down, part, parts);
+    meet(part, parts);
 }
 
 void decode(const void *what, int part, int parts) {
@@ -151,9 +196,8 @@ void decode(const void *what, int part, int parts) {
     const Part p = part_of(pass, part, parts);
     const int rows = (int)pass->rows, end = first(rows, part + 1, parts);
     for (int i = first(rows, part, parts); i < end; i++)
-        memcpy(pass->hidden + i * m->hidden, m->embedding + pass->tokens[i] * m->hidden,
-               sizeof(float) * m->hidden);
-    meet(parts);
+        embed(m, pass->tokens[i], pass->hidden + i * m->hidden);
+    meet(part, parts);
     for (int l = 0; l < m->count; l++) {
         attend_layer(&p, m->layers + l);
         feed_forward(&p, m->layers + l);

@@ -1,4 +1,5 @@
-/* A few rows through a decoder in fp32 on a CPU: products, norms, rotary attention, gated SiLU.
+/* A few rows through a decoder on a CPU: products, norms, rotary attention, gated SiLU. In fp32, or
+   with weights of bf16, where what is multiplied with them is rounded to bf16 and all else is fp32.
 
    Every number is summed in one order, whatever rows stand beside it: products along their inputs
    in eight lanes, attention along the text. A row of a tree therefore has the bits that it has
@@ -16,16 +17,18 @@
 
 /* What one layer reads; keys and values [kv_heads, capacity, head_dim]. */
 typedef struct {
-    const float *before, *qkv, *qkv_bias, *out, *out_bias;
-    const float *after, *gate_up, *gate_up_bias, *down, *down_bias;
+    const float *before, *qkv_bias, *out_bias, *after, *gate_up_bias, *down_bias;
+    const void *qkv, *out, *gate_up, *down; /* panels */
     float *keys, *values;
 } Layer;
 
-/* What all layers share; cosines and sines [capacity, head_dim]. */
+/* What all layers share; cosines and sines [capacity, head_dim]. is_half: panels and embeddings are
+   of bf16. */
 typedef struct {
-    int64_t count, hidden, heads, kv_heads, head_dim, inner, capacity, vocabulary;
+    int64_t count, hidden, heads, kv_heads, head_dim, inner, capacity, vocabulary, is_half;
     float epsilon, scaling;
-    const float *embedding, *norm, *cosines, *sines;
+    const void *embedding;
+    const float *norm, *cosines, *sines;
     const Layer *layers;
 } Decoder;
 

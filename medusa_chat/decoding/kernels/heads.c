@@ -17,9 +17,11 @@ static void residual(const Proposal *h, int k) {
     memcpy(x, h->hidden, sizeof(float) * size);
     for (int l = 0; l < h->layers; l++) {
         const ptrdiff_t at = l * h->heads + k;
-        const float *panels = h->panels + at * size * size, *bias = h->bias + at * size;
-        const Product p = {x, panels, bias, wide, 1, size, size, 0};
-        multiply(&p, 0, size / LANES);
+        const int half = (int)h->is_half, width = half ? sizeof(uint16_t) : sizeof(float);
+        const ptrdiff_t whole = (ptrdiff_t)PANEL * ((size + PANEL - 1) / PANEL) * size;
+        const char *panels = (const char *)h->panels + at * whole * width;
+        const Product p = {x, panels, h->bias + at * size, wide, 1, size, size, 0, half};
+        share(&p, 0, 1);
         for (int d = 0; d < size; d += LANES) {
             vec y = load(wide + d);
             store(x + d, load(x + d) + y / (1.0f + exponential(-y)));
@@ -31,11 +33,14 @@ static void residual(const Proposal *h, int k) {
 static void guess(const Proposal *h, int from, int to, int part, int parts) {
     const int size = (int)h->size, width = (int)h->width, hidden = (int)h->hidden_size;
     if (h->lm_panels) {
-        const Product lm = {h->states + (ptrdiff_t)from * hidden, h->lm_panels, h->lm_bias,
-                            h->logits + (ptrdiff_t)from * size, to - from, hidden, size, 0};
-        meet(parts);
-        share(&lm, 0, (size + LANES - 1) / LANES, part, parts);
-        meet(parts);
+        const float *states = h->states + (ptrdiff_t)from * hidden;
+        float *logits = h->logits + (ptrdiff_t)from * size;
+        const int rows = to - from, half = (int)h->is_half;
+        const Product lm = {
+            states, h->lm_panels, h->lm_bias, logits, rows, hidden, size, 0, half};
+        meet(part, parts);
+        share(&lm, part, parts);
+        meet(part, parts);
     }
     for (int k = from + part; h->values && k < to; k += parts) {
         const float *x = h->logits + (ptrdiff_t)k * size;
@@ -67,7 +72,7 @@ void propose_part(const void *what, int part, int parts) {
     for (int k = part; h->states && k < early; k += parts) residual(h, k);
     if (has_gate) {
         guess(h, 0, 1, part, parts);
-        meet(parts);
+        meet(part, parts);
         if (expf(h->values[0] - h->sums[0]) < (float)h->growth->gate) {
             if (part == 0) h->growth->asked = 1, fill(h);
             return;
@@ -76,7 +81,7 @@ void propose_part(const void *what, int part, int parts) {
     }
     guess(h, has_gate, used, part, parts);
     if (!h->tokens) return;
-    meet(parts);
+    meet(part, parts);
     if (part) return;
     if (h->growth) h->growth->asked = used;
     fill(h);

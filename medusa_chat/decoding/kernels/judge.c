@@ -41,7 +41,7 @@ void judge_part(const void *what, int part, int parts) {
     if (draws) {
         for (int d = part; d <= v->deepest; d += parts)
             noise_at(v->seed, (uint32_t)(v->place + 1 + d), v->noise + (ptrdiff_t)d * size, size);
-        meet(parts);
+        meet(part, parts);
     }
     for (int i = part; i < v->rows; i += parts) {
         const float *x = v->logits + (ptrdiff_t)i * size;
@@ -50,14 +50,14 @@ void judge_part(const void *what, int part, int parts) {
         if (v->entropies) v->sums[i] = log_sum(x, size, temperature, v->entropies + i);
     }
     if (v->entropies) {
-        meet(parts);
+        meet(part, parts);
         for (int i = part; i < v->rows; i += parts) {
             const int64_t p = v->parents[i];
             v->at_parent[i] = v->logits[p * v->size + v->tokens[i]] / temperature - v->sums[p];
         }
     }
     if (!v->path) return;
-    meet(parts);
+    meet(part, parts);
     if (part == 0) choose((Verdict *)v);
 }
 

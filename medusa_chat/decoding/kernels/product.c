@@ -1,16 +1,22 @@
-/* Lanes are outputs and sums go along the inputs, so that no sum depends on the rows beside it. */
+/* Lanes are outputs and sums go along the inputs, so that no sum depends on the rows beside it.
+
+   An element of x, and of a lane of a panel, is four bytes: a float, or two of bf16 one behind the
+   other. Only what multiplies them differs. */
 
 #include "product.h"
 
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
+#include "half.h"
 #include "team.h"
 #include "vectors.h"
 
 #define NOINLINE __attribute__((noinline))
 
-/* Eight sums to where they go; the last ones may be fewer. */
+/* Sums to where they go; the last ones of a row may be fewer. */
 INLINE void put(const Product *p, int row, int out, vec sums) {
     float *y = p->y + (ptrdiff_t)row * p->outs + out;
     if (out + LANES <= p->outs) {
@@ -25,85 +31,147 @@ INLINE void put(const Product *p, int row, int out, vec sums) {
     }
 }
 
-/* ROWS rows times PANELS panels, from panel `at` on. Several rows take long enough for the panels
-   behind these to come near meanwhile; one row is all waiting for memory, and asks for no more. */
-#define TILE(ROWS, PANELS)                                                                      \
-    INLINE void tile_##ROWS##_##PANELS(const Product *p, int row, int at) {                     \
-        const int ins = p->ins;                                                                 \
-        const ptrdiff_t panel = (ptrdiff_t)ins * LANES;                                         \
-        const float *x = p->x + (ptrdiff_t)row * ins, *w = p->w + at * panel;                   \
-        vec sums[ROWS * PANELS] = {0};                                                          \
-        for (int k = 0; k < ins; k++) {                                                         \
-            vec ours[PANELS];                                                                   \
-            _Pragma("GCC unroll 8") for (int j = 0; ROWS > 1 && !(k & 1) && j < PANELS; j++)    \
-                __builtin_prefetch(w + (PANELS + j) * panel + (ptrdiff_t)k * LANES, 0, 3);      \
-            _Pragma("GCC unroll 8") for (int j = 0; j < PANELS; j++)                            \
-                ours[j] = load(w + j * panel + (ptrdiff_t)k * LANES);                           \
-            _Pragma("GCC unroll 8") for (int j = 0; ROWS > 1 && j < PANELS; j++) HOLD(ours[j]); \
-            _Pragma("GCC unroll 8") for (int i = 0; i < ROWS; i++) {                            \
-                vec theirs = all(x[(ptrdiff_t)i * ins + k]);                                    \
-                _Pragma("GCC unroll 8") for (int j = 0; j < PANELS; j++)                        \
-                    sums[i * PANELS + j] = fused(theirs, ours[j], sums[i * PANELS + j]);        \
-            }                                                                                   \
-        }                                                                                       \
-        _Pragma("GCC unroll 8") for (int i = 0; i < ROWS; i++)                                  \
-            _Pragma("GCC unroll 8") for (int j = 0; j < PANELS; j++)                            \
-                put(p, row + i, (at + j) * LANES, sums[i * PANELS + j]);                        \
+/* ROWS rows times COUNT vectors of outputs, from panel `at` on. Panels lie one behind the other as
+   they are read, so that the processor foresees it: asking for them as well would be in its way. */
+#define TILE(NAME, MULTIPLY, ROWS, COUNT)                                                      \
+    INLINE void NAME(const Product *p, int row, int at) {                                      \
+        const int ins = p->ins;                                                                \
+        const ptrdiff_t panel = (ptrdiff_t)ins * PANEL;                                        \
+        const float *x = (const float *)p->x + (ptrdiff_t)row * ins;                           \
+        const float *w = (const float *)p->w + at * panel;                                     \
+        vec sums[ROWS * COUNT] = {0};                                                          \
+        for (int k = 0; k < ins; k++, w += PANEL) {                                            \
+            vec ours[COUNT];                                                                   \
+            _Pragma("GCC unroll 8") for (int j = 0; j < COUNT; j++)                            \
+                ours[j] = load(w + j / VECTORS * panel + j % VECTORS * LANES);                 \
+            _Pragma("GCC unroll 8") for (int j = 0; ROWS > 1 && j < COUNT; j++) HOLD(ours[j]); \
+            _Pragma("GCC unroll 8") for (int i = 0; i < ROWS; i++) {                           \
+                vec theirs = all(x[(ptrdiff_t)i * ins + k]);                                   \
+                _Pragma("GCC unroll 8") for (int j = 0; j < COUNT; j++)                        \
+                    sums[i * COUNT + j] = MULTIPLY(theirs, ours[j], sums[i * COUNT + j]);      \
+            }                                                                                  \
+        }                                                                                      \
+        _Pragma("GCC unroll 8") for (int i = 0; i < ROWS; i++)                                 \
+            _Pragma("GCC unroll 8") for (int j = 0; j < COUNT; j++)                            \
+                put(p, row + i, at * PANEL + j * LANES, sums[i * COUNT + j]);                  \
     }
 
-/* The panels from `at` to `end` of ROWS rows. */
-#define SWEEP(ROWS, PANELS)                                                          \
-    TILE(ROWS, PANELS)                                                               \
-    TILE(ROWS, 1)                                                                    \
-    static NOINLINE void sweep_##ROWS(const Product *p, int row, int at, int end) {  \
-        for (; at + PANELS <= end; at += PANELS) tile_##ROWS##_##PANELS(p, row, at); \
-        for (; at < end; at++) tile_##ROWS##_1(p, row, at);                          \
+/* The panels from `at` to `end` of ROWS rows: as many at once as there are registers for. */
+#define SWEEP(MULTIPLY, ROWS, PANELS)                                                    \
+    TILE(MULTIPLY##_many_##ROWS, MULTIPLY, ROWS, (PANELS * VECTORS))                     \
+    TILE(MULTIPLY##_one_##ROWS, MULTIPLY, ROWS, VECTORS)                                 \
+    static NOINLINE void MULTIPLY##_##ROWS(const Product *p, int row, int at, int end) { \
+        for (; at + PANELS <= end; at += PANELS) MULTIPLY##_many_##ROWS(p, row, at);     \
+        for (; at < end; at++) MULTIPLY##_one_##ROWS(p, row, at);                        \
     }
 
-SWEEP(1, 8)
-SWEEP(2, 6)
-SWEEP(3, 4)
-SWEEP(4, 3)
-SWEEP(5, 2)
-SWEEP(6, 2)
+#if VECTORS == 4
+#define SWEEPS(MULTIPLY)  \
+    SWEEP(MULTIPLY, 1, 2) \
+    SWEEP(MULTIPLY, 2, 2) \
+    SWEEP(MULTIPLY, 3, 1) \
+    SWEEP(MULTIPLY, 4, 1) \
+    SWEEP(MULTIPLY, 5, 1) \
+    SWEEP(MULTIPLY, 6, 1)
+#else
+#define SWEEPS(MULTIPLY)  \
+    SWEEP(MULTIPLY, 1, 3) \
+    SWEEP(MULTIPLY, 2, 2) \
+    SWEEP(MULTIPLY, 3, 1) \
+    SWEEP(MULTIPLY, 4, 1) \
+    SWEEP(MULTIPLY, 5, 1) \
+    SWEEP(MULTIPLY, 6, 1)
+#endif
+SWEEPS(fused)
+SWEEPS(paired)
 
-/* The panels from `at` to `end`, three at a time for all rows but the last few, which find them in
-   a near cache. One or two rows over a multiple of four go with the four before them. */
+#define MOST_ROWS 6 /* of a sweep */
+#define NEAR 6      /* panels that stay in a near cache until all rows had them */
+
+static void (*const sweeps[2][MOST_ROWS])(const Product *, int, int, int) = {
+    {fused_1, fused_2, fused_3, fused_4, fused_5, fused_6},
+    {paired_1, paired_2, paired_3, paired_4, paired_5, paired_6},
+};
+
+/* Memory of a thread's own for so many floats, kept until it ends. */
+static pthread_key_t room_key;
+static pthread_once_t has_key = PTHREAD_ONCE_INIT;
+static __thread size_t room_size;
+
+static void make_key(void) {
+    if (pthread_key_create(&room_key, free)) abort();
+}
+
+static void *room(size_t count) {
+    pthread_once(&has_key, make_key);
+    void *mine = pthread_getspecific(room_key);
+    if (room_size >= count) return mine;
+    free(mine);
+    mine = malloc(count * sizeof(float));
+    if (!mine || pthread_setspecific(room_key, mine)) abort();
+    room_size = count;
+    return mine;
+}
+
+Product ready(const Product *p) {
+    Product q = *p;
+    if (!p->is_half) return q;
+    q.ins = (p->ins + 1) / 2;
+    uint16_t *x = room((size_t)p->rows * (size_t)q.ins);
+    q.x = x;
+    for (int i = 0; i < p->rows; i++, x += 2 * q.ins) {
+        const float *from = (const float *)p->x + (ptrdiff_t)i * p->ins;
+        int k = 0;
+        for (; k + LANES <= p->ins; k += LANES) *(halves *)(x + k) = narrow(load(from + k));
+        for (; k < 2 * q.ins; k++) x[k] = k < p->ins ? narrow(all(from[k]))[0] : 0;
+    }
+    return q;
+}
+
+/* As few sweeps as there can be, of about as many rows each. */
 void multiply(const Product *p, int at, int end) {
-    const int over = p->rows % 4, last = over < 3 && over && p->rows > 4 ? over + 4 : over;
-    const int whole = p->rows - last;
-    while (at < end) {
-        const int begin = at, stop = least(at + 24, end);
-        for (; at < stop; at = least(at + 3, stop))
-            for (int row = 0; row < whole; row += 4) sweep_4(p, row, at, least(at + 3, stop));
-        if (last == 1) sweep_1(p, whole, begin, stop);
-        if (last == 2) sweep_2(p, whole, begin, stop);
-        if (last == 3) sweep_3(p, whole, begin, stop);
-        if (last == 5) sweep_5(p, whole, begin, stop);
-        if (last == 6) sweep_6(p, whole, begin, stop);
+    const int tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS;
+    for (int stop; at < end; at = stop) {
+        stop = least(at + NEAR, end);
+        for (int t = 0; t < tiles; t++) {
+            const int row = first(p->rows, t, tiles), rows = first(p->rows, t + 1, tiles) - row;
+            sweeps[p->is_half][rows - 1](p, row, at, stop);
+        }
     }
 }
 
-void share(const Product *p, int base, int panels, int part, int parts) {
-    multiply(p, base + first(panels, part, parts), base + first(panels, part + 1, parts));
+void share(const Product *p, int part, int parts) {
+    const int panels = (p->outs + PANEL - 1) / PANEL;
+    const int at = first(panels, part, parts), end = first(panels, part + 1, parts);
+    if (at == end) return;
+    const Product q = ready(p);
+    multiply(&q, at, end);
 }
 
-/* w [outs, ins], row by row, to panels [ceil(outs / 8), ins, 8]. */
+/* Outputs of a panel. */
+EXPORT int64_t panel(void) { return PANEL; }
+
+/* w [outs, ins], row by row, to panels [ceil(outs / PANEL), ins, PANEL]. */
 EXPORT void pack(const float *w, float *panels, int64_t outs, int64_t ins) {
-    for (int64_t at = 0; at < outs; at += LANES)
+    for (int64_t at = 0; at < outs; at += PANEL)
         for (int64_t k = 0; k < ins; k++)
-            for (int64_t j = 0; j < LANES; j++)
+            for (int64_t j = 0; j < PANEL; j++)
                 *panels++ = at + j < outs ? w[(at + j) * ins + k] : 0.0f;
 }
 
-static void multiply_part(const void *what, int part, int parts) {
-    const Product *p = what;
-    share(p, 0, (p->outs + LANES - 1) / LANES, part, parts);
+/* w [outs, ins] of bf16 to panels [ceil(outs / PANEL), ceil(ins / 2), PANEL, 2]. */
+EXPORT void pack_half(const uint16_t *w, uint16_t *panels, int64_t outs, int64_t ins) {
+    for (int64_t at = 0; at < outs; at += PANEL)
+        for (int64_t k = 0; k < ins; k += 2)
+            for (int64_t j = 0; j < 2 * PANEL; j++) {
+                const int64_t out = at + j / 2, in = k + j % 2;
+                *panels++ = out < outs && in < ins ? w[out * ins + in] : 0;
+            }
 }
 
-/* One linear alone: x [rows, ins] -> y [rows, outs]. */
-EXPORT void linear(const float *x, const float *w, const float *bias, float *y, int64_t rows,
-                   int64_t ins, int64_t outs, int64_t threads) {
-    const Product p = {x, w, bias, y, (int)rows, (int)ins, (int)outs, 0};
-    together(multiply_part, &p, (int)threads);
+static void multiply_part(const void *what, int part, int parts) { share(what, part, parts); }
+
+/* One linear alone. */
+EXPORT void linear(const Product *p, int64_t threads) {
+    together(multiply_part, p, (int)threads);
 }

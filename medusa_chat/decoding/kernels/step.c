@@ -16,7 +16,8 @@ typedef struct {
     const Proposal *draft; /* NULL where the tokens are there already */
     Pass *pass;
     Verdict *verdict;
-    const float *lm_panels, *lm_bias;
+    const void *lm_panels;
+    const float *lm_bias;
     int64_t *tokens, *positions; /* [rows] of all three; worked in */
     float *logits;               /* [rows, size], worked in */
     float *last;                 /* [hidden], out: the state after the last accepted row */
@@ -63,14 +64,16 @@ static void step_part(const void *what, int part, int parts) {
     const double begun = now();
     if (s->draft) propose_part(s->draft, part, parts);
     if (s->draft && part == 0) settle(s);
-    meet(parts);
+    meet(part, parts);
     const double drafted = now();
     const int rows = (int)pass->rows;
-    const Product lm = {pass->hidden, s->lm_panels, s->lm_bias, s->logits, rows, size, outs, 0};
+    const int half = (int)pass->decoder->is_half;
+    const Product lm = {
+        pass->hidden, s->lm_panels, s->lm_bias, s->logits, rows, size, outs, 0, half};
     decode(pass, part, parts);
-    meet(parts);
-    share(&lm, 0, (outs + LANES - 1) / LANES, part, parts);
-    meet(parts);
+    meet(part, parts);
+    share(&lm, part, parts);
+    meet(part, parts);
     const double passed = now();
     judge_part(v, part, parts);
     if (part) return;

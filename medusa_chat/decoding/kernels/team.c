@@ -19,20 +19,29 @@
 #define LEAST_ALONE 2000000 /* nanoseconds */
 #define MOST_ALONE 250000000
 
+#define ALONE __attribute__((aligned(128))) /* in the cache, where others do not write beside it */
+
 static struct {
     pthread_mutex_t desk, door; /* held by who gives the job; by who goes to sleep */
     pthread_cond_t bell;
     int members; /* threads there are, without the caller's */
-    Job job;
-    const void *what;
-    atomic_uint turn; /* of the jobs so far, and in the low 8 bits how many parts this one has */
-    atomic_int arrived, phase, sleepers;
+    atomic_int sleepers;
     atomic_int_fast64_t waited; /* nanoseconds of this job, beyond the first SPINS of each wait */
     atomic_int_fast64_t alone;  /* until when the caller works alone */
     int64_t penalty;            /* nanoseconds: the last such while, 0 after a good job */
+    ALONE atomic_uint turn; /* of the jobs so far, and in the low 8 bits how many parts this one has */
+    Job job;
+    const void *what;
+    uint64_t begun; /* meetings before this job */
 } team = {.desk = PTHREAD_MUTEX_INITIALIZER,
           .door = PTHREAD_MUTEX_INITIALIZER,
           .bell = PTHREAD_COND_INITIALIZER};
+
+/* At how many meetings each part has been. Its own to write; it only grows, so that who still waits
+   at a meeting sees it pass. */
+static struct {
+    ALONE _Atomic uint64_t count;
+} been[MOST_PARTS];
 
 INLINE void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -48,23 +57,24 @@ static int64_t now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-void meet(int parts) {
-    if (parts == 1) return;
-    const int phase = atomic_load(&team.phase);
-    if (atomic_fetch_add(&team.arrived, 1) == parts - 1) {
-        atomic_store(&team.arrived, 0);
-        atomic_store(&team.phase, phase + 1);
-        return;
-    }
-    for (int i = 0; atomic_load(&team.phase) == phase; i++) {
+static void wait_for(int part, uint64_t count) {
+    for (int i = 0; atomic_load_explicit(&been[part].count, memory_order_acquire) < count; i++) {
         if (i < SPINS) {
             relax();
             continue;
         }
         const int64_t begun = now();
-        while (atomic_load(&team.phase) == phase) sched_yield();
+        while (atomic_load_explicit(&been[part].count, memory_order_acquire) < count) sched_yield();
         atomic_fetch_add(&team.waited, now() - begun);
     }
+}
+
+void meet(int part, int parts) {
+    if (parts == 1) return;
+    const uint64_t count = atomic_load_explicit(&been[part].count, memory_order_relaxed) + 1;
+    atomic_store_explicit(&been[part].count, count, memory_order_release);
+    for (int i = 0; i < parts; i++)
+        if (i != part) wait_for(i, count);
 }
 
 static void *serve(void *number) {
@@ -81,8 +91,9 @@ static void *serve(void *number) {
         seen = atomic_load(&team.turn);
         const int parts = seen & 255;
         if (part >= parts) continue; /* nobody waits for it: it may be turns behind */
+        atomic_store_explicit(&been[part].count, team.begun, memory_order_release);
         team.job(team.what, part, parts);
-        meet(parts);
+        meet(part, parts);
     }
     return NULL;
 }
@@ -94,7 +105,6 @@ static void leave(void) {
     pthread_cond_init(&team.bell, NULL);
     team.members = 0;
     atomic_store(&team.turn, 0);
-    atomic_store(&team.arrived, 0);
     atomic_store(&team.sleepers, 0);
     atomic_store(&team.alone, 0);
 }
@@ -127,6 +137,7 @@ void together(Job job, const void *what, int parts) {
     }
     parts = least(parts, team.members + 1);
     team.job = job, team.what = what;
+    team.begun = atomic_load_explicit(&been[0].count, memory_order_relaxed);
     atomic_store(&team.waited, 0);
     atomic_store(&team.turn, (((atomic_load(&team.turn) >> 8) + 1) << 8) | (unsigned)parts);
     if (atomic_load(&team.sleepers)) {
@@ -135,7 +146,7 @@ void together(Job job, const void *what, int parts) {
         pthread_mutex_unlock(&team.door);
     }
     job(what, 0, parts);
-    meet(parts);
+    meet(0, parts);
     reckon(begun);
     pthread_mutex_unlock(&team.desk);
 }

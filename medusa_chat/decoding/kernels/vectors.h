@@ -43,7 +43,9 @@ INLINE vec fused(vec a, vec b, vec c) {
 }
 
 /* Holds a vector in a register, where GCC would read it from memory again for every use. */
-#if defined(__AVX2__)
+#if defined(__AVX512VL__)
+#define HOLD(v) __asm__("" : "+v"(v))
+#elif defined(__AVX2__)
 #define HOLD(v) __asm__("" : "+x"(v))
 #else
 #define HOLD(v) (void)0

@@ -1,4 +1,4 @@
-"""Native: a Llama-like decoder of fp32 on a CPU as one call into C (kernels/decoder.h).
+"""Native: a Llama-like decoder of fp32 or bf16 on a CPU as one call into C (kernels/decoder.h).
 
 A step of a small model is a hundred operators, each of which takes torch longer to begin than to
 do. One call does them all, and sums every number in one order: a tree's rows have the bits of
@@ -6,7 +6,7 @@ plain decoding's. The twin is the decoder of merged layers (submodules.py), whic
 whatever this one does not do.
 """
 
-from medusa_chat.decoding.native.adoption import adopt, can_run
+from medusa_chat.decoding.native.adoption import NUMBERS, adopt, can_run
 from medusa_chat.decoding.native.library import Team
 
-__all__ = ["Team", "adopt", "can_run"]
+__all__ = ["NUMBERS", "Team", "adopt", "can_run"]

@@ -21,8 +21,8 @@ class Output:
 
 
 class NativeDecoder(nn.Module):
-    """A decoder of merged layers as one call. Called as FusedDecoder is; what is not one text
-    behind this cache goes to it."""
+    """A decoder of merged layers in fp32 or bf16 as one call; its states are in fp32, as the cache
+    is. Called as FusedDecoder is; what is not one text behind this cache goes to it."""
 
     def __init__(self, twin: FusedDecoder, layers: list[Layer], team: Team) -> None:
         super().__init__()
@@ -32,17 +32,18 @@ class NativeDecoder(nn.Module):
         first = stock.layers[0]
         places = torch.arange(capacity)[None]
         embedding = stock.embed_tokens.weight
-        cosines, sines = stock.rotary_emb(embedding[:1, None], position_ids=places)
-        self._kept = [t[0].float().contiguous() for t in (cosines, sines)]
+        cosines, sines = stock.rotary_emb(embedding[:1, None].float(), position_ids=places)
+        self._kept = [t[0].contiguous() for t in (cosines, sines)]
+        norm, table = self._floats(stock.norm.weight), embedding.data_ptr()
         self._layers = (jobs.Layer * len(layers))()
         for layer, kv, out in zip(stock.layers, layers, self._layers, strict=True):
             self._fill(layer, kv, out)
         heads, kv_heads = (size // first.head_dim for size in first.sizes)
         self._decoder = jobs.Decoder(
             *(len(layers), embedding.shape[1], heads, kv_heads, first.head_dim),
-            *(first.down.in_features, capacity, len(embedding)),
+            *(first.down.in_features, capacity, len(embedding), embedding.dtype == torch.bfloat16),
             *(first.before.epsilon, first.scaling),
-            *(embedding.data_ptr(), stock.norm.weight.data_ptr()),
+            *(table, norm),
             *(t.data_ptr() for t in self._kept[:2]),
             self._layers,
         )
@@ -53,7 +54,7 @@ class NativeDecoder(nn.Module):
     def _fill(self, layer: Any, kv: Layer, out: jobs.Layer) -> None:
         """Where what this layer reads lies; the panels stay with it."""
         assert kv.keys is not None and kv.values is not None
-        out.before, out.after = layer.before.weight.data_ptr(), layer.after.weight.data_ptr()
+        out.before, out.after = map(self._floats, (layer.before.weight, layer.after.weight))
         for name in ("qkv", "out", "gate_up", "down"):
             linear = getattr(layer, name)
             panels = self._team.panels(linear.weight)
@@ -61,8 +62,14 @@ class NativeDecoder(nn.Module):
             self._kept.append(panels)
             setattr(out, name, panels.data_ptr())
             if linear.bias is not None:
-                setattr(out, f"{name}_bias", linear.bias.data_ptr())
+                setattr(out, f"{name}_bias", self._floats(linear.bias))
         out.keys, out.values = kv.keys.data_ptr(), kv.values.data_ptr()
+
+    def _floats(self, weight: Tensor) -> int:
+        """Where a vector's numbers are in fp32, which stay with this layer."""
+        floats = weight.detach().float().contiguous()
+        self._kept.append(floats)
+        return floats.data_ptr()
 
     def forward(
         self,
@@ -76,7 +83,7 @@ class NativeDecoder(nn.Module):
         if type(kv) is not Layer:
             return self._twin(input_ids, position_ids, past_key_values, attention_mask)
         rows, start, job = input_ids.shape[1], kv.start, self.job
-        mask = attention_mask[0, 0]
+        mask = attention_mask[0, 0].float()
         if mask.stride(1) != 1:
             mask = mask.contiguous()
         job.threads = self._team.threads

@@ -22,11 +22,12 @@ class NativeHeads(nn.Module):
         self._team = team
         layers, count, self._size, _ = heads.weight.shape
         panels = [team.panels(w) for layer in heads.weight for w in layer]
-        whole = torch.stack(panels) if panels else torch.empty(0)
+        whole = torch.stack(panels) if panels else torch.empty(0, dtype=heads.weight.dtype)
         self.panels: Tensor
         self.register_buffer("panels", whole, persistent=False)
-        self._bias = heads.bias.detach().contiguous()
-        self._job = Proposal(whole.data_ptr(), self._bias.data_ptr())
+        self._bias = heads.bias.detach().float().contiguous()
+        self._job = Proposal(whole.data_ptr(), bias=self._bias.data_ptr())
+        self._job.is_half = whole.dtype == torch.bfloat16
         self._job.layers, self._job.heads, self._job.hidden_size = layers, count, self._size
         self._lm = lm_head.linear if heads.is_shared and lm_head.is_plain else None
         if heads.short is not None:
@@ -42,7 +43,7 @@ class NativeHeads(nn.Module):
 
     def hidden_states(self, hidden: Tensor, heads: int) -> Tensor:
         """[1, d] -> [heads, 1, d]."""
-        x, out, job = hidden.contiguous(), torch.empty(heads, 1, self._size), self._fresh()
+        x, out, job = hidden.float().contiguous(), torch.empty(heads, 1, self._size), self._fresh()
         job.hidden, job.states, job.used = x.data_ptr(), out.data_ptr(), heads
         self._team.propose(byref(job))
         return out
@@ -66,9 +67,8 @@ class NativeHeads(nn.Module):
         job, depth, width = self._fresh(), plan.tree.depth, plan.width
         is_short = self._names is not None and width <= len(self._names)
         lm: Any = self._short if is_short else self._lm
-        size, bias = lm.weight.shape[0], lm.bias
-        job.lm_panels = lm.panels.data_ptr()
-        job.lm_bias = None if bias is None else bias.data_ptr()
+        size = lm.weight.shape[0]
+        job.lm_panels, job.lm_bias = lm.panels.data_ptr(), lm.bias_at
         job.names = self._names.data_ptr() if is_short and self._names is not None else None
         room = self._room_for(depth, width, size)
         job.states, job.logits, job.values, job.sums, job.places = (t.data_ptr() for t in room)

@@ -1,6 +1,15 @@
 """Jobs: what is handed to the C library, field by field as its structures stand there."""
 
-from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
+
+
+class Product(Structure):
+    """One product with packed weights: kernels/product.h."""
+
+    _fields_ = (
+        *((n, c_void_p) for n in ("x", "w", "bias", "y")),
+        *((n, c_int) for n in ("rows", "ins", "outs", "adds", "is_half")),
+    )
 
 
 class Layer(Structure):
@@ -9,8 +18,8 @@ class Layer(Structure):
     _fields_ = tuple(
         (name, c_void_p)
         for name in (
-            *("before", "qkv", "qkv_bias", "out", "out_bias"),
-            *("after", "gate_up", "gate_up_bias", "down", "down_bias", "keys", "values"),
+            *("before", "qkv_bias", "out_bias", "after", "gate_up_bias", "down_bias"),
+            *("qkv", "out", "gate_up", "down", "keys", "values"),
         )
     )
 
@@ -20,7 +29,7 @@ class Decoder(Structure):
 
     _fields_ = (
         *((n, c_int64) for n in ("count", "hidden", "heads", "kv_heads", "head_dim")),
-        *((n, c_int64) for n in ("inner", "capacity", "vocabulary")),
+        *((n, c_int64) for n in ("inner", "capacity", "vocabulary", "is_half")),
         *((n, c_float) for n in ("epsilon", "scaling")),
         *((n, c_void_p) for n in ("embedding", "norm", "cosines", "sines")),
         ("layers", POINTER(Layer)),
@@ -54,12 +63,12 @@ class Proposal(Structure):
     """One draft of the heads: kernels/heads.h."""
 
     _fields_ = (
-        *((n, c_void_p) for n in ("panels", "bias", "lm_panels", "lm_bias", "names", "hidden")),
+        *((n, c_void_p) for n in ("panels", "lm_panels", "bias", "lm_bias", "names", "hidden")),
         *((n, c_void_p) for n in ("states", "logits", "values", "sums", "places", "index")),
         *((n, c_void_p) for n in ("tokens", "shares")),
         ("growth", POINTER(Growth)),
         *((n, c_int64) for n in ("layers", "heads", "used", "hidden_size", "size", "width")),
-        *((n, c_int64) for n in ("nodes", "root", "threads")),
+        *((n, c_int64) for n in ("nodes", "root", "threads", "is_half")),
     )
 
 

@@ -5,9 +5,9 @@ from ctypes import CDLL, POINTER, c_float, c_int, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.native.jobs import Decoder, Pass, Proposal, Step, Verdict
+from medusa_chat.decoding.native.jobs import Decoder, Pass, Product, Proposal, Step, Verdict
 
-LANES = 8
+WIDEST_PANEL = 32  # outputs, on any CPU
 
 
 class Team:
@@ -15,16 +15,18 @@ class Team:
 
     def __init__(self, library: CDLL, threads: int) -> None:
         self.threads = threads
-        self.run, self.linear, self.pack = library.run, library.linear, library.pack
-        self.work_size = library.work_size
+        self.run, self.linear = library.run, library.linear
+        self._packs = {torch.float32: library.pack, torch.bfloat16: library.pack_half}
+        self.work_size, self._panel = library.work_size, int(library.panel())
         self.chance = library.chance
         self.chance.argtypes = [c_void_p, c_int, c_float, c_int64, c_float]
         self.chance.restype = c_float
         self.propose, self.judge, self.step = library.propose, library.judge, library.step
         sizes = [c_int64] * 2
         self.run.argtypes, self.run.restype = [POINTER(Pass)], c_int64
-        self.linear.argtypes, self.linear.restype = [c_void_p] * 4 + [c_int64] * 4, None
-        self.pack.argtypes, self.pack.restype = [c_void_p, c_void_p, *sizes], None
+        self.linear.argtypes, self.linear.restype = [POINTER(Product), c_int64], None
+        for pack in self._packs.values():
+            pack.argtypes, pack.restype = [c_void_p, c_void_p, *sizes], None
         for function, kind in ((self.propose, Proposal), (self.judge, Verdict)):
             function.argtypes, function.restype = [POINTER(kind)], None
         self.step.argtypes, self.step.restype = [POINTER(Step)], c_int64
@@ -32,9 +34,11 @@ class Team:
         self.work_size.restype = c_int64
 
     def panels(self, weight: Tensor) -> Tensor:
-        """[outs, ins] -> [ceil(outs / 8), ins, 8], 0 beyond the last output."""
+        """[outs, ins] -> in fp32 [ceil(outs / P), ins, P], in bf16 [ceil(outs / P), ceil(ins / 2),
+        P, 2]; 0 beyond the last output and input. P: the outputs of a panel."""
         outs, ins = weight.shape
-        whole = weight.detach().contiguous()
-        panels = torch.empty(-(-outs // LANES), ins, LANES)
-        self.pack(whole.data_ptr(), panels.data_ptr(), outs, ins)
+        whole, width = weight.detach().contiguous(), self._panel
+        shape = (ins, width) if whole.dtype == torch.float32 else (-(-ins // 2), width, 2)
+        panels = torch.empty(-(-outs // width), *shape, dtype=whole.dtype)
+        self._packs[whole.dtype](whole.data_ptr(), panels.data_ptr(), outs, ins)
         return panels

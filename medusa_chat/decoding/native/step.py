@@ -33,7 +33,7 @@ class NativeStep:
     def __init__(
         self, backbone: Any, decoder: NativeDecoder, heads: NativeHeads | None, team: Team
     ) -> None:
-        """backbone: its LM head is native by now. heads: None where there are none of fp32."""
+        """backbone: its LM head is native by now. heads: None where there are none."""
         self._cache, self._window = backbone.cache, backbone.windows[0]
         self._heads, self._team, self._decoder = heads, team, decoder
         lm = backbone.lm_head.linear
@@ -59,8 +59,7 @@ class NativeStep:
         self._verdict.tokens = addressof(self._tokens)
         self._verdict.own, self._verdict.path = addressof(self._own), addressof(self._path)
         self._job = Step(None, pointer(self._pass), pointer(self._verdict))
-        self._job.lm_panels = lm.panels.data_ptr()
-        self._job.lm_bias = None if lm.bias is None else lm.bias.data_ptr()
+        self._job.lm_panels, self._job.lm_bias = lm.panels.data_ptr(), lm.bias_at
         self._job.tokens, self._job.positions = addressof(self._tokens), addressof(self._places)
         self._job.logits, self._job.last = self._logits.data_ptr(), self.hidden.data_ptr()
         self._call = byref(self._job)

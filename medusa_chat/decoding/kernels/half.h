@@ -1,0 +1,36 @@
+/* bf16: the upper half of a float. Two of them, one behind the other, take a float's place. */
+
+#pragma once
+
+#include <stdint.h>
+
+#include "vectors.h"
+
+typedef uint16_t halves __attribute__((vector_size(16), aligned(2), may_alias));
+
+/* To the nearest, ties to even; what is no number stays none. */
+INLINE halves narrow(vec x) {
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+    halves rounded;
+    __asm__("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(x));
+    return rounded;
+#else
+    const ints bits = (ints)x, odd = (bits >> 16) & 1;
+    const ints near = (bits + 0x7fff + odd) >> 16, none = (bits >> 16) | 64;
+    return __builtin_convertvector(((x == x) & near) | ((x != x) & none), halves);
+#endif
+}
+
+INLINE vec widen(halves x) { return (vec)(__builtin_convertvector(x, ints) << 16); }
+
+/* Lane by lane a[0] * b[0] + a[1] * b[1] + sums of two of bf16 each, summed in fp32. */
+INLINE vec paired(vec a, vec b, vec sums) {
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
+    return sums;
+#else
+    const ints high = {~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff};
+    sums = fused((vec)((ints)a << 16), (vec)((ints)b << 16), sums);
+    return fused((vec)((ints)a & high), (vec)((ints)b & high), sums);
+#endif
+}
