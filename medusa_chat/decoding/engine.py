@@ -212,19 +212,43 @@ class Engine:
         reused = min(_common_prefix(self._ids, prompt_ids), len(prompt_ids) - 1)
         self._ids = self._ids[:reused]
         self.backbone.cache.crop(reused)
-        rest = torch.tensor(prompt_ids[reused:], device=self.backbone.device)
-        for chunk in rest.split(CHUNK):
-            hidden = self.backbone.run_chunk(chunk)
-            self._ids += chunk.tolist()
-        last = hidden[-1:]
-        draft = Draft(rest[-1:], ROOT, self._root_tensors)
-        case = Case(draft, self.backbone.lm_head(last), len(prompt_ids) - 1, settings, False)
-        outcome = read(draft, rule(case, self.backbone.judge))
-        if least:
-            outcome.certainty = self._chance(case.logits[0], outcome, settings, least)
+        while len(prompt_ids) - len(self._ids) > CHUNK:
+            self._read(prompt_ids[len(self._ids) : len(self._ids) + CHUNK])
+        rest, whole = prompt_ids[len(self._ids) :], self.backbone.whole_step
+        outcome = whole and whole.read(rest, settings, least)
+        if whole and outcome:
+            self._ids += rest
+            last = whole.hidden
+        else:
+            last = self._read(rest)[-1:]
+            outcome = self._after(rest[-1], last, len(prompt_ids) - 1, rule, settings, least)
         if not outcome.is_finite:
             self.forget()  # nothing of a broken pass is reused
         return outcome, last, reused
+
+    def _read(self, tokens: Sequence[int]) -> Tensor:
+        """The next tokens [q] of the text into the cache: their hidden states [q, d]."""
+        hidden = self.backbone.run_chunk(torch.tensor(tokens, device=self.backbone.device))
+        self._ids += tokens
+        return hidden
+
+    def _after(
+        self,
+        token: int,
+        hidden: Tensor,
+        position: int,
+        rule: Rule,
+        settings: GenerationSettings,
+        least: float,
+    ) -> Outcome:
+        """What follows the text's last token, from the state [1, d] there."""
+        root = torch.tensor([token], device=self.backbone.device)
+        draft = Draft(root, ROOT, self._root_tensors)
+        case = Case(draft, self.backbone.lm_head(hidden), position, settings, False)
+        outcome = read(draft, rule(case, self.backbone.judge))
+        if least:
+            outcome.certainty = self._chance(case.logits[0], outcome, settings, least)
+        return outcome
 
     def _advance(self, here: "Here", known: Sequence[int]) -> Outcome:
         """One step: a draft after `known`, whose last token is the root; one pass of the backbone

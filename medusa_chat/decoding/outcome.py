@@ -1,5 +1,6 @@
 """Outcome: what a step came to, on the host."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +46,13 @@ class WholeStep(Protocol):
     ) -> Outcome | None:
         """The step behind what the cache holds, as its parts would give it; None for what is
         theirs to do. hidden [1, d]: the state that gave the root."""
+        ...
+
+    def read(
+        self, tokens: Sequence[int], settings: GenerationSettings, least: float
+    ) -> Outcome | None:
+        """One pass over the next tokens of the text, which the cache holds then, and what comes
+        after them; None where that is its parts' to do. least: see Plan."""
         ...
 
 

@@ -5,12 +5,17 @@
 
 #include "vectors.h"
 
+#define FOUR _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) /* sums side by side */
+
 INLINE float most_of(const float *x, int size) {
-    vec most = all(-INFINITY);
+    vec most[4];
+    FOUR most[i] = all(-INFINITY);
     float high = -INFINITY;
     int j = 0;
-    for (; j + LANES <= size; j += LANES) most = pick(load(x + j) > most, load(x + j), most);
-    for (int l = 0; l < LANES; l++) high = most[l] > high ? most[l] : high;
+    for (; j + 4 * LANES <= size; j += 4 * LANES)
+        FOUR most[i] = larger(load(x + j + i * LANES), most[i]);
+    most[0] = larger(larger(most[0], most[1]), larger(most[2], most[3]));
+    for (int l = 0; l < LANES; l++) high = most[0][l] > high ? most[0][l] : high;
     for (; j < size; j++) high = x[j] > high ? x[j] : high;
     return high;
 }
@@ -44,32 +49,51 @@ EXPORT float chance(const float *x, int size, float temperature, int64_t place, 
     return expf(x[place] / temperature - log_sum(x, size, temperature, NULL));
 }
 
-void find_best(const float *x, int size, int count, float *values, int64_t *places) {
-    int known = 0;
-    for (int j = 0; j < size; j++) {
-        if (known == count && !(x[j] > values[count - 1])) continue;
-        int at = known < count ? known++ : count - 1;
-        for (; at > 0 && x[j] > values[at - 1]; at--)
-            values[at] = values[at - 1], places[at] = places[at - 1];
-        values[at] = x[j], places[at] = j;
+/* The largest from `at` to `end`, among those that are known. */
+INLINE int insert(const float *x, int at, int end, int count, int known, float *values,
+                  int64_t *places) {
+    for (; at < end; at++) {
+        if (known == count && !(x[at] > values[count - 1])) continue;
+        int k = known < count ? known++ : count - 1;
+        for (; k > 0 && x[at] > values[k - 1]; k--)
+            values[k] = values[k - 1], places[k] = places[k - 1];
+        values[k] = x[at], places[k] = at;
     }
+    return known;
+}
+
+void find_best(const float *x, int size, int count, float *values, int64_t *places) {
+    int j = least(4 * LANES * ((count + 4 * LANES - 1) / (4 * LANES)), size);
+    int known = insert(x, 0, j, count, 0, values, places);
+    for (; j + 4 * LANES <= size; j += 4 * LANES) {
+        const vec limit = all(values[count - 1]);
+        ints more[4];
+        FOUR more[i] = load(x + j + i * LANES) > limit;
+        if (has_any((more[0] | more[1]) | (more[2] | more[3])))
+            known = insert(x, j, j + 4 * LANES, count, known, values, places);
+    }
+    insert(x, j, size, count, known, values, places);
 }
 
 int64_t argmax(const float *x, const float *noise, int size, float temperature) {
+    const vec scale = all(temperature);
     float most = -INFINITY;
     int64_t found = 0;
-    vec best = all(-INFINITY);
-    ints at = {0}, here = {0, 1, 2, 3, 4, 5, 6, 7};
+    vec best[4];
+    ints at[4], here = {0, 1, 2, 3, 4, 5, 6, 7};
+    FOUR best[i] = all(-INFINITY), at[i] = here;
     int j = 0;
-    for (; j + LANES <= size; j += LANES, here += LANES) {
-        vec y = load(x + j);
-        if (noise) y = y / temperature + load(noise + j);
-        ints is_more = y > best;
-        best = pick(is_more, y, best);
-        at = (is_more & here) | (~is_more & at);
-    }
-    for (int l = 0; l < LANES; l++)
-        if (best[l] > most || (best[l] == most && at[l] < found)) most = best[l], found = at[l];
+    for (; j + 4 * LANES <= size; j += 4 * LANES, here += 4 * LANES)
+        FOUR {
+            vec y = load(x + j + i * LANES);
+            if (noise) y = y / scale + load(noise + j + i * LANES);
+            const ints is_more = y > best[i];
+            best[i] = larger(y, best[i]);
+            at[i] = (is_more & (here + i * LANES)) | (~is_more & at[i]);
+        }
+    FOUR for (int l = 0; l < LANES; l++)
+        if (best[i][l] > most || (best[i][l] == most && at[i][l] < found))
+            most = best[i][l], found = at[i][l];
     for (; j < size; j++) {
         float y = noise ? x[j] / temperature + noise[j] : x[j];
         if (y > most) most = y, found = j;
@@ -78,22 +102,11 @@ int64_t argmax(const float *x, const float *noise, int size, float temperature) 
 }
 
 int is_sound(const float *x, int size) {
-    float high = -INFINITY;
+    const float high = most_of(x, size);
     int j = 0, is_number = 1;
-    vec most = all(-INFINITY);
     ints numbers = ~(ints){0};
-    for (; j + LANES <= size; j += LANES) {
-        const vec y = load(x + j);
-        numbers &= y == y;
-        most = pick(y > most, y, most);
-    }
-    for (int l = 0; l < LANES; l++) {
-        is_number &= numbers[l] != 0;
-        high = most[l] > high ? most[l] : high;
-    }
-    for (; j < size; j++) {
-        is_number &= x[j] == x[j];
-        high = x[j] > high ? x[j] : high;
-    }
+    for (; j + LANES <= size; j += LANES) numbers &= load(x + j) == load(x + j);
+    for (int l = 0; l < LANES; l++) is_number &= numbers[l] != 0;
+    for (; j < size; j++) is_number &= x[j] == x[j];
     return is_number && high < INFINITY && high > -INFINITY;
 }

@@ -11,7 +11,8 @@
 #include "vectors.h"
 
 /* A whole step: a draft, one pass over it, its logits, what is accepted, and its keys and values
-   moved to follow the text. The three jobs name the same rows. */
+   moved to follow the text. The three jobs name the same rows; of a text that is only read the
+   verdict is on the last one. */
 typedef struct {
     const Proposal *draft; /* NULL where the tokens are there already */
     Pass *pass;
@@ -21,6 +22,7 @@ typedef struct {
     int64_t *tokens, *positions; /* [rows] of all three; worked in */
     float *logits;               /* [rows, size], worked in */
     float *last;                 /* [hidden], out: the state after the last accepted row */
+    int64_t is_text;             /* rows follow each other, and only the last one's logits count */
     double drafting, passing;    /* out: seconds of the draft; of the pass, logits included */
     double whole;                /* out: seconds of all */
 } Step;
@@ -68,8 +70,9 @@ static void step_part(const void *what, int part, int parts) {
     const double drafted = now();
     const int rows = (int)pass->rows;
     const int half = (int)pass->decoder->is_half;
-    const Product lm = {
-        pass->hidden, s->lm_panels, s->lm_bias, s->logits, rows, size, outs, 0, half};
+    const int wanted = s->is_text ? 1 : rows;
+    const float *hidden = pass->hidden + (ptrdiff_t)(rows - wanted) * size;
+    const Product lm = {hidden, s->lm_panels, s->lm_bias, s->logits, wanted, size, outs, 0, half};
     decode(pass, part, parts);
     meet(part, parts);
     share(&lm, part, parts);
@@ -79,7 +82,7 @@ static void step_part(const void *what, int part, int parts) {
     if (part) return;
     s->drafting = drafted - begun, s->passing = passed - drafted;
     keep(pass, v->path, v->length);
-    memcpy(s->last, pass->hidden + v->path[v->length - 1] * size, sizeof(float) * (size_t)size);
+    memcpy(s->last, hidden + v->path[v->length - 1] * size, sizeof(float) * (size_t)size);
 }
 
 /* 0, or 1 where a row lies outside of the embeddings or of the cache: nothing is done then. A draft
@@ -88,7 +91,7 @@ EXPORT int64_t step(Step *s) {
     Pass *pass = s->pass;
     const double begun = now();
     for (int64_t i = 0; i < pass->rows; i++) { /* with a growth as many as it can have */
-        s->positions[i] = pass->start + s->verdict->depths[i];
+        s->positions[i] = pass->start + (s->is_text ? i : s->verdict->depths[i]);
         if (s->draft) s->tokens[i] = i ? 0 : s->draft->root;
     }
     if (!is_within(pass)) return 1;

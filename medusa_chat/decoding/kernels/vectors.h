@@ -55,6 +55,28 @@ INLINE vec pick(ints mask, vec yes, vec no) {
     return (vec)((mask & (ints)yes) | (~mask & (ints)no));
 }
 
+INLINE int has_any(ints mask) {
+    typedef int64_t longs __attribute__((vector_size(32)));
+    const longs m = (longs)mask;
+    return ((m[0] | m[1]) | (m[2] | m[3])) != 0;
+}
+
+/* The larger and the smaller ones; b where one of them is no number. */
+INLINE vec larger(vec a, vec b) {
+#if defined(__AVX__)
+    return __builtin_ia32_maxps256(a, b);
+#else
+    return pick(a > b, a, b);
+#endif
+}
+INLINE vec smaller(vec a, vec b) {
+#if defined(__AVX__)
+    return __builtin_ia32_minps256(a, b);
+#else
+    return pick(a < b, a, b);
+#endif
+}
+
 /* The lanes' sum, in one order. */
 INLINE float total(vec v) {
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
@@ -63,9 +85,9 @@ INLINE float total(vec v) {
 /* e^x to 2 units in the last place; 0 under -87 (as for -inf), so that what is masked adds
    nothing. */
 INLINE vec exponential(vec x) {
-    const vec high = all(88.0f), low = all(-87.0f), magic = all(12582912.0f);
-    ints vanishes = x < low;
-    vec y = pick(x > high, high, pick(vanishes, low, x));
+    const vec low = all(-87.0f), magic = all(12582912.0f);
+    const ints vanishes = x < low;
+    const vec y = smaller(all(88.0f), larger(low, x));
     vec n = (y * 1.44269504f + magic) - magic;
     vec r = y - n * 0.693359375f + n * 2.12194440e-4f;
     vec p = all(1.9875691500e-4f);

@@ -94,5 +94,6 @@ class Step(Structure):
         ("verdict", POINTER(Verdict)),
         *((n, c_void_p) for n in ("lm_panels", "lm_bias", "tokens", "positions", "logits")),
         ("last", c_void_p),
+        ("is_text", c_int64),
         *((n, c_double) for n in ("drafting", "passing", "whole")),
     )

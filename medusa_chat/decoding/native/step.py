@@ -1,5 +1,6 @@
 """NativeStep: draft, pass, logits, acceptance and the cache's rows as one call."""
 
+from collections.abc import Sequence
 from ctypes import addressof, byref, c_double, c_float, c_int64, pointer
 from math import exp
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.drafters import Plan
+from medusa_chat.decoding.drafters import Plan, TreeTensors
 from medusa_chat.decoding.events import DraftRecord
 from medusa_chat.decoding.growth import Growth, subtree
 from medusa_chat.decoding.native.decoder import NativeDecoder
@@ -17,8 +18,10 @@ from medusa_chat.decoding.native.jobs import Pass, Proposal, Step, Verdict
 from medusa_chat.decoding.native.library import Team
 from medusa_chat.decoding.outcome import Outcome, record
 from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
+from medusa_chat.decoding.tree import ROOT
 
 MOST_SHAPES = 64  # of trees that are kept ready
+MOST_READ = 512  # tokens of a text that are read at once
 ROOM = 256  # tokens by which what a pass works in grows
 FIGURES = ("at_parent", "entropies", "sums", "thresholds")
 
@@ -63,6 +66,32 @@ class NativeStep:
         self._job.tokens, self._job.positions = addressof(self._tokens), addressof(self._places)
         self._job.logits, self._job.last = self._logits.data_ptr(), self.hidden.data_ptr()
         self._call = byref(self._job)
+        self._text: _Text | None = None
+        self._alone = Plan(ROOT, TreeTensors.of(ROOT, torch.device("cpu")), None)
+
+    def read(
+        self, tokens: Sequence[int], settings: GenerationSettings, least: float
+    ) -> Outcome | None:
+        """See WholeStep."""
+        count, start = len(tokens), self._cache.length
+        if settings is not self._settings or self._details:
+            self._arm(settings, False)
+        is_seen = self._window is None or start + count <= self._window
+        if not (self._is_known and is_seen) or count > MOST_READ:
+            return None
+        if self._text is None:
+            self._text = _Text(self._job, self._pass, self._rows.shape[1])
+        self._turn_to(self._shape_of(self._alone))
+        self._verdict.place, self._verdict.least = start + count - 1, least
+        self._decoder.make_room(count, -(-(start + count) // ROOM) * ROOM, self._pass.threads)
+        job = self._text.at(tokens, start, self._pass.threads, self._decoder.job.work)
+        if self._team.step(byref(job)):
+            return None
+        is_finite = bool(self._verdict.is_finite)
+        self._cache.extend(count)
+        made = Outcome([0], [tokens[-1]], self._own[0], is_finite, None)
+        made.certainty = self._verdict.certainty
+        return made
 
     def take(
         self, plan: Plan, root: int, hidden: Tensor, settings: GenerationSettings, details: bool
@@ -169,6 +198,31 @@ class NativeStep:
         tree = subtree(plan.tree, shape.chosen(n))
         guesses = self._heads.guesses(shape.draft, shape.growth.asked)
         return record(tree, tokens, own, chances, entropies, limits, shares, guesses)
+
+
+class _Text:
+    """Where a text is read: the job of a step whose rows follow each other."""
+
+    def __init__(self, step: Step, rows: Pass, size: int) -> None:
+        """step, rows: those of the steps after it, with which it shares where it is worked out."""
+        self._ids, self._places = ((c_int64 * MOST_READ)() for _ in range(2))
+        self._hidden = torch.empty(MOST_READ, size)
+        self._hides = torch.full((MOST_READ, MOST_READ), -torch.inf).triu_(1)
+        self._pass = Pass.from_buffer_copy(rows)
+        self._pass.mask, self._pass.stride = self._hides.data_ptr(), MOST_READ
+        self._pass.hidden = self._hidden.data_ptr()
+        self._pass.tokens, self._pass.positions = addressof(self._ids), addressof(self._places)
+        self._job = Step.from_buffer_copy(step)
+        self._job.draft, self._job.work, self._job.is_text = None, pointer(self._pass), 1
+        self._job.tokens, self._job.positions = self._pass.tokens, self._pass.positions
+
+    def at(self, tokens: Sequence[int], start: int, threads: int, work: int) -> Step:
+        """The job that reads these behind `start` tokens."""
+        job = self._pass
+        self._ids[: len(tokens)] = list(tokens)
+        job.rows, job.start, job.free = len(tokens), start, start
+        job.threads, job.work = threads, work
+        return self._job
 
 
 class _Shape:
