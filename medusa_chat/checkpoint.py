@@ -1,6 +1,6 @@
 """load(): from a request to a model that decodes. The door to devices, finding and weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,16 +14,15 @@ from medusa_chat.finding import CALIBRATION_FILE, Calibration, Checkpoint
 from medusa_chat.memory import fitting, held_bytes
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
 from medusa_chat.placing import DEFAULT_CONTEXT, Placement, place
+from medusa_chat.prepare import prepare
 from medusa_chat.tuning import Tuning
 
 if TYPE_CHECKING:
     import torch
 
-    from medusa_chat.decoding.backbone import Backbone
     from medusa_chat.decoding.engine import Engine
     from medusa_chat.decoding.governor import Governor
     from medusa_chat.decoding.grower import Grower
-    from medusa_chat.decoding.heads import MedusaHeads
     from medusa_chat.decoding.text import TokenTexts
 
 __all__ = [
@@ -99,7 +98,8 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
             notes.append(f"the LoRA adapter {found.adapter.name} is merged into the backbone")
         heads = heads.to(device=device, dtype=model.dtype) if heads is not None else None
         parameters = model.num_parameters()  # a 4-bit weight holds two
-        backbone, replaced = _ready(model, heads, where, calibration)
+        spread = where.device_map is not None
+        backbone, replaced = prepare(model, heads, where.device, where.context, calibration, spread)
         notes += replaced
         yield LoadPhase("check"), None
         difference = backbone.check()
@@ -183,52 +183,6 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
             found.add(tokenizer.get_vocab().get(text))
     vocabulary = int(model.config.get_text_config().vocab_size)
     return frozenset(i for i in found if isinstance(i, int) and 0 <= i < vocabulary)
-
-
-def _ready(
-    model: Any, heads: "MedusaHeads | None", where: Placement, calibration: Calibration | None
-) -> tuple["Backbone", Sequence[str]]:
-    """The model as a backbone, with its submodules replaced by faster ones; what was, in words."""
-    from medusa_chat.decoding import native, threads
-    from medusa_chat.decoding.backbone import Backbone
-    from medusa_chat.decoding.linear4 import release
-    from medusa_chat.decoding.submodules import replace_submodules
-
-    if where.device_map is not None:
-        return Backbone(model, where.context), ()  # accelerate's hooks stay
-    can_run = native.can_run(model)
-    library = compiling.library() if can_run else None
-    notes = replace_submodules(model, packs=library is None)
-    notes += release(model)
-    numbers = None if library is None else native.NUMBERS
-    backbone = Backbone(model, where.context, numbers=numbers)
-    notes += _shortened(backbone, heads, calibration)
-    if where.device.type != "cpu":
-        return backbone, notes
-    notes.append(threads.settle(model, *filter(None, [heads])))
-    if library is not None:
-        team = native.Team(library, threads.of_native(model))
-        if native.adopt(backbone, heads, team):
-            notes.append(f"a step is one call into C, by {team.threads} threads")
-    elif can_run:
-        notes.append("by torch's operators: with a C compiler (gcc or clang) several times faster")
-    return backbone, notes
-
-
-def _shortened(
-    backbone: "Backbone", heads: "MedusaHeads | None", calibration: Calibration | None
-) -> list[str]:
-    """The calibration's shortlist given to the heads, in words."""
-    if heads is None or calibration is None or not calibration.shortlist:
-        return []
-    if not all(0 <= token < backbone.vocabulary for token in calibration.shortlist):
-        return ["the calibration's shortlist is left out: it names tokens that there are not"]
-    if 2 * len(calibration.shortlist) > backbone.vocabulary:
-        return ["the calibration's shortlist is left out: it is over half of the vocabulary"]
-    if not heads.shorten(calibration.shortlist, backbone.lm_head):
-        return []
-    count, whole = len(calibration.shortlist), backbone.vocabulary
-    return [f"drafts are taken from {count:,} of {whole:,} tokens; the text is the same"]
 
 
 def _warm_up(loaded: LoadedModel, tree: Tree) -> None:

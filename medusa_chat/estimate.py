@@ -25,7 +25,7 @@ UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt"}
 MERGED = {"llama", "mistral", "qwen2"}
 WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
 IN_C = ("fp32", "bf16")  # what our C code decodes (decoding/native); keys and values are fp32 there
-NATIVE = 2**29  # bytes of a model that it decodes: it lays out all
+SMALL = 2**29  # bytes of a model that it decodes where there is AMX; elsewhere of any
 BLOCK = 64  # weights of nf4 that share a scale
 # what a weight of nf4 takes more in a merged linear, where its scale is in fp32 again
 UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
@@ -82,6 +82,7 @@ class Sizes:
     rest: int
     copied: tuple[tuple[int, int, int], ...]
     merged: int = 0
+    is_tied: bool = False
 
     @property
     def parameters(self) -> int:
@@ -121,6 +122,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         rest=embeddings + learnt + (2 * layers + 1) * hidden,
         copied=tuple(copied),
         merged=merged,
+        is_tied=_is_tied(config),
     )
 
 
@@ -176,11 +178,11 @@ def estimate(
 
 
 def _packed(size: Sizes, heads: HeadsFile | None, precision: str, cpu: Cpu) -> int:
-    """Weights that a CPU keeps twice: all of what our C code decodes; else in fp32 of wide linears,
-    in bf16 all where it has AMX; of a quantised model only the LM head is bf16."""
+    """Weights that a CPU keeps twice: where our C code decodes heads and tied embeddings; else in
+    fp32 of wide linears, in bf16 all where it has AMX; of a quantised model the LM head."""
     if runs_in_c(size, precision, cpu):
         inner = heads.heads * heads.layers * heads.hidden**2 if heads else 0
-        return inner + sum(rows * columns * count for rows, columns, count in size.copied)
+        return inner + (size.vocabulary * size.hidden if size.is_tied else 0)
     if precision != "fp32" and not (cpu.has_amx and precision != "fp16"):
         return 0
     copied = size.copied[:1] if precision in ("int8", "nf4") else size.copied
@@ -191,5 +193,6 @@ def _packed(size: Sizes, heads: HeadsFile | None, precision: str, cpu: Cpu) -> i
 def runs_in_c(size: Sizes, precision: str, cpu: Cpu) -> bool:
     """Whether a model of this size will be decoded by our C code on a CPU, as far as its config
     tells (native.can_run sees the model)."""
-    fits = precision in IN_C and PLAIN[precision] * size.parameters <= NATIVE
-    return cpu.has_compiler and size.merged > 0 and fits
+    is_known = precision in IN_C and size.merged > 0
+    is_small = PLAIN.get(precision, 0) * size.parameters <= SMALL
+    return cpu.has_compiler and is_known and (is_small or not cpu.has_amx)

@@ -11,7 +11,7 @@ COMMON = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "intermediate_size": 32,
+    "intermediate_size": 48,
     "max_position_embeddings": CONTEXT,
     "initializer_range": 0.4,  # wide enough that the next token is rarely a near tie
     "pad_token_id": 0,

@@ -29,7 +29,7 @@ def folder(whole, tmp_path):
 
 
 def loaded(folder, **options):
-    phases = list(load(LoadRequest(str(folder), **options)))
+    phases = list(load(LoadRequest(str(folder), **({"precision": "fp32"} | options))))
     names = [phase.name for phase, _ in phases if phase.name != "quantise"]
     assert names == ["resolve", "read", "check", "warm up", "ready"]
     return phases[-1][1]

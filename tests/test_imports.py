@@ -88,8 +88,10 @@ ALLOWED = {
             "decoding",
             "presets",
         ),
-        *("head_weights", "placing", "memory", "tuning", "auto_tree", "compiling", "errors", ""),
+        *("head_weights", "placing", "memory", "tuning", "auto_tree", "prepare", "compiling"),
+        *("errors", ""),
     },
+    "prepare": {"compiling", "finding", "decoding", ""},
     "holder": {"checkpoint", "devices", "memory", "messages", "errors"},
     "tuner": {"auto_tree", "checkpoint", "tuning", "messages", "decoding", "errors"},
     "worker": {

@@ -35,14 +35,14 @@ def wait_for(what, seconds=240):
 @pytest.fixture
 def child(folder):
     session = Session(Child())
-    session.submit_load(LoadRequest(str(folder)))
+    session.submit_load(LoadRequest(str(folder), precision="fp32"))
     yield session
     session.close()
 
 
 def test_the_child_answers_like_this_process(child, folder):
     here = Session(InProcess())
-    list(here.load(LoadRequest(str(folder))))
+    list(here.load(LoadRequest(str(folder), precision="fp32")))
     job = child.submit("hello", SETTINGS)
     assert job.done.wait(90), child.state
     assert not job.error

@@ -472,7 +472,7 @@ def test_our_engine_leaves_the_model_as_it_was():
 
 
 def test_a_model_that_c_does_not_know_is_answered_in_batches():
-    model = make_model().to(torch.bfloat16)
+    model = make_model().to(torch.float16)
     assert isinstance(answerer(model, 128, [END]), Batches)
     adapted = make_model()
     adapted.lm_head = torch.nn.Sequential(adapted.lm_head)  # as an adapter on it is

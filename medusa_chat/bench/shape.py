@@ -13,6 +13,7 @@ from medusa_chat.checkpoint import (
 )
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, ModelInfo
+from medusa_chat.prepare import prepare
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 CONTEXT = 8192
@@ -47,15 +48,12 @@ def load_shape(shape: Shape, request: LoadRequest) -> LoadedModel:
     import torch
     from transformers import LlamaForCausalLM
 
-    from medusa_chat.decoding.backbone import Backbone
     from medusa_chat.decoding.engine import Engine
     from medusa_chat.decoding.heads import MedusaHeads
-    from medusa_chat.decoding.submodules import replace_submodules
-    from medusa_chat.decoding.threads import settle
-    from medusa_chat.memory import fitting
+    from medusa_chat.memory import fitting, held_bytes
 
     device = choose_device(request.device)
-    precision, reason = choose_precision(request.precision, device)
+    precision, reason = choose_precision(request.precision, device, device.type == "cpu")
     if precision not in DTYPES:
         raise UsageError(f"precision is {precision!r}: --shape takes fp32, bf16 or fp16")
     dtype = getattr(torch, DTYPES[precision])
@@ -70,12 +68,9 @@ def load_shape(shape: Shape, request: LoadRequest) -> LoadedModel:
         heads = MedusaHeads(shape.heads, shape.hidden, dtype=dtype).to(device)
         _fill(heads.named_parameters())
         parameters = sum(p.numel() for p in model.parameters())
-        notes = replace_submodules(model)
-        if device.type == "cpu":
-            settle(model, heads)
         context = min(request.max_context or CONTEXT, shape.context)
-        backbone = Backbone(model, context)
-    usual = usual_nodes(device, precision, False)
+        backbone, notes = prepare(model, heads, device, context)
+    usual = usual_nodes(device, precision, backbone.whole_step is not None)
     tree, why = auto_tree(None, shape.heads, device, usual)
     info = ModelInfo(
         name=name,
@@ -88,7 +83,7 @@ def load_shape(shape: Shape, request: LoadRequest) -> LoadedModel:
         tree="auto",
         nodes=len(tree),
         tree_reason=why,
-        memory_bytes=sum(p.nbytes for p in model.parameters()) + backbone.cache.nbytes,
+        memory_bytes=held_bytes(model, *backbone.beside, heads) + backbone.cache.nbytes,
         has_template=False,
         notes=(reason, *notes),
     )

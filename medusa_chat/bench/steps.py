@@ -74,9 +74,11 @@ def bytes_read(course: Course) -> int:
     """Weights that a plain step must read, once each; one row of the embedding is nothing."""
     model = course.loaded.engine.backbone.model
     embedding = model.get_input_embeddings().weight
-    head = model.get_output_embeddings().weight
-    storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
-    if embedding.data_ptr() != head.data_ptr():
+    head = getattr(model.get_output_embeddings(), "weight", None)  # none where C laid it out anew
+    panels = (b for name, b in model.named_buffers() if name.endswith("panels"))
+    read = [t.untyped_storage() for t in (*model.parameters(), *panels)]
+    storages = {storage.data_ptr(): storage for storage in read}
+    if head is None or embedding.data_ptr() != head.data_ptr():
         storages.pop(embedding.untyped_storage().data_ptr(), None)
     return sum(storage.nbytes() for storage in storages.values())
 

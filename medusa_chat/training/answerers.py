@@ -39,14 +39,14 @@ def answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:
     """Who answers fastest with this model, in texts of at most `context` tokens: our engine where
     a step is one call into C, which beats batches of 16 there several times; elsewhere batches,
     since a row costs little beside the weights that every step reads."""
-    if native.can_run(model) and compiling.library() is not None:
+    if native.can_run(model) and native.is_small(model) and compiling.library() is not None:
         return OneByOne(model, context, ends)
     return Batches(model, ends)
 
 
 class OneByOne:
     """Our engine, plain decoding, one prompt after the other. It is built at the first of them,
-    beside the model, whose own submodules are still to learn: it shares the weights and holds two
+    beside the model, whose own submodules are still to learn: it shares the weights and holds
     layouts of its own."""
 
     name = "our engine"
@@ -75,7 +75,7 @@ class OneByOne:
         shared = {id(p): p for p in self._model.parameters()}
         copied = deepcopy(self._model, shared).eval()
         replace_submodules(copied, packs=False)
-        backbone = Backbone(copied, self._context)
+        backbone = Backbone(copied, self._context, numbers=native.NUMBERS)
         # where the numbers are not the twin's, the twin answers
         native.adopt(backbone, None, native.Team(library, threads.of_native(copied)))
         return Engine(backbone)

@@ -6,7 +6,7 @@ plain decoding's. The twin is the decoder of merged layers (submodules.py), whic
 whatever this one does not do.
 """
 
-from medusa_chat.decoding.native.adoption import NUMBERS, adopt, can_run
+from medusa_chat.decoding.native.adoption import NUMBERS, adopt, can_run, is_small
 from medusa_chat.decoding.native.library import Team
 
-__all__ = ["NUMBERS", "Team", "adopt", "can_run"]
+__all__ = ["NUMBERS", "Team", "adopt", "can_run", "is_small"]

@@ -21,8 +21,8 @@ class Output:
 
 
 class NativeDecoder(nn.Module):
-    """A decoder of merged layers in fp32 or bf16 as one call; its states are in fp32, as the cache
-    is. Called as FusedDecoder is; what is not one text behind this cache goes to it."""
+    """A decoder of merged layers with native linears as one call; its states are in fp32, as the
+    cache is. Called as FusedDecoder is; what is not one text behind this cache goes to it."""
 
     def __init__(self, twin: FusedDecoder, layers: list[Layer], team: Team) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class NativeDecoder(nn.Module):
         heads, kv_heads = (size // first.head_dim for size in first.sizes)
         self._decoder = jobs.Decoder(
             *(len(layers), embedding.shape[1], heads, kv_heads, first.head_dim),
-            *(first.down.in_features, capacity, len(embedding), embedding.dtype == torch.bfloat16),
+            *(first.down.ins, capacity, len(embedding), embedding.dtype == torch.bfloat16),
             *(first.before.epsilon, first.scaling),
             *(table, norm),
             *(t.data_ptr() for t in self._kept[:2]),
@@ -52,21 +52,17 @@ class NativeDecoder(nn.Module):
         self._work = torch.empty(0)
 
     def _fill(self, layer: Any, kv: Layer, out: jobs.Layer) -> None:
-        """Where what this layer reads lies; the panels stay with it."""
+        """Where what this layer reads lies."""
         assert kv.keys is not None and kv.values is not None
         out.before, out.after = map(self._floats, (layer.before.weight, layer.after.weight))
         for name in ("qkv", "out", "gate_up", "down"):
             linear = getattr(layer, name)
-            panels = self._team.panels(linear.weight)
-            self.register_buffer(f"{name}_{len(self._kept)}", panels, persistent=False)
-            self._kept.append(panels)
-            setattr(out, name, panels.data_ptr())
-            if linear.bias is not None:
-                setattr(out, f"{name}_bias", self._floats(linear.bias))
+            setattr(out, name, linear.panels.data_ptr())
+            setattr(out, f"{name}_bias", linear.bias_at)
         out.keys, out.values = kv.keys.data_ptr(), kv.values.data_ptr()
 
     def _floats(self, weight: Tensor) -> int:
-        """Where a vector's numbers are in fp32, which stay with this layer."""
+        """Where a vector's numbers are in fp32, which stay with this decoder."""
         floats = weight.detach().float().contiguous()
         self._kept.append(floats)
         return floats.data_ptr()

@@ -50,7 +50,7 @@ class NativeHeads(nn.Module):
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """[K, V] -> values, tokens [K, count] and log(sum(exp)) [K]."""
-        logits, job = logits.contiguous(), self._fresh()
+        logits, job = logits.float().contiguous(), self._fresh()
         job.used, job.size, job.width = *logits.shape, count
         values, sums = torch.empty(job.used, count), torch.empty(job.used)
         places = torch.empty(job.used, count, dtype=torch.long)
@@ -67,7 +67,7 @@ class NativeHeads(nn.Module):
         job, depth, width = self._fresh(), plan.tree.depth, plan.width
         is_short = self._names is not None and width <= len(self._names)
         lm: Any = self._short if is_short else self._lm
-        size = lm.weight.shape[0]
+        size = lm.outs
         job.lm_panels, job.lm_bias = lm.panels.data_ptr(), lm.bias_at
         job.names = self._names.data_ptr() if is_short and self._names is not None else None
         room = self._room_for(depth, width, size)

@@ -42,7 +42,7 @@ class NativeJudge(Judge):
         seed: int,
         temperature: float,
     ) -> Tensor:
-        logits = logits.contiguous()
+        logits = logits.float().contiguous()
         own = torch.empty(len(logits), dtype=torch.long)
         job = self._job(logits, seed, position, temperature)
         job.own = own.data_ptr()
@@ -60,7 +60,7 @@ class NativeJudge(Judge):
 
     def figures(self, draft: Draft, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """See Judge.figures."""
-        logits = logits.contiguous()
+        logits = logits.float().contiguous()
         found = torch.empty(3, len(logits))  # log-probabilities, entropies, and what is worked in
         job = self._job(logits, 0, 0, temperature)
         job.parents, job.tokens = draft.tensors.parents.data_ptr(), draft.tokens.data_ptr()
@@ -70,7 +70,7 @@ class NativeJudge(Judge):
 
     def chance(self, logits: Tensor, token: int, temperature: float, least: float) -> float:
         """See Judge.chance; 0 where it is under `least` at first sight."""
-        row = logits.contiguous()
+        row = logits.float().contiguous()
         found: float = self._team.chance(row.data_ptr(), len(row), temperature, token, least)
         return found
 

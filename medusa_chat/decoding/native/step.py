@@ -40,7 +40,7 @@ class NativeStep:
         self._cache, self._window = backbone.cache, backbone.windows[0]
         self._heads, self._team, self._decoder = heads, team, decoder
         lm = backbone.lm_head.linear
-        size = lm.weight.shape[0]
+        size = lm.outs
         self.hidden = torch.zeros(1, decoder.hidden)
         self._logits = torch.empty(MAX_NODES, size)
         self._rows = torch.empty(MAX_NODES, decoder.hidden)

@@ -1,0 +1,65 @@
+"""Prepare: a model that was read, made ready to decode on its device."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from medusa_chat import compiling
+from medusa_chat.finding import Calibration
+
+if TYPE_CHECKING:
+    import torch
+
+    from medusa_chat.decoding.backbone import Backbone
+    from medusa_chat.decoding.heads import MedusaHeads
+
+
+def prepare(
+    model: Any,
+    heads: "MedusaHeads | None",
+    device: "torch.device",
+    context: int,
+    calibration: Calibration | None = None,
+    is_spread: bool = False,
+) -> tuple["Backbone", Sequence[str]]:
+    """The model as a backbone, with its submodules replaced by faster ones; what was, in words.
+    is_spread: it lies on several devices, and is left as it is."""
+    from medusa_chat.decoding import native, threads
+    from medusa_chat.decoding.backbone import Backbone
+    from medusa_chat.decoding.linear4 import release
+    from medusa_chat.decoding.submodules import replace_submodules
+
+    if is_spread:
+        return Backbone(model, context), ()  # accelerate's hooks stay
+    can_run = native.can_run(model)
+    library = compiling.library() if can_run else None
+    notes = replace_submodules(model, packs=library is None)
+    notes += release(model)
+    numbers = None if library is None else native.NUMBERS
+    backbone = Backbone(model, context, numbers=numbers)
+    notes += _shortened(backbone, heads, calibration)
+    if device.type != "cpu":
+        return backbone, notes
+    notes.append(threads.settle(model, *filter(None, [heads])))
+    if library is not None:
+        team = native.Team(library, threads.of_native(model))
+        if native.adopt(backbone, heads, team):
+            notes.append(f"a step is one call into C, by {team.threads} threads")
+    elif can_run:
+        notes.append("by torch's operators: with a C compiler (gcc or clang) several times faster")
+    return backbone, notes
+
+
+def _shortened(
+    backbone: "Backbone", heads: "MedusaHeads | None", calibration: Calibration | None
+) -> list[str]:
+    """The calibration's shortlist given to the heads, in words."""
+    if heads is None or calibration is None or not calibration.shortlist:
+        return []
+    if not all(0 <= token < backbone.vocabulary for token in calibration.shortlist):
+        return ["the calibration's shortlist is left out: it names tokens that there are not"]
+    if 2 * len(calibration.shortlist) > backbone.vocabulary:
+        return ["the calibration's shortlist is left out: it is over half of the vocabulary"]
+    if not heads.shorten(calibration.shortlist, backbone.lm_head):
+        return []
+    count, whole = len(calibration.shortlist), backbone.vocabulary
+    return [f"drafts are taken from {count:,} of {whole:,} tokens; the text is the same"]
