@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from medusa_chat import compiling, tuning
@@ -60,6 +60,7 @@ class LoadedModel:
     stored: Calibration | None = None  # the checkpoint's own, while a personal tree stands above it
     tuned: Tuning | None = None
     governor: "Governor | Grower | None" = None  # of the auto tree; it learns from every answer
+    trees: dict[int | None, Tree] = field(default_factory=dict)  # auto, by nodes, once asked
 
 
 def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]:

@@ -86,6 +86,7 @@ def adopt(loaded: LoadedModel, tuning: Tuning) -> None:
     tree, why = auto_tree(loaded.calibration, info.heads, device, loaded.usual_nodes, tuned=tuning)
     tuning = replace(tuning, chosen=why)
     loaded.tuned, loaded.governor = tuning, None
+    loaded.trees.clear()
     loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
     with suppress(OSError):
         write(tuning)
@@ -105,6 +106,7 @@ def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> None:
             raise UsageError(f"the tree is {tree.depth} deep: {info.name} has {info.heads} heads")
         calibration = Calibration(personal.accuracies, tree, is_personal=True)
     loaded.stored, loaded.calibration, loaded.governor = stored, calibration, None
+    loaded.trees.clear()
     if loaded.tuned is not None:
         adopt(loaded, loaded.tuned)
         return

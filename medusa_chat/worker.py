@@ -104,7 +104,6 @@ def _said(loaded: LoadedModel, text: str, ids: list[int], event: Finished) -> tu
 
 def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[GenerationSettings, Tree]:
     """Fill in drafter, tree, nodes and seed; the tree itself. Raises UsageError."""
-    from medusa_chat.checkpoint import auto_tree
     from medusa_chat.presets import load_tree
 
     info = loaded.info
@@ -114,16 +113,22 @@ def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[Generati
     elif settings.tree != "auto":
         tree, name = load_tree(settings.tree, settings.nodes), settings.tree
     else:
-        device = loaded.engine.backbone.device
-        wanted = settings.nodes
-        tree, _ = auto_tree(
-            loaded.calibration, info.heads, device, loaded.usual_nodes, wanted, loaded.tuned
-        )
-        name = "auto"
+        tree, name = _auto_tree(loaded, settings.nodes), "auto"
     if drafter == "prompt-lookup":
         name = "prompt-lookup"  # its tree is made anew at every step; only the size was chosen
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     return settings.resolved(drafter=drafter, tree=name, nodes=len(tree), seed=seed), tree
+
+
+def _auto_tree(loaded: LoadedModel, nodes: int | None) -> Tree:
+    """Found once: that takes half a millisecond, as long as a short prompt."""
+    from medusa_chat.checkpoint import auto_tree
+
+    if nodes not in loaded.trees:
+        device, usual = loaded.engine.backbone.device, loaded.usual_nodes
+        known = loaded.calibration, loaded.info.heads, device, usual
+        loaded.trees[nodes], _ = auto_tree(*known, nodes, loaded.tuned)
+    return loaded.trees[nodes]
 
 
 def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:

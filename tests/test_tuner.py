@@ -65,6 +65,7 @@ def loaded_from(folder):
 def loaded(shared):
     """The model as just loaded, with nothing tuned."""
     shared.tuned = shared.governor = None
+    shared.trees.clear()
     shared.engine.forget()
     shared.said = ("", [])
     return shared

@@ -78,7 +78,7 @@ class Prefilled:
     version: int = VERSION
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Step:
     """One pass of the backbone. path: the accepted nodes, the root (0) first.
 
@@ -97,6 +97,31 @@ class Step:
     heads_seconds: float = 0.0
     backbone_seconds: float = 0.0
     nodes: int = 0
+
+    def __init__(
+        self,
+        index: int,
+        token_ids: tuple[int, ...],
+        text: str,
+        seconds: float,
+        path: tuple[int, ...],
+        draft: DraftRecord | None = None,
+        heads_seconds: float = 0.0,
+        backbone_seconds: float = 0.0,
+        nodes: int = 0,
+    ) -> None:
+        # what is frozen is set by a call for each field, a fiftieth of a step of the demo
+        self.__dict__.update(
+            index=index,
+            token_ids=token_ids,
+            text=text,
+            seconds=seconds,
+            path=path,
+            draft=draft,
+            heads_seconds=heads_seconds,
+            backbone_seconds=backbone_seconds,
+            nodes=nodes,
+        )
 
 
 @dataclass(frozen=True)
