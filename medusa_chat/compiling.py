@@ -62,9 +62,9 @@ def _flags() -> list[str]:
 
 
 def _name(command: list[str]) -> str:
-    """What the library depends on: its sources, the compiler, the flags and this CPU."""
+    """What the library depends on: its sources, the compiler, all flags and this CPU."""
     version = subprocess.run([*command, "--version"], capture_output=True, timeout=SECONDS).stdout
-    parts = [version, *(f.encode() for f in _flags()), _cpu()]
+    parts = [version, *(f.encode() for f in (*command[1:], *_flags())), _cpu()]
     for file in sorted(SOURCES.glob("*.[ch]")):
         parts += file.name.encode(), file.read_bytes()
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]

@@ -63,7 +63,7 @@ def this_cpu() -> Cpu:
         told = Path("/proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:
         told = ""
-    return Cpu("amx_tile" in told, compiling.compiler() is not None, "avx512_bf16" in told)
+    return Cpu("amx_tile" in told, compiling.compiler() is not None)
 
 
 def choose_precision(name: str, device: "torch.device", runs_in_c: bool = False) -> tuple[str, str]:
@@ -80,7 +80,8 @@ def choose_precision(name: str, device: "torch.device", runs_in_c: bool = False)
         return chosen, f"precision {chosen}: what this GPU computes fastest"
     if device.type == "mps":
         return "fp16", "precision fp16: what MPS computes fastest"
-    if runs_in_c and this_cpu().has_bf16 and compiling.library() is not None:
+    library = compiling.library() if runs_in_c else None
+    if library is not None and library.multiplies_half():
         return "bf16", "precision bf16: this CPU multiplies it twice as fast as fp32"
     if torch.cpu._is_amx_tile_supported():
         return "bf16", "precision bf16: this CPU has AMX, where a tree costs little more than a row"

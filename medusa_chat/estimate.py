@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from medusa_chat.decoding.reach import reaches
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.errors import ModelError
 from medusa_chat.layouts.heads_file import HeadsFile
@@ -26,18 +27,18 @@ MERGED = {"llama", "mistral", "qwen2"}
 WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
 IN_C = ("fp32", "bf16")  # what our C code decodes (decoding/native); keys and values are fp32 there
 SMALL = 2**29  # bytes of a model that it decodes where there is AMX; elsewhere of any
+CHUNK = 512  # tokens of a prompt that one pass reads (decoding/engine.py)
 BLOCK = 64  # weights of nf4 that share a scale
 # what a weight of nf4 takes more in a merged linear, where its scale is in fp32 again
 UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
 
 
 class Cpu(NamedTuple):
-    """What a CPU's second copies depend on: whether it computes bf16 in tiles, whether there is a
-    C compiler (compiling.py), and whether it multiplies vectors of bf16."""
+    """What a CPU's second copies depend on: whether it computes bf16 in tiles, and whether there
+    is a C compiler (compiling.py)."""
 
     has_amx: bool = False
     has_compiler: bool = False
-    has_bf16: bool = False
 
 
 PLAIN_CPU = Cpu()
@@ -70,7 +71,8 @@ class Sizes:
     """The numbers of a config that memory depends on. linears: weights of all linears of the
     layers; experts: those of a mixture, which bitsandbytes leaves as they are; rest: embeddings,
     LM head and norms. copied: (outputs, inputs, how many) of the linears that a CPU may lay out
-    a second time; merged: the weights of those that several became."""
+    a second time; merged: the weights of those that several became. is_reached: whether our C code
+    knows such a model; row: numbers that it works in for a row of a pass."""
 
     hidden: int
     layers: int
@@ -83,6 +85,8 @@ class Sizes:
     copied: tuple[tuple[int, int, int], ...]
     merged: int = 0
     is_tied: bool = False
+    is_reached: bool = False
+    row: int = 0
 
     @property
     def parameters(self) -> int:
@@ -123,6 +127,8 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         copied=tuple(copied),
         merged=merged,
         is_tied=_is_tied(config),
+        is_reached=reaches(config),
+        row=2 * (heads + key_values) * width + 3 * inner + 2 * hidden,
     )
 
 
@@ -171,7 +177,7 @@ def estimate(
         weights=int(size.linears * LINEAR[precision]) + (size.experts + size.rest) * plain + scales,
         heads=heads.parameters * plain if heads else 0,
         cache=2 * size.key_values * (context + MAX_NODES) * (4 if is_native else plain),
-        step=nodes * rows * size.vocabulary * 4,
+        step=nodes * rows * size.vocabulary * 4 + (CHUNK * size.row * 4 if is_native else 0),
         device=CUDA_CONTEXT if device.startswith("cuda") else 0,
         packed=_packed(size, heads, precision, cpu) * plain if device == "cpu" else 0,
     )
@@ -193,6 +199,6 @@ def _packed(size: Sizes, heads: HeadsFile | None, precision: str, cpu: Cpu) -> i
 def runs_in_c(size: Sizes, precision: str, cpu: Cpu) -> bool:
     """Whether a model of this size will be decoded by our C code on a CPU, as far as its config
     tells (native.can_run sees the model)."""
-    is_known = precision in IN_C and size.merged > 0
+    is_known = precision in IN_C and size.is_reached
     is_small = PLAIN.get(precision, 0) * size.parameters <= SMALL
     return cpu.has_compiler and is_known and (is_small or not cpu.has_amx)

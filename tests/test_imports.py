@@ -181,7 +181,9 @@ def test_decoding_needs_torch_transformers_and_nothing_else() -> None:
         assert outside(imported(file)) <= {"torch", "transformers", "tokenizers"} | kernels, file
 
 
-@pytest.mark.parametrize("name", ["tree", "settings", "events", "expectation", "costs", "governor"])
+@pytest.mark.parametrize(
+    "name", ["tree", "settings", "events", "expectation", "costs", "governor", "reach"]
+)
 def test_what_the_page_needs_of_decoding_is_without_torch(name: str) -> None:
     assert not outside(imported(PACKAGE / "decoding" / f"{name}.py"))
 
@@ -248,7 +250,7 @@ def test_page_and_session_know_no_torch() -> None:
 
 
 def test_page_knows_of_decoding_only_what_needs_no_torch() -> None:
-    allowed = {"settings", "events", "tree", "costs", "expectation", "growth"}
+    allowed = {"settings", "events", "tree", "costs", "expectation", "growth", "reach"}
     for file in [f for name in (*PAGE, "ui", "session") for f in files_of(name)]:
         names = [n.split(".") for n in imported(file) if n.startswith("medusa_chat.decoding")]
         assert {name[2] for name in names} <= allowed, file

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,10 +26,11 @@ from medusa_chat.decoding.native.linear import NativeLinear
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.estimate import Cpu
+from medusa_chat.estimate import sizes
 
 NATIVE = ("llama", "mistral", "mistral-window", "qwen2")
 DTYPES = [torch.float32, torch.bfloat16]
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 
 
 def native_engine(family, library, threads=1, dtype=torch.float32, **changes):
@@ -311,8 +313,7 @@ def test_fp16_a_mixture_of_numbers_and_growing_angles_are_not_its():
     mixed = tiny("llama").bfloat16()
     mixed.lm_head.float()
     assert not native.can_run(mixed)
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    assert not native.can_run(tiny("llama", rope_parameters=rope))
+    assert not native.can_run(tiny("llama", rope_parameters=DYNAMIC))
 
 
 def test_wrong_numbers_leave_torchs_operators(library, monkeypatch, caplog):
@@ -365,25 +366,38 @@ def test_the_library_follows_from_every_file(library, tmp_path, monkeypatch):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     monkeypatch.setattr(compiling, "SOURCES", tmp_path)
     assert compiling._name(command) == name
+    assert compiling._name([*command, "-O0"]) != name
     with (tmp_path / "vectors.h").open("a") as header:
         header.write("/* changed */")
     assert compiling._name(command) != name
 
 
 @pytest.mark.parametrize(
-    ("cpu", "runs_in_c", "precision"),
-    [
-        (Cpu(has_compiler=True, has_bf16=True), True, "bf16"),
-        (Cpu(has_compiler=True, has_bf16=True), False, "fp32"),
-        (Cpu(has_compiler=True), True, "fp32"),
-    ],
+    ("multiplies", "runs_in_c", "precision"),
+    [(1, True, "bf16"), (1, False, "fp32"), (0, True, "fp32")],
 )
-def test_bf16_is_chosen_where_c_multiplies_it(library, monkeypatch, cpu, runs_in_c, precision):
-    monkeypatch.setattr(devices, "this_cpu", lambda: cpu)
+def test_bf16_is_chosen_where_c_multiplies_it(monkeypatch, multiplies, runs_in_c, precision):
+    library = SimpleNamespace(multiplies_half=lambda: multiplies)
+    monkeypatch.setattr(compiling, "library", lambda: library)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     assert devices.choose_precision("auto", torch.device("cpu"), runs_in_c)[0] == precision
     monkeypatch.setattr(compiling, "library", lambda: None)
     assert devices.choose_precision("auto", torch.device("cpu"), runs_in_c)[0] == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "is_reached"),
+    [
+        *((family, {}, True) for family in NATIVE),
+        *(("qwen2-mixed", {}, False), ("qwen3", {}, False), ("gemma", {}, False)),
+        ("llama", {"hidden_size": 36, "head_dim": 8}, False),
+        ("llama", {"hidden_act": "gelu"}, False),
+        ("llama", {"rope_parameters": DYNAMIC}, False),
+    ],
+)
+def test_the_estimate_and_the_model_agree_on_what_c_decodes(family, changes, is_reached):
+    model = tiny(family, **changes)
+    assert native.can_run(model) == sizes(model.config.to_dict()).is_reached == is_reached
 
 
 @pytest.mark.parametrize("variables", [{"MEDUSA_CHAT_NATIVE": "0"}, {"CC": "no-such-compiler"}])
@@ -421,10 +435,15 @@ def test_two_answers_at_once_and_a_fork_do_not_wait_for_each_other(library):
     for thread in threads:
         thread.join(60)
     assert not wrong and not any(thread.is_alive() for thread in threads)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if torch.equal(ours(x), expected) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    busy = threading.Thread(target=work)
+    busy.start()
+    for _ in range(8):  # into the midst of the other thread's job
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if all(torch.equal(ours(x), expected) for _ in range(20)) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    busy.join(60)
+    assert not wrong
 
 
 def test_what_lies_outside_is_refused_as_torch_refuses_it(library):

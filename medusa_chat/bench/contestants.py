@@ -48,7 +48,11 @@ def generates(course: Course, longest: int, compiles: bool) -> Iterator[Contesta
         if draft is not None:
             yield _assisted(f"generate-{dtype}-assisted", stock, draft)
         if compiles:  # in the same model: only a static cache takes the compiled step
-            yield _generate(f"generate-{dtype}-static", stock, **compiled(course, longest))
+            options = compiled(course, longest)
+            yield _generate(f"generate-{dtype}-static", stock, **options)
+            if most() != here:
+                name = f"generate-{dtype}-static-{most()}-threads"
+                yield _threaded(name, stock, most(), **options)
 
 
 def _generate(name: str, stock: Stock, **options: Any) -> Contestant:
@@ -61,17 +65,20 @@ def _generate(name: str, stock: Stock, **options: Any) -> Contestant:
     return Contestant(name, answer, f"transformers generate(do_sample=False{words})")
 
 
-def _threaded(name: str, stock: Stock, threads: int) -> Contestant:
+def _threaded(name: str, stock: Stock, threads: int, **options: Any) -> Contestant:
     import torch
+
+    alone = _generate(name, stock, **options)
 
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
         here = torch.get_num_threads()
         torch.set_num_threads(threads)
-        said = stock.answer(ids)
-        torch.set_num_threads(here)
-        return said.tokens, said.seconds
+        try:
+            return alone.answer(ids)
+        finally:
+            torch.set_num_threads(here)
 
-    return Contestant(name, answer, "transformers generate(do_sample=False)")
+    return Contestant(name, answer, alone.command)
 
 
 def _assisted(name: str, stock: Stock, draft: Any) -> Contestant:

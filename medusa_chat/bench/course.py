@@ -89,8 +89,11 @@ def machine(course: Course, prompts: int) -> dict[str, Any]:
     info, device = course.loaded.info, course.loaded.engine.backbone.device
     is_auto = course.tree == "auto"
     shape = info.tree_reason if is_auto else f"{len(load_tree(course.tree))} nodes"
+    whole, words = course.loaded.engine.backbone.whole_step, describe_device(device)
+    if whole is not None:
+        words += f" of torch, {whole.threads} of our C"
     return {
-        "device": f"{info.device} ({describe_device(device)}, {os.cpu_count()} cores)",
+        "device": f"{info.device} ({words}, {os.cpu_count()} cores)",
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -104,7 +104,9 @@ class MedusaHeads(nn.Module):
         if self.short is None or self.shortlist is None or count > len(self.shortlist):
             return self(hidden, lm_head, heads)[:, 0], None
         finish: Any = getattr(lm_head, "finish", lambda logits: logits)
-        return finish(self.short(self.hidden_states(hidden, heads)[:, 0])), self.shortlist
+        states = self.hidden_states(hidden, heads)[:, 0]
+        weight: Any = getattr(self.short, "weight", states)  # none where C laid it out anew
+        return finish(self.short(states.to(weight.dtype))), self.shortlist
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Of logits [K, V]: the `count` largest in falling order and their tokens [K, count], and

@@ -35,6 +35,7 @@ class WholeStep(Protocol):
 
     hidden: Tensor  # [1, d], the state after the last node that a step accepted
     seconds: float  # of all steps so far, without what Python does around them
+    threads: int  # that work together
 
     def take(
         self,

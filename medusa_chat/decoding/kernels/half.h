@@ -6,6 +6,7 @@
 
 #include "vectors.h"
 
+typedef uint32_t words __attribute__((vector_size(32)));
 typedef uint16_t halves __attribute__((vector_size(16), aligned(2), may_alias));
 
 /* To the nearest, ties to even; what is no number stays none. */
@@ -15,13 +16,13 @@ INLINE halves narrow(vec x) {
     __asm__("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(x));
     return rounded;
 #else
-    const ints bits = (ints)x, odd = (bits >> 16) & 1;
-    const ints near = (bits + 0x7fff + odd) >> 16, none = (bits >> 16) | 64;
-    return __builtin_convertvector(((x == x) & near) | ((x != x) & none), halves);
+    const words bits = (words)x, odd = (bits >> 16) & 1;
+    const words near = (bits + 0x7fff + odd) >> 16, none = (bits >> 16) | 64;
+    return __builtin_convertvector(((words)(x == x) & near) | ((words)(x != x) & none), halves);
 #endif
 }
 
-INLINE vec widen(halves x) { return (vec)(__builtin_convertvector(x, ints) << 16); }
+INLINE vec widen(halves x) { return (vec)(__builtin_convertvector(x, words) << 16); }
 
 /* Lane by lane a[0] * b[0] + a[1] * b[1] + sums of two of bf16 each, summed in fp32. */
 INLINE vec paired(vec a, vec b, vec sums) {
@@ -30,7 +31,7 @@ INLINE vec paired(vec a, vec b, vec sums) {
     return sums;
 #else
     const ints high = {~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff};
-    sums = fused((vec)((ints)a << 16), (vec)((ints)b << 16), sums);
+    sums = fused((vec)((words)a << 16), (vec)((words)b << 16), sums);
     return fused((vec)((ints)a & high), (vec)((ints)b & high), sums);
 #endif
 }

@@ -106,6 +106,7 @@ static void leave(void) {
     team.members = 0;
     atomic_store(&team.turn, 0);
     atomic_store(&team.sleepers, 0);
+    for (int i = 0; i < MOST_PARTS; i++) atomic_store(&been[i].count, 0); /* of a job half done */
     atomic_store(&team.alone, 0);
 }
 

@@ -13,26 +13,23 @@ from medusa_chat.decoding.linear4 import Rows
 from medusa_chat.decoding.native.decoder import NativeDecoder
 from medusa_chat.decoding.native.heads import NativeHeads
 from medusa_chat.decoding.native.judge import NativeJudge
-from medusa_chat.decoding.native.library import LANES, WIDEST_PANEL, Team
+from medusa_chat.decoding.native.library import WIDEST_PANEL, Team
 from medusa_chat.decoding.native.linear import NativeLinear
 from medusa_chat.decoding.native.step import NativeStep
 from medusa_chat.decoding.parity import agrees
+from medusa_chat.decoding.reach import reaches
 from medusa_chat.decoding.submodules import FusedDecoder, is_plain_layer
 
 NUMBERS = torch.float32  # of keys, values and masks
 DTYPES = (torch.float32, torch.bfloat16)
 # bytes of weights; of larger models tiles of AMX do more rows at a time than our products
 SMALL = 2**29
-WIDEST = 512  # of an attention head
-LARGEST = 16384  # of a hidden state
-FIXED_ROPES = ("default", "linear", "llama3", "yarn")  # whose angles do not follow the length
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.2}  # to the twin, of the largest number
 
 
 def can_run(model: Any) -> bool:
-    """Whether this decoder can be run natively, before any is replaced: fp32 or bf16 on a CPU,
-    layers that merge, a plain LM head, states of whole vectors, rotary angles that do not follow
-    the text's length."""
+    """Whether this decoder can be run natively, before any of it is replaced: within reach, fp32 or
+    bf16 on a CPU, layers that merge, a plain LM head."""
     decoder, config = model.get_decoder(), model.config.get_text_config()
     layers = list(getattr(decoder, "layers", ()))
     if not layers or not all(is_plain_layer(layer) for layer in layers):
@@ -40,19 +37,11 @@ def can_run(model: Any) -> bool:
     if type(model.get_output_embeddings()) is not nn.Linear:
         return False
     weights = [p for p in model.parameters()]
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    attention = layers[0].self_attn
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return (
         len({p.dtype for p in weights} & set(DTYPES)) == 1
         and all(p.dtype == weights[0].dtype and p.device.type == "cpu" for p in weights)
         and (is_small(model) or not torch.cpu._is_amx_tile_supported())
-        and rope in FIXED_ROPES
-        and attention.o_proj.out_features % LANES == 0
-        and attention.head_dim <= WIDEST
-        and attention.o_proj.out_features <= LARGEST
-        and attention.head_dim % 2 == 0
-        and len(kinds) == 1
+        and reaches(config.to_dict())
     )
 
 

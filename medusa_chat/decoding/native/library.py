@@ -7,7 +7,6 @@ from torch import Tensor
 
 from medusa_chat.decoding.native.jobs import Decoder, Pass, Product, Proposal, Step, Verdict
 
-LANES = 8
 WIDEST_PANEL = 32  # outputs, on any CPU
 
 

@@ -30,7 +30,8 @@ class NativeStep:
     """See WholeStep: exact and typical acceptance, without top-k and top-p, of one kind of layer.
 
     Everything a step is worked out in stands ready, for as many nodes as a tree can have. seconds:
-    how long all steps so far were in C; what a step takes beyond that is the host's.
+    how long all steps so far were in C; what a step takes beyond that is the host's. threads: of
+    the team.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class NativeStep:
         self._tokens, self._own, self._path, self._places = ids
         self._figures = [(c_float * MAX_NODES)() for _ in FIGURES]
         self._shares = (c_float * MAX_NODES)()
-        self.seconds = 0.0
+        self.seconds, self.threads = 0.0, team.threads
         self._shapes: dict[tuple[int, int, bool], _Shape] = {}
         self._shape: _Shape | None = None  # of the last step
         self._settings: GenerationSettings | None = None  # and how it was decided
