@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 
 from medusa_chat.bench.contestants import DRAFTS, Contestant, generates
 from medusa_chat.bench.course import PROMPTS, Course
@@ -22,6 +22,8 @@ HOSTILE = (  # nothing here is foreseen well: digits, other scripts, an answer o
 )
 OFTENER = 8  # rounds of answers so short that one alone is all chance
 OURS = ("plain", "medusa", "prompt-lookup")
+# seconds before each: threads of the one before may wait awake, and ours leave a core that is taken
+REST, WAKING = 0.3, 0.1
 
 
 @dataclass
@@ -42,6 +44,10 @@ class Steps:
         self.tokens.append(0)
         self.seconds.append(0.0)
 
+    def forget_round(self) -> None:
+        """What this round had so far was not timed."""
+        self.steps[-1], self.tokens[-1], self.seconds[-1] = 0, 0, 0.0
+
 
 def race(course: Course) -> Iterator[Row]:
     """Every round answers the same prompts with every contestant at temperature 0, in an order
@@ -57,8 +63,11 @@ def race(course: Course) -> Iterator[Row]:
         course.progress(f"round {number} of {course.rounds}" if number else "warm-up")
         for turn in range(len(contestants)):
             who = contestants[(turn + number) % len(contestants)]
-            if who.name in records:
-                records[who.name].begin_round()
+            sleep(REST)
+            record = records.get(who.name, Steps())
+            record.begin_round()
+            _wake(who, prompts[0])
+            record.forget_round()
             seconds = _play(who, prompts)
             if not number:
                 who.warm_up = seconds
@@ -108,6 +117,13 @@ def _ours(name: str, course: Course, record: Steps) -> Contestant:
         return event.token_ids, seconds
 
     return Contestant(name, answer, course.command)
+
+
+def _wake(contestant: Contestant, ids: list[int]) -> None:
+    """Untimed answers: a processor that rested takes a while to be as fast as it can."""
+    begun = perf_counter()
+    while perf_counter() - begun < WAKING:
+        contestant.answer(ids)
 
 
 def _play(contestant: Contestant, prompts: list[list[int]]) -> float:
