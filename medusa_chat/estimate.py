@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from medusa_chat.decoding.reach import reaches
-from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.decoding.reach import FAMILIES, reaches
+from medusa_chat.decoding.settings import CHUNK, MAX_NODES
 from medusa_chat.errors import ModelError
 from medusa_chat.layouts.heads_file import HeadsFile
 
@@ -22,12 +22,9 @@ PLAIN = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2, "nf4": 2}
 UNGATED = {"gpt2", "gpt_neox", "gptj", "falcon", "phi", "opt", "starcoder2", "nemotron"}
 # families in which every attention head has keys and values of its own, whatever the config says
 UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt"}
-# families whose layers are merged, and their linears laid out for the CPU (decoding/submodules.py)
-MERGED = {"llama", "mistral", "qwen2"}
 WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
 IN_C = ("fp32", "bf16")  # what our C code decodes (decoding/native); keys and values are fp32 there
 SMALL = 2**29  # bytes of a model that it decodes where there is AMX; elsewhere of any
-CHUNK = 512  # tokens of a prompt that one pass reads (decoding/engine.py)
 BLOCK = 64  # weights of nf4 that share a scale
 # what a weight of nf4 takes more in a merged linear, where its scale is in fp32 again
 UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
@@ -110,7 +107,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     embeddings = vocabulary * hidden * (1 if _is_tied(config) else 2)
     inner, mlp, experts = _mlp(config, hidden)
     copied, merged = [(vocabulary, hidden, 1)], 0
-    if config.get("model_type") in MERGED:
+    if config.get("model_type") in FAMILIES:
         copied += [((heads + 2 * key_values) * width, hidden, layers)]
         copied += [(hidden, heads * width, layers), (2 * inner, hidden, layers)]
         copied += [(hidden, inner, layers)]

@@ -44,6 +44,8 @@ def prepare(
         team = native.Team(library, threads.of_native(model))
         if native.adopt(backbone, heads, team):
             notes.append(f"a step is one call into C, by {team.threads} threads")
+        else:
+            notes.append("by torch's operators: the numbers of our C library were not theirs")
     elif can_run:
         notes.append("by torch's operators: with a C compiler (gcc or clang) several times faster")
     return backbone, notes

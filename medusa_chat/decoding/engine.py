@@ -23,13 +23,12 @@ from medusa_chat.decoding.governor import Governor
 from medusa_chat.decoding.grower import Grower
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.outcome import Outcome, read
-from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.settings import CHUNK, GenerationSettings
 from medusa_chat.decoding.stopwatch import Stopwatch
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-CHUNK = 512  # prompt tokens of one prefill pass
 BROKEN = "the model produced invalid numbers (NaN or infinity): its weights or precision are wrong"
 
 

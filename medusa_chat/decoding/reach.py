@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-FAMILIES = ("llama", "mistral", "qwen2")
+FAMILIES = ("llama", "mistral", "qwen2")  # whose layers are merged (submodules.py)
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")  # whose angles do not follow the length
 LANES = 8
 WIDEST = 512  # of an attention head

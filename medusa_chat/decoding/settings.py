@@ -9,6 +9,7 @@ from medusa_chat.errors import UsageError
 DRAFTER_NAMES = ("medusa", "prompt-lookup", "none")
 ACCEPTANCE_NAMES = ("exact", "typical", "typical-sampled")
 MAX_NODES = 256
+CHUNK = 512  # tokens of a prompt that one pass reads
 
 # name -> (lowest, highest, is the highest allowed?)
 RANGES: dict[str, tuple[float, float, bool]] = {

@@ -65,23 +65,14 @@ INLINE void put(const Product *p, int row, int out, vec sums) {
         for (; at < end; at++) MULTIPLY##_one_##ROWS(p, row, at);                        \
     }
 
-#if VECTORS == 4
-#define SWEEPS(MULTIPLY)  \
-    SWEEP(MULTIPLY, 1, 2) \
-    SWEEP(MULTIPLY, 2, 2) \
-    SWEEP(MULTIPLY, 3, 1) \
-    SWEEP(MULTIPLY, 4, 1) \
-    SWEEP(MULTIPLY, 5, 1) \
+#define LONE (VECTORS == 4 ? 2 : 3) /* panels at once of a row alone */
+#define SWEEPS(MULTIPLY)     \
+    SWEEP(MULTIPLY, 1, LONE) \
+    SWEEP(MULTIPLY, 2, 2)    \
+    SWEEP(MULTIPLY, 3, 1)    \
+    SWEEP(MULTIPLY, 4, 1)    \
+    SWEEP(MULTIPLY, 5, 1)    \
     SWEEP(MULTIPLY, 6, 1)
-#else
-#define SWEEPS(MULTIPLY)  \
-    SWEEP(MULTIPLY, 1, 3) \
-    SWEEP(MULTIPLY, 2, 2) \
-    SWEEP(MULTIPLY, 3, 1) \
-    SWEEP(MULTIPLY, 4, 1) \
-    SWEEP(MULTIPLY, 5, 1) \
-    SWEEP(MULTIPLY, 6, 1)
-#endif
 SWEEPS(fused)
 SWEEPS(paired)
 

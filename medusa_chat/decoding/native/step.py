@@ -17,11 +17,10 @@ from medusa_chat.decoding.native.jobs import Growth as GrowthJob
 from medusa_chat.decoding.native.jobs import Pass, Proposal, Step, Verdict
 from medusa_chat.decoding.native.library import Team
 from medusa_chat.decoding.outcome import Outcome, record
-from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
+from medusa_chat.decoding.settings import CHUNK, MAX_NODES, GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 
 MOST_SHAPES = 64  # of trees that are kept ready
-MOST_READ = 512  # tokens of a text that are read at once
 ROOM = 256  # tokens by which what a pass works in grows
 FIGURES = ("at_parent", "entropies", "sums", "thresholds")
 
@@ -78,7 +77,7 @@ class NativeStep:
         if settings is not self._settings or self._details:
             self._arm(settings, False)
         is_seen = self._window is None or start + count <= self._window
-        if not (self._is_known and is_seen) or count > MOST_READ:
+        if not (self._is_known and is_seen) or count > CHUNK:
             return None
         if self._text is None:
             self._text = _Text(self._job, self._pass, self._rows.shape[1])
@@ -206,11 +205,11 @@ class _Text:
 
     def __init__(self, step: Step, rows: Pass, size: int) -> None:
         """step, rows: those of the steps after it, with which it shares where it is worked out."""
-        self._ids, self._places = ((c_int64 * MOST_READ)() for _ in range(2))
-        self._hidden = torch.empty(MOST_READ, size)
-        self._hides = torch.full((MOST_READ, MOST_READ), -torch.inf).triu_(1)
+        self._ids, self._places = ((c_int64 * CHUNK)() for _ in range(2))
+        self._hidden = torch.empty(CHUNK, size)
+        self._hides = torch.full((CHUNK, CHUNK), -torch.inf).triu_(1)
         self._pass = Pass.from_buffer_copy(rows)
-        self._pass.mask, self._pass.stride = self._hides.data_ptr(), MOST_READ
+        self._pass.mask, self._pass.stride = self._hides.data_ptr(), CHUNK
         self._pass.hidden = self._hidden.data_ptr()
         self._pass.tokens, self._pass.positions = addressof(self._ids), addressof(self._places)
         self._job = Step.from_buffer_copy(step)
