@@ -23,6 +23,7 @@ from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.events import Step, from_json, to_json
 from medusa_chat.decoding.grower import Grower
 from medusa_chat.decoding.growth import ASKED_EVERY, Growth, grow, subtree
+from medusa_chat.decoding.native.account import NativeAccount
 from medusa_chat.decoding.native.jobs import Growth as GrowthJob
 from medusa_chat.decoding.native.judge import NativeJudge
 from medusa_chat.decoding.settings import GenerationSettings
@@ -112,11 +113,12 @@ class Always(Grower):
 
     def __init__(self, gate=0.0, candidates=CANDIDATES):
         super().__init__(CHEAP, EXPECTED[:4], candidates)
-        self._gate = gate
+        self.proof, self.sure, self.strict = 0, gate, 0.7 / self._costs_at(0)[3]
+        self.most = self.credit = math.inf
 
-    def growth(self, length, certainty, asks=False):
-        self._look_up(length)
-        return Growth(self._prices, len(self.candidates), 0.7, self._gate)
+    def look_up(self, length):
+        super().look_up(length)
+        self.balance = -math.inf  # so that it is never rich
 
 
 def governed(engine, grower=None, **settings):
@@ -207,8 +209,9 @@ def test_a_gate_that_is_shut_first_says_what_the_first_head_guessed(library):
 
     engine.heads.twin._room_for = poisoned
     steps, said = governed(engine, Always(0.999))
-    assert {len(step.draft.guesses) for step in steps} == {1}
-    assert {step.nodes for step in steps} == {1}
+    shut = [step for step in steps if step.index % ASKED_EVERY != ASKED_EVERY - 1]
+    assert {len(step.draft.guesses) for step in shut} == {1}
+    assert {step.nodes for step in shut} == {1}
     engine.forget()
     assert list(said) == list(tokens(engine))
 
@@ -226,6 +229,88 @@ def test_how_probable_the_next_token_is(library, size, temperature):
             found = judge.chance(row, token, temperature, least)
             assert found == pytest.approx(wanted, rel=1e-4) or (found == 0 and wanted < least)
         assert judge.chance(row, token, temperature, 1e-9) == pytest.approx(wanted, rel=1e-4)
+
+
+@given(st.integers(0, 10_000))
+def test_the_c_twin_of_the_account_decides_the_same(library, seed):
+    dice = random.Random(seed)
+    costs = costs_of(dice.random() / 2, dice.random() / 1000)
+    ours, theirs = (Grower(costs, EXPECTED[:4], CANDIDATES) for _ in range(2))
+    theirs.balance = ours.balance = dice.choice([math.inf, 0.0, 0.5])
+    account, length = NativeAccount(), dice.randint(1, 400)
+    library.allow.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_double]
+    library.book.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    ours.begin(), theirs.begin()
+    certainty = 1.0
+    for number in range(60):
+        asks = dice.random() < 0.1
+        job = GrowthJob()
+        account.open(theirs, length, asks)
+        places = ctypes.addressof(account.job), ctypes.addressof(job)
+        is_allowed = library.allow(*places, length, certainty)
+        growth = ours.growth(length, certainty, asks)
+        assert bool(is_allowed) == (growth is not None)
+        tokens = 1
+        if growth is not None:
+            assert (job.most, job.rate, job.gate) == (growth.most, growth.rate, growth.gate)
+            assert (ctypes.c_double * len(growth.seconds)).from_address(job.seconds)[:] == list(
+                growth.seconds
+            )
+            nodes, tokens = dice.randint(1, growth.most), dice.randint(1, 3)
+            ours.record(nodes, tokens)
+            library.book(places[0], nodes, tokens)
+        account.close(theirs)
+        length += tokens
+        certainty = dice.random() ** 0.2
+        for name in ("balance", "credit", "certain_roots", "length"):
+            assert getattr(ours, name) == getattr(theirs, name), name
+        if number % 20 == 19:
+            ours.begin(), theirs.begin()
+
+
+class Counted:
+    """How often an engine calls C for steps."""
+
+    def __init__(self, engine):
+        self.calls, self._team = 0, engine.backbone.whole_step._team
+
+    def __enter__(self):
+        self._steps, self._team.steps = self._team.steps, self.steps
+
+    def steps(self, job):
+        self.calls += 1
+        return self._steps(job)
+
+    def __exit__(self, *_):
+        self._team.steps = self._steps
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_steps_in_one_call_are_those_of_a_call_each(library, temperature):
+    """An account that is rich and poor, sure and not, as it goes."""
+    engine = native_engine("llama", library, 2)
+    plain = tokens(engine, temperature=temperature)
+    engine.eos = engine.pauses = frozenset({max(set(plain), key=plain.index)})
+    found, counts = [], []
+    for is_lasting in (True, False):
+        engine.forget()
+        grower = Grower(costs_of(0.25), EXPECTED[:4], CANDIDATES)
+        grower.least = grower.certain = 0.05
+        asked = GenerationSettings(
+            drafter="medusa", seed=11, max_new_tokens=60, temperature=temperature
+        )
+        drafter, team = engine.drafter(asked, TREE.head(4), False, grower), Counted(engine)
+        plan = drafter.plan
+        drafter.plan = lambda *a, plan=plan, one=is_lasting: replace(plan(*a), is_lasting=one)
+        with team:
+            events = list(engine.generate(PROMPT, drafter, asked, False))
+        made = [(e.path, e.token_ids, e.nodes) for e in events if isinstance(e, Step)]
+        state = grower.balance, grower.credit, grower.certain_roots, grower.length
+        found.append((made, events[-1].token_ids, events[-1].reason, state, list(engine._ids)))
+        counts.append((team.calls, len(made)))
+    assert found[0] == found[1]
+    (few, steps), (each, _) = counts
+    assert each == steps and few <= steps / 5
 
 
 # Never slower than plain decoding.

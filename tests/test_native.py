@@ -23,6 +23,7 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.native.heads import NativeHeads
 from medusa_chat.decoding.native.judge import NativeJudge
 from medusa_chat.decoding.native.linear import NativeLinear
+from medusa_chat.decoding.outcome import Here
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import Tree
@@ -501,20 +502,22 @@ def test_a_whole_step_leaves_to_its_parts_what_it_does_not_know(library):
     engine = native_engine("mistral-window", library)
     whole, window = engine.backbone.whole_step, engine.backbone.windows[0]
     hidden, plan = torch.zeros(1, whole.hidden.shape[1]), drafters.Autoregressive
-    plan = plan(torch.device("cpu")).plan([3], 4)
+    plan = plan(torch.device("cpu"))
     greedy = GenerationSettings(drafter="none", seed=0)
     cut = replace(greedy, temperature=0.7, top_k=5)
+    here = Here(plan, exact, greedy, False, hidden)
+    plan = plan.plan([3], 4)
     for settings in (cut, replace(greedy, temperature=0.7, acceptance="typical-sampled")):
-        assert whole.take(plan, 3, hidden, settings, False) is None
+        assert whole.take(plan, 3, replace(here, settings=settings)) is None
     engine.backbone.cache.length = window
-    assert whole.take(plan, 3, hidden, greedy, False) is None
+    assert whole.take(plan, 3, here) is None
     engine.backbone.cache.length = window - 1
-    assert whole.take(plan, 3, hidden, greedy, False).path == [0]
+    assert [step.path for step in whole.take(plan, 3, replace(here, most=9))] == [[0]]
     assert engine.backbone.cache.length == window
     for outside in (-1, VOCABULARY):
         strange = replace(plan, tokens=[outside])
         engine.backbone.cache.length = 4
-        assert whole.take(strange, outside, hidden, greedy, False) is None
+        assert whole.take(strange, outside, here) is None
 
 
 def test_logits_beyond_the_embeddings_are_not_drafted_from_in_one_call(library):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.governor import Governor
-from medusa_chat.decoding.grower import CERTAIN, Grower
+from medusa_chat.decoding.grower import Grower
 from medusa_chat.decoding.growth import ASKED_EVERY, Growth, grow, subtree
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import ROOT, Choice, Tree
@@ -73,17 +73,20 @@ class Draft:
 class Plan:
     """What the next draft will be, as far as the host can say: its tree; the tokens of all nodes,
     the root first, or where the heads are to say them, index int64 [n]: each node's place in
-    [root, the `width` best guesses of the first head, of the second, ...]. growth: what decides
-    which of these nodes are drafted; None: all. least: the probability from which on that of the
-    next root is wanted; 0: never."""
+    [root, the `width` best guesses of the first head, of the second, ...]. grower: who decides
+    which of these nodes are drafted, and with asks that it is the usual number; None: all are.
+    least: the probability from which on that of the next root is wanted; 0: never. is_lasting:
+    whether the plans after it are the same, but for the root, while the text has room for them."""
 
     tree: Tree
     tensors: TreeTensors
     tokens: Sequence[int] | None
     index: Tensor | None = None
     width: int = 0
-    growth: Growth | None = None
+    grower: Grower | None = None
+    asks: bool = False
     least: float = 0.0
+    is_lasting: bool = False
 
 
 class Drafter(Protocol):
@@ -104,7 +107,8 @@ class Drafter(Protocol):
         ...
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
-        """nodes: of the last draft; path: which of them stood, the root first."""
+        """nodes: of the last draft; path: which of them stood, the root first. Not called for what
+        a grower decided in a step that was one call."""
         ...
 
 
@@ -118,7 +122,7 @@ class Autoregressive:
         self._tensors = TreeTensors.of(ROOT, device)
 
     def plan(self, tokens: Sequence[int], depth: int, certainty: float = 1.0) -> Plan:
-        return Plan(ROOT, self._tensors, tokens[-1:])
+        return Plan(ROOT, self._tensors, tokens[-1:], is_lasting=True)
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         return Draft(root, plan.tree, plan.tensors)
@@ -152,63 +156,69 @@ class Medusa:
         _require_drawable(self._grower.candidates if self._grower else tree, heads, vocabulary)
         self.tree = tree
         self._heads, self._lm_head, self._details = heads, lm_head, details
-        self.least = CERTAIN if self._grower is not None else 0.0
-        self._length, self._is_drafted = -1, False  # tokens in the cache; whether heads ran
+        self.least = self._grower.certain if self._grower is not None else 0.0
+        self._length, self._certainty = -1, 1.0  # tokens in the cache, and the root's probability
+        self._is_drafted = False  # whether heads ran
         self._steps = 0  # that were planned
         self._plans: dict[tuple[int, int], Shape] = {}
-        self._alone = Plan(ROOT, TreeTensors.of(ROOT, heads.bias.device), None, least=self.least)
+        self._alone = TreeTensors.of(ROOT, heads.bias.device)
 
     def plan(self, tokens: Sequence[int], depth: int, certainty: float = 1.0) -> Plan:
         self._length += len(tokens)
         self._steps += 1
-        if self._grower is not None:
-            if self._steps == 1:
-                self._grower.begin()
-            made = self._grown(self._grower, depth, certainty)
-        else:
-            nodes = self._governor.choose(self._length) if self._governor else len(self.tree)
-            made = Plan(*self._shape(self.tree, nodes, depth))
+        self._certainty = certainty
+        grower = self._grower
+        if grower is not None and self._steps == 1:
+            grower.begin()
+        nodes = self._governor.choose(self._length) if self._governor else len(self.tree)
+        tree, nodes = (grower.candidates, len(grower.candidates)) if grower else (self.tree, nodes)
+        made = Plan(*self._shape(tree, nodes, depth), least=self.least)
+        made.is_lasting = self._governor is None
         self._is_drafted = len(made.tree) > 1
         if not self._is_drafted:
             made.tokens = tokens[-1:]
+        elif grower is not None:
+            made.grower = grower
+            made.asks = self._details and self._steps % ASKED_EVERY == 0
         return made
-
-    def _grown(self, grower: Grower, depth: int, certainty: float) -> Plan:
-        """The candidates, with what decides which are drafted; the root alone for none."""
-        asks = self._details and self._steps % ASKED_EVERY == 0
-        growth = grower.growth(self._length, certainty, asks)
-        if growth is None:
-            return self._alone
-        whole = self._shape(grower.candidates, len(grower.candidates), depth)
-        return Plan(*whole, growth, self.least)
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         if plan.index is None:
             return Draft(root, plan.tree, plan.tensors)
-        alone = self._unsure(plan, root, hidden) if plan.growth else None
+        growth = self._growth(plan)
+        if plan.grower is not None and growth is None:
+            self._is_drafted = False
+            return Draft(root, ROOT, self._alone)
+        alone = self._unsure(plan, growth, root, hidden) if growth else None
         if alone is not None:
             return alone
         values, candidates, sums = self._guesses(hidden, plan, plan.tree.depth)
         filled = torch.cat((root, candidates.flatten())).index_select(0, plan.index)
-        if not self._details and plan.growth is None:
+        if not self._details and growth is None:
             return Draft(filled, plan.tree, plan.tensors)
         shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
         padded = torch.cat((_nothing(shares.device), shares)).index_select(0, plan.index)
         whole = Draft(filled, plan.tree, plan.tensors, padded)
-        if plan.growth is None:
+        if growth is None:
             return whole
         guesses = tuple(map(tuple, candidates.tolist())) if self._details else ()
-        return _part(whole, plan.growth, guesses)
+        return _part(whole, growth, guesses)
 
-    def _unsure(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft | None:
+    def _growth(self, plan: Plan) -> Growth | None:
+        """What decides which nodes are drafted now; None: all, or with a grower just the root."""
+        if plan.grower is None:
+            return None
+        return plan.grower.growth(self._length, self._certainty, plan.asks)
+
+    def _unsure(self, plan: Plan, growth: Growth, root: Tensor, hidden: Tensor) -> Draft | None:
         """The root alone where the first head's best guess does not open the gate."""
-        if not plan.growth or not plan.growth.gate:
+        if not growth.gate:
             return None
         values, tokens, sums = self._guesses(hidden, plan, 1)
-        if float((values[0, 0].float() - sums[0]).exp()) >= plan.growth.gate:
+        if float((values[0, 0].float() - sums[0]).exp()) >= growth.gate:
             return None
         guesses = (tuple(tokens[0].tolist()),) if self._details else ()
-        return Draft(root, ROOT, self._alone.tensors, _nothing(root.device), guesses)
+        return Draft(root, ROOT, self._alone, _nothing(root.device), guesses)
 
     def _guesses(self, hidden: Tensor, plan: Plan, heads: int) -> tuple[Tensor, Tensor, Tensor]:
         """Of the first `heads` heads: values and tokens [K, width], and log(sum(exp)) [K]."""

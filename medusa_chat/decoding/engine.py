@@ -1,7 +1,6 @@
 """Engine: prefill, step, stop. One text at a time, as a generator of events."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -22,7 +21,7 @@ from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stat
 from medusa_chat.decoding.governor import Governor
 from medusa_chat.decoding.grower import Grower
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.outcome import Outcome, read
+from medusa_chat.decoding.outcome import Here, Outcome, read
 from medusa_chat.decoding.settings import CHUNK, GenerationSettings
 from medusa_chat.decoding.stopwatch import Stopwatch
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -49,6 +48,7 @@ class Engine:
         self.backbone = backbone
         self.heads = heads
         self.eos = eos
+        self.pauses = eos  # tokens behind which nobody wants another step yet
         self.name = ""
         self.precision = PRECISIONS.get(backbone.dtype, str(backbone.dtype))
         self._ids: list[int] = []  # what the cache holds
@@ -120,27 +120,34 @@ class Engine:
         _, reason = self._cut([root_id], first, 0, limit, at_limit)
         known: Sequence[int] = [*prompt_ids, root_id]
         here = Here(drafter, rule, settings, details, hidden, certainty=first.certainty)
+        here.ends = tuple(self.pauses)
         while reason is None:
             started = perf_counter()
-            outcome = self._advance(here, known)
-            drafter.learn(len(outcome.tokens), outcome.path)
-            known = [outcome.tokens[node] for node in outcome.path[1:]] + [outcome.next_token]
-            fresh, reason = self._cut(known, outcome, len(answer), limit, at_limit)
-            ended = perf_counter()
-            count = len(fresh) + (reason == "eos")
-            answer += fresh
-            steps, emitted, seconds = steps + 1, emitted + count, seconds + ended - started
-            yield Step(
-                index=steps - 1,
-                token_ids=tuple(fresh),
-                text="",
-                seconds=ended - started,
-                path=tuple(outcome.path[: count + 1]),
-                draft=outcome.record,
-                heads_seconds=outcome.heads_seconds,
-                backbone_seconds=outcome.backbone_seconds,
-                nodes=len(outcome.tokens),
-            )
+            here.most = limit - len(answer)
+            outcomes, known = self._advance(here, known), []
+            taken = perf_counter() - started - sum(outcome.seconds for outcome in outcomes)
+            for outcome in outcomes:
+                started = perf_counter()
+                said = [*outcome.tokens[1:], outcome.next_token]
+                known += said
+                fresh, reason = self._cut(said, outcome, len(answer), limit, at_limit)
+                count = len(fresh) + (reason == "eos")
+                answer += fresh
+                spent = outcome.seconds + taken / len(outcomes) + perf_counter() - started
+                steps, emitted, seconds = steps + 1, emitted + count, seconds + spent
+                yield Step(
+                    index=steps - 1,
+                    token_ids=tuple(fresh),
+                    text="",
+                    seconds=spent,
+                    path=tuple(outcome.path[: count + 1]),
+                    draft=outcome.record,
+                    heads_seconds=outcome.heads_seconds,
+                    backbone_seconds=outcome.backbone_seconds,
+                    nodes=outcome.nodes,
+                )
+                if reason is not None:
+                    break
         yield Finished(
             reason=reason,
             token_ids=tuple(answer),
@@ -249,24 +256,29 @@ class Engine:
             outcome.certainty = self._chance(case.logits[0], outcome, settings, least)
         return outcome
 
-    def _advance(self, here: "Here", known: Sequence[int]) -> Outcome:
-        """One step: a draft after `known`, whose last token is the root; one pass of the backbone
-        over it; what was accepted is in the cache afterwards, and `here` is where it ended."""
+    def _advance(self, here: "Here", known: Sequence[int]) -> list[Outcome]:
+        """A step, or several: a draft after `known`, whose last token is the root; one pass of the
+        backbone over it; what was accepted is in the cache afterwards, and `here` is where it
+        ended."""
         cache, whole = self.backbone.cache, self.backbone.whole_step
         begun = perf_counter()
         room = self.backbone.context - 1 - cache.length
         plan = here.drafter.plan(known, room, here.certainty)
         planning = perf_counter() - begun
-        outcome = whole and whole.take(plan, known[-1], here.hidden, here.settings, here.details)
-        if whole and outcome:
+        outcomes = whole and whole.take(plan, known[-1], here)
+        is_booked = plan.grower is not None
+        if whole and outcomes:
             here.root, here.hidden = None, whole.hidden
         else:
-            outcome = self._by_parts(here, plan, known[-1])
-        outcome.heads_seconds += planning
-        here.certainty = outcome.certainty
-        if outcome.is_finite:
-            self._ids += [outcome.tokens[i] for i in outcome.path]
-        return outcome
+            outcomes, is_booked = [self._by_parts(here, plan, known[-1])], False
+        for outcome in outcomes:
+            outcome.heads_seconds += planning / len(outcomes)
+            if not is_booked:
+                here.drafter.learn(outcome.nodes, outcome.path)
+            if outcome.is_finite:
+                self._ids += outcome.tokens
+        here.certainty = outcomes[-1].certainty
+        return outcomes
 
     @torch.inference_mode()
     def _by_parts(self, here: "Here", plan: Plan, root_id: int) -> Outcome:
@@ -325,21 +337,6 @@ class Engine:
             if produced + len(fresh) >= limit:
                 return fresh, at_limit
         return fresh, None
-
-
-@dataclass
-class Here:
-    """How an answer is decoded, and where it is: hidden [1, d], the backbone's state that gave the
-    root; root int64 [1], the root on the device, None where only the host has it; certainty: see
-    Drafter.plan."""
-
-    drafter: Drafter
-    rule: Rule
-    settings: GenerationSettings
-    details: bool
-    hidden: Tensor
-    root: Tensor | None = None
-    certainty: float = 1.0
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

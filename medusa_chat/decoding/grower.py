@@ -34,83 +34,82 @@ class Grower:
         cost of the steps <= (1 + SHARE) * cost of plain decoding + PATIENCE usual steps' overhead
 
     whatever the text; and one usual step's overhead more for every step that `asks`.
+
+    `growth` and `record` have twins in kernels/account.c, for steps that follow each other there.
     """
+
+    certain, proof, sure, strict = CERTAIN, PROOF, SURE, STRICT
 
     def __init__(self, costs: StepCosts, expected: Sequence[float], candidates: Tree) -> None:
         """expected[m - 1]: tokens a step with the first m candidates, by the heads' accuracies, up
         to the number that pays best, which is over 1."""
         self.costs, self.candidates = costs, candidates
         self.expected = tuple(expected)
-        self._usual = len(self.expected)
-        losses = (costs.at(self._usual, n) - costs.at(1, n) for n in costs.lengths)
-        self._most = self.credit = PATIENCE * max(0.0, *losses)
+        self.usual = len(self.expected)
+        losses = (costs.at(self.usual, n) - costs.at(1, n) for n in costs.lengths)
+        self.most = self.credit = PATIENCE * max(0.0, *losses)
         self.balance = float("inf")  # the accuracies' promise, until it is tried
-        self._plain = self._rate = 0.0
-        self._enough = float("inf")  # of balance for a usual step of which nothing is accepted
-        self._prices: tuple[float, ...] = ()
+        self.plain = self.rate = 0.0
+        self.enough = float("inf")  # of balance for a usual step of which nothing is accepted
+        self.prices: tuple[float, ...] = ()
         self._place = -1
         self._known: dict[int, tuple[float, tuple[float, ...], float, float]] = {}
-        self._certain = 0  # roots in a row that were, up to the last
-        self._length = 0  # behind which the credit was reckoned
+        self.certain_roots = 0  # in a row, up to the last
+        self.length = 0  # behind which the credit was reckoned
         self._is_begun = False
 
     def begin(self) -> None:
         """Another answer."""
-        self._certain, self._length, self._is_begun = 0, 0, False
+        self.certain_roots, self.length, self._is_begun = 0, 0, False
 
     def growth(self, length: int, certainty: float, asks: bool = False) -> Growth | None:
         """What decides the next step's nodes, behind `length` tokens in the cache and a root of
         this probability; None for plain decoding. asks: the usual number of nodes is drafted
         whatever is known of it, to be seen and counted."""
-        if not self._is_begun:
-            self._begin_at(length)
-        self._certain = self._certain + 1 if certainty >= CERTAIN else 0
-        is_sure = self._certain >= PROOF
+        self.look_up(length)
+        self.certain_roots = self.certain_roots + 1 if certainty >= self.certain else 0
+        is_sure, is_rich = self.certain_roots >= self.proof, self.balance >= self.enough
         if asks:
-            self._look_up(length)
-            return Growth(self._prices, self._usual, 0.0)
-        if not is_sure and self.balance < self._enough:
+            return Growth(self.prices, self.usual, 0.0)
+        if not is_sure and not is_rich:
             return None
-        self._look_up(length)
-        most = bisect_right(self._prices, self._plain + self.credit)
+        most = bisect_right(self.prices, self.plain + self.credit)
         if most < 2:
             return None
-        if self.balance >= self._enough:
-            return Growth(self._prices, min(most, self._usual), 0.0)
-        return Growth(self._prices, most, STRICT * self._rate, SURE) if is_sure else None
-
-    def _begin_at(self, length: int) -> None:
-        self._look_up(length)
-        self._is_begun = True
-        self.balance = max(0.0, min(self.balance, CARRIED * self._enough))
+        if is_rich:
+            return Growth(self.prices, min(most, self.usual), 0.0)
+        return Growth(self.prices, most, self.strict * self.rate, self.sure)
 
     def record(self, nodes: int, tokens: int) -> None:
         """The last growth's step had so many nodes and gave so many tokens, 1 where none of them
         was accepted."""
-        cost = max(self._plain, self._prices[min(nodes, len(self._prices)) - 1])
-        saved = tokens * self._plain - cost
+        cost = max(self.plain, self.prices[min(nodes, len(self.prices)) - 1])
+        saved = tokens * self.plain - cost
         self.balance += saved
-        self.credit = min(self._most, self.credit + saved)
+        self.credit = min(self.most, self.credit + saved)
 
-    def _look_up(self, length: int) -> None:
-        """The costs, anew every STRIDE tokens; and the credit of all tokens that came meanwhile."""
-        if self._length:
-            share = SHARE * (length - self._length) * self._plain
-            self.credit = min(self._most, self.credit + share)
-        self._length = length
+    def look_up(self, length: int) -> None:
+        """The costs behind `length` tokens, anew every STRIDE of them; the credit of those that
+        came since the last look; and where an answer begins, what it finds."""
+        if self.length:
+            share = SHARE * (length - self.length) * self.plain
+            self.credit = min(self.most, self.credit + share)
+        self.length = length
         place = length // STRIDE
-        if place == self._place:
-            return
-        self._place = place
-        found = self._known.get(place)
-        if found is None:
-            found = self._known[place] = self._costs_at(place * STRIDE)
-        self._plain, self._prices, self._enough, self._rate = found
+        if place != self._place:
+            self._place = place
+            found = self._known.get(place)
+            if found is None:
+                found = self._known[place] = self._costs_at(place * STRIDE)
+            self.plain, self.prices, self.enough, self.rate = found
+        if not self._is_begun:
+            self._is_begun = True
+            self.balance = max(0.0, min(self.balance, CARRIED * self.enough))
 
     def _costs_at(self, length: int) -> tuple[float, tuple[float, ...], float, float]:
         """Seconds of a plain step, and of steps of 1, 2, ... candidates; of the usual one over the
         plain one; the tokens a second that the better of both brings on average."""
-        plain, usual = self.costs.at(1, length), self.costs.at(self._usual, length)
-        prices = self.costs.drafted(self._usual, len(self.candidates), length)
-        enough = max(0.0, prices[self._usual - 1] - plain)
+        plain, usual = self.costs.at(1, length), self.costs.at(self.usual, length)
+        prices = self.costs.drafted(self.usual, len(self.candidates), length)
+        enough = max(0.0, prices[self.usual - 1] - plain)
         return plain, prices, enough, max(self.expected[0] / plain, self.expected[-1] / usual)

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import Acceptance
-from medusa_chat.decoding.drafters import Draft, Plan
+from medusa_chat.decoding.acceptance import Acceptance, Rule
+from medusa_chat.decoding.drafters import Draft, Drafter, Plan
 from medusa_chat.decoding.events import DraftRecord
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
@@ -16,37 +16,51 @@ from medusa_chat.decoding.tree import Tree
 
 @dataclass
 class Outcome:
-    """One step's result. tokens: of every node of the draft. heads_seconds, backbone_seconds: what
-    proposing it and the pass over it took, LM head included. certainty: the backbone's probability
-    of next_token, 0 for anything under the plan's `least`; 1 where nobody asked."""
+    """One step's result. path: the nodes that stood, the root first; tokens: theirs. nodes: of the
+    draft. heads_seconds, backbone_seconds: what proposing it and the pass over it took, LM head
+    included; seconds: of all, but for what the host does around it. certainty: the backbone's
+    probability of next_token, 0 for anything under the plan's `least`; 1 where nobody asked."""
 
     path: list[int]
     tokens: list[int]
     next_token: int
     is_finite: bool
-    record: DraftRecord | None
+    nodes: int = 1
+    record: DraftRecord | None = None
     heads_seconds: float = 0.0
     backbone_seconds: float = 0.0
+    seconds: float = 0.0
     certainty: float = 1.0
 
 
+@dataclass
+class Here:
+    """How an answer is decoded, and where it is: hidden [1, d], the backbone's state that gave the
+    root; root int64 [1], the root on the device, None where only the host has it; certainty: see
+    Drafter.plan; most: tokens that are still wanted; ends: those behind which none is."""
+
+    drafter: Drafter
+    rule: Rule
+    settings: GenerationSettings
+    details: bool
+    hidden: Tensor
+    root: Tensor | None = None
+    certainty: float = 1.0
+    most: int = 1
+    ends: tuple[int, ...] = ()
+
+
 class WholeStep(Protocol):
-    """Does a step at once where it can, for plans and rules it knows; the cache is extended."""
+    """Does steps at once where it can, for plans and rules it knows; the cache is extended."""
 
     hidden: Tensor  # [1, d], the state after the last node that a step accepted
     seconds: float  # of all steps so far, without what Python does around them
     threads: int  # that work together
 
-    def take(
-        self,
-        plan: Plan,
-        root: int,
-        hidden: Tensor,
-        settings: GenerationSettings,
-        details: bool,
-    ) -> Outcome | None:
-        """The step behind what the cache holds, as its parts would give it; None for what is
-        theirs to do. hidden [1, d]: the state that gave the root."""
+    def take(self, plan: Plan, root: int, here: Here) -> list[Outcome] | None:
+        """The step behind what the cache holds, as its parts would give it, and where the plan
+        lasts and no details are wanted those after it, for a moment; None for what is the parts'
+        to do. A grower has booked them."""
         ...
 
     def read(
@@ -90,7 +104,8 @@ def read(draft: Draft, accepted: Acceptance) -> Outcome:
         made = record(
             draft.tree, tokens, sampled, rows[0], rows[1], threshold, shares, draft.guesses
         )
-    return Outcome(values[3 : 3 + length], tokens, next_token, bool(is_finite), made)
+    path = values[3 : 3 + length]
+    return Outcome(path, [tokens[i] for i in path], next_token, bool(is_finite), n, made)
 
 
 def record(

@@ -9,7 +9,8 @@ import torch
 from medusa_chat.decoding.acceptance import exact
 from medusa_chat.decoding.costs import SIZES, StepCosts
 from medusa_chat.decoding.drafters import Drafter, Medusa
-from medusa_chat.decoding.engine import Engine, Here
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.outcome import Here
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 
@@ -19,6 +20,8 @@ MOST_BYTES = 2**28  # of a CPU's cache that may be written, for the first time, 
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
 WARM_UPS, WARM_SECONDS = 6, 0.02  # steps of one kind, and their seconds, before one is timed
 SLOW = 5  # times the budget, after which what there is must do
+FEW = (2, 3, 6)
+AT_ONCE = 16  # tokens of one call, where it has several steps
 SETTINGS = GenerationSettings(drafter="medusa", seed=0)
 
 
@@ -37,17 +40,19 @@ def time_steps(
     drafting: dict[int, list[float]] = {}
 
     def time_one(nodes: int, length: int, is_warm: bool = True) -> float:
-        for _ in range(warm_ups(firsts[nodes]) if is_warm else 0):
-            stage.step(nodes, length)
+        left = warm_ups(firsts[nodes]) if is_warm else 0
+        while left > 0:
+            left -= stage.step(nodes, length)[0]
         started = clock()
-        drafting.setdefault(nodes, []).append(stage.step(nodes, length))
-        return clock() - started
+        count, heads = stage.step(nodes, length)
+        drafting.setdefault(nodes, []).append(heads)
+        return (clock() - started) / count
 
     sizes: list[int] = []
     first, firsts = 0.0, dict[int, float]()
     began = clock()
     try:
-        for nodes in [m for m in SIZES if m < len(tree)] + [len(tree)]:
+        for nodes in _sizes(engine, tree):
             seconds = time_one(nodes, stage.lengths[0], False)
             yield None
             first = first or seconds
@@ -71,6 +76,13 @@ def time_steps(
     yield StepCosts(tuple(sizes), stage.lengths, tuple(rows), drafts)
 
 
+def _sizes(engine: Engine, tree: Tree) -> list[int]:
+    """Nodes to be timed, up to the whole tree. On a CPU few rows may cost what they compute: then
+    one more or less decides."""
+    few = FEW if engine.backbone.device.type == "cpu" else ()
+    return [m for m in sorted({*SIZES, *few}) if m < len(tree)] + [len(tree)]
+
+
 def warm_ups(first: float) -> int:
     """How many steps go before one that is timed, by what the first of its kind took. In an
     answer a step follows many of its kind: the sixth of a small model takes half of what the
@@ -90,7 +102,7 @@ class Stage:
         cache = engine.backbone.cache
         self._ids, self._length = list(engine._ids), cache.length
         self._kept = {
-            start: cache.rows(start, min(start + len(tree), self._length))
+            start: cache.rows(start, min(start + len(tree) + AT_ONCE, self._length))
             for start in self.lengths
             if start < self._length
         }
@@ -100,20 +112,22 @@ class Stage:
         self._root_id = min(5, engine.backbone.vocabulary - 1)
         self._root = torch.tensor([self._root_id], device=weight.device)
 
-    def step(self, nodes: int, length: int) -> float:
-        """A whole step: heads, backbone, acceptance, the copy to the host, rows moved; the seconds
-        that the heads took of it."""
+    def step(self, nodes: int, length: int) -> tuple[int, float]:
+        """A whole step: heads, backbone, acceptance, the copy to the host, rows moved; or as many
+        as answers have in one call. How many there were; the seconds that the heads took of one."""
         engine = self.engine
         engine.backbone.cache.length = length
-        here = Here(self._drafter(nodes), exact, SETTINGS, True, self._hidden, self._root)
-        return engine._advance(here, [self._root_id]).heads_seconds
+        here = Here(self._drafter(nodes), exact, SETTINGS, False, self._hidden, self._root)
+        here.most = AT_ONCE
+        taken = engine._advance(here, [self._root_id])
+        return len(taken), sum(one.heads_seconds for one in taken) / len(taken)
 
     def _drafter(self, nodes: int) -> Drafter:
         if nodes not in self._drafters:
             backbone, heads = self.engine.backbone, self.engine.heads
             assert heads is not None
             tree, head = self._tree.head(nodes), backbone.lm_head
-            self._drafters[nodes] = Medusa(heads, head, tree, backbone.vocabulary, True)
+            self._drafters[nodes] = Medusa(heads, head, tree, backbone.vocabulary, False)
         return self._drafters[nodes]
 
     def leave(self) -> None:

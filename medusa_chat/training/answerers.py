@@ -78,7 +78,9 @@ class OneByOne:
         backbone = Backbone(copied, self._context, numbers=native.NUMBERS)
         # where the numbers are not the twin's, the twin answers
         native.adopt(backbone, None, native.Team(library, threads.of_native(copied)))
-        return Engine(backbone)
+        engine = Engine(backbone)
+        engine.pauses = frozenset(self.ends)
+        return engine
 
     @staticmethod
     def _tokens(

@@ -2,7 +2,8 @@
 
 #pragma once
 
-#define EXPORT __attribute__((visibility("default")))
+/* For others to call, and what is called by its name in here is ours: libc has a `step` too. */
+#define EXPORT __attribute__((visibility("protected")))
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE int least(int a, int b) { return a < b ? a : b; }

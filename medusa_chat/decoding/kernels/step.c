@@ -1,37 +1,14 @@
+#include "step.h"
+
 #include <stddef.h>
 #include <string.h>
-#include <time.h>
 
+#include "clock.h"
 #include "compiler.h"
-#include "decoder.h"
-#include "heads.h"
-#include "judge.h"
 #include "product.h"
 #include "team.h"
 #include "vectors.h"
 
-/* A whole step: a draft, one pass over it, its logits, what is accepted, and its keys and values
-   moved to follow the text. The three jobs name the same rows; of a text that is only read the
-   verdict is on the last one. */
-typedef struct {
-    const Proposal *draft; /* NULL where the tokens are there already */
-    Pass *pass;
-    Verdict *verdict;
-    const void *lm_panels;
-    const float *lm_bias;
-    int64_t *tokens, *positions; /* [rows] of all three; worked in */
-    float *logits;               /* [rows, size], worked in */
-    float *last;                 /* [hidden], out: the state after the last accepted row */
-    int64_t is_text;             /* rows follow each other, and only the last one's logits count */
-    double drafting, passing;    /* out: seconds of the draft; of the pass, logits included */
-    double whole;                /* out: seconds of all */
-} Step;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* The rows of `path` [count] behind the text, in its order. A path only ever moves up. */
 static void keep(const Pass *pass, const int64_t *path, int64_t count) {
@@ -85,8 +62,6 @@ static void step_part(const void *what, int part, int parts) {
     memcpy(s->last, hidden + v->path[v->length - 1] * size, sizeof(float) * (size_t)size);
 }
 
-/* 0, or 1 where a row lies outside of the embeddings or of the cache: nothing is done then. A draft
-   of the heads is within: what they guess from is no larger. */
 EXPORT int64_t step(Step *s) {
     Pass *pass = s->pass;
     const double begun = now();

@@ -97,3 +97,29 @@ class Step(Structure):
         ("is_text", c_int64),
         *((n, c_double) for n in ("drafting", "passing", "whole")),
     )
+
+
+class Account(Structure):
+    """What an answer may spend on drafts: kernels/account.h."""
+
+    _fields_ = (
+        ("prices", c_void_p),
+        *((n, c_double) for n in ("plain", "enough", "rate", "share", "least", "sure", "strict")),
+        ("most", c_double),
+        *((n, c_int64) for n in ("count", "usual", "proof", "asks")),
+        *((n, c_double) for n in ("balance", "credit")),
+        *((n, c_int64) for n in ("certain", "length")),
+    )
+
+
+class Run(Structure):
+    """Steps one after another: kernels/run.c."""
+
+    _fields_ = (
+        ("step", POINTER(Step)),
+        ("account", POINTER(Account)),
+        *((n, c_void_p) for n in ("ends", "ids", "times")),
+        *((n, c_int64) for n in ("end_count", "rows", "stride", "longest")),
+        *((n, c_int64) for n in ("most_steps", "most_tokens", "last_start", "count")),
+        *((n, c_double) for n in ("seconds", "certainty", "whole")),
+    )

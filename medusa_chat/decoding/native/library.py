@@ -5,7 +5,15 @@ from ctypes import CDLL, POINTER, c_float, c_int, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.native.jobs import Decoder, Pass, Product, Proposal, Step, Verdict
+from medusa_chat.decoding.native.jobs import (
+    Decoder,
+    Pass,
+    Product,
+    Proposal,
+    Run,
+    Step,
+    Verdict,
+)
 
 WIDEST_PANEL = 32  # outputs, on any CPU
 
@@ -21,7 +29,8 @@ class Team:
         self.chance = library.chance
         self.chance.argtypes = [c_void_p, c_int, c_float, c_int64, c_float]
         self.chance.restype = c_float
-        self.propose, self.judge, self.step = library.propose, library.judge, library.step
+        self.propose, self.judge = library.propose, library.judge
+        self.step, self.steps = library.step, library.steps
         sizes = [c_int64] * 2
         self.run.argtypes, self.run.restype = [POINTER(Pass)], c_int64
         self.linear.argtypes, self.linear.restype = [POINTER(Product), c_int64], None
@@ -29,7 +38,8 @@ class Team:
             pack.argtypes, pack.restype = [c_void_p, c_void_p, *sizes], None
         for function, kind in ((self.propose, Proposal), (self.judge, Verdict)):
             function.argtypes, function.restype = [POINTER(kind)], None
-        self.step.argtypes, self.step.restype = [POINTER(Step)], c_int64
+        for steps, job in ((self.step, Step), (self.steps, Run)):
+            steps.argtypes, steps.restype = [POINTER(job)], c_int64
         self.work_size.argtypes = [POINTER(Decoder), *sizes, c_int64]
         self.work_size.restype = c_int64
 

@@ -6,22 +6,26 @@ from math import exp
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from medusa_chat.decoding.drafters import Plan, TreeTensors
 from medusa_chat.decoding.events import DraftRecord
-from medusa_chat.decoding.growth import Growth, subtree
+from medusa_chat.decoding.governor import STRIDE
+from medusa_chat.decoding.growth import subtree
+from medusa_chat.decoding.native.account import NativeAccount
 from medusa_chat.decoding.native.decoder import NativeDecoder
 from medusa_chat.decoding.native.heads import NativeHeads
 from medusa_chat.decoding.native.jobs import Growth as GrowthJob
-from medusa_chat.decoding.native.jobs import Pass, Proposal, Step, Verdict
+from medusa_chat.decoding.native.jobs import Pass, Proposal, Run, Step, Verdict
 from medusa_chat.decoding.native.library import Team
-from medusa_chat.decoding.outcome import Outcome, record
+from medusa_chat.decoding.outcome import Here, Outcome, record
 from medusa_chat.decoding.settings import CHUNK, MAX_NODES, GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 
 MOST_SHAPES = 64  # of trees that are kept ready
 ROOM = 256  # tokens by which what a pass works in grows
+MOST_STEPS = 64  # of one call
+MOMENT = 0.002  # seconds, after which no other step begins in it: nobody waits for so little
+HEADER = 4  # of a step's row among the ids, before its path and the path's tokens
 FIGURES = ("at_parent", "entropies", "sums", "thresholds")
 
 
@@ -65,7 +69,13 @@ class NativeStep:
         self._job.lm_panels, self._job.lm_bias = lm.panels.data_ptr(), lm.bias_at
         self._job.tokens, self._job.positions = addressof(self._tokens), addressof(self._places)
         self._job.logits, self._job.last = self._logits.data_ptr(), self.hidden.data_ptr()
-        self._call = byref(self._job)
+        self._account, self._context = NativeAccount(), backbone.context
+        self._run = Run(pointer(self._job), seconds=MOMENT)
+        self._ids = (c_int64 * (MOST_STEPS * (HEADER + 2)))()
+        self._times = (c_double * (MOST_STEPS * 3))()
+        self._ends_of: tuple[int, ...] | None = None
+        self._run.ids, self._run.times = addressof(self._ids), addressof(self._times)
+        self._call = byref(self._run)
         self._text: _Text | None = None
         self._alone = Plan(ROOT, TreeTensors.of(ROOT, torch.device("cpu")), None)
 
@@ -89,28 +99,31 @@ class NativeStep:
             return None
         is_finite = bool(self._verdict.is_finite)
         self._cache.extend(count)
-        made = Outcome([0], [tokens[-1]], self._own[0], is_finite, None)
+        made = Outcome([0], [tokens[-1]], self._own[0], is_finite)
         made.certainty = self._verdict.certainty
         return made
 
-    def take(
-        self, plan: Plan, root: int, hidden: Tensor, settings: GenerationSettings, details: bool
-    ) -> Outcome | None:
+    def take(self, plan: Plan, root: int, here: Here) -> list[Outcome] | None:
         """See WholeStep. What stays the same from step to step is not set again."""
-        if settings is not self._settings or details != self._details:
-            self._arm(settings, details)
+        if here.settings is not self._settings or here.details != self._details:
+            self._arm(here.settings, here.details)
         shape, start = self._shape_of(plan), self._cache.length
         is_seen = self._window is None or start + shape.depth < self._window
         if not (self._is_known and is_seen) or (plan.tokens is None and shape.draft is None):
             return None
         if shape is not self._shape:
             self._turn_to(shape)
-        if hidden is not self.hidden:
-            self.hidden.copy_(hidden)
+        if here.hidden is not self.hidden:
+            self.hidden.copy_(here.hidden)
         self._set_place(shape, plan, root, start)
-        if self._team.step(self._call):
+        self._bound(shape, plan, here, start)
+        if plan.grower is not None:
+            self._account.open(plan.grower, start, plan.asks)
+        if self._team.steps(self._call):
             return None
-        return self._outcome(plan, shape)
+        if plan.grower is not None:
+            self._account.close(plan.grower)
+        return self._outcomes(plan, shape)
 
     def _arm(self, settings: GenerationSettings, details: bool) -> None:
         """For answers of these settings."""
@@ -128,7 +141,7 @@ class NativeStep:
         job.threads = self._pass.threads = self._team.threads
 
     def _shape_of(self, plan: Plan) -> "_Shape":
-        key = id(plan.tensors), id(plan.index), plan.growth is None
+        key = id(plan.tensors), id(plan.index), plan.grower is None
         found = self._shapes.get(key)
         if found is None:
             if len(self._shapes) >= MOST_SHAPES:
@@ -144,7 +157,13 @@ class NativeStep:
         """For steps of this tree."""
         self._shape, job = shape, self._verdict
         job.parents, job.depths = shape.parents, shape.depths
-        job.rows, job.deepest = shape.nodes, shape.depth
+        job.rows, job.deepest = shape.nodes, shape.depth  # a growth says them anew
+        run, most = self._run, shape.depth + 1
+        run.rows, run.longest, run.stride = shape.nodes, most, HEADER + 2 * most
+        if len(self._ids) < MOST_STEPS * run.stride:
+            self._ids = (c_int64 * (MOST_STEPS * run.stride))()
+            run.ids = addressof(self._ids)
+        run.account = pointer(self._account.job) if shape.growth is not None else None
         if self._noise.numel() < (shape.depth + 1) * job.size:
             self._noise = torch.empty((shape.depth + 1) * job.size)
             job.noise = self._noise.data_ptr()
@@ -162,41 +181,53 @@ class NativeStep:
             self._decoder.make_room(shape.nodes, keys, job.threads)
         job.work = self._decoder.job.work  # a prompt may have had it grow
         if shape.draft is not None:
-            shape.draft.root = root
-            if plan.growth is not None:
-                shape.limit(plan.growth)
-                job.rows = min(plan.growth.most, shape.nodes)
+            shape.draft.root = self._tokens[0] = root
         elif plan.tokens is not None:
             self._tokens[: shape.nodes] = list(plan.tokens)
 
-    def _outcome(self, plan: Plan, shape: "_Shape") -> Outcome:
-        job, verdict, nodes = self._job, self._verdict, self._pass.rows
-        self.seconds += job.whole
-        if nodes == 1:
-            taken, tokens, own = [0], [self._tokens[0]], [self._own[0]]
-        else:
-            taken, tokens = self._path[: verdict.length], self._tokens[:nodes]
-            own = self._own[:nodes]
-        is_finite = bool(verdict.is_finite)
-        if is_finite:
-            self._cache.extend(len(taken))
-        made = self._record(plan, shape, tokens, own) if self._details else None
-        last = own[taken[-1]]
-        timed = job.drafting, job.passing
-        return Outcome(taken, tokens, last, is_finite, made, *timed, verdict.certainty)
+    def _bound(self, shape: "_Shape", plan: Plan, here: Here, start: int) -> None:
+        """How far steps may follow each other: for a moment, in what room there is."""
+        run, longest = self._run, self._room[1] - shape.nodes
+        longest = min(longest, self._context - 1 - shape.depth)
+        if self._window is not None:
+            longest = min(longest, self._window - 1 - shape.depth)
+        if plan.grower is not None:  # whose costs are those of a stretch
+            longest = min(longest, start // STRIDE * STRIDE + STRIDE - 1)
+        run.last_start, run.most_tokens, run.certainty = longest, here.most, here.certainty
+        run.most_steps = MOST_STEPS if plan.is_lasting and not here.details else 1
+        if here.ends is not self._ends_of:
+            self._ends_of = here.ends
+            self._ends = (c_int64 * len(here.ends))(*here.ends)
+            run.ends, run.end_count = addressof(self._ends), len(here.ends)
 
-    def _record(
-        self, plan: Plan, shape: "_Shape", tokens: list[int], own: list[int]
-    ) -> DraftRecord:
-        n = len(tokens)
+    def _outcomes(self, plan: Plan, shape: "_Shape") -> list[Outcome]:
+        run, stride, longest = self._run, self._run.stride, self._run.longest
+        self.seconds += run.whole
+        ids, times = self._ids[: run.count * stride], self._times[: run.count * 3]
+        found = []
+        for number in range(run.count):
+            at, timed = number * stride, times[3 * number : 3 * number + 3]
+            nodes, length, following, asked = ids[at : at + HEADER]
+            first = at + HEADER + longest
+            path, tokens = ids[at + HEADER : at + HEADER + length], ids[first : first + length]
+            found.append(Outcome(path, tokens, following, True, nodes, None, *timed))
+        last = found[-1]
+        last.is_finite, last.certainty = bool(self._verdict.is_finite), self._verdict.certainty
+        if self._details:  # then it is alone
+            last.record = self._record(plan, shape, last.nodes, asked)
+        self._cache.extend(sum(len(o.path) for o in found if o.is_finite))
+        return found
+
+    def _record(self, plan: Plan, shape: "_Shape", n: int, asked: int) -> DraftRecord:
+        tokens, own = self._tokens[:n], self._own[:n]
         found, entropies, _, thresholds = (row[:n] for row in self._figures)
-        shares = self._shares[:n] if plan.tokens is None else None
+        shares = self._shares[:n] if asked else None
         limits = thresholds if self._is_typical else None
         chances = [exp(x) for x in found]
         if shape.growth is None or self._heads is None or shape.draft is None:
             return record(plan.tree, tokens, own, chances, entropies, limits, shares)
-        tree = subtree(plan.tree, shape.chosen(n))
-        guesses = self._heads.guesses(shape.draft, shape.growth.asked)
+        tree = subtree(plan.tree, shape.chosen(n)) if asked else ROOT
+        guesses = self._heads.guesses(shape.draft, asked) if asked else ()
         return record(tree, tokens, own, chances, entropies, limits, shares, guesses)
 
 
@@ -239,7 +270,7 @@ class _Shape:
         self.draft = draft
         self.pointer = pointer(draft) if draft is not None else None
         self.growth: GrowthJob | None = None
-        if draft is not None and plan.growth is not None:
+        if draft is not None and plan.grower is not None:
             self.growth = self._growth()
             draft.growth = pointer(self.growth)
 
@@ -248,24 +279,12 @@ class _Shape:
         job, size = GrowthJob(self.parents, self.depths, self.hides), self.nodes
         self._own = torch.zeros(3, size, dtype=torch.long)
         self._own_mask = torch.zeros(size, size)
-        self._seconds: tuple[float, ...] = ()
         job.nodes = job.stride = size
         job.chosen, job.own_parents, job.own_depths = (row.data_ptr() for row in self._own)
         job.own_mask = self._own_mask.data_ptr()
         self.parents, self.depths = job.own_parents, job.own_depths
         self.hides = job.own_mask
         return job
-
-    def limit(self, growth: Growth) -> None:
-        """What a step may cost, and what the heads are worth now."""
-        job = self.growth
-        assert job is not None
-        if growth.seconds is not self._seconds:
-            self._seconds = growth.seconds
-            self._prices = (c_double * len(growth.seconds))(*growth.seconds)
-            job.seconds = addressof(self._prices)
-        job.most = min(growth.most, len(growth.seconds))
-        job.rate, job.gate = growth.rate, growth.gate
 
     def chosen(self, count: int) -> tuple[int, ...]:
         """Which nodes the last draft had."""

@@ -1,0 +1,37 @@
+"""NativeAccount: what a grower knows, where the C library can go on from it."""
+
+from ctypes import addressof, c_double
+from typing import Any
+
+from medusa_chat.decoding.governor import SHARE
+from medusa_chat.decoding.grower import Grower
+from medusa_chat.decoding.native.jobs import Account
+
+
+class NativeAccount:
+    """A grower's account while steps follow each other in C: opened before, closed behind them."""
+
+    def __init__(self) -> None:
+        self.job = Account(share=SHARE)
+        self._prices: tuple[float, ...] = ()
+        self._kept: Any = None  # where they are
+
+    def open(self, grower: Grower, length: int, asks: bool) -> None:
+        """Behind `length` tokens. asks: see Plan."""
+        grower.look_up(length)
+        job = self.job
+        if grower.prices is not self._prices:
+            self._prices = grower.prices
+            self._kept = (c_double * len(grower.prices))(*grower.prices)
+            job.prices, job.count = addressof(self._kept), len(grower.prices)
+        job.plain, job.enough, job.rate = grower.plain, grower.enough, grower.rate
+        job.least, job.sure, job.strict = grower.certain, grower.sure, grower.strict
+        job.most, job.usual, job.proof, job.asks = grower.most, grower.usual, grower.proof, asks
+        job.balance, job.credit = grower.balance, grower.credit
+        job.certain, job.length = grower.certain_roots, grower.length
+
+    def close(self, grower: Grower) -> None:
+        """Let the grower know what was spent and earned."""
+        job = self.job
+        grower.balance, grower.credit = job.balance, job.credit
+        grower.certain_roots, grower.length = job.certain, job.length
