@@ -95,10 +95,10 @@ class Drafter(Protocol):
     name: str
     least: float  # see Plan
 
-    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 1.0) -> Plan:
+    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
         """tokens: every id certain since the last call, on the host, the root last (the prompt
         first). depth: how deep the context lets the tree be. certainty: the backbone's
-        probability of the root, 0 for anything under `least`."""
+        probability of the root, 0 for anything under `least` and where it was not wanted."""
         ...
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
@@ -121,7 +121,7 @@ class Autoregressive:
     def __init__(self, device: torch.device) -> None:
         self._tensors = TreeTensors.of(ROOT, device)
 
-    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 1.0) -> Plan:
+    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
         return Plan(ROOT, self._tensors, tokens[-1:], is_lasting=True)
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
@@ -157,13 +157,13 @@ class Medusa:
         self.tree = tree
         self._heads, self._lm_head, self._details = heads, lm_head, details
         self.least = self._grower.certain if self._grower is not None else 0.0
-        self._length, self._certainty = -1, 1.0  # tokens in the cache, and the root's probability
+        self._length, self._certainty = -1, 0.0  # tokens in the cache, and the root's probability
         self._is_drafted = False  # whether heads ran
         self._steps = 0  # that were planned
         self._plans: dict[tuple[int, int], Shape] = {}
         self._alone = TreeTensors.of(ROOT, heads.bias.device)
 
-    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 1.0) -> Plan:
+    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
         self._length += len(tokens)
         self._steps += 1
         self._certainty = certainty
@@ -208,7 +208,10 @@ class Medusa:
         """What decides which nodes are drafted now; None: all, or with a grower just the root."""
         if plan.grower is None:
             return None
-        return plan.grower.growth(self._length, self._certainty, plan.asks)
+        found = plan.grower.growth(self._length, self._certainty, plan.asks)
+        if plan.grower.is_rich:
+            plan.least = 0.0  # who is rich decides without it
+        return found
 
     def _unsure(self, plan: Plan, growth: Growth, root: Tensor, hidden: Tensor) -> Draft | None:
         """The root alone where the first head's best guess does not open the gate."""
@@ -292,7 +295,7 @@ class PromptLookup:
         self._ids: list[int] = []
         self._ends: dict[tuple[int, ...], list[int]] = {}  # n-gram -> places after it
 
-    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 1.0) -> Plan:
+    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
         for token in tokens:
             self._append(token)
         found = self._merge(min(depth, LOOKUP_DEPTH))

@@ -24,8 +24,8 @@ class Grower:
     it, no debt, and no more than CARRIED usual steps of which nothing is accepted, the first answer
     so many. While it does not pay for such a step, only what looks sure is drafted: behind PROOF
     roots in a row that the backbone was CERTAIN of, where the first head is SURE, and of the rest
-    what is worth STRICT times as much as a second brings on average. Where it does pay, a step has
-    the usual number of nodes, the most probable ones. Texts that no head foresees are left to plain
+    what is worth STRICT times as much as a second brings on average. Where it does pay, up to the
+    usual number, what is worth as much as a second brings. Texts that no head foresees are left to plain
     decoding.
 
     Over all answers there is *credit*: the same account with SHARE of plain decoding's time added,
@@ -62,13 +62,18 @@ class Grower:
         """Another answer."""
         self.certain_roots, self.length, self._is_begun = 0, 0, False
 
+    @property
+    def is_rich(self) -> bool:
+        """Whether it can pay for a usual step of which nothing is accepted."""
+        return self.balance >= self.enough
+
     def growth(self, length: int, certainty: float, asks: bool = False) -> Growth | None:
         """What decides the next step's nodes, behind `length` tokens in the cache and a root of
         this probability; None for plain decoding. asks: the usual number of nodes is drafted
         whatever is known of it, to be seen and counted."""
         self.look_up(length)
         self.certain_roots = self.certain_roots + 1 if certainty >= self.certain else 0
-        is_sure, is_rich = self.certain_roots >= self.proof, self.balance >= self.enough
+        is_sure, is_rich = self.certain_roots >= self.proof, self.is_rich
         if asks:
             return Growth(self.prices, self.usual, 0.0)
         if not is_sure and not is_rich:
@@ -77,7 +82,7 @@ class Grower:
         if most < 2:
             return None
         if is_rich:
-            return Growth(self.prices, min(most, self.usual), 0.0)
+            return Growth(self.prices, min(most, self.usual), self.rate)
         return Growth(self.prices, most, self.strict * self.rate, self.sure)
 
     def record(self, nodes: int, tokens: int) -> None:

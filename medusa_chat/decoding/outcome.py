@@ -19,7 +19,7 @@ class Outcome:
     """One step's result. path: the nodes that stood, the root first; tokens: theirs. nodes: of the
     draft. heads_seconds, backbone_seconds: what proposing it and the pass over it took, LM head
     included; seconds: of all, but for what the host does around it. certainty: the backbone's
-    probability of next_token, 0 for anything under the plan's `least`; 1 where nobody asked."""
+    probability of next_token, 0 for anything under the plan's `least` and where nobody asked."""
 
     path: list[int]
     tokens: list[int]
@@ -30,7 +30,7 @@ class Outcome:
     heads_seconds: float = 0.0
     backbone_seconds: float = 0.0
     seconds: float = 0.0
-    certainty: float = 1.0
+    certainty: float = 0.0
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Here:
     details: bool
     hidden: Tensor
     root: Tensor | None = None
-    certainty: float = 1.0
+    certainty: float = 0.0
     most: int = 1
     ends: tuple[int, ...] = ()
 

@@ -21,7 +21,7 @@ EXPORT int allow(Account *a, Growth *g, int64_t length, double certainty) {
     if (!is_sure && !is_rich) return 0;
     while (most < a->count && a->prices[most] <= a->plain + a->credit) most++;
     if (most < 2) return 0;
-    if (is_rich) return limit(a, g, most < a->usual ? most : a->usual, 0.0, 0.0);
+    if (is_rich) return limit(a, g, most < a->usual ? most : a->usual, a->rate, 0.0);
     return limit(a, g, most, a->strict * a->rate, a->sure);
 }
 

@@ -15,7 +15,8 @@ typedef struct {
     int64_t most_steps, most_tokens, last_start; /* no step begins behind more tokens than that */
     int64_t count;                               /* out: of steps */
     double seconds; /* after which none begins */
-    double certainty; /* the backbone's probability of the root */
+    double certainty; /* the backbone's probability of the root; 0: not known to be enough */
+    double least;     /* from which on that of the next one is wanted; 0: never */
     double whole;     /* out: seconds of all */
 } Run;
 
@@ -73,6 +74,8 @@ EXPORT int64_t steps(Run *r) {
         const int64_t start = s->pass->start;
         const int is_drafted = draft && (!g || allow(r->account, g, start, certainty));
         s->draft = is_drafted ? draft : NULL;
+        /* who is rich decides without it */
+        v->least = g && r->account->balance >= r->account->enough ? 0.0f : (float)r->least;
         s->pass->rows = v->rows = most_rows(r, draft, is_drafted);
         if (draft && !is_drafted) v->deepest = 0;
         failed = step(s);

@@ -82,14 +82,40 @@ INLINE float total(vec v) {
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 }
 
+/* x * 2^n, and 0 where x's own argument lies under `low`. */
+INLINE vec scaled(vec p, vec n, vec x, float low) {
+#if defined(__AVX512F__) && defined(__AVX512VL__)
+    vec found;
+    __asm__("vcmpnltps %3, %4, %%k1\n\tvscalefps %2, %1, %0%{%%k1%}%{z%}"
+            : "=v"(found)
+            : "v"(p), "v"(n), "v"(all(low)), "v"(x)
+            : "k1");
+    return found;
+#else
+    ints power = (__builtin_convertvector(n, ints) + 127) << 23;
+    return pick(x < all(low), all(0.0f), p * (vec)power);
+#endif
+}
+
+/* The nearest whole numbers of small ones. */
+INLINE vec nearest(vec x) {
+#if defined(__AVX512F__) && defined(__AVX512VL__)
+    vec found;
+    __asm__("vrndscaleps $8, %1, %0" : "=v"(found) : "v"(x));
+    return found;
+#else
+    const vec magic = all(12582912.0f);
+    return (x + magic) - magic;
+#endif
+}
+
 /* e^x to 2 units in the last place; 0 under -87 (as for -inf), so that what is masked adds
    nothing. */
 INLINE vec exponential(vec x) {
-    const vec low = all(-87.0f), magic = all(12582912.0f);
-    const ints vanishes = x < low;
-    const vec y = smaller(all(88.0f), larger(low, x));
-    vec n = (y * 1.44269504f + magic) - magic;
-    vec r = y - n * 0.693359375f + n * 2.12194440e-4f;
+    const vec y = smaller(all(88.0f), larger(all(-87.0f), x));
+    const vec n = nearest(y * 1.44269504f);
+    vec r = fused(n, all(-0.693359375f), y);
+    r = fused(n, all(2.12194440e-4f), r);
     vec p = all(1.9875691500e-4f);
     p = fused(p, r, all(1.3981999507e-3f));
     p = fused(p, r, all(8.3334519073e-3f));
@@ -97,8 +123,7 @@ INLINE vec exponential(vec x) {
     p = fused(p, r, all(1.6666665459e-1f));
     p = fused(p, r, all(5.0000001201e-1f));
     p = fused(p * r, r, r) + 1.0f;
-    ints power = (__builtin_convertvector(n, ints) + 127) << 23;
-    return pick(vanishes, all(0.0f), p * (vec)power);
+    return scaled(p, n, x, -87.0f);
 }
 
 /* ln(x) of normal numbers to 2 units in the last place. */

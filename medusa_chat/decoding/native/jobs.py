@@ -121,5 +121,5 @@ class Run(Structure):
         *((n, c_void_p) for n in ("ends", "ids", "times")),
         *((n, c_int64) for n in ("end_count", "rows", "stride", "longest")),
         *((n, c_int64) for n in ("most_steps", "most_tokens", "last_start", "count")),
-        *((n, c_double) for n in ("seconds", "certainty", "whole")),
+        *((n, c_double) for n in ("seconds", "certainty", "least", "whole")),
     )

@@ -174,7 +174,6 @@ class NativeStep:
     def _set_place(self, shape: "_Shape", plan: Plan, root: int, start: int) -> None:
         """Behind `start` tokens, from this root on."""
         job, keys = self._pass, -(-(start + shape.nodes) // ROOM) * ROOM
-        self._verdict.least = plan.least
         job.start = job.free = self._verdict.place = start
         if (shape.nodes, keys) != self._room:
             self._room = (shape.nodes, keys)
@@ -193,7 +192,8 @@ class NativeStep:
             longest = min(longest, self._window - 1 - shape.depth)
         if plan.grower is not None:  # whose costs are those of a stretch
             longest = min(longest, start // STRIDE * STRIDE + STRIDE - 1)
-        run.last_start, run.most_tokens, run.certainty = longest, here.most, here.certainty
+        run.last_start, run.most_tokens = longest, here.most
+        run.certainty, run.least = here.certainty, plan.least
         run.most_steps = MOST_STEPS if plan.is_lasting and not here.details else 1
         if here.ends is not self._ends_of:
             self._ends_of = here.ends
