@@ -11,20 +11,41 @@
 
 #define MOST_HIDDEN 16384
 
-static void residual(const Proposal *h, int k) {
-    const int size = (int)h->hidden_size;
-    float wide[MOST_HIDDEN], *x = h->states + (ptrdiff_t)k * size;
-    memcpy(x, h->hidden, sizeof(float) * size);
-    for (int l = 0; l < h->layers; l++) {
-        const ptrdiff_t at = l * h->heads + k;
-        const int half = (int)h->is_half, width = half ? sizeof(uint16_t) : sizeof(float);
-        const ptrdiff_t whole = (ptrdiff_t)PANEL * ((size + PANEL - 1) / PANEL) * size;
-        const char *panels = (const char *)h->panels + at * whole * width;
-        const Product p = {x, panels, h->bias + at * size, wide, 1, size, size, 0, half};
-        share(&p, 0, 1);
-        for (int d = 0; d < size; d += LANES) {
-            vec y = load(wide + d);
-            store(x + d, load(x + d) + y / (1.0f + exponential(-y)));
+/* Outputs from panel `at` to `end` of one head's layer: y = x + silu(W x + b). */
+static void add_layer(const Proposal *h, int layer, int head, const float *x, float *y, int at,
+                      int end) {
+    const int size = (int)h->hidden_size, half = (int)h->is_half, last = least(PANEL * end, size);
+    const ptrdiff_t number = (ptrdiff_t)layer * h->heads + head;
+    const ptrdiff_t whole = (ptrdiff_t)PANEL * ((size + PANEL - 1) / PANEL) * size;
+    const char *panels = (const char *)h->panels;
+    panels += number * whole * (ptrdiff_t)(half ? sizeof(uint16_t) : sizeof(float));
+    float wide[MOST_HIDDEN];
+    const Product p = {x, panels, h->bias + number * size, wide, 1, size, size, 0, half};
+    const Product q = ready(&p);
+    multiply(&q, at, end);
+    for (int d = PANEL * at; d < last; d += LANES) {
+        const vec z = load(wide + d);
+        store(y + d, load(x + d) + z / (1.0f + exponential(-z)));
+    }
+}
+
+/* The states of heads `from` to `to`: every part has its panels of all of them, layer by layer, and
+   who reads the states meets the others first. */
+static void residual(const Proposal *h, int from, int to, int part, int parts) {
+    const int size = (int)h->hidden_size, panels = (size + PANEL - 1) / PANEL;
+    const int count = (to - from) * panels, layers = (int)h->layers;
+    const int mine = first(count, part, parts), end = first(count, part + 1, parts);
+    float *const states[2] = {h->states, h->states + h->used * size};
+    for (int k = from; !layers && part == 0 && k < to; k++)
+        memcpy(h->states + (ptrdiff_t)k * size, h->hidden, sizeof(float) * (size_t)size);
+    for (int l = 0; l < layers; l++) {
+        const int target = (layers - 1 - l) % 2; /* the last layer's are the states */
+        if (l) meet(part, parts);
+        for (int k = from; k < to; k++) {
+            const int base = (k - from) * panels, at = mine > base ? mine - base : 0;
+            const int stop = least(end - base, panels);
+            const float *x = l ? states[!target] + (ptrdiff_t)k * size : h->hidden;
+            if (at < stop) add_layer(h, l, k, x, states[target] + (ptrdiff_t)k * size, at, stop);
         }
     }
 }
@@ -69,7 +90,7 @@ void propose_part(const void *what, int part, int parts) {
     const Proposal *h = what;
     const int used = (int)h->used, has_gate = h->growth && h->growth->gate > 0;
     const int early = has_gate ? 1 : used; /* the others may not be asked */
-    for (int k = part; h->states && k < early; k += parts) residual(h, k);
+    if (h->states) residual(h, 0, early, part, parts);
     if (has_gate) {
         guess(h, 0, 1, part, parts);
         meet(part, parts);
@@ -77,7 +98,7 @@ void propose_part(const void *what, int part, int parts) {
             if (part == 0) h->growth->asked = 1, fill(h);
             return;
         }
-        for (int k = early + part; k < used; k += parts) residual(h, k);
+        residual(h, early, used, part, parts);
     }
     guess(h, has_gate, used, part, parts);
     if (!h->tokens) return;

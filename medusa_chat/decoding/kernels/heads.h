@@ -13,7 +13,7 @@ typedef struct {
     const float *lm_bias;   /* or NULL */
     const int64_t *names;   /* [size]: the token of each of its rows; NULL: its place */
     const float *hidden;    /* [hidden] */
-    float *states, *logits; /* [used, hidden], [used, size] */
+    float *states, *logits; /* [used, hidden] and as many to work in; [used, size] */
     float *values, *sums;   /* [used, width], [used]: log(sum(exp)) of all logits */
     int64_t *places;        /* [used, width] */
     const int64_t *index;   /* [nodes]: 0 the root, else 1 + a place among the guesses */

@@ -43,10 +43,11 @@ class NativeHeads(nn.Module):
 
     def hidden_states(self, hidden: Tensor, heads: int) -> Tensor:
         """[1, d] -> [heads, 1, d]."""
-        x, out, job = hidden.float().contiguous(), torch.empty(heads, 1, self._size), self._fresh()
+        x, job = hidden.float().contiguous(), self._fresh()
+        out = torch.empty(2 * heads, 1, self._size)
         job.hidden, job.states, job.used = x.data_ptr(), out.data_ptr(), heads
         self._team.propose(byref(job))
-        return out
+        return out[:heads]
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """[K, V] -> values, tokens [K, count] and log(sum(exp)) [K]."""
@@ -86,7 +87,7 @@ class NativeHeads(nn.Module):
     def _room_for(self, depth: int, width: int, size: int) -> list[Tensor]:
         """Where a draft is worked out, the same at every step."""
         if (depth, width) not in self._room:  # which say what `size` is
-            shapes = ((depth, self._size), (depth, size), (depth, width), (depth,))
+            shapes = ((2 * depth, self._size), (depth, size), (depth, width), (depth,))
             room = [torch.empty(shape) for shape in shapes]
             room.append(torch.empty(depth, width, dtype=torch.long))
             self._room[depth, width] = room
