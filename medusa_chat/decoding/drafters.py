@@ -154,6 +154,7 @@ class Medusa:
         self._governor = None if isinstance(governor, Grower) else governor
         self._grower = governor if isinstance(governor, Grower) else None
         _require_drawable(self._grower.candidates if self._grower else tree, heads, vocabulary)
+        self._device = heads.bias.device
         self.tree = tree
         self._heads, self._lm_head, self._details = heads, lm_head, details
         self.least = self._grower.certain if self._grower is not None else 0.0
@@ -161,7 +162,7 @@ class Medusa:
         self._is_drafted = False  # whether heads ran
         self._steps = 0  # that were planned
         self._plans: dict[tuple[int, int], Shape] = {}
-        self._alone = TreeTensors.of(ROOT, heads.bias.device)
+        self._alone = TreeTensors.of(ROOT, self._device)
 
     def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
         self._length += len(tokens)
@@ -239,8 +240,7 @@ class Medusa:
         deep = min(depth, tree.depth)
         found = self._plans.get((nodes, deep))
         if found is None:
-            device = self._heads.bias.device
-            found = self._plans[nodes, deep] = _shape_of(tree, nodes, deep, device)
+            found = self._plans[nodes, deep] = _shape_of(tree, nodes, deep, self._device)
         return found
 
 

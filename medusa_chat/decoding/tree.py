@@ -39,6 +39,13 @@ class Tree:
     def __len__(self) -> int:
         return len(self.parents)
 
+    def __hash__(self) -> int:
+        return self._hash  # answers are short, and what is kept ready for a tree is found by it
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.parents, self.ranks))
+
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """Distance of each node from the root, which is also its position after the root's."""
@@ -47,7 +54,7 @@ class Tree:
             depths.append(depths[parent] + 1)
         return tuple(depths)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Depth of the deepest node: how many heads the tree needs."""
         return max(self.depths)
@@ -77,7 +84,7 @@ class Tree:
         """Each node as the reference writes it: the ranks from depth 1 to its own; () = root."""
         return tuple(tuple(self.ranks[node] for node in path[1:]) for path in self.paths)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """How many predictions of a head the tree needs at most."""
         return max(self.ranks) + 1
