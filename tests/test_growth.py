@@ -164,6 +164,21 @@ def test_the_text_is_plain_decodings_in_one_call_and_by_parts(
         assert all(x == pytest.approx(y, abs=1e-5) for x, y in shares)
 
 
+def test_a_gate_that_is_shut_leaves_the_root_where_one_head_is_asked(library):
+    found = []
+    for is_whole in (True, False):
+        engine = native_engine("llama", library)
+        if not is_whole:
+            engine.backbone.whole_step = None
+        steps, said = governed(engine, Always(2.0, Tree.from_choices([(0,), (1,), (2,)])))
+        found.append(([step.nodes for step in steps], said))
+    sizes = found[0][0]
+    assert found[0] == found[1] and {*sizes} == {1, 4}
+    assert [number for number, size in enumerate(sizes) if size > 1] == [
+        number for number in range(len(sizes)) if number % ASKED_EVERY == ASKED_EVERY - 1
+    ]
+
+
 def test_the_trace_keeps_what_every_head_guessed(library):
     steps, _ = governed(native_engine("llama", library))
     for step in steps:
@@ -262,7 +277,7 @@ def test_the_c_twin_of_the_account_decides_the_same(library, seed):
         account.close(theirs)
         length += tokens
         certainty = dice.random() ** 0.2
-        for name in ("balance", "credit", "certain_roots", "length"):
+        for name in ("balance", "credit", "pace", "certain_roots", "length"):
             assert getattr(ours, name) == getattr(theirs, name), name
         if number % 20 == 19:
             ours.begin(), theirs.begin()

@@ -31,7 +31,7 @@ from tqdm import tqdm  # noqa: E402
 from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
 from medusa_chat.errors import MedusaChatError  # noqa: E402
 from medusa_chat.training.accuracy import count_ranks, ranks_of_answer  # noqa: E402
-from medusa_chat.training.answerers import Batches  # noqa: E402
+from medusa_chat.training.answerers import answerer  # noqa: E402
 from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
 from medusa_chat.training.distill import DistillRecipe, answer_prompts  # noqa: E402
 from medusa_chat.training.path_search import search_paths, tokens_per_step  # noqa: E402
@@ -56,12 +56,12 @@ class Plan:
     prompts: half of them from the given sets, half from our own dialogues.
     """
 
-    prompts: int = 12_000
+    prompts: int = 48_000
     held_out_prompts: int = 300
     answer_tokens: int = 128
     heads: int = 5
     head_layers: int = 2
-    head_steps: int = 2000
+    head_steps: int = 6000
     head_learning_rate: float = 2e-2
     nodes: int = 64
     default_nodes: int = 16
@@ -211,7 +211,8 @@ def make_answers(
 ) -> list[Example]:
     """The backbone's answers to the prompts, as training examples."""
     ends = (model.generation_config.eos_token_id,)
-    answers = answer_prompts(Batches(model, ends), prompts, recipe, path)
+    context = PROMPT_TOKENS + recipe.max_new_tokens + 1
+    answers = answer_prompts(answerer(model, context, ends), prompts, recipe, path)
     bar = tqdm(answers, total=len(prompts), desc=path.stem, unit="answer")
     return [answer.example for answer in bar if len(answer.answer_ids) > 2]
 

@@ -174,13 +174,14 @@ class Medusa:
         nodes = self._governor.choose(self._length) if self._governor else len(self.tree)
         tree, nodes = (grower.candidates, len(grower.candidates)) if grower else (self.tree, nodes)
         made = Plan(*self._shape(tree, nodes, depth), least=self.least)
-        made.is_lasting = self._governor is None
         self._is_drafted = len(made.tree) > 1
         if not self._is_drafted:
             made.tokens = tokens[-1:]
         elif grower is not None:
             made.grower = grower
             made.asks = self._details and self._steps % ASKED_EVERY == 0
+        is_fixed = self._governor is None or len(self.tree) == 1
+        made.is_lasting = is_fixed and not made.asks
         return made
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:

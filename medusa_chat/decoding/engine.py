@@ -120,7 +120,7 @@ class Engine:
         _, reason = self._cut([root_id], first, 0, limit, at_limit)
         known: Sequence[int] = [*prompt_ids, root_id]
         here = Here(drafter, rule, settings, details, hidden, certainty=first.certainty)
-        here.ends = tuple(self.pauses)
+        here.ends = tuple(self.eos | self.pauses)
         while reason is None:
             started = perf_counter()
             here.most = limit - len(answer)

@@ -13,6 +13,7 @@ CERTAIN = 0.9  # probability of a root from which the heads, which did not know 
 PROOF = 3  # such roots in a row, before anything is drafted that was not earned
 SURE = 0.8  # of the first head's best guess, from which the others are asked
 STRICT = 2.0  # what a second is worth then, in what it brings on average
+PACE = 1 / 32  # weight of one step in what a second has brought
 CARRIED = 3.0  # failed steps for which an answer may begin with what those before it earned
 
 
@@ -25,7 +26,8 @@ class Grower:
     so many. While it does not pay for such a step, only what looks sure is drafted: behind PROOF
     roots in a row that the backbone was CERTAIN of, where the first head is SURE, and of the rest
     what is worth STRICT times as much as a second brings on average. Where it does pay, up to the
-    usual number, what is worth as much as a second brings. Texts that no head foresees are left to plain
+    usual number, what is worth as much as a second brings: by the accuracies, or as it was seen to
+    where that is more. Texts that no head foresees are left to plain
     decoding.
 
     Over all answers there is *credit*: the same account with SHARE of plain decoding's time added,
@@ -48,6 +50,7 @@ class Grower:
         self.usual = len(self.expected)
         losses = (costs.at(self.usual, n) - costs.at(1, n) for n in costs.lengths)
         self.most = self.credit = PATIENCE * max(0.0, *losses)
+        self.pace = 0.0  # tokens that a plain step's time has brought, in steps of rich accounts
         self.balance = float("inf")  # the accuracies' promise, until it is tried
         self.plain = self.rate = 0.0
         self.enough = float("inf")  # of balance for a usual step of which nothing is accepted
@@ -82,13 +85,17 @@ class Grower:
         if most < 2:
             return None
         if is_rich:
-            return Growth(self.prices, min(most, self.usual), self.rate)
+            return Growth(
+                self.prices, min(most, self.usual), max(self.rate, self.pace / self.plain)
+            )
         return Growth(self.prices, most, self.strict * self.rate, self.sure)
 
     def record(self, nodes: int, tokens: int) -> None:
         """The last growth's step had so many nodes and gave so many tokens, 1 where none of them
         was accepted."""
         cost = max(self.plain, self.prices[min(nodes, len(self.prices)) - 1])
+        if self.is_rich:
+            self.pace += PACE * (tokens * self.plain / cost - self.pace)
         saved = tokens * self.plain - cost
         self.balance += saved
         self.credit = min(self.most, self.credit + saved)

@@ -1,7 +1,6 @@
 """Rehearsal: whole decoding steps at made-up places of the cache, for the time they take."""
 
 from collections.abc import Callable, Generator
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -20,7 +19,6 @@ MOST_BYTES = 2**28  # of a CPU's cache that may be written, for the first time, 
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
 WARM_UPS, WARM_SECONDS = 6, 0.02  # steps of one kind, and their seconds, before one is timed
 SLOW = 5  # times the budget, after which what there is must do
-FEW = (2, 3, 6)
 AT_ONCE = 16  # tokens of one call, where it has several steps
 SETTINGS = GenerationSettings(drafter="medusa", seed=0)
 
@@ -31,9 +29,11 @@ def time_steps(
     """Time steps of the first 1, 4, 8, ... nodes of `tree` behind a short and a long text.
 
     Yields None after every step, so that whoever waits can close the iterator, and StepCosts at
-    the end. A warm-up step of each size, then interleaved rounds and their medians, for about
+    the end. A warm-up step of each size, then interleaved rounds, for about
     `budget` seconds by `clock`: at least three rounds, but where steps are slow one is enough.
-    What the cache held is held afterwards. The engine must have heads.
+    Of each the least counts: what disturbs a step only adds to it, and on a machine with other
+    work to do half of them are disturbed. What the cache held is held afterwards. The engine must
+    have heads.
     """
     stage = Stage(engine, tree)
     timed: dict[tuple[int, int], list[float]] = {}
@@ -52,7 +52,7 @@ def time_steps(
     first, firsts = 0.0, dict[int, float]()
     began = clock()
     try:
-        for nodes in _sizes(engine, tree):
+        for nodes in [m for m in SIZES if m < len(tree)] + [len(tree)]:
             seconds = time_one(nodes, stage.lengths[0], False)
             yield None
             first = first or seconds
@@ -71,16 +71,9 @@ def time_steps(
                 break
     finally:
         stage.leave()
-    rows = [tuple(median(timed[m, length]) for m in sizes) for length in stage.lengths]
-    drafts = tuple(median(drafting[m]) for m in sizes)
+    rows = [tuple(min(timed[m, length]) for m in sizes) for length in stage.lengths]
+    drafts = tuple(min(drafting[m]) for m in sizes)
     yield StepCosts(tuple(sizes), stage.lengths, tuple(rows), drafts)
-
-
-def _sizes(engine: Engine, tree: Tree) -> list[int]:
-    """Nodes to be timed, up to the whole tree. On a CPU few rows may cost what they compute: then
-    one more or less decides."""
-    few = FEW if engine.backbone.device.type == "cpu" else ()
-    return [m for m in sorted({*SIZES, *few}) if m < len(tree)] + [len(tree)]
 
 
 def warm_ups(first: float) -> int:

@@ -10,9 +10,9 @@ typedef struct {
     const double *prices;       /* [count]: of a step of 1, 2, ... candidates, never falling */
     double plain, enough, rate; /* of a plain step; of balance for a usual step of which nothing is
                                    accepted; tokens a second that the better brings on average */
-    double share, least, sure, strict, most;
+    double share, least, sure, strict, most, weight; /* weight: of one step in the pace */
     int64_t count, usual, proof, asks;
-    double balance, credit; /* these four move */
+    double balance, credit, pace; /* these five move */
     int64_t certain, length;
 } Account;
 

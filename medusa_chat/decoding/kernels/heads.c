@@ -71,10 +71,9 @@ static void guess(const Proposal *h, int from, int to, int part, int parts) {
     }
 }
 
-/* The tokens of all nodes, and what of them is drafted. */
-static void fill(const Proposal *h) {
+/* The tokens of all nodes, and what of them is drafted; of a gate that is shut the root. */
+static void fill(const Proposal *h, int is_alone) {
     Growth *g = h->growth;
-    const int is_alone = g && g->asked < h->used;
     for (int i = 0; i < (is_alone ? 1 : h->nodes); i++) {
         const int64_t at = h->index[i] - 1, row = at < 0 ? 0 : h->places[at];
         h->tokens[i] = at < 0 ? h->root : h->names ? h->names[row] : row;
@@ -95,7 +94,7 @@ void propose_part(const void *what, int part, int parts) {
         guess(h, 0, 1, part, parts);
         meet(part, parts);
         if (expf(h->values[0] - h->sums[0]) < (float)h->growth->gate) {
-            if (part == 0) h->growth->asked = 1, fill(h);
+            if (part == 0) h->growth->asked = 1, fill(h, 1);
             return;
         }
         residual(h, early, used, part, parts);
@@ -105,7 +104,7 @@ void propose_part(const void *what, int part, int parts) {
     meet(part, parts);
     if (part) return;
     if (h->growth) h->growth->asked = used;
-    fill(h);
+    fill(h, 0);
 }
 
 EXPORT void propose(const Proposal *h) { together(propose_part, h, (int)h->threads); }

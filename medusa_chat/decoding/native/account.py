@@ -4,7 +4,7 @@ from ctypes import addressof, c_double
 from typing import Any
 
 from medusa_chat.decoding.governor import SHARE
-from medusa_chat.decoding.grower import Grower
+from medusa_chat.decoding.grower import PACE, Grower
 from medusa_chat.decoding.native.jobs import Account
 
 
@@ -12,7 +12,7 @@ class NativeAccount:
     """A grower's account while steps follow each other in C: opened before, closed behind them."""
 
     def __init__(self) -> None:
-        self.job = Account(share=SHARE)
+        self.job = Account(share=SHARE, weight=PACE)
         self._prices: tuple[float, ...] = ()
         self._kept: Any = None  # where they are
 
@@ -27,11 +27,11 @@ class NativeAccount:
         job.plain, job.enough, job.rate = grower.plain, grower.enough, grower.rate
         job.least, job.sure, job.strict = grower.certain, grower.sure, grower.strict
         job.most, job.usual, job.proof, job.asks = grower.most, grower.usual, grower.proof, asks
-        job.balance, job.credit = grower.balance, grower.credit
+        job.balance, job.credit, job.pace = grower.balance, grower.credit, grower.pace
         job.certain, job.length = grower.certain_roots, grower.length
 
     def close(self, grower: Grower) -> None:
         """Let the grower know what was spent and earned."""
         job = self.job
-        grower.balance, grower.credit = job.balance, job.credit
+        grower.balance, grower.credit, grower.pace = job.balance, job.credit, job.pace
         grower.certain_roots, grower.length = job.certain, job.length

@@ -105,9 +105,9 @@ class Account(Structure):
     _fields_ = (
         ("prices", c_void_p),
         *((n, c_double) for n in ("plain", "enough", "rate", "share", "least", "sure", "strict")),
-        ("most", c_double),
+        *((n, c_double) for n in ("most", "weight")),
         *((n, c_int64) for n in ("count", "usual", "proof", "asks")),
-        *((n, c_double) for n in ("balance", "credit")),
+        *((n, c_double) for n in ("balance", "credit", "pace")),
         *((n, c_int64) for n in ("certain", "length")),
     )
 
