@@ -12,6 +12,7 @@ from medusa_chat.messages import TreeFacts
 from medusa_chat.tuning import Tuning
 
 CANDIDATES = 2  # of a step, for each node that pays on average
+FEW = 4  # nodes, of which a row costs what it computes: no second guess is worth that
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +61,8 @@ def candidates(
     is drafted is fixed: on a device that records a step for one tree, and where no draft pays."""
     if len(tree) == 1 or device.type != "cpu":
         return None
+    if len(tree) <= FEW:
+        return tree
     return source_tree(calibration, heads).pruned(tree.depth).head(CANDIDATES * len(tree))
 
 
