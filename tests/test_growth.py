@@ -232,18 +232,19 @@ def test_a_gate_that_is_shut_first_says_what_the_first_head_guessed(library):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("size", [5, 8, 1003])
-def test_how_probable_the_next_token_is(library, size, temperature):
+@pytest.mark.parametrize("size", [1, 2, 5, 8, 1003])
+def test_how_certain_the_next_token_is(library, size, temperature):
     judge = NativeJudge(native.Team(library, 1))
     torch.manual_seed(size)
     for spread in (0.5, 3.0, 12.0):
         row = torch.randn(size) * spread
-        token = int(row.argmax())
-        wanted = TORCH.chance(row, token, temperature, 0.0)
-        for least in (0.2, 0.9, 0.999):
-            found = judge.chance(row, token, temperature, least)
-            assert found == pytest.approx(wanted, rel=1e-4) or (found == 0 and wanted < least)
-        assert judge.chance(row, token, temperature, 1e-9) == pytest.approx(wanted, rel=1e-4)
+        shares = torch.softmax(row / temperature, -1)
+        for token in {int(row.argmax()), 0, size - 1, size // 2}:
+            rival = max([float(p) for i, p in enumerate(shares) if i != token], default=0.0)
+            wanted = float(shares[token]) / (float(shares[token]) + rival or 1.0)
+            for one in (judge, TORCH):
+                found = one.certainty(row, token, temperature)
+                assert found == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
 @given(st.integers(0, 10_000))

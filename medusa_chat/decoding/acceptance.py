@@ -75,10 +75,14 @@ class Judge:
         log_p = torch.log_softmax(logits.float() / temperature, -1)
         return log_p[draft.tensors.parents, draft.tokens], entropies(log_p)
 
-    def chance(self, logits: Tensor, token: int, temperature: float, least: float) -> float:
-        """The probability of a token by the logits [V] that it was taken from; 0 is as good as
-        anything under `least`."""
-        return float(torch.softmax(logits.float() / temperature, -1)[token])
+    def certainty(self, logits: Tensor, token: int, temperature: float) -> float:
+        """How certain a token is by the logits [V] that it was taken from: its probability beside
+        that of the likeliest other one alone, for which no sum over all of them is needed."""
+        values, places = logits.float().topk(min(2, len(logits)))
+        rivals = values[places != token]
+        if not len(rivals):
+            return 1.0
+        return float(torch.sigmoid((logits[token].float() - rivals[0]) / temperature))
 
 
 TORCH = Judge()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ class Plan:
     the root first, or where the heads are to say them, index int64 [n]: each node's place in
     [root, the `width` best guesses of the first head, of the second, ...]. grower: who decides
     which of these nodes are drafted, and with asks that it is the usual number; None: all are.
-    least: the probability from which on that of the next root is wanted; 0: never. is_lasting:
+    least: the certainty from which on that of the next root is wanted; 0: never. is_lasting:
     whether the plans after it are the same, but for the root, while the text has room for them."""
 
     tree: Tree
@@ -98,7 +98,7 @@ class Drafter(Protocol):
     def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
         """tokens: every id certain since the last call, on the host, the root last (the prompt
         first). depth: how deep the context lets the tree be. certainty: the backbone's
-        probability of the root, 0 for anything under `least` and where it was not wanted."""
+        of the root (acceptance.py), 0 for anything under `least` and where it was not wanted."""
         ...
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
@@ -163,6 +163,24 @@ class Medusa:
         self._steps = 0  # that were planned
         self._plans: dict[tuple[int, int], Shape] = {}
         self._alone = TreeTensors.of(ROOT, self._device)
+
+    def is_of(
+        self,
+        heads: MedusaHeads,
+        tree: Tree,
+        details: bool,
+        governor: Governor | Grower | None,
+    ) -> bool:
+        """Whether one of these would be the same."""
+        is_same = self._heads is heads and self._details == details and self.tree == tree
+        return is_same and (self._grower or self._governor) is governor
+
+    def anew(self) -> Self:
+        """The same before its first step: an answer may be over in less time than it takes to make
+        one."""
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        return found
 
     def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
         self._length += len(tokens)

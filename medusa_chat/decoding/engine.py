@@ -54,6 +54,7 @@ class Engine:
         self._ids: list[int] = []  # what the cache holds
         self._root_tensors = TreeTensors.of(ROOT, backbone.device)
         self._watch = Stopwatch(backbone.device)
+        self._made: Medusa | None = None  # the last one, which the next answer mostly wants again
 
     def drafter(
         self,
@@ -73,10 +74,13 @@ class Engine:
             return PromptLookup(settings.nodes or len(tree), self.backbone.device)
         if self.heads is None:
             raise UsageError("the checkpoint has no Medusa heads: use --drafter prompt-lookup")
-        head = self.backbone.lm_head
         if settings.acceptance != "exact" and not settings.is_greedy:
             governor = None
-        return Medusa(self.heads, head, tree, self.backbone.vocabulary, details, governor)
+        made = self._made
+        if made is None or not made.is_of(self.heads, tree, details, governor):
+            head, vocabulary = self.backbone.lm_head, self.backbone.vocabulary
+            made = self._made = Medusa(self.heads, head, tree, vocabulary, details, governor)
+        return made.anew()
 
     def forget(self) -> None:
         """Empty the cache, so that the next prompt is prefilled whole."""
@@ -253,7 +257,7 @@ class Engine:
         case = Case(draft, self.backbone.lm_head(hidden), position, settings, False)
         outcome = read(draft, rule(case, self.backbone.judge))
         if least:
-            outcome.certainty = self._chance(case.logits[0], outcome, settings, least)
+            outcome.certainty = self._certainty(case.logits[0], outcome, settings, least)
         return outcome
 
     def _advance(self, here: "Here", known: Sequence[int]) -> list[Outcome]:
@@ -302,18 +306,18 @@ class Engine:
                 cache.keep(accepted.path, len(outcome.path))
         if plan.least:
             logits = case.logits[outcome.path[-1]]
-            outcome.certainty = self._chance(logits, outcome, here.settings, plan.least)
+            outcome.certainty = self._certainty(logits, outcome, here.settings, plan.least)
         here.root, here.hidden = accepted.next_token, hidden.index_select(0, accepted.node)
         outcome.heads_seconds = watch.between(begun, drafted)
         outcome.backbone_seconds = watch.between(drafted, ended)
         return outcome
 
-    def _chance(
+    def _certainty(
         self, logits: Tensor, outcome: Outcome, settings: GenerationSettings, least: float
     ) -> float:
-        """The backbone's probability of what comes next; 0 for less than `least`."""
+        """The backbone's of what comes next; 0 for less than `least`."""
         temperature = settings.temperature or 1.0
-        found = self.backbone.judge.chance(logits, outcome.next_token, temperature, least)
+        found = self.backbone.judge.certainty(logits, outcome.next_token, temperature)
         return found if found >= least else 0.0
 
     def _limit(self, prompt_tokens: int, settings: GenerationSettings) -> tuple[int, Reason]:

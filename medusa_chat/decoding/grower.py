@@ -9,7 +9,9 @@ from medusa_chat.decoding.governor import PATIENCE, SHARE, STRIDE
 from medusa_chat.decoding.growth import Growth
 from medusa_chat.decoding.tree import Tree
 
-CERTAIN = 0.9  # probability of a root from which the heads, which did not know it, can be right
+CERTAIN = (
+    0.9  # the backbone's, of a root: from which the heads, which did not know it, can be right
+)
 PROOF = 3  # such roots in a row, before anything is drafted that was not earned
 SURE = 0.8  # of the first head's best guess, from which the others are asked
 STRICT = 2.0  # what a second is worth then, in what it brings on average

@@ -18,8 +18,8 @@ from medusa_chat.decoding.tree import Tree
 class Outcome:
     """One step's result. path: the nodes that stood, the root first; tokens: theirs. nodes: of the
     draft. heads_seconds, backbone_seconds: what proposing it and the pass over it took, LM head
-    included; seconds: of all, but for what the host does around it. certainty: the backbone's
-    probability of next_token, 0 for anything under the plan's `least` and where nobody asked."""
+    included; seconds: of all, but for what the host does around it. certainty: the backbone's, of
+    next_token (acceptance.py), 0 for anything under the plan's `least` and where nobody asked."""
 
     path: list[int]
     tokens: list[int]

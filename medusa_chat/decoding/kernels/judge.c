@@ -28,7 +28,7 @@ static void choose(Verdict *v) {
     v->length = lengths[best];
     const float *x = v->logits + best * v->size, t = v->temperature > 0 ? v->temperature : 1.0f;
     v->is_finite = is_sound(x, (int)v->size);
-    v->certainty = v->least > 0 ? chance(x, (int)v->size, t, v->own[best], v->least) : 0.0f;
+    v->certainty = v->least > 0 ? certainty(x, (int)v->size, t, v->own[best]) : 0.0f;
     if (v->certainty < v->least) v->certainty = 0.0f;
     for (int64_t at = v->length; at--; best = v->parents[best]) v->path[at] = best;
 }

@@ -12,7 +12,7 @@
    path [rows], where it is wanted: the nodes that are accepted, the root first, and how many they
    are; exactly those that are the parent's own token, or with is_typical those above the parent's
    threshold [rows], min(epsilon, alpha * exp(-entropy)), the likeliest of the longest paths.
-   certainty: the probability of what comes after that path, or 0 where it is under `least`, or
+   certainty: of what comes after that path (logits.h), or 0 where it is under `least`, or
    that is 0 and nobody asks. */
 typedef struct {
     const float *logits;

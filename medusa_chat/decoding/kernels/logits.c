@@ -38,15 +38,11 @@ float log_sum(const float *x, int size, float temperature, float *entropy) {
     return high * scale + log_whole;
 }
 
-EXPORT float chance(const float *x, int size, float temperature, int64_t place, float least) {
-    const float low = x[place] - temperature * logf(least / (1.0f - least));
-    ints near = {0}; /* minus how many are as probable as a second one may be */
-    int j = 0, rivals = -1;
-    for (; j + LANES <= size; j += LANES) near += load(x + j) > all(low);
-    for (int l = 0; l < LANES; l++) rivals -= near[l];
-    for (; j < size; j++) rivals += x[j] > low;
-    if (rivals > 0) return 0.0f;
-    return expf(x[place] / temperature - log_sum(x, size, temperature, NULL));
+EXPORT float certainty(const float *x, int size, float temperature, int64_t place) {
+    const int at = (int)place;
+    const float before = most_of(x, at), behind = most_of(x + at + 1, size - at - 1);
+    const float rival = before > behind ? before : behind;
+    return 1.0f / (1.0f + expf((rival - x[place]) / temperature));
 }
 
 /* The largest from `at` to `end`, among those that are known. */

@@ -14,9 +14,8 @@ void find_best(const float *x, int size, int count, float *values, int64_t *plac
 /* The place of the largest x / temperature + noise, the first of equals; noise NULL: of x. */
 int64_t argmax(const float *x, const float *noise, int size, float temperature);
 
-/* The probability of a row's place at a temperature; 0 where another is so near that it is less
-   than `least`. */
-float chance(const float *x, int size, float temperature, int64_t place, float least);
+/* How certain a token is: its probability beside that of the likeliest other one alone. */
+float certainty(const float *x, int size, float temperature, int64_t place);
 
 /* Whether a row can be chosen from: no number invalid, the largest not infinite. */
 int is_sound(const float *x, int size);

@@ -15,7 +15,7 @@ typedef struct {
     int64_t most_steps, most_tokens, last_start; /* no step begins behind more tokens than that */
     int64_t count;                               /* out: of steps */
     double seconds; /* after which none begins */
-    double certainty; /* the backbone's probability of the root; 0: not known to be enough */
+    double certainty; /* the backbone's, of the root; 0: not known to be enough */
     double least;     /* from which on that of the next one is wanted; 0: never */
     double whole;     /* out: seconds of all */
 } Run;

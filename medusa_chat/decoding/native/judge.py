@@ -68,10 +68,10 @@ class NativeJudge(Judge):
         self._team.judge(byref(job))
         return found[0], found[1]
 
-    def chance(self, logits: Tensor, token: int, temperature: float, least: float) -> float:
-        """See Judge.chance; 0 where it is under `least` at first sight."""
+    def certainty(self, logits: Tensor, token: int, temperature: float) -> float:
+        """See Judge.certainty."""
         row = logits.float().contiguous()
-        found: float = self._team.chance(row.data_ptr(), len(row), temperature, token, least)
+        found: float = self._team.certainty(row.data_ptr(), len(row), temperature, token)
         return found
 
     def _job(self, logits: Tensor, seed: int, position: int, temperature: float) -> Verdict:

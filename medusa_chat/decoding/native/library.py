@@ -26,9 +26,9 @@ class Team:
         self.run, self.linear = library.run, library.linear
         self._packs = {torch.float32: library.pack, torch.bfloat16: library.pack_half}
         self.work_size, self._panel = library.work_size, int(library.panel())
-        self.chance = library.chance
-        self.chance.argtypes = [c_void_p, c_int, c_float, c_int64, c_float]
-        self.chance.restype = c_float
+        self.certainty = library.certainty
+        self.certainty.argtypes = [c_void_p, c_int, c_float, c_int64]
+        self.certainty.restype = c_float
         self.propose, self.judge = library.propose, library.judge
         self.step, self.steps = library.step, library.steps
         sizes = [c_int64] * 2
