@@ -16,6 +16,7 @@ from medusa_chat.decoding.tree import ROOT
 from medusa_chat.tuner import tune
 
 RUNS = 3
+SLOW_STEP = 20  # milliseconds
 GAP_PROMPT = 64
 CONTEXTS = tuple(1024 * 2**i for i in range(6))
 BUFFER = {"cpu": 2**28, "cuda": 2**33}  # bytes, more than any cache
@@ -34,12 +35,14 @@ def node_counts(course: Course) -> Iterator[Row]:
         runs += [c for c in time_steps(loaded.engine, source, course.budget) if c is not None]
     length = tuned.costs.lengths[0]
     plain = [1e3 * costs.at(1, length) for costs in runs]
-    for nodes in (m for m in SIZES if m <= len(source)):
+    sizes = [m for m in SIZES if m <= len(source)]
+    beyond = _beyond(course, [m for m in sizes if m > max(tuned.costs.sizes)], length, plain[0])
+    for nodes in sizes:
         label = f"step of {nodes} nodes" if nodes > 1 else "step of 1 node"
-        if nodes > max(tuned.costs.sizes):
+        values = beyond.get(nodes) or [1e3 * costs.at(nodes, length) for costs in runs]
+        if nodes > max(tuned.costs.sizes) and nodes not in beyond:
             yield unmeasured(label, "ms", "it costs more than its longest path could bring")
             continue
-        values = [1e3 * costs.at(nodes, length) for costs in runs]
         yield row(label, values, "ms", command, "step of 1 node", plain)
     expected = expected_lengths(source, rank_accuracies(loaded.calibration))
     best = tuned.pick(source, rank_accuracies(loaded.calibration))
@@ -47,6 +50,20 @@ def node_counts(course: Course) -> Iterator[Row]:
     note = f"{best.nodes} nodes; tokens expected from {origin}, nothing was decoded"
     values = [expected[best.nodes - 1] / costs.overhead(best.nodes, length) for costs in runs]
     yield row("tuned / plain, expected", values, "x", command, "plain", [1.0] * RUNS, note)
+
+
+def _beyond(course: Course, sizes: list[int], length: int, plain: float) -> dict[int, list[float]]:
+    """Milliseconds of steps that the tuner left out, since they cannot pay: to be told all the
+    same where that takes no minutes. plain: those of a plain step."""
+    if not sizes or plain > SLOW_STEP:
+        return {}
+    stage = Stage(
+        course.loaded.engine, source_tree(course.loaded.calibration, course.loaded.info.heads)
+    )
+    try:
+        return {m: [1e3 * s for s in _times(course, stage, m, length, RUNS)] for m in sizes}
+    finally:
+        stage.leave()
 
 
 def bandwidth(course: Course) -> Iterator[Row]:
