@@ -311,7 +311,7 @@ def test_steps_in_one_call_are_those_of_a_call_each(library, temperature):
     for is_lasting in (True, False):
         engine.forget()
         grower = Grower(costs_of(0.25), EXPECTED[:4], CANDIDATES)
-        grower.least = grower.certain = 0.05
+        grower.certain = 0.05
         asked = GenerationSettings(
             drafter="medusa", seed=11, max_new_tokens=60, temperature=temperature
         )
@@ -321,7 +321,7 @@ def test_steps_in_one_call_are_those_of_a_call_each(library, temperature):
         with team:
             events = list(engine.generate(PROMPT, drafter, asked, False))
         made = [(e.path, e.token_ids, e.nodes) for e in events if isinstance(e, Step)]
-        state = grower.balance, grower.credit, grower.certain_roots, grower.length
+        state = grower.balance, grower.credit, grower.pace, grower.certain_roots, grower.length
         found.append((made, events[-1].token_ids, events[-1].reason, state, list(engine._ids)))
         counts.append((team.calls, len(made)))
     assert found[0] == found[1]

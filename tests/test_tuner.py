@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medusa_chat import tuner, tuning
+from medusa_chat.auto_tree import candidates
 from medusa_chat.checkpoint import auto_tree, load, rank_accuracies, source_tree
 from medusa_chat.decoding import governor as governing
 from medusa_chat.decoding.costs import SIZES, StepCosts, pick
@@ -173,6 +174,33 @@ def test_measuring_finds_the_costs_and_takes_about_the_budget(monkeypatch, loade
             assert found.overhead(nodes, length) == pytest.approx(costs.overhead(nodes, length))
     assert found.sizes == (1, 4, 8, 16, 24, 32, 48, 64)
     assert 0.15 <= clock.now < 1.0
+
+
+def test_steps_that_other_work_disturbed_do_not_count(monkeypatch, loaded):
+    """Two of three take up to nine times as long, as where others want the same cores."""
+    from medusa_chat.decoding.rehearsal import Stage
+
+    costs, dice = costs_of(0.04), random.Random(3)
+    clock = Clock(monkeypatch, costs)
+    calm = Stage.step
+
+    def disturbed(stage, nodes, length):
+        found = calm(stage, nodes, length)
+        if dice.random() < 2 / 3:
+            clock.now += costs.at(nodes, length) / 1000 * dice.uniform(1, 8)
+        return found
+
+    monkeypatch.setattr(Stage, "step", disturbed)
+    *_, found = time_steps(loaded.engine, TREE, 4.0, clock)
+    for nodes in found.sizes:
+        assert found.overhead(nodes, 128) == pytest.approx(costs.overhead(nodes, 128))
+
+
+def test_a_short_tree_grows_from_its_own_nodes_and_a_longer_one_from_more():
+    cpu = torch.device("cpu")
+    found = {n: candidates(None, 4, cpu, source_tree(None, 4).head(n)) for n in (4, 8)}
+    assert len(found[4]) == 4 and len(found[8]) == 16
+    assert candidates(None, 4, cpu, source_tree(None, 4).head(1)) is None
 
 
 def test_measuring_is_interleaved_and_each_size_is_measured_equally_often(monkeypatch, loaded):

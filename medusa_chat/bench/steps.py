@@ -12,11 +12,11 @@ from medusa_chat.decoding.costs import SIZES, StepCosts
 from medusa_chat.decoding.expectation import expected_lengths
 from medusa_chat.decoding.rehearsal import Stage, time_steps
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import ROOT
+from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.tuner import tune
 
 RUNS = 3
-SLOW_STEP = 20  # milliseconds
+SLOW_STEP = 20  # milliseconds, from which no step is timed that cannot pay
 GAP_PROMPT = 64
 CONTEXTS = tuple(1024 * 2**i for i in range(6))
 BUFFER = {"cpu": 2**28, "cuda": 2**33}  # bytes, more than any cache
@@ -36,11 +36,12 @@ def node_counts(course: Course) -> Iterator[Row]:
     length = tuned.costs.lengths[0]
     plain = [1e3 * costs.at(1, length) for costs in runs]
     sizes = [m for m in SIZES if m <= len(source)]
-    beyond = _beyond(course, [m for m in sizes if m > max(tuned.costs.sizes)], length, plain[0])
+    dear = [m for m in sizes if m > max(tuned.costs.sizes)]
+    beyond = _beyond(course, source, dear, length) if plain[0] < SLOW_STEP else {}
     for nodes in sizes:
         label = f"step of {nodes} nodes" if nodes > 1 else "step of 1 node"
         values = beyond.get(nodes) or [1e3 * costs.at(nodes, length) for costs in runs]
-        if nodes > max(tuned.costs.sizes) and nodes not in beyond:
+        if nodes in dear and nodes not in beyond:
             yield unmeasured(label, "ms", "it costs more than its longest path could bring")
             continue
         yield row(label, values, "ms", command, "step of 1 node", plain)
@@ -52,14 +53,9 @@ def node_counts(course: Course) -> Iterator[Row]:
     yield row("tuned / plain, expected", values, "x", command, "plain", [1.0] * RUNS, note)
 
 
-def _beyond(course: Course, sizes: list[int], length: int, plain: float) -> dict[int, list[float]]:
-    """Milliseconds of steps that the tuner left out, since they cannot pay: to be told all the
-    same where that takes no minutes. plain: those of a plain step."""
-    if not sizes or plain > SLOW_STEP:
-        return {}
-    stage = Stage(
-        course.loaded.engine, source_tree(course.loaded.calibration, course.loaded.info.heads)
-    )
+def _beyond(course: Course, source: Tree, sizes: list[int], length: int) -> dict[int, list[float]]:
+    """Milliseconds of steps that the tuner left out, since they cannot pay."""
+    stage = Stage(course.loaded.engine, source)
     try:
         return {m: [1e3 * s for s in _times(course, stage, m, length, RUNS)] for m in sizes}
     finally:

@@ -260,7 +260,7 @@ class Engine:
             outcome.certainty = self._certainty(case.logits[0], outcome, settings, least)
         return outcome
 
-    def _advance(self, here: "Here", known: Sequence[int]) -> list[Outcome]:
+    def _advance(self, here: Here, known: Sequence[int]) -> list[Outcome]:
         """A step, or several: a draft after `known`, whose last token is the root; one pass of the
         backbone over it; what was accepted is in the cache afterwards, and `here` is where it
         ended."""
@@ -285,7 +285,7 @@ class Engine:
         return outcomes
 
     @torch.inference_mode()
-    def _by_parts(self, here: "Here", plan: Plan, root_id: int) -> Outcome:
+    def _by_parts(self, here: Here, plan: Plan, root_id: int) -> Outcome:
         """The same by operators, one after another; the device passes every mark before `read`
         ends."""
         cache, watch = self.backbone.cache, self._watch

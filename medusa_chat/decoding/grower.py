@@ -9,9 +9,7 @@ from medusa_chat.decoding.governor import PATIENCE, SHARE, STRIDE
 from medusa_chat.decoding.growth import Growth
 from medusa_chat.decoding.tree import Tree
 
-CERTAIN = (
-    0.9  # the backbone's, of a root: from which the heads, which did not know it, can be right
-)
+CERTAIN = 0.9  # the backbone, of a root: the heads, which did not know it, can be right then
 PROOF = 3  # such roots in a row, before anything is drafted that was not earned
 SURE = 0.8  # of the first head's best guess, from which the others are asked
 STRICT = 2.0  # what a second is worth then, in what it brings on average
@@ -29,8 +27,7 @@ class Grower:
     roots in a row that the backbone was CERTAIN of, where the first head is SURE, and of the rest
     what is worth STRICT times as much as a second brings on average. Where it does pay, up to the
     usual number, what is worth as much as a second brings: by the accuracies, or as it was seen to
-    where that is more. Texts that no head foresees are left to plain
-    decoding.
+    where that is more. Texts that no head foresees are left to plain decoding.
 
     Over all answers there is *credit*: the same account with SHARE of plain decoding's time added,
     from which every step's worst case is paid, so that after any number of them

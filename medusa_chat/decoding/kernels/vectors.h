@@ -82,7 +82,7 @@ INLINE float total(vec v) {
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 }
 
-/* x * 2^n, and 0 where x's own argument lies under `low`. */
+/* p * 2^n, and 0 where x is under `low`. */
 INLINE vec scaled(vec p, vec n, vec x, float low) {
 #if defined(__AVX512F__) && defined(__AVX512VL__)
     vec found;
