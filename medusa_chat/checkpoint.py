@@ -190,9 +190,14 @@ def _warm_up(loaded: LoadedModel, tree: Tree) -> None:
     """A few steps, so that the first answer does not pay for the first call of anything."""
     from medusa_chat.decoding.settings import GenerationSettings
 
-    engine = loaded.engine
+    engine, whole = loaded.engine, loaded.engine.backbone.whole_step
+    tries = whole.tries if whole is not None else 0
+    count = 4 + tries * (tree.depth + 1)
+    prompt = [min(5, engine.backbone.vocabulary - 1)] * 4
     for drafter in ("none", "medusa" if engine.heads is not None else "prompt-lookup"):
-        settings = GenerationSettings(drafter=drafter, max_new_tokens=4, nodes=len(tree), seed=0)
-        prompt = [min(5, engine.backbone.vocabulary - 1)] * 4
-        for _ in engine.generate(prompt, engine.drafter(settings, tree), settings):
-            pass
+        for temperature in (0.0, 0.7) if tries else (0.0,):
+            settings = GenerationSettings(
+                drafter, temperature=temperature, max_new_tokens=count, nodes=len(tree), seed=0
+            )
+            for _ in engine.generate(prompt, engine.drafter(settings, tree), settings):
+                pass

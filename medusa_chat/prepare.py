@@ -1,10 +1,13 @@
 """Prepare: a model that was read, made ready to decode on its device."""
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from medusa_chat import compiling
 from medusa_chat.finding import Calibration
+
+GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run by their parts
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +26,7 @@ def prepare(
 ) -> tuple["Backbone", Sequence[str]]:
     """The model as a backbone, with its submodules replaced by faster ones; what was, in words.
     is_spread: it lies on several devices, and is left as it is."""
-    from medusa_chat.decoding import native, threads
+    from medusa_chat.decoding import native, threads, trial
     from medusa_chat.decoding.backbone import Backbone
     from medusa_chat.decoding.linear4 import release
     from medusa_chat.decoding.submodules import replace_submodules
@@ -37,6 +40,8 @@ def prepare(
     numbers = None if library is None else native.NUMBERS
     backbone = Backbone(model, context, numbers=numbers)
     notes += _shortened(backbone, heads, calibration)
+    if device.type == "cuda" and os.environ.get(GRAPHS) != "0":
+        return backbone, [*notes, trial.adopt(backbone, heads)]
     if device.type != "cpu":
         return backbone, notes
     notes.append(threads.settle(model, *filter(None, [heads])))

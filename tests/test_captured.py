@@ -1,145 +1,309 @@
-"""Steps of fixed shapes, run ahead of the host: the same tokens as the engine's, on the CPU, where
-the body is called instead of replayed."""
+"""Steps of fixed shapes, queued ahead of the host: what their parts give, on the CPU, where the
+body is called instead of replayed."""
 
-import itertools
+import logging
+from itertools import cycle
 
 import pytest
 import torch
 from families import CONTEXT, VOCABULARY, tiny
 from test_engine import PROMPT, engine_of
 
-from medusa_chat.decoding import captured as capturing
-from medusa_chat.decoding.captured import Captured
+from medusa_chat.decoding import ahead, captured, trial
+from medusa_chat.decoding.ahead import ASKED, Ahead
+from medusa_chat.decoding.captured import CapturedStep
+from medusa_chat.decoding.costs import StepCosts
+from medusa_chat.decoding.drafters import Medusa
+from medusa_chat.decoding.events import to_json
+from medusa_chat.decoding.governor import Governor
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import ROOT, cartesian, chain
 
-NEW = 20
-
-
-def prepared(family="llama", merged=False):
-    model = tiny(family)
-    if merged:
-        replace_submodules(model)
-    return engine_of(model)
+NEW = 24
+SETTINGS = [
+    {},
+    {"temperature": 0.9},
+    {"temperature": 0.9, "top_k": 5, "top_p": 0.8},
+    {"temperature": 0.8, "acceptance": "typical"},
+    {"temperature": 0.8, "acceptance": "typical-sampled"},
+]
 
 
 def settings_of(**changes):
     return GenerationSettings(**{"drafter": "none", "seed": 3, "max_new_tokens": NEW} | changes)
 
 
-def plain(engine, settings, prompt=PROMPT):
-    drafter = engine.drafter(settings, ROOT)
-    return list(engine.generate(prompt, drafter, settings))[-1].token_ids
+def answer(engine, way, tree, settings, details=True, prompt=PROMPT, drafter=None):
+    """All events of an answer from an empty cache, by this WholeStep or (None) by parts."""
+    engine.backbone.whole_step = way
+    engine.forget()
+    if len(tree) > 1:
+        settings = settings.resolved(drafter="medusa")
+    drafter = drafter or engine.drafter(settings, tree, details)
+    return list(engine.generate(prompt, drafter, settings, details))
 
 
-def run_ahead(engine, tree, settings, count=NEW, prompt=PROMPT):
-    """Tokens and steps of a captured answer, prefilled by the engine."""
-    drafter = engine.drafter(settings, ROOT)
-    events = engine.generate(prompt, drafter, settings)
-    first = next(events).token_ids[0]
-    events.close()
-    hidden = torch.zeros(1, engine.heads.bias.shape[-1])
-    steps = Captured(engine.backbone, engine.heads, tree, settings).run(
-        torch.tensor([first]), hidden
-    )
-    tokens, taken = [first], []
-    for step in steps:
-        taken.append(step)
-        tokens += step.tokens
-        if len(tokens) >= count:
-            break
-    steps.close()
-    return tokens[:count], taken
+def without_times(event):
+    values = to_json(event)
+    values.get("stats", {}).clear()
+    return {name: value for name, value in values.items() if "seconds" not in name}
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma3"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_fixed_shapes_give_the_engines_tokens(family, temperature):
-    engine = prepared(family)
-    settings = settings_of(temperature=temperature)
-    wanted = plain(engine, settings)
+def assert_same(ours, theirs):
+    """Of events: the same but for times, and figures to rounding."""
+    assert len(ours) == len(theirs)
+    for one, other in zip(map(without_times, ours), map(without_times, theirs), strict=True):
+        drafts = [values.pop("draft", None) for values in (one, other)]
+        assert one == other
+        if None not in drafts:
+            for name in drafts[0]:
+                mine, others = (draft[name] for draft in drafts)
+                assert mine == pytest.approx(others, abs=1e-4, nan_ok=True), name
+
+
+def tokens(events):
+    return events[-1].token_ids
+
+
+@pytest.mark.parametrize("changes", SETTINGS, ids=lambda c: "-".join(map(str, c.values())) or "0")
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen3", "gemma3"])
+def test_fixed_shapes_give_what_their_parts_give(family, changes):
+    engine, settings = engine_of(tiny(family)), settings_of(**changes)
     for tree in (ROOT, chain(3), cartesian(3, 2)):
+        for details in (True, False):
+            recorded = Ahead(engine.backbone)
+            wanted = answer(engine, None, tree, settings, details)
+            assert_same(answer(engine, recorded, tree, settings, details), wanted)
+            assert recorded.seconds > 0
+
+
+def test_merged_layers_give_it_too():
+    model = tiny("llama")
+    replace_submodules(model)
+    engine, tree = engine_of(model), cartesian(3, 2)
+    wanted = answer(engine, None, tree, settings_of())
+    assert_same(answer(engine, Ahead(engine.backbone), tree, settings_of()), wanted)
+
+
+class Knowing(Medusa):
+    """Heads that know the answer by the state behind each of its tokens: whole paths are accepted,
+    through other nodes than the first."""
+
+    def know(self, engine, answer):
         engine.forget()
-        found, taken = run_ahead(engine, tree, settings)
-        assert tuple(found) == wanted
-        assert all(len(step.tokens) == len(step.path) for step in taken)
+        whole = torch.tensor([*PROMPT, *answer])
+        self.states = engine.backbone.run_chunk(whole)[len(PROMPT) - 1 :]
+        self.answer = answer
+        return self
 
-
-def test_merged_layers_give_them_too():
-    engine = prepared(merged=True)
-    settings = settings_of()
-    assert tuple(run_ahead(engine, cartesian(3, 2), settings)[0]) == plain(engine, settings)
+    def _guesses(self, hidden, plan, heads):
+        ids, at = self.answer, int((self.states - hidden).abs().sum(1).argmin())
+        ahead = [ids[at + 1 + d] if at + 1 + d < len(ids) else 1 for d in range(2)]
+        rows = [[(t + 1) % VOCABULARY, (t + 2) % VOCABULARY, t] for t in ahead]
+        rows[1] = [(ahead[1] + 1) % VOCABULARY, ahead[1], (ahead[1] + 2) % VOCABULARY]
+        return torch.zeros(2, 3), torch.tensor(rows), torch.zeros(2)
 
 
 def test_accepted_paths_are_moved_into_place():
-    """Heads that know the answer: whole paths are accepted through other nodes than the first."""
-    engine = prepared()
-    settings = settings_of(max_new_tokens=32)
-    answer = list(plain(engine, settings))
-    tree = cartesian(3, 2)
-    engine.forget()
-
-    class Knowing(capturing.CapturedStep):
-        def draft_from(self, hidden):
-            at = int(self.state.cur) - len(PROMPT) + 1
-            ahead = [answer[at + d] if at + d < len(answer) else 1 for d in range(2)]
-            wrong = [
-                [(t + 1) % VOCABULARY, (t + 2) % VOCABULARY, t] for t in ahead
-            ]  # right: the last rank
-            wrong[1] = [(ahead[1] + 1) % VOCABULARY, ahead[1], (ahead[1] + 2) % VOCABULARY]
-            self.state.candidates.copy_(torch.tensor(wrong).flatten())
-
-    real, capturing.CapturedStep = capturing.CapturedStep, Knowing
-    try:
-        found, taken = run_ahead(engine, tree, settings, 24)
-    finally:
-        capturing.CapturedStep = real
-    assert found == answer[:24]
-    assert max(len(step.path) for step in taken) == 3
-    assert any(step.path != list(range(len(step.path))) for step in taken)
+    engine, tree = engine_of(tiny("llama")), cartesian(3, 2)
+    settings, backbone = settings_of(max_new_tokens=40), engine.backbone
+    known = list(tokens(answer(engine, None, ROOT, settings)))
+    steps = []
+    for way in (None, Ahead(backbone)):
+        drafter = Knowing(engine.heads, backbone.lm_head, tree, backbone.vocabulary, False)
+        events = answer(engine, way, tree, settings, False, drafter=drafter.know(engine, known))
+        assert list(tokens(events)) == known
+        steps.append([event.path for event in events[1:-1]])
+    assert steps[0] == steps[1]
+    assert min(map(len, steps[1][:-1])) == 3
+    assert all(path != tuple(range(len(path))) for path in steps[1][:-1])
 
 
-@pytest.mark.parametrize("stop_after", [1, 2, 5])
+@pytest.mark.parametrize("stop_after", [4, 5, 9])
 def test_a_closed_answer_leaves_the_cache_valid(stop_after):
     """The step that was in the queue when the answer was closed leaves no trace."""
-    engine = prepared()
-    settings = settings_of()
-    wanted = plain(engine, settings)
+    engine, settings = engine_of(tiny("llama")), settings_of(drafter="medusa")
+    recorded, tree = Ahead(engine.backbone), chain(2)
+    wanted = tokens(answer(engine, None, tree, settings))
+    engine.backbone.whole_step = recorded
     engine.forget()
-    found, taken = run_ahead(engine, chain(2), settings, count=stop_after + 1)
-    length = len(PROMPT) + sum(len(step.path) for step in taken)
-    assert engine.backbone.cache.length == length
-    engine._ids = [*PROMPT, *itertools.chain([found[0]], *(s.tokens for s in taken))][:length]
-    longer = [*PROMPT, *wanted[: stop_after + 1], 7, 9]
-    kept = plain(engine, settings, longer)
-    engine.forget()
-    assert kept == plain(engine, settings, longer)
+    events = engine.generate(PROMPT, engine.drafter(settings, tree), settings)
+    for _ in range(stop_after + 1):
+        next(events)
+    events.close()
+    assert recorded._queued is not None
+    again = list(engine.generate(PROMPT, engine.drafter(settings, tree), settings))
+    assert tokens(again) == wanted
+    longer = [*PROMPT, *wanted[:6], 7, 9]
+    kept = list(engine.generate(longer, engine.drafter(settings, tree), settings))
+    assert kept[0].reused_tokens >= len(PROMPT) + 6
+    assert tokens(kept) == tokens(answer(engine, None, tree, settings, prompt=longer))
 
 
 def test_a_bucket_is_left_for_the_next_one_on_the_way(monkeypatch):
-    monkeypatch.setattr(capturing, "BUCKETS", (16, 24, 40))
-    engine = prepared()
-    settings = settings_of(max_new_tokens=30)
-    wanted = plain(engine, settings)
-    engine.forget()
-    drafter = engine.drafter(settings, ROOT)
-    first = next(engine.generate(PROMPT, drafter, settings)).token_ids[0]
-    made = Captured(engine.backbone, engine.heads, chain(2), settings)
-    tokens = [first]
-    for step in made.run(torch.tensor([first]), torch.zeros(1, engine.heads.bias.shape[-1])):
-        tokens += step.tokens
-        if len(tokens) >= 30:
-            break
-    assert tuple(tokens[:30]) == wanted
-    assert len(made.steps) >= 3 and set(made.steps) <= {16, 24, 40, engine.backbone.cache.capacity}
+    monkeypatch.setattr(ahead, "BUCKETS", (16, 24, 40))
+    engine, settings = engine_of(tiny("llama")), settings_of(max_new_tokens=40)
+    wanted = answer(engine, None, chain(2), settings)
+    recorded = Ahead(engine.backbone)
+    assert_same(answer(engine, recorded, chain(2), settings), wanted)
+    made = {bucket for kind in recorded._kinds.values() for bucket in kind.steps}
+    assert len(made) >= 3 and made <= {16, 24, 40, engine.backbone.cache.capacity}
 
 
-def test_it_ends_before_the_context_is_full():
-    engine = prepared()
-    prompt = [(7 * i + 3) % VOCABULARY for i in range(CONTEXT - 12)]
-    settings = settings_of()
-    tokens, _ = run_ahead(engine, chain(3), settings, count=1000, prompt=prompt)
-    assert len(tokens) > 2
-    assert engine.backbone.cache.length <= CONTEXT
-    assert tuple(tokens) == plain(engine, settings_of(max_new_tokens=len(tokens)), prompt)
+def test_the_context_ends_an_answer_as_it_does_by_parts():
+    engine = engine_of(tiny("llama"))
+    prompt = [(7 * i + 3) % VOCABULARY for i in range(CONTEXT - 30)]
+    for tree in (ROOT, chain(3), cartesian(3, 2)):
+        settings = settings_of(max_new_tokens=1000)
+        wanted = answer(engine, None, tree, settings, prompt=prompt)
+        found = answer(engine, Ahead(engine.backbone), tree, settings, prompt=prompt)
+        assert found[-1].reason == "context"
+        assert_same(found, wanted)
+
+
+class Moody(Governor):
+    """Asks for another number of nodes whenever its list does."""
+
+    def __init__(self, sizes):
+        super().__init__(StepCosts((1, 4, 7), (1,), ((1.0, 1.1, 1.2),)), [1.0] * 7)
+        self.sizes = cycle(sizes)
+
+    def choose(self, length):
+        return next(self.sizes)
+
+
+@pytest.mark.parametrize("sizes", [(1, 4), (7, 7, 7, 1, 1, 4, 4), (1, 1, 1, 1, 1, 7)])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_governor_that_changes_its_mind_drops_what_was_queued(sizes, temperature):
+    engine, tree = engine_of(tiny("llama")), cartesian(2, 2)
+    settings = settings_of(drafter="medusa", temperature=temperature, max_new_tokens=60)
+    events = []
+    recorded = Ahead(engine.backbone)
+    for way in (None, recorded):
+        drafter = engine.drafter(settings, tree, governor=Moody(sizes))
+        events.append(answer(engine, way, tree, settings, drafter=drafter))
+    assert_same(events[1], events[0])
+    assert {len(kind.plan.tree) for kind in recorded._kinds.values()} == set(sizes)
+
+
+def test_the_next_step_is_queued_only_behind_two_of_its_kind(monkeypatch):
+    engine, settings = engine_of(tiny("llama")), settings_of()
+    recorded, queued = Ahead(engine.backbone), []
+    real = Ahead._queue
+
+    def queue(self, kind, here, length):
+        queued.append(length - engine.backbone.cache.length)
+        return real(self, kind, here, length)
+
+    monkeypatch.setattr(Ahead, "_queue", queue)
+    answer(engine, recorded, ROOT, settings)
+    steps = NEW - 1  # the first token is the prefill's
+    assert queued[:2] == [0, 0] and set(queued[2:]) == {1}
+    assert len(queued) == steps - (ASKED - 1)  # none behind the end, the first ones are parts'
+
+
+def test_numbers_of_the_settings_need_no_other_recording(monkeypatch):
+    """A slider that moves, and the fresh seed of every answer, must not record anew."""
+    engine, made = engine_of(tiny("llama")), []
+    real = CapturedStep.__init__
+    monkeypatch.setattr(
+        CapturedStep, "__init__", lambda self, *a: (made.append(self), real(self, *a))[1]
+    )
+    recorded = Ahead(engine.backbone)
+    for seed, temperature in enumerate((0.5, 0.9, 1.3)):
+        for acceptance in ("exact", "typical"):
+            settings = settings_of(
+                seed=seed,
+                temperature=temperature,
+                acceptance=acceptance,
+                posterior_alpha=0.2 + seed / 9,
+            )
+            wanted = answer(engine, None, chain(2), settings)
+            assert_same(answer(engine, recorded, chain(2), settings), wanted)
+    assert len(made) == 2  # one for each acceptance
+
+
+def test_what_cannot_be_recorded_runs_by_its_parts_and_says_so_once(monkeypatch, caplog):
+    def refused(self):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+
+    engine, recorded = engine_of(tiny("llama")), None
+    wanted = answer(engine, None, chain(2), settings_of())
+    monkeypatch.setattr(captured.CapturedStep, "body", refused)
+    recorded = Ahead(engine.backbone)
+    with caplog.at_level(logging.WARNING):
+        for tree in (chain(2), chain(2), ROOT):
+            found = answer(engine, recorded, tree, settings_of())
+            assert tokens(found) == tokens(wanted)
+    (line,) = caplog.messages
+    assert line.endswith("operation not permitted when stream is capturing")
+
+
+def test_a_failure_on_the_way_loses_nothing(monkeypatch):
+    """Recording the next bucket fails while a step is in the queue."""
+    monkeypatch.setattr(ahead, "BUCKETS", (16, 24, 40))
+    engine, settings = engine_of(tiny("llama")), settings_of(max_new_tokens=40, temperature=0.9)
+    wanted = answer(engine, None, chain(2), settings)
+    real = CapturedStep.__init__
+
+    def limited(self, recorder, plan, here, own, bucket):
+        if bucket > 24:
+            raise torch.OutOfMemoryError("no room for another")
+        real(self, recorder, plan, here, own, bucket)
+
+    monkeypatch.setattr(CapturedStep, "__init__", limited)
+    assert_same(answer(engine, Ahead(engine.backbone), chain(2), settings), wanted)
+
+
+# ---- the trial at every load ----
+
+
+def test_a_trial_adopts_what_is_right_and_faster(monkeypatch):
+    engine = engine_of(tiny("llama"))
+    monkeypatch.setattr(trial, "_gain", lambda *_: 2.0)
+    assert trial.adopt(engine.backbone, engine.heads) == (
+        "a step is one recorded graph, 2 times as fast as its parts"
+    )
+    assert isinstance(engine.backbone.whole_step, Ahead)
+    monkeypatch.setattr(trial, "_gain", lambda *_: 0.9)
+    assert "not faster" in trial.adopt(engine.backbone, engine.heads)
+    assert engine.backbone.whole_step is None
+
+
+def test_a_trial_times_both(monkeypatch):
+    engine = engine_of(tiny("llama"))
+    assert trial._gain(engine, Ahead(engine.backbone)) > 0
+
+
+@pytest.mark.parametrize("fault", ["mask", "places", "hidden"])
+def test_a_trial_refuses_what_is_wrong(monkeypatch, fault):
+    """An ancestor that is not seen, rows in other places, heads behind another state."""
+    real = CapturedStep.body
+
+    def body(self):
+        real(self)
+        if fault == "places":
+            self._state.cur.add_(1)
+        if fault == "hidden":
+            self._state.hidden.neg_()
+
+    monkeypatch.setattr(CapturedStep, "body", body)
+    if fault == "mask":
+        mask = CapturedStep._mask
+        monkeypatch.setattr(CapturedStep, "_mask", lambda *a: mask(*a).roll(1, 1))
+    engine = engine_of(tiny("llama"))
+    said = trial.adopt(engine.backbone, engine.heads)
+    assert said.startswith(trial.BY_PARTS) and "not rightly" in said
+    assert engine.backbone.whole_step is None
+
+
+def test_a_trial_says_that_a_recording_failed(monkeypatch, caplog):
+    def refused(self):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(CapturedStep, "body", refused)
+    engine = engine_of(tiny("llama"))
+    with caplog.at_level(logging.WARNING):
+        assert "could not be recorded" in trial.adopt(engine.backbone, engine.heads)
+    assert any("not permitted" in message for message in caplog.messages)

@@ -11,6 +11,7 @@ import torch
 from medusa_chat.bench.shape import Shape
 from medusa_chat.decoding.linear4 import is_linear4
 from medusa_chat.decoding.submodules import FusedLayer
+from medusa_chat.messages import LoadRequest
 
 FOLDER = Path(__file__).parent.parent / "assets" / "benchmarks"
 CPU = torch.device("cpu")
@@ -24,6 +25,36 @@ def parts():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         yield importlib.import_module("gpu_nf4")
+
+
+@pytest.fixture
+def script(parts, monkeypatch):
+    """gpu.py on a CPU: its clock is the host's, its models are tiny, and torch runs their parts."""
+    monkeypatch.setenv("MEDUSA_CHAT_NATIVE", "0")
+    found = importlib.import_module("gpu")
+    monkeypatch.setattr(found, "timed", lambda call: [call() for _ in range(3)] and 1.0)
+    monkeypatch.setattr(found, "SMALL", TINY)
+    monkeypatch.setattr(found, "PROMPT", [3, 5, 7, 11] * 5)
+    monkeypatch.setattr(
+        found, "LoadRequest", lambda device, precision: LoadRequest(device="cpu", precision="fp32")
+    )
+    return found
+
+
+def test_recorded_steps_are_compared_with_their_parts(script):
+    found = script.recorded_parity()
+    assert len(found) == 2 * (1 + 3 * 2)
+    assert all(value is None for name, value in found.items() if "difference" in name)
+
+
+def test_recorded_steps_are_timed_against_their_parts(script):
+    found = script.step_times(script.load_shape(TINY, LoadRequest(device="cpu")).engine)
+    ways = {"by parts", "recorded"}
+    for nodes in (1, 8, 16, 32, 64):
+        for name in ways:
+            assert found[f"{name}, {nodes} nodes"] > 0
+            assert found[f"{name}, {nodes} nodes, in an answer"] > 0
+        assert found[f"recorded, {nodes} nodes, of the device"] > 0
 
 
 def test_without_a_gpu_the_script_says_so_in_one_line():

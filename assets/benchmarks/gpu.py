@@ -1,6 +1,6 @@
 """On a CUDA machine: `python assets/benchmarks/gpu.py > result.json`, under ten minutes.
 
-Parity of the split-attention kernel, of the captured step, of our 4-bit product and of merged 4-bit
+Parity of the split-attention kernel, of recorded steps, of our 4-bit product and of merged 4-bit
 layers, then times: 4-bit products and steps of a 7B shape, the bench of a 7B and an 8B shape with
 random weights, in bf16; no download. Each part is told apart and may fail alone; a part that begins
 too late is shown as not run. This file was written without a GPU at hand: it has never been run on
@@ -24,16 +24,18 @@ from medusa_chat.bench import run_shape
 from medusa_chat.bench.shape import SHAPES, Shape, load_shape
 from medusa_chat.checkpoint import source_tree
 from medusa_chat.decoding import split_attention
-from medusa_chat.decoding.captured import Captured
+from medusa_chat.decoding.ahead import Ahead
+from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.rehearsal import Stage
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import LoadRequest
 
 CUDA = torch.device("cuda")
 BUDGET = 540.0  # seconds for everything
 SMALL = Shape("small", 512, 1376, 4, 8, 4, 4096, 4096)
 PROMPT = [(7 * i + 3) % 4096 for i in range(200)]
+BEHIND = 900  # tokens
+WARM_UPS, TIMED = 5, 30
 STUDIES = ("steps", "bandwidth", "context")
 
 
@@ -67,9 +69,9 @@ def attention_times() -> dict[str, Any]:
     return found
 
 
-def timed(call: Callable[[], Any], repeats: int = 30) -> float:
+def timed(call: Callable[[], Any], repeats: int = TIMED) -> float:
     """Median milliseconds of a call, by the device's own clock."""
-    for _ in range(5):
+    for _ in range(WARM_UPS):
         call()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     marks[0].record()
@@ -97,75 +99,78 @@ def cold(call: Callable[[], Any], repeats: int = 15) -> float:
     return sorted(a.elapsed_time(b) for a, b in spans[3:])[repeats // 2]
 
 
-def captured_parity() -> dict[str, Any]:
-    """Captured steps against the engine's own, token for token, in fp32 and bf16."""
-    found = {}
+def recorded_parity() -> dict[str, Any]:
+    """What the trial at a load says, and recorded answers against those of their parts: the first
+    place where tokens differ (None: nowhere), in fp32 and bf16."""
+    found: dict[str, Any] = {}
     for precision in ("fp32", "bf16"):
         loaded = load_shape(SMALL, LoadRequest(device="cuda", precision=precision))
         engine = loaded.engine
-        settings = GenerationSettings(drafter="none", max_new_tokens=200, seed=0)
-        plain = engine.drafter(settings, ROOT)
-        *_, last = engine.generate(PROMPT, plain, settings)
+        found[f"{precision}, at the load"] = loaded.info.notes[-1]
         for nodes in (1, 16, 64):
-            tokens = run_captured(loaded, nodes, 200)
-            same = next(
-                (i for i, (a, b) in enumerate(zip(tokens, last.token_ids, strict=False)) if a != b),
-                None,
-            )
-            found[f"{precision}, {nodes} nodes: first difference"] = same
+            for temperature in (0.0, 0.8):
+                parts, recorded = (
+                    answer(engine, way, nodes, temperature)
+                    for way in (None, Ahead(engine.backbone))
+                )
+                name = f"{precision}, {nodes} nodes, temperature {temperature}: first difference"
+                found[name] = gpu_nf4.first_difference(recorded, parts)
     return found
 
 
-def run_captured(loaded: Any, nodes: int, count: int) -> list[int]:
-    """Tokens of a captured answer to PROMPT."""
-    engine = loaded.engine
-    settings = GenerationSettings(drafter="none", max_new_tokens=count, seed=0)
+def answer(engine: Engine, way: Any, nodes: int, temperature: float, count: int = 200) -> list[int]:
+    """Tokens of an answer to PROMPT, its steps done this way (None: by their parts)."""
+    engine.backbone.whole_step = way
     engine.forget()
-    events = engine.generate(PROMPT, engine.drafter(settings, ROOT), settings)
-    tokens = list(next(events).token_ids)
-    events.close()
-    weight = engine.heads.bias
-    tree = source_tree(None, len(engine.heads)).head(nodes)
-    made = Captured(engine.backbone, engine.heads, tree, settings)
-    hidden = weight.new_full((1, weight.shape[-1]), 0.1)
-    for step in made.run(torch.tensor(tokens, device="cuda"), hidden):
-        tokens += step.tokens
-        if len(tokens) >= count:
-            break
-    engine.forget()
-    return tokens[:count]
+    tree = source_tree(None, len(engine.heads or ())).head(nodes)
+    drafter = "medusa" if nodes > 1 else "none"
+    settings = GenerationSettings(
+        drafter=drafter, temperature=temperature, max_new_tokens=count, seed=0
+    )
+    *_, last = engine.generate(PROMPT, engine.drafter(settings, tree), settings)
+    return list(last.token_ids)
 
 
-def captured_times(name: str) -> dict[str, Any]:
+def recorded_times(name: str) -> dict[str, Any]:
     """`step_times` of a shape in bf16."""
     return step_times(load_shape(SHAPES[name], LoadRequest(device="cuda", precision="bf16")).engine)
 
 
-def step_times(engine: Any) -> dict[str, Any]:
-    """Milliseconds of a step, eager and captured, by nodes, behind 1,024 tokens."""
+def step_times(engine: Engine) -> dict[str, Any]:
+    """Milliseconds of a step by nodes, behind BEHIND tokens: by its parts, recorded, what of that
+    is the device's, and in an answer, where the next one is queued ahead."""
     found: dict[str, Any] = {}
-    source = source_tree(None, len(engine.heads))
-    settings = GenerationSettings(drafter="none", max_new_tokens=1, seed=0)
-    engine.backbone.cache.fill(1100)
+    source, recorded = source_tree(None, len(engine.heads or ())), Ahead(engine.backbone)
     for nodes in (1, 8, 16, 32, 64):
-        engine.backbone.cache.length = 0
         stage = Stage(engine, source)
-        found[f"eager, {nodes} nodes"] = timed(lambda n=nodes, s=stage: s.step(n, 900))
+        at = min(BEHIND, engine.backbone.context // 2)
+        engine.backbone.cache.fill(at)
+        for name, way in (("by parts", None), ("recorded", recorded)):
+            engine.backbone.whole_step = way
+            stage.try_out(nodes, at)
+            before, label = recorded.seconds, f"{name}, {nodes} nodes"
+            found[label] = timed(lambda n=nodes, s=stage, at=at: s.step(n, at))
+            if way is not None:
+                found[f"{label}, of the device"] = (
+                    1e3 * (recorded.seconds - before) / (WARM_UPS + TIMED)
+                )
         stage.leave()
-        made = Captured(engine.backbone, engine.heads, source.head(nodes), settings)
-        made.state.cur.fill_(900)
-        try:
-            step = made._step(900)
-        except RuntimeError as error:  # what eager steps take is told all the same
-            found[f"captured, {nodes} nodes"] = f"not captured: {error}"
-            continue
-
-        def replay(step: Any = step, made: Any = made) -> None:
-            made.state.cur.fill_(900)
-            step()
-
-        found[f"captured, {nodes} nodes"] = timed(replay)
+        for name, way in (("by parts", None), ("recorded", recorded)):
+            _, found[f"{name}, {nodes} nodes, in an answer"] = (
+                mean_step(engine, way, nodes) for _ in range(2)
+            )
     return found
+
+
+def mean_step(engine: Engine, way: Any, nodes: int) -> float:
+    """Milliseconds, over an answer of 200 tokens."""
+    engine.backbone.whole_step = way
+    engine.forget()
+    tree = source_tree(None, len(engine.heads or ())).head(nodes)
+    settings = GenerationSettings(drafter="medusa", max_new_tokens=200, seed=0)
+    drafter = engine.drafter(settings, tree, False)
+    *_, last = engine.generate(PROMPT, drafter, settings, False)
+    return 1e3 * last.stats.seconds / last.stats.steps
 
 
 def shape_bench(name: str) -> dict[str, Any]:
@@ -176,7 +181,7 @@ def shape_bench(name: str) -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[], Any]] = {
     "kernel": kernel,
-    "captured parity": captured_parity,
+    "recorded parity": recorded_parity,
     "nf4 kernel": lambda: gpu_nf4.kernel_parity(CUDA),
     "nf4 merged, fp32": lambda: gpu_nf4.merged_parity(SMALL, CUDA, torch.float32),
     "nf4 merged, fp16": lambda: gpu_nf4.merged_parity(SMALL, CUDA, torch.float16),
@@ -184,9 +189,9 @@ PARTS: dict[str, Callable[[], Any]] = {
     "nf4 7b": lambda: gpu_nf4.step_times(SHAPES["7b"], CUDA, cold, step_times),
     "attention": attention_times,
     "7b bench": lambda: shape_bench("7b"),
-    "7b captured": lambda: captured_times("7b"),
+    "7b recorded": lambda: recorded_times("7b"),
     "8b bench": lambda: shape_bench("8b"),
-    "8b captured": lambda: captured_times("8b"),
+    "8b recorded": lambda: recorded_times("8b"),
     "nf4 kernel's settings": lambda: gpu_nf4.settings_times(cold, CUDA),
 }
 

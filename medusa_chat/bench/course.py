@@ -90,7 +90,7 @@ def machine(course: Course, prompts: int) -> dict[str, Any]:
     is_auto = course.tree == "auto"
     shape = info.tree_reason if is_auto else f"{len(load_tree(course.tree))} nodes"
     whole, words = course.loaded.engine.backbone.whole_step, describe_device(device)
-    if whole is not None:
+    if whole is not None and whole.threads:
         words += f" of torch, {whole.threads} of our C"
     return {
         "device": f"{info.device} ({words}, {os.cpu_count()} cores)",

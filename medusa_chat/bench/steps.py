@@ -168,6 +168,7 @@ def contexts(course: Course) -> Iterator[Row]:
 def _times(course: Course, stage: Stage, nodes: int, length: int, count: int) -> list[float]:
     """Seconds of `count` steps after one that is not counted."""
     found = []
+    stage.try_out(nodes, length)
     for _ in range(count + 1):
         course.synchronise()
         started = perf_counter()

@@ -97,7 +97,7 @@ def exact(case: Case, judge: Judge = TORCH) -> Acceptance:
     """
     draft, logits, settings = case.draft, case.logits, case.settings
     sampled = judge.own_tokens(logits, draft.tensors, case.position, settings)
-    figures = judge.figures(draft, logits, settings.temperature or 1.0) if case.details else None
+    figures = judge.figures(draft, logits, settings.scale) if case.details else None
     found = _details(figures, None, sampled)
     if len(draft.tree) == 1:  # nothing to accept: the root is
         root, path = draft.tensors.depths, draft.tensors.paths[0]
@@ -135,7 +135,7 @@ def _typical(case: Case, judge: Judge, is_sampled: bool) -> Acceptance:
     draft, logits, settings = case.draft, case.logits, case.settings
     if settings.is_greedy:
         return exact(case, judge)
-    figures = at_parent, entropy = judge.figures(draft, logits, settings.temperature)
+    figures = at_parent, entropy = judge.figures(draft, logits, settings.scale)
     threshold = _threshold(entropy, settings)
     accepted = at_parent.exp() > threshold.index_select(0, draft.tensors.parents)
     length = _prefix_lengths(accepted, draft)
@@ -143,7 +143,7 @@ def _typical(case: Case, judge: Judge, is_sampled: bool) -> Acceptance:
     longest = length == length.max()
     node = _first_best(torch.where(longest, value, -torch.inf))
     if is_sampled:
-        log_p = torch.log_softmax(logits.float() / settings.temperature, -1)
+        log_p = torch.log_softmax(logits.float() / settings.scale, -1)
         passing = log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf)
         chosen = _with_noise(passing, draft.tensors, case.position, settings).argmax(-1)
     else:
@@ -177,7 +177,7 @@ def own_tokens(
     """
     if settings.is_greedy:
         return logits.argmax(-1)
-    scores = filtered(logits.float() / settings.temperature, settings)
+    scores = filtered(logits.float() / settings.scale, settings)
     return _with_noise(scores, tensors, position, settings).argmax(-1)
 
 
@@ -211,7 +211,7 @@ def gumbel(seed: int, positions: Tensor, vocabulary: int) -> Tensor:
     `exact` gives token for token what plain sampling with the same seed gives, whatever the tree.
     """
     low, high = seed & MASK32, seed >> 32
-    start = _mix(torch.full_like(positions, low) + 0x9E3779B9)
+    start = _mix(torch.zeros_like(positions) + low + 0x9E3779B9)
     key = _mix(start ^ (_mix(positions * 0x85EBCA77 + 1) + _mix(start + high)) & MASK32)
     tokens = torch.arange(vocabulary, device=positions.device) * 0x9E3779B1 & MASK32
     bits = _mix(_mix((tokens + key.unsqueeze(1)) & MASK32) ^ _mix(key + 0x27D4EB2F).unsqueeze(1))

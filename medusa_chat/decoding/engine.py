@@ -316,8 +316,7 @@ class Engine:
         self, logits: Tensor, outcome: Outcome, settings: GenerationSettings, least: float
     ) -> float:
         """The backbone's of what comes next; 0 for less than `least`."""
-        temperature = settings.temperature or 1.0
-        found = self.backbone.judge.certainty(logits, outcome.next_token, temperature)
+        found = self.backbone.judge.certainty(logits, outcome.next_token, settings.scale)
         return found if found >= least else 0.0
 
     def _limit(self, prompt_tokens: int, settings: GenerationSettings) -> tuple[int, Reason]:

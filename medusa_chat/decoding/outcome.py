@@ -55,12 +55,13 @@ class WholeStep(Protocol):
 
     hidden: Tensor  # [1, d], the state after the last node that a step accepted
     seconds: float  # of all steps so far, without what Python does around them
-    threads: int  # that work together
+    threads: int  # that work together; 0: a device's
+    tries: int  # steps of one kind that go before those which are as they will be
 
     def take(self, plan: Plan, root: int, here: Here) -> list[Outcome] | None:
         """The step behind what the cache holds, as its parts would give it, and where the plan
-        lasts and no details are wanted those after it, for a moment; None for what is the parts'
-        to do. A grower has booked them."""
+        lasts and no details are wanted maybe those after it, for a moment; None for what is the
+        parts' to do. A grower has booked them."""
         ...
 
     def read(
@@ -71,8 +72,28 @@ class WholeStep(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Frame:
+    """How to read `packed` words: the draft's tree and guesses, the longest path, and which rows
+    of figures there are."""
+
+    tree: Tree
+    longest: int
+    has_details: bool = False
+    has_thresholds: bool = False
+    has_shares: bool = False
+    guesses: tuple[tuple[int, ...], ...] = ()
+
+
 def read(draft: Draft, accepted: Acceptance) -> Outcome:
     """The step's one copy to the host."""
+    words, frame = packed(draft, accepted)
+    return unpacked(words.cpu(), frame)
+
+
+def packed(draft: Draft, accepted: Acceptance) -> tuple[Tensor, Frame]:
+    """All that the host wants to know of a step as one row of words on the device: int64, or with
+    figures int32, whose last ones are those of floats."""
     whole = [
         accepted.length.view(1),
         accepted.next_token,
@@ -81,28 +102,37 @@ def read(draft: Draft, accepted: Acceptance) -> Outcome:
         draft.tokens,
     ]
     found = accepted.details
-    figures: list[Tensor] = []
-    if found is not None:
-        whole.append(found.sampled)
-        figures = [found.probabilities, found.entropies]
-        figures += [t for t in (found.thresholds, draft.probabilities) if t is not None]
-    words = torch.cat(whole)
-    if figures:
-        bits = torch.cat(figures).float().view(torch.int32)
-        words = torch.cat((words.to(torch.int32), bits))
-    host = words.cpu()
+    if found is None:
+        return torch.cat(whole), Frame(draft.tree, len(accepted.path))
+    whole.append(found.sampled)
+    figures = [found.probabilities, found.entropies]
+    figures += [t for t in (found.thresholds, draft.probabilities) if t is not None]
+    bits = torch.cat(figures).float().view(torch.int32)
+    frame = Frame(
+        draft.tree,
+        len(accepted.path),
+        True,
+        found.thresholds is not None,
+        draft.probabilities is not None,
+        draft.guesses,
+    )
+    return torch.cat((torch.cat(whole).to(torch.int32), bits)), frame
+
+
+def unpacked(host: Tensor, frame: Frame) -> Outcome:
+    """The outcome that `packed` words on the host stand for."""
     values = host.tolist()
     length, next_token, is_finite = values[:3]
-    n, deep = len(draft.tree), 3 + len(accepted.path)
+    n, deep = len(frame.tree), 3 + frame.longest
     tokens = values[deep : deep + n]
     made = None
-    if found is not None:
+    if frame.has_details:
         sampled = values[deep + n : deep + 2 * n]
         rows = host[deep + 2 * n :].view(torch.float32).view(-1, n).tolist()
-        threshold = rows.pop(2) if found.thresholds is not None else None
-        shares = rows.pop(2) if draft.probabilities is not None else None
+        threshold = rows.pop(2) if frame.has_thresholds else None
+        shares = rows.pop(2) if frame.has_shares else None
         made = record(
-            draft.tree, tokens, sampled, rows[0], rows[1], threshold, shares, draft.guesses
+            frame.tree, tokens, sampled, rows[0], rows[1], threshold, shares, frame.guesses
         )
     path = values[3 : 3 + length]
     return Outcome(path, [tokens[i] for i in path], next_token, bool(is_finite), n, made)

@@ -68,6 +68,11 @@ class GenerationSettings:
         """Whether the temperature makes every acceptance plain greedy decoding."""
         return self.temperature < 1e-3
 
+    @property
+    def scale(self) -> float:
+        """What logits are divided by: the temperature, or 1 where it makes them greedy."""
+        return 1.0 if self.is_greedy else self.temperature
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, as the first event of a trace records them."""
         return asdict(self) | {"stop": list(self.stop)}

@@ -34,6 +34,8 @@ class NativeStep:
     the team.
     """
 
+    tries = 0
+
     def __init__(
         self, backbone: Any, decoder: NativeDecoder, heads: NativeHeads | None, team: Team
     ) -> None:
@@ -126,7 +128,8 @@ class NativeStep:
         is_cut = settings.top_k or settings.top_p < 1
         is_exact = settings.acceptance == "exact" and not is_cut
         self._is_known = settings.is_greedy or self._is_typical or is_exact
-        job.seed, job.temperature = settings.seed or 0, settings.temperature
+        job.seed = settings.seed or 0
+        job.temperature = 0.0 if settings.is_greedy else settings.temperature
         job.is_typical = self._is_typical
         job.epsilon, job.alpha = settings.posterior_threshold, settings.posterior_alpha
         for name, row in zip(FIGURES, self._figures, strict=True):

@@ -1,0 +1,101 @@
+"""Trial: whether a backbone's steps are recorded. They are where recordings give what their parts
+give and are faster, which is tried out at every load."""
+
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+
+from medusa_chat.decoding.ahead import ASKED, Ahead
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.events import DraftRecord, Event, Finished, Step
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.outcome import WholeStep
+from medusa_chat.decoding.parity import agrees
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT, Tree, cartesian
+
+TEXT, NEW = 9, 16  # tokens of the made-up prompt, and of the answers to it
+ROUNDS = 3
+EXACT, ROUGH = 1e-3, 0.15  # of probabilities and nats, in fp32 and in 16 bits
+BY_PARTS = "steps run by their parts"
+
+
+def adopt(backbone: Backbone, heads: MedusaHeads | None) -> str:
+    """Let a backbone's steps be recorded, if that is right and pays; what became of it, in words.
+    What the cache held is lost."""
+    if backbone.context < TEXT + 2 * NEW:
+        return f"{BY_PARTS}: the context is too short to try a recording"
+    engine, recorded = Engine(backbone, heads), Ahead(backbone)
+    limit = EXACT if backbone.dtype == torch.float32 else ROUGH
+    trees = (ROOT, cartesian(2, 2)) if heads is not None and len(heads) > 1 else (ROOT,)
+    gain = 0.0
+    if agrees(BY_PARTS, lambda: max(_off_by(engine, recorded, tree) for tree in trees), limit):
+        gain = _gain(engine, recorded)
+    backbone.whole_step = recorded if gain > 1 else None
+    engine.forget()
+    if gain > 1:
+        return f"a step is one recorded graph, {gain:.2g} times as fast as its parts"
+    if gain:
+        return f"{BY_PARTS}: a recording of them was not faster"
+    return f"{BY_PARTS}: they could not be recorded, or not rightly (the log says why)"
+
+
+def _off_by(engine: Engine, recorded: Ahead, tree: Tree) -> float:
+    """The largest difference of a probability or an entropy, up to where a near tie parts the
+    texts. Raises RuntimeError where no recorded step could be compared."""
+    worst, compared, before = 0.0, 0, recorded.seconds
+    pairs = zip(_steps(engine, None, tree), _steps(engine, recorded, tree), strict=False)
+    for number, (ours, theirs) in enumerate(pairs):
+        if ours.tokens != theirs.tokens:
+            break
+        worst = max(worst, *map(abs, _differences(ours, theirs)))
+        compared += number >= ASKED
+    if not compared or recorded.seconds == before:
+        raise RuntimeError("no recorded step was like the same step by its parts")
+    return worst
+
+
+def _differences(ours: DraftRecord, theirs: DraftRecord) -> Iterator[float]:
+    for name in ("probabilities", "entropies"):
+        for a, b in zip(getattr(ours, name), getattr(theirs, name), strict=True):
+            if a is not None:
+                yield a - b if a == a and b == b else torch.inf  # no number is like another
+
+
+def _steps(engine: Engine, way: WholeStep | None, tree: Tree) -> list[DraftRecord]:
+    """What the steps of a greedy answer were, one after the other."""
+    records = []
+    for event in _answer(engine, way, tree, True):
+        if isinstance(event, Step):
+            assert event.draft is not None
+            records.append(event.draft)
+    return records
+
+
+def _gain(engine: Engine, recorded: Ahead) -> float:
+    """How many times as fast plain steps are when they are recorded."""
+    ratios = []
+    for number in range(ROUNDS + 1):
+        parts, ours = (_seconds(engine, way) for way in (None, recorded))
+        if number:  # the first ones record and warm up
+            ratios.append(parts / ours)
+    return median(ratios)
+
+
+def _seconds(engine: Engine, way: WholeStep | None) -> float:
+    """Of a plain answer's steps."""
+    *_, last = _answer(engine, way, ROOT, False)
+    assert isinstance(last, Finished)
+    return last.stats.seconds
+
+
+def _answer(engine: Engine, way: WholeStep | None, tree: Tree, details: bool) -> Iterator[Event]:
+    """To a made-up prompt, greedily."""
+    drafter = "medusa" if len(tree) > 1 else "none"
+    settings = GenerationSettings(drafter=drafter, max_new_tokens=NEW, seed=0)
+    prompt = [(7 * i + 3) % engine.backbone.vocabulary for i in range(TEXT)]
+    engine.backbone.whole_step = way
+    engine.forget()
+    return engine.generate(prompt, engine.drafter(settings, tree, details), settings, details)
