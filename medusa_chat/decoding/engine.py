@@ -140,15 +140,15 @@ class Engine:
                 spent = outcome.seconds + taken / len(outcomes) + perf_counter() - started
                 steps, emitted, seconds = steps + 1, emitted + count, seconds + spent
                 yield Step(
-                    index=steps - 1,
-                    token_ids=tuple(fresh),
-                    text="",
-                    seconds=spent,
-                    path=tuple(outcome.path[: count + 1]),
-                    draft=outcome.record,
-                    heads_seconds=outcome.heads_seconds,
-                    backbone_seconds=outcome.backbone_seconds,
-                    nodes=outcome.nodes,
+                    steps - 1,
+                    tuple(fresh),
+                    "",
+                    spent,
+                    tuple(outcome.path[: count + 1]),
+                    outcome.record,
+                    outcome.heads_seconds,
+                    outcome.backbone_seconds,
+                    outcome.nodes,
                 )
                 if reason is not None:
                     break

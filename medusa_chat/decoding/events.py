@@ -84,7 +84,8 @@ class Step:
 
     token_ids: the accepted path after the root, then the next token. heads_seconds: the part of
     `seconds` that proposing the draft took; backbone_seconds: the part of the backbone's pass, LM
-    head included; nodes: of the draft, 1 for plain decoding (0 in a trace that is older than the
+    head included, and of the draft too where both are one recording (then heads_seconds is 0);
+    nodes: of the draft, 1 for plain decoding (0 in a trace that is older than the
     figure). draft: None when details were not asked for.
     """
 
@@ -111,17 +112,11 @@ class Step:
         nodes: int = 0,
     ) -> None:
         # what is frozen is set by a call for each field, a fiftieth of a step of the demo
-        self.__dict__.update(
-            index=index,
-            token_ids=token_ids,
-            text=text,
-            seconds=seconds,
-            path=path,
-            draft=draft,
-            heads_seconds=heads_seconds,
-            backbone_seconds=backbone_seconds,
-            nodes=nodes,
-        )
+        own = self.__dict__
+        own["index"], own["token_ids"], own["text"] = index, token_ids, text
+        own["seconds"], own["path"], own["draft"] = seconds, path, draft
+        own["heads_seconds"], own["backbone_seconds"] = heads_seconds, backbone_seconds
+        own["nodes"] = nodes
 
 
 @dataclass(frozen=True)
