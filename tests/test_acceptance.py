@@ -11,14 +11,12 @@ from scipy.stats import chisquare
 from medusa_chat.decoding.acceptance import (
     Case,
     exact,
-    filtered,
-    gumbel,
-    own_tokens,
     thresholds,
     typical,
     typical_sampled,
 )
 from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.sampling import filtered, gumbel, own_tokens
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree, cartesian, chain
 

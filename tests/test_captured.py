@@ -13,9 +13,9 @@ from medusa_chat.decoding import ahead, captured, trial
 from medusa_chat.decoding.ahead import ASKED, Ahead
 from medusa_chat.decoding.captured import CapturedStep
 from medusa_chat.decoding.costs import StepCosts
-from medusa_chat.decoding.drafters import Medusa
 from medusa_chat.decoding.events import to_json
 from medusa_chat.decoding.governor import Governor
+from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import ROOT, cartesian, chain

@@ -30,7 +30,7 @@ def parts():
 @pytest.fixture
 def script(parts, monkeypatch):
     """gpu.py on a CPU: its clock is the host's, its models are tiny, and torch runs their parts."""
-    monkeypatch.setenv("MEDUSA_CHAT_NATIVE", "0")
+    monkeypatch.setattr("medusa_chat.compiling.library", lambda: None)
     found = importlib.import_module("gpu")
     monkeypatch.setattr(found, "timed", lambda call: [call() for _ in range(3)] and 1.0)
     monkeypatch.setattr(found, "SMALL", TINY)

@@ -124,7 +124,7 @@ def test_a_look_into_another_text_keeps_what_they_share(demo, monkeypatch):
     held = list(engine._ids)
     demo.runner.peek(peek_request(first, 5, 0))
     assert engine._ids == held
-    monkeypatch.setattr("medusa_chat.decoding.engine.CHUNK", 4)
+    monkeypatch.setattr("medusa_chat.decoding.looking.CHUNK", 4)
     demo.runner.peek(peek_request(first, 5, 0))
     assert engine._ids == held[: len(engine._ids)] and len(engine._ids) < len(held)
     assert engine.backbone.cache.length == len(engine._ids)

@@ -7,8 +7,9 @@ import torch
 
 from medusa_chat.decoding.acceptance import exact
 from medusa_chat.decoding.costs import SIZES, StepCosts
-from medusa_chat.decoding.drafters import Drafter, Medusa
+from medusa_chat.decoding.drafters import Drafter
 from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.outcome import Here
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
@@ -116,7 +117,7 @@ class Stage:
         engine.backbone.cache.length = length
         here = Here(self._drafter(nodes), exact, SETTINGS, False, self._hidden, self._root)
         here.most = AT_ONCE
-        taken = engine._advance(here, [self._root_id])
+        taken = engine.stepper.advance(here, [self._root_id])
         return len(taken), sum(one.heads_seconds for one in taken) / len(taken)
 
     def try_out(self, nodes: int, length: int) -> None:

@@ -1,4 +1,4 @@
-/* Gumbel noise, as acceptance.py draws it. */
+/* Gumbel noise, as sampling.py draws it. */
 
 #pragma once
 

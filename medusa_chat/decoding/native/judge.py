@@ -5,10 +5,11 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import Judge, Position, own_tokens
+from medusa_chat.decoding.acceptance import Judge
 from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.native.jobs import Verdict
 from medusa_chat.decoding.native.library import Team
+from medusa_chat.decoding.sampling import Position, own_tokens
 from medusa_chat.decoding.settings import GenerationSettings
 
 

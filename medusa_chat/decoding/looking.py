@@ -1,0 +1,73 @@
+"""Looking: what the backbone and a head say at one place of a text, with nothing decoded."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.settings import CHUNK
+from medusa_chat.errors import UsageError
+
+
+@torch.inference_mode()
+def look(
+    backbone: Backbone,
+    heads: MedusaHeads | None,
+    held: Sequence[int],
+    token_ids: Sequence[int],
+    path: Sequence[int],
+    head: int,
+) -> tuple[Tensor, Tensor | None]:
+    """See Engine.peek. held: the ids that the cache holds; so many of them as it holds afterwards
+    are still the same."""
+    whole = [*token_ids, *path]
+    _require(backbone, heads, token_ids, whole, head)
+    cache, count = backbone.cache, len(held)
+    start = min(common_prefix(held, whole), len(token_ids) - 1)
+    end = min(len(whole), count)
+    if end - start > CHUNK:  # copying that much costs more than reading it again
+        count = start
+        cache.crop(start)
+    kept = cache.rows(start, min(end, count))
+    try:
+        cache.crop(start)
+        rest = torch.tensor(whole[start:], device=backbone.device)
+        hidden = torch.cat([backbone.run_chunk(chunk) for chunk in rest.split(CHUNK)])
+    finally:
+        cache.put_back(start, kept, count)
+    logits = backbone.lm_head(hidden[-1:])[0]
+    if not head or heads is None:
+        return logits, None
+    at = hidden[len(token_ids) - 1 - start].unsqueeze(0)
+    drafted, names = heads.draft_logits(at, backbone.lm_head, head, 1)
+    own = drafted[-1]
+    if names is not None:  # the rest cannot be drafted
+        own = own.new_full(logits.shape, -torch.inf).index_copy(0, names, own)
+    return logits, own
+
+
+def _require(
+    backbone: Backbone,
+    heads: MedusaHeads | None,
+    token_ids: Sequence[int],
+    whole: Sequence[int],
+    head: int,
+) -> None:
+    if not token_ids or len(whole) > backbone.cache.capacity:
+        raise UsageError(f"cannot look into a text of {len(whole)} tokens with this model")
+    if min(whole) < 0 or max(whole) >= backbone.vocabulary:
+        raise UsageError("this text has tokens that the loaded model does not know")
+    if not 0 <= head <= (len(heads) if heads else 0):
+        raise UsageError(f"the loaded model has no Medusa head {head}")
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    if list(b[: len(a)]) == a:  # as it is when a conversation goes on: not token by token
+        return len(a)
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))

@@ -1,0 +1,189 @@
+"""Medusa: the drafter whose heads guess, at the last certain position, what fills a tree."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
+from medusa_chat.decoding.governor import Governor
+from medusa_chat.decoding.grower import Grower
+from medusa_chat.decoding.growth import ASKED_EVERY, Growth, grow, subtree
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.errors import UsageError
+
+LogitHead = Callable[[Tensor], Tensor]
+
+
+class Medusa:
+    """Drafter "medusa": the heads' top predictions at the last certain position fill a tree.
+
+    Heads run at that one position, and only as many as the tree is deep. With a governor each
+    step has as many of the tree's first nodes as it says, with a grower those of its candidates
+    that the heads are sure of; without either all. Raises UsageError when the tree is deeper than
+    there are heads, or wider than the vocabulary.
+    """
+
+    name = "medusa"
+
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        lm_head: LogitHead,
+        tree: Tree,
+        vocabulary: int,
+        details: bool,
+        governor: Governor | Grower | None = None,
+    ) -> None:
+        self._governor = None if isinstance(governor, Grower) else governor
+        self._grower = governor if isinstance(governor, Grower) else None
+        _require_drawable(self._grower.candidates if self._grower else tree, heads, vocabulary)
+        self._device = heads.bias.device
+        self.tree = tree
+        self._heads, self._lm_head, self._details = heads, lm_head, details
+        self.least = self._grower.certain if self._grower is not None else 0.0
+        self._length, self._certainty = -1, 0.0  # tokens in the cache, and the root's probability
+        self._is_drafted = False  # whether heads ran
+        self._steps = 0  # that were planned
+        self._plans: dict[tuple[int, int], Shape] = {}
+        self._alone = TreeTensors.of(ROOT, self._device)
+
+    def is_of(
+        self,
+        heads: MedusaHeads,
+        tree: Tree,
+        details: bool,
+        governor: Governor | Grower | None,
+    ) -> bool:
+        """Whether one of these would be the same."""
+        is_same = self._heads is heads and self._details == details and self.tree == tree
+        return is_same and (self._grower or self._governor) is governor
+
+    def anew(self) -> Self:
+        """The same before its first step: an answer may be over in less time than it takes to make
+        one."""
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        return found
+
+    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
+        self._length += len(tokens)
+        self._steps += 1
+        self._certainty = certainty
+        grower = self._grower
+        if grower is not None and self._steps == 1:
+            grower.begin()
+        nodes = self._governor.choose(self._length) if self._governor else len(self.tree)
+        tree, nodes = (grower.candidates, len(grower.candidates)) if grower else (self.tree, nodes)
+        made = Plan(*self._shape(tree, nodes, depth), least=self.least)
+        self._is_drafted = len(made.tree) > 1
+        if not self._is_drafted:
+            made.tokens = tokens[-1:]
+        elif grower is not None:
+            made.grower = grower
+            made.asks = self._details and self._steps % ASKED_EVERY == 0
+        is_fixed = self._governor is None or len(self.tree) == 1
+        made.is_lasting = is_fixed and not made.asks
+        return made
+
+    def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+        if plan.index is None:
+            return Draft(root, plan.tree, plan.tensors)
+        growth = self._growth(plan)
+        if plan.grower is not None and growth is None:
+            self._is_drafted = False
+            return Draft(root, ROOT, self._alone)
+        alone = self._unsure(plan, growth, root, hidden) if growth else None
+        if alone is not None:
+            return alone
+        values, candidates, sums = self._guesses(hidden, plan, plan.tree.depth)
+        filled = torch.cat((root, candidates.flatten())).index_select(0, plan.index)
+        if not self._details and growth is None:
+            return Draft(filled, plan.tree, plan.tensors)
+        shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
+        padded = torch.cat((_nothing(shares.device), shares)).index_select(0, plan.index)
+        whole = Draft(filled, plan.tree, plan.tensors, padded)
+        if growth is None:
+            return whole
+        guesses = tuple(map(tuple, candidates.tolist())) if self._details else ()
+        return _part(whole, growth, guesses)
+
+    def _growth(self, plan: Plan) -> Growth | None:
+        """What decides which nodes are drafted now; None: all, or with a grower just the root."""
+        if plan.grower is None:
+            return None
+        found = plan.grower.growth(self._length, self._certainty, plan.asks)
+        if plan.grower.is_rich:
+            plan.least = 0.0  # who is rich decides without it
+        return found
+
+    def _unsure(self, plan: Plan, growth: Growth, root: Tensor, hidden: Tensor) -> Draft | None:
+        """The root alone where the first head's best guess does not open the gate."""
+        if not growth.gate:
+            return None
+        values, tokens, sums = self._guesses(hidden, plan, 1)
+        if float((values[0, 0].float() - sums[0]).exp()) >= growth.gate:
+            return None
+        guesses = (tuple(tokens[0].tolist()),) if self._details else ()
+        return Draft(root, ROOT, self._alone, _nothing(root.device), guesses)
+
+    def _guesses(self, hidden: Tensor, plan: Plan, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the first `heads` heads: values and tokens [K, width], and log(sum(exp)) [K]."""
+        logits, names = self._heads.draft_logits(hidden, self._lm_head, heads, plan.width)
+        values, places, sums = self._heads.best(logits, plan.width)
+        return values, places if names is None else names[places], sums
+
+    def learn(self, nodes: int, path: Sequence[int]) -> None:
+        if self._governor is not None:
+            self._governor.record(nodes, len(path), self._length)
+        if self._grower is not None and self._is_drafted:
+            self._grower.record(nodes, len(path))
+
+    def _shape(self, tree: Tree, nodes: int, depth: int) -> "Shape":
+        deep = min(depth, tree.depth)
+        found = self._plans.get((nodes, deep))
+        if found is None:
+            found = self._plans[nodes, deep] = _shape_of(tree, nodes, deep, self._device)
+        return found
+
+
+def _require_drawable(tree: Tree, heads: MedusaHeads, vocabulary: int) -> None:
+    if tree.depth > len(heads):
+        raise UsageError(
+            f"the tree is {tree.depth} deep and the checkpoint has {len(heads)} heads: "
+            f"choose a tree of depth {len(heads)} or less, or --tree auto"
+        )
+    if tree.width > vocabulary:
+        raise UsageError(f"the tree needs {tree.width} predictions of {vocabulary} tokens")
+
+
+def _part(whole: Draft, growth: Growth, guesses: tuple[tuple[int, ...], ...]) -> Draft:
+    """What of a draft the heads are sure of."""
+    assert whole.probabilities is not None
+    nodes = grow(whole.tree, whole.probabilities.tolist(), growth)
+    kept = torch.tensor(nodes, device=whole.tokens.device)
+    tokens, shares = (t.index_select(0, kept) for t in (whole.tokens, whole.probabilities))
+    tree = subtree(whole.tree, nodes)
+    return Draft(tokens, tree, whole.tensors.part(kept), shares, guesses)
+
+
+@lru_cache(maxsize=32)
+def _nothing(device: torch.device) -> Tensor:
+    """The root's probability: nobody drafted it."""
+    return torch.full((1,), torch.nan, device=device)
+
+
+Shape = tuple[Tree, TreeTensors, None, Tensor | None, int]  # what stays the same of a Plan
+
+
+@lru_cache(maxsize=32)
+def _shape_of(tree: Tree, nodes: int, depth: int, device: torch.device) -> Shape:
+    """The first `nodes` nodes that are no deeper than `depth`."""
+    cut, width = tree.head(nodes).pruned(depth), tree.width
+    places = zip(cut.depths, cut.ranks, strict=True)
+    index = [0 if d == 0 else 1 + (d - 1) * width + rank for d, rank in places]
+    found = torch.tensor(index, device=device) if len(cut) > 1 else None
+    return cut, TreeTensors.of(cut, device), None, found, width
