@@ -1,10 +1,20 @@
-/* Lanes are (row, head) pairs; scores are summed along head_dim, values along the text. */
+/* Lanes of scores are keys, of what is mixed dimensions: one row's few heads fill them, too. */
 
 #include "attention.h"
 
+#include <math.h>
 #include <stddef.h>
 
+#include "team.h"
 #include "vectors.h"
+
+#define WIDE (2 * LANES) /* keys whose scores are worked out at once */
+#define MOST_SCORED 4    /* pairs of such a tile */
+#if defined(__AVX512VL__)
+#define MOST_MIXED 4 /* pairs of a tile of what is mixed, whose sums are to stay in registers */
+#else
+#define MOST_MIXED 2
+#endif
 
 int free_columns(const Pass *pass) {
     int free = (int)(pass->start + pass->rows);
@@ -17,146 +27,206 @@ int free_columns(const Pass *pass) {
     return free;
 }
 
-/* Scores [keys, BLOCK] of queries [head_dim, BLOCK]: lanes are rows, a sum goes along head_dim. */
-#define SCORE(KEYS, VECTORS)                                                                   \
-    INLINE void score_##KEYS##_##VECTORS(const float *q, const float *k, float *s, int size) { \
-        vec sums[KEYS * VECTORS] = {0};                                                        \
-        for (int d = 0; d < size; d++)                                                         \
-            _Pragma("GCC unroll 8") for (int v = 0; v < VECTORS; v++) {                        \
-                vec ours = load(q + d * BLOCK + v * LANES);                                    \
-                _Pragma("GCC unroll 8") for (int j = 0; j < KEYS; j++)                         \
-                    sums[j * VECTORS + v] =                                                    \
-                        fused(ours, all(k[(ptrdiff_t)j * size + d]), sums[j * VECTORS + v]);   \
-            }                                                                                  \
-        _Pragma("GCC unroll 8") for (int j = 0; j < KEYS; j++)                                 \
-            _Pragma("GCC unroll 8") for (int v = 0; v < VECTORS; v++)                          \
-                store(s + j * BLOCK + v * LANES, sums[j * VECTORS + v]);                       \
-    }
-
-SCORE(1, 1)
-SCORE(8, 1)
-SCORE(1, 2)
-SCORE(6, 2)
-
-/* Values of DIMS dimensions, mixed by shares [keys, BLOCK]: a sum goes along the text. */
-#define MIX(DIMS, VECTORS)                                                                         \
-    INLINE void mix_##DIMS##_##VECTORS(const float *s, const float *values, int keys, int size,    \
-                                       float *out) {                                               \
-        vec sums[DIMS * VECTORS] = {0};                                                            \
-        for (int j = 0; j < keys; j++)                                                             \
-            _Pragma("GCC unroll 8") for (int v = 0; v < VECTORS; v++) {                            \
-                vec share = load(s + (ptrdiff_t)j * BLOCK + v * LANES);                            \
-                _Pragma("GCC unroll 8") for (int d = 0; d < DIMS; d++)                             \
-                    sums[d * VECTORS + v] =                                                        \
-                        fused(share, all(values[(ptrdiff_t)j * size + d]), sums[d * VECTORS + v]); \
-            }                                                                                      \
-        _Pragma("GCC unroll 8") for (int d = 0; d < DIMS; d++)                                     \
-            _Pragma("GCC unroll 8") for (int v = 0; v < VECTORS; v++)                              \
-                store(out + d * BLOCK + v * LANES, sums[d * VECTORS + v]);                         \
-    }
-
-MIX(1, 1)
-MIX(8, 1)
-MIX(1, 2)
-MIX(4, 2)
-
-/* One block of pairs; lanes beyond the last pair repeat it. */
+/* Some (row, head) pairs that share a key head. */
 typedef struct {
     int row[BLOCK], head[BLOCK], pairs;
-    int is_wide; /* whether the second vector holds any pair */
-    int size, keys;
-    float *q, *out, *s; /* [head_dim, BLOCK], [head_dim, BLOCK], [keys, BLOCK] */
+    int size, keys, width; /* width: of a row of scores, whole tiles */
+    float *q, *turned, *s; /* [pairs, size], [size, WIDE], [pairs, width] */
 } Block;
 
 static Block block_at(const Pass *pass, int kv, int first, float *scratch) {
     const Decoder *m = pass->decoder;
     const int groups = (int)(m->heads / m->kv_heads), size = (int)m->head_dim;
-    const int pairs = least(BLOCK, (int)pass->rows * groups - first);
-    float *out = scratch + size * BLOCK;
-    Block b = {.pairs = pairs,
-               .is_wide = pairs > LANES,
+    const int keys = (int)(pass->start + pass->rows);
+    Block b = {.pairs = least(BLOCK, (int)pass->rows * groups - first),
                .size = size,
-               .keys = (int)(pass->start + pass->rows),
+               .keys = keys,
+               .width = (keys + WIDE - 1) / WIDE * WIDE,
                .q = scratch,
-               .out = out,
-               .s = out + size * BLOCK};
-    for (int l = 0; l < BLOCK; l++) {
-        const int pair = first + least(l, pairs - 1);
-        b.row[l] = pair / groups;
-        b.head[l] = kv * groups + pair % groups;
+               .turned = scratch + size * BLOCK,
+               .s = scratch + size * (BLOCK + WIDE)};
+    for (int l = 0; l < b.pairs; l++) {
+        b.row[l] = (first + l) / groups;
+        b.head[l] = kv * groups + (first + l) % groups;
     }
     return b;
 }
 
-static void gather(const Block *b, const Decoder *m, const float *qkv) {
+static void scale(const Block *b, const Decoder *m, const float *qkv) {
     const int size = b->size, width = qkv_width(m);
-    float *q = b->q;
-    for (int l = 0; l < BLOCK; l++) {
-        const float *from = qkv + (ptrdiff_t)b->row[l] * width + b->head[l] * size;
-        for (int d = 0; d < size; d++) q[d * BLOCK + l] = from[d] * m->scaling;
-    }
-}
-
-static void score(const Block *b, const float *k) {
-    const int size = b->size, keys = b->keys;
-    const float *q = b->q;
-    float *s = b->s;
-    int j = 0;
-    if (b->is_wide) {
-        for (; j + 6 <= keys; j += 6) score_6_2(q, k + (ptrdiff_t)j * size, s + j * BLOCK, size);
-        for (; j < keys; j++) score_1_2(q, k + (ptrdiff_t)j * size, s + j * BLOCK, size);
-    } else {
-        for (; j + 8 <= keys; j += 8) score_8_1(q, k + (ptrdiff_t)j * size, s + j * BLOCK, size);
-        for (; j < keys; j++) score_1_1(q, k + (ptrdiff_t)j * size, s + j * BLOCK, size);
-    }
-}
-
-/* From column `free` on. */
-static void hide(const Block *b, const Pass *pass, int free) {
-    float *s = b->s;
-    for (int j = free; j < b->keys; j++)
-        for (int l = 0; l < BLOCK; l++)
-            s[j * BLOCK + l] += pass->mask[b->row[l] * pass->stride + j - pass->free];
-}
-
-/* Scores to shares, not yet divided; what divides a lane goes where its queries were. */
-static void soften(const Block *b) {
-    const int keys = b->keys;
-    for (int part = 0; part < (b->is_wide ? BLOCK : LANES); part += LANES) {
-        float *s = b->s + part;
-        vec most = load(s), sum = all(0.0f);
-        for (int j = 1; j < keys; j++) {
-            vec x = load(s + j * BLOCK);
-            most = pick(x > most, x, most);
-        }
-        for (int j = 0; j < keys; j++) {
-            vec share = exponential(load(s + j * BLOCK) - most);
-            sum += share;
-            store(s + j * BLOCK, share);
-        }
-        store(b->q + part, 1.0f / sum);
-    }
-}
-
-static void mix(const Block *b, const float *v) {
-    const int size = b->size, keys = b->keys;
-    const float *s = b->s;
-    float *out = b->out;
-    int d = 0;
-    if (b->is_wide) {
-        for (; d + 4 <= size; d += 4) mix_4_2(s, v + d, keys, size, out + d * BLOCK);
-        for (; d < size; d++) mix_1_2(s, v + d, keys, size, out + d * BLOCK);
-    } else {
-        for (; d + 8 <= size; d += 8) mix_8_1(s, v + d, keys, size, out + d * BLOCK);
-        for (; d < size; d++) mix_1_1(s, v + d, keys, size, out + d * BLOCK);
-    }
-}
-
-static void scatter(const Block *b, int heads, float *mixed) {
-    const int size = b->size;
     for (int l = 0; l < b->pairs; l++) {
-        float *to = mixed + ((ptrdiff_t)b->row[l] * heads + b->head[l]) * size;
-        for (int d = 0; d < size; d++) to[d] = b->out[d * BLOCK + l] * b->q[l];
+        const float *from = qkv + (ptrdiff_t)b->row[l] * width + b->head[l] * size;
+        float *q = b->q + (ptrdiff_t)l * size;
+        int d = 0;
+        for (; d + LANES <= size; d += LANES) store(q + d, load(from + d) * m->scaling);
+        for (; d < size; d++) q[d] = from[d] * m->scaling;
+    }
+}
+
+/* LANES dimensions of LANES keys, one dimension behind the other, WIDE apart. */
+INLINE void turn(const float *const *k, int d, float *to) {
+    vec a[8], b[8];
+    for (int i = 0; i < 8; i += 2) {
+        const vec x = load(k[i] + d), y = load(k[i + 1] + d);
+        a[i] = SHUFFLE(x, y, 0, 8, 1, 9, 4, 12, 5, 13);
+        a[i + 1] = SHUFFLE(x, y, 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + 2 * j] = SHUFFLE(a[i + j], a[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            b[i + 2 * j + 1] = SHUFFLE(a[i + j], a[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int i = 0; i < 4; i++) {
+        store(to + i * WIDE, SHUFFLE(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+        store(to + (i + 4) * WIDE, SHUFFLE(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
+    }
+}
+
+/* Keys from `at` on with their dimensions one behind the other; those beyond the last repeat it. */
+static void turn_all(const Block *b, const float *keys, int at) {
+    const float *k[WIDE];
+    for (int j = 0; j < WIDE; j++) k[j] = keys + (ptrdiff_t)least(at + j, b->keys - 1) * b->size;
+    int d = 0;
+    for (; d + LANES <= b->size; d += LANES)
+        for (int j = 0; j < WIDE; j += LANES) turn(k + j, d, b->turned + d * WIDE + j);
+    for (; d < b->size; d++)
+        for (int j = 0; j < WIDE; j++) b->turned[d * WIDE + j] = k[j][d];
+}
+
+/* Scores of PAIRS pairs from `lane` on with the WIDE keys that were turned: a sum goes along the
+   dimensions. */
+#define SCORE(PAIRS)                                                                   \
+    static void score_##PAIRS(const Block *b, int lane, int at) {                      \
+        const float *q = b->q + (ptrdiff_t)lane * b->size, *k = b->turned;             \
+        vec sums[PAIRS * 2] = {0};                                                     \
+        for (int d = 0; d < b->size; d++, k += WIDE) {                                 \
+            vec low = load(k), high = load(k + LANES);                                 \
+            HOLD(low);                                                                 \
+            HOLD(high);                                                                \
+            _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                  \
+                const vec ours = all(q[(ptrdiff_t)p * b->size + d]);                   \
+                sums[2 * p] = fused(ours, low, sums[2 * p]);                           \
+                sums[2 * p + 1] = fused(ours, high, sums[2 * p + 1]);                  \
+            }                                                                          \
+        }                                                                              \
+        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                      \
+            store(b->s + (ptrdiff_t)(lane + p) * b->width + at, sums[2 * p]);          \
+            store(b->s + (ptrdiff_t)(lane + p) * b->width + at + LANES, sums[2 * p + 1]); \
+        }                                                                              \
+    }
+SCORE(1)
+SCORE(2)
+SCORE(3)
+SCORE(4)
+
+static void score(const Block *b, const float *keys) {
+    static void (*const scores[])(const Block *, int, int) = {score_1, score_2, score_3, score_4};
+    const int tiles = (b->pairs + MOST_SCORED - 1) / MOST_SCORED;
+    for (int at = 0; at < b->keys; at += WIDE) {
+        turn_all(b, keys, at);
+        for (int t = 0; t < tiles; t++) {
+            const int lane = first(b->pairs, t, tiles);
+            scores[first(b->pairs, t + 1, tiles) - lane - 1](b, lane, at);
+        }
+    }
+}
+
+/* From column `free` on, and what lies beyond the last key. */
+static void hide(const Block *b, const Pass *pass, int free) {
+    for (int l = 0; l < b->pairs; l++) {
+        float *s = b->s + (ptrdiff_t)l * b->width;
+        const float *mask = pass->mask + b->row[l] * pass->stride - pass->free;
+        int j = free;
+        for (; j + LANES <= b->keys; j += LANES) store(s + j, load(s + j) + load(mask + j));
+        for (; j < b->keys; j++) s[j] += mask[j];
+        for (; j < b->width; j++) s[j] = -INFINITY;
+    }
+}
+
+/* Scores to shares, not yet divided by their sum. */
+static void soften(const Block *b) {
+    for (int l = 0; l < b->pairs; l++) {
+        float *s = b->s + (ptrdiff_t)l * b->width;
+        vec most = load(s);
+        for (int j = LANES; j < b->width; j += LANES) most = larger(load(s + j), most);
+        float high = most[0];
+        for (int i = 1; i < LANES; i++) high = most[i] > high ? most[i] : high;
+        for (int j = 0; j < b->width; j += LANES) store(s + j, exponential(load(s + j) - high));
+    }
+}
+
+/* VECTORS vectors of values from dimension `dim` on, mixed for PAIRS pairs from `lane` on; sums,
+   that of the shares too, go along the text: what a row does not see between adds nothing. */
+#define MIX(PAIRS, VECTORS)                                                                     \
+    static void mix_##PAIRS##_##VECTORS(const Block *b, const float *values, int lane, int dim, \
+                                        float *const *to) {                                     \
+        const float *shares = b->s + (ptrdiff_t)lane * b->width;                                \
+        vec sums[PAIRS * VECTORS] = {0}, whole[PAIRS] = {0};                                    \
+        for (int j = 0; j < b->keys; j++) {                                                     \
+            const float *v = values + (ptrdiff_t)j * b->size + dim;                             \
+            vec ours[VECTORS];                                                                  \
+            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++) {                         \
+                ours[i] = load(v + i * LANES);                                                  \
+                HOLD(ours[i]);                                                                  \
+            }                                                                                   \
+            _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                           \
+                vec share = all(shares[(ptrdiff_t)p * b->width + j]);                           \
+                HOLD(share);                                                                    \
+                whole[p] += share;                                                              \
+                _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                       \
+                    sums[p * VECTORS + i] = fused(share, ours[i], sums[p * VECTORS + i]);       \
+            }                                                                                   \
+        }                                                                                       \
+        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                               \
+            whole[p] = 1.0f / whole[p];                                                         \
+            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                           \
+                store(to[lane + p] + dim + i * LANES, sums[p * VECTORS + i] * whole[p]);        \
+        }                                                                                       \
+    }
+#define MIXES(PAIRS) MIX(PAIRS, 4) MIX(PAIRS, 1)
+MIXES(1)
+MIXES(2)
+#if MOST_MIXED == 4
+MIXES(3)
+MIXES(4)
+#endif
+
+/* One dimension of one pair, where no whole vector is left. */
+static void mix_tail(const Block *b, const float *values, int lane, int dim, float *const *to) {
+    vec sum = all(0.0f), whole = all(0.0f);
+    for (int j = 0; j < b->keys; j++) {
+        const vec share = all(b->s[(ptrdiff_t)lane * b->width + j]);
+        whole += share;
+        sum = fused(share, all(values[(ptrdiff_t)j * b->size + dim]), sum);
+    }
+    to[lane][dim] = (sum * (1.0f / whole))[0];
+}
+
+typedef void (*Mix)(const Block *, const float *, int, int, float *const *);
+static const Mix mixes[2][MOST_MIXED] = {
+#if MOST_MIXED == 4
+    {mix_1_4, mix_2_4, mix_3_4, mix_4_4},
+    {mix_1_1, mix_2_1, mix_3_1, mix_4_1},
+#else
+    {mix_1_4, mix_2_4},
+    {mix_1_1, mix_2_1},
+#endif
+};
+
+static void mix(const Block *b, const float *values, int heads, float *mixed) {
+    const int tiles = (b->pairs + MOST_MIXED - 1) / MOST_MIXED;
+    float *to[BLOCK];
+    for (int l = 0; l < b->pairs; l++)
+        to[l] = mixed + ((ptrdiff_t)b->row[l] * heads + b->head[l]) * b->size;
+    for (int t = 0; t < tiles; t++) {
+        const int lane = first(b->pairs, t, tiles), end = first(b->pairs, t + 1, tiles);
+        int dim = 0;
+        for (; dim + 4 * LANES <= b->size; dim += 4 * LANES)
+            mixes[0][end - lane - 1](b, values, lane, dim, to);
+        for (; dim + LANES <= b->size; dim += LANES)
+            mixes[1][end - lane - 1](b, values, lane, dim, to);
+        for (; dim < b->size; dim++)
+            for (int l = lane; l < end; l++) mix_tail(b, values, l, dim, to);
     }
 }
 
@@ -165,10 +235,9 @@ void attend(const Pass *pass, const Layer *layer, const float *qkv, int kv, int 
     const Decoder *m = pass->decoder;
     const ptrdiff_t at = kv * m->capacity * m->head_dim;
     const Block b = block_at(pass, kv, first, scratch);
-    gather(&b, m, qkv);
+    scale(&b, m, qkv);
     score(&b, layer->keys + at);
     hide(&b, pass, free);
     soften(&b);
-    mix(&b, layer->values + at);
-    scatter(&b, (int)m->heads, mixed);
+    mix(&b, layer->values + at, (int)m->heads, mixed);
 }

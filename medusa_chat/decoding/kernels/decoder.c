@@ -97,7 +97,7 @@ static void embed(const Decoder *m, int64_t token, float *x) {
 
 /* Floats of a part's own. */
 static int64_t own_size(const Decoder *m, int64_t rows, int64_t keys) {
-    return rows * m->hidden + (2 * m->head_dim + keys) * BLOCK;
+    return rows * m->hidden + (2 * m->head_dim + keys + BLOCK) * BLOCK;
 }
 
 /* Floats that a pass of `rows` rows over `keys` tokens works in. */

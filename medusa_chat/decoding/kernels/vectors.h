@@ -21,6 +21,13 @@ INLINE vec load(const float *p) { return *(const loose *)p; }
 INLINE void store(float *p, vec v) { *(loose *)p = v; }
 INLINE vec all(float x) { return (vec){x, x, x, x, x, x, x, x}; }
 
+/* Lanes of two vectors, those of the second counted from LANES on. */
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
+#endif
+
 /* a * b + c, rounded once where the CPU can: never left to the compiler, which would choose anew
    in each place. */
 INLINE vec fused(vec a, vec b, vec c) {
