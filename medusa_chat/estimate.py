@@ -43,7 +43,8 @@ PLAIN_CPU = Cpu()
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by part. packed: second copies of linears; step: logits of one tree step; device: what
+    """Bytes by part. packed: second copies of linears; step: logits of one tree step, on CUDA
+    twice; device: what
     CUDA takes before any weight."""
 
     weights: int
@@ -166,6 +167,7 @@ def estimate(
     fp16, int8 or nf4. Raises ModelError."""
     size, plain = sizes(config), PLAIN[precision]
     is_native = device == "cpu" and runs_in_c(size, precision, cpu)
+    is_cuda = device.startswith("cuda")  # where steps are recorded, in memory of their own
     scales = 4 * size.linears // size.hidden if precision == "int8" else 0
     if precision == "nf4" and size.hidden % BLOCK == 0:
         scales = int(size.merged * UNNESTED)
@@ -174,8 +176,9 @@ def estimate(
         weights=int(size.linears * LINEAR[precision]) + (size.experts + size.rest) * plain + scales,
         heads=heads.parameters * plain if heads else 0,
         cache=2 * size.key_values * (context + MAX_NODES) * (4 if is_native else plain),
-        step=nodes * rows * size.vocabulary * 4 + (CHUNK * size.row * 4 if is_native else 0),
-        device=CUDA_CONTEXT if device.startswith("cuda") else 0,
+        step=nodes * rows * size.vocabulary * 4 * (2 if is_cuda else 1)
+        + (CHUNK * size.row * 4 if is_native else 0),
+        device=CUDA_CONTEXT if is_cuda else 0,
         packed=_packed(size, heads, precision, cpu) * plain if device == "cpu" else 0,
     )
 

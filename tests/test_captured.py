@@ -256,6 +256,54 @@ def test_a_failure_on_the_way_loses_nothing(monkeypatch):
     assert_same(answer(engine, Ahead(engine.backbone), chain(2), settings), wanted)
 
 
+def test_where_memory_runs_out_nothing_is_recorded_any_more(monkeypatch):
+    """What its parts need may be what recordings hold."""
+    engine, made = engine_of(tiny("llama")), []
+
+    def full(self, *asked):
+        made.append(asked)
+        raise torch.OutOfMemoryError("no room for another")
+
+    monkeypatch.setattr(CapturedStep, "__init__", full)
+    recorded = Ahead(engine.backbone)
+    for tree in (chain(2), ROOT, cartesian(2, 2)):
+        wanted = answer(engine, None, tree, settings_of())
+        assert_same(answer(engine, recorded, tree, settings_of()), wanted)
+    assert len(made) == 1 and not recorded._kinds
+
+
+def test_a_broken_pass_leaves_nothing_to_those_after_it():
+    """Steps of fixed shapes read the rows behind the text: nothing there may be no number."""
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[40] = torch.nan
+    engine = engine_of(model)
+    wanted = answer(engine, None, ROOT, settings_of())
+    engine.backbone.whole_step = Ahead(engine.backbone)
+    for prompt, reason in (([3, 5, 40, *[7] * 40], "error"), (PROMPT, "length")) * 2:
+        drafter = engine.drafter(settings_of(), ROOT)
+        found = list(engine.generate(prompt, drafter, settings_of()))
+        assert found[-1].reason == reason
+    assert tokens(found) == tokens(wanted)
+
+
+def test_a_step_that_breaks_leaves_nothing_either():
+    """The root itself is the token whose numbers are broken."""
+    model = tiny("llama")
+    engine = engine_of(model)
+    wanted = answer(engine, None, ROOT, settings_of())
+    token = tokens(wanted)[8]
+    kept = model.model.embed_tokens.weight[token].clone()
+    engine.backbone.whole_step = recorded = Ahead(engine.backbone)
+    for is_broken in (True, False):
+        with torch.no_grad():
+            model.model.embed_tokens.weight[token] = torch.nan if is_broken else kept
+        engine.forget()
+        prompt = [t for t in PROMPT if t != token]
+        *_, last = engine.generate(prompt, engine.drafter(settings_of(), ROOT), settings_of())
+    assert recorded.seconds > 0 and last.reason == "length"
+
+
 # ---- the trial at every load ----
 
 
@@ -274,6 +322,21 @@ def test_a_trial_adopts_what_is_right_and_faster(monkeypatch):
 def test_a_trial_times_both(monkeypatch):
     engine = engine_of(tiny("llama"))
     assert trial._gain(engine, Ahead(engine.backbone)) > 0
+
+
+def test_a_trial_does_not_adopt_what_records_nothing(monkeypatch):
+    """Steps without details, which it times, fail: its parts against its parts are no gain."""
+    real = CapturedStep.__init__
+
+    def init(self, recorder, plan, here, *asked):
+        if not here.details:
+            raise RuntimeError("no recording of this kind")
+        real(self, recorder, plan, here, *asked)
+
+    monkeypatch.setattr(CapturedStep, "__init__", init)
+    engine = engine_of(tiny("llama"))
+    assert trial.adopt(engine.backbone, engine.heads).startswith(trial.BY_PARTS)
+    assert engine.backbone.whole_step is None
 
 
 @pytest.mark.parametrize("fault", ["mask", "places", "hidden"])

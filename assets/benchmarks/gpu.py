@@ -28,6 +28,7 @@ from medusa_chat.decoding.ahead import Ahead
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.rehearsal import Stage
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.memory import release
 from medusa_chat.messages import LoadRequest
 
 CUDA = torch.device("cuda")
@@ -210,7 +211,7 @@ def main() -> None:
             result[name] = part()
         except Exception:
             result[name] = {"failed": traceback.format_exc(limit=4)}
-        torch.cuda.empty_cache()
+        release()
         result[f"{name}, seconds in all"] = round(time.monotonic() - began, 1)
     print(json.dumps(result, indent=2))
 

@@ -168,7 +168,7 @@ def entropies(log_p: Tensor) -> Tensor:
 def _prefix_lengths(accepted: Tensor, draft: Draft) -> Tensor:
     """[n] -> how many nodes the path to each node has, 0 unless all but the root are accepted."""
     refused = ~accepted
-    refused[0] = False
+    refused[:1] = False  # a fill; of one element alone CUDA would copy from the host
     broken = (draft.tensors.ancestors & refused).any(1)
     return (draft.tensors.depths + 1).masked_fill(broken, 0)
 

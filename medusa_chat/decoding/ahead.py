@@ -18,12 +18,15 @@ from medusa_chat.decoding.captured import (
 )
 from medusa_chat.decoding.drafters import Plan
 from medusa_chat.decoding.outcome import Frame, Here, Outcome, unpacked
-from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
 from medusa_chat.decoding.stopwatch import Stopwatch
 
-BUCKETS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+# keys that a step reads: texts of round lengths, and the largest tree
+ROUND = [256, 512, *(n * 2**i for i in range(10, 17) for n in (1, 1.5)), 2**17]
+BUCKETS = tuple(int(length) + MAX_NODES for length in ROUND)
 ASKED = 3  # times, before a step is recorded: what comes once or twice is not worth it
 MOST_KINDS = 48  # of steps that are kept recorded
+NOT_RECORDED = "steps of %d nodes cannot be recorded, and run by their parts: %s"
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Ahead:
         self._hiddens: list[Tensor] = []
         self._words: dict[tuple[int, int, torch.dtype], Tensor] = {}
         self._turn = 0
+        self._is_over = self._has_said = False
 
     def read(
         self, tokens: Sequence[int], settings: GenerationSettings, least: float
@@ -84,7 +88,7 @@ class Ahead:
 
     def take(self, plan: Plan, root: int, here: Here) -> list[Outcome] | None:
         """See WholeStep: one step."""
-        if not _is_fixed(plan):
+        if self._is_over or not _is_fixed(plan):
             return None
         kind = self._kind_of(plan, here)
         kind.asked += 1
@@ -123,8 +127,7 @@ class Ahead:
     def _begin(self, kind: Kind, length: int, root: int, here: Here) -> None:
         """Behind a text that others have worked on since."""
         if self._recorder is None:
-            pool = torch.cuda.graph_pool_handle() if self._is_cuda else None
-            self._recorder = Recorder(self._backbone, State.like(here.hidden), pool)
+            self._recorder = Recorder(self._backbone, State.like(here.hidden))
             self._hiddens = [self._state.hidden.clone() for _ in range(2)]
         self._state.put(length, root, here.hidden)
         self._last = None
@@ -178,28 +181,33 @@ class Ahead:
     def _kind_of(self, plan: Plan, here: Here) -> Kind:
         rule, settings = here.settings.acceptance, kind_of(here.settings)
         key = (id(plan.tensors), id(plan.index), rule, here.details, settings)
-        found = self._kinds.get(key)
+        found = self._kinds.pop(key, None)
         if found is None:
             if len(self._kinds) >= MOST_KINDS:
                 self._kinds.pop(next(iter(self._kinds)))
-            device = DeviceSettings(here.settings, self._backbone.device)
-            found = self._kinds[key] = Kind(plan, device)
+            found = Kind(plan, DeviceSettings(here.settings, self._backbone.device))
+        self._kinds[key] = found  # the last one asked for stays longest
         return found
 
     def _refuse(self, kind: Kind, error: Exception) -> None:
-        """This kind is left to its parts from now on."""
-        if not any(other.is_refused for other in self._kinds.values()):
-            said = str(error).strip().partition("\n")[0]
-            logging.getLogger(__name__).warning(
-                "steps of %d nodes cannot be recorded, and run by their parts: %s",
-                len(kind.plan.tree),
-                said,
-            )
+        """This kind is left to its parts from now on; all are where memory ran out, for they may
+        need what recordings hold."""
+        self._here, self._queued = None, None
         kind.is_refused = True
         kind.steps.clear()
-        self._here, self._queued = None, None
+        if isinstance(error, torch.OutOfMemoryError):
+            self._is_over = True
+            self._kinds.clear()
+        if self._recorder is not None:
+            self._recorder.mend()
         if self._is_cuda:
             torch.cuda.empty_cache()
+        if not self._has_said:
+            self._has_said = True
+            cause = error.__context__ or error  # a broken capture speaks of itself
+            said = str(cause).strip().partition("\n")[0]
+            nodes = len(kind.plan.tree)
+            logging.getLogger(__name__).warning(NOT_RECORDED, nodes, said)
 
 
 def _is_fixed(plan: Plan) -> bool:

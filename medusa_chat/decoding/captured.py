@@ -1,8 +1,9 @@
 """CapturedStep: a whole step as fixed work on the device, which CUDA records once and replays."""
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from medusa_chat.decoding.drafters import Draft, Drafter, Plan
 from medusa_chat.decoding.outcome import Frame, Here, packed
 from medusa_chat.decoding.settings import GenerationSettings
 
-WARM_UPS = 3
+WARM_UPS = 2  # before one that may not wait
 
 
 class DeviceSettings:
@@ -73,14 +74,61 @@ class State:
             self.hidden.copy_(hidden)
 
 
-@dataclass(frozen=True)
 class Recorder:
-    """Where recordings are made. pool: the memory that they share on CUDA: they run one after
-    another, and what is read of one lies outside."""
+    """Where recordings are made. On CUDA they share a stream to be recorded in and, as they run
+    one after another and what is read of one lies outside, a pool of memory."""
 
-    backbone: Backbone
-    state: State
-    pool: Any = None
+    def __init__(self, backbone: Backbone, state: State) -> None:
+        self.backbone, self.state = backbone, state
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+        if backbone.device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(backbone.device)
+
+    def recorded(self, body: Callable[[], None]) -> Callable[[], None]:
+        """What does as `body`, behind all that is queued now: on CUDA its graph, else itself.
+
+        Warm-up steps begin where the next real one will: what they write behind the text, that one
+        writes again. The last of them may not wait for the device, so that a body which cannot be
+        recorded is found out before a capture that could only be broken off.
+        """
+        if self._stream is None:
+            return body
+        device, state = self.backbone.device, self.state
+        kept = [t.clone() for t in (state.cur, state.root, state.hidden)]
+
+        def put_back() -> None:
+            for own, copy in zip((state.cur, state.root, state.hidden), kept, strict=True):
+                own.copy_(copy)
+
+        here = torch.cuda.current_stream(device)
+        graph = torch.cuda.CUDAGraph()
+        # a capture that fails leaves its own stream to be the current one
+        with torch.cuda.device(device), torch.cuda.stream(here), _without_collection():
+            self._stream.wait_stream(here)
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_UPS):
+                    body()
+                    put_back()
+                with _unwaiting():
+                    body()
+                put_back()
+            here.wait_stream(self._stream)
+            with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
+                body()
+        with torch.cuda.stream(here):
+            put_back()  # capturing ran nothing
+        return graph.replay
+
+    def mend(self) -> None:
+        """After a capture that failed: other memory, for that of before may still be waiting for
+        its end."""
+        if self._stream is None:
+            return
+        with suppress(Exception):
+            torch._C._cuda_endAllocateToPool(self.backbone.device, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 class CapturedStep:
@@ -116,9 +164,7 @@ class CapturedStep:
         self._places = torch.zeros(len(plan.tree), dtype=torch.long, device=device)
         self._layers = backbone.cache.fixed(self._places, bucket)
         self._is_begun = False
-        self.replay: Callable[[], None] = self.body
-        if device.type == "cuda":
-            self.replay = _captured(self.body, recorder.state, device, recorder.pool)
+        self.replay = recorder.recorded(self.body)
 
     @torch.inference_mode()
     def body(self) -> None:
@@ -158,32 +204,17 @@ class CapturedStep:
         return mask.masked_fill_(~seen, -torch.inf)
 
 
-def _captured(
-    body: Callable[[], None], state: State, device: torch.device, pool: Any
-) -> Callable[[], None]:
-    """The body as a CUDA graph. Warm-up steps begin where the next real one will: what they write
-    behind the text, that one writes again."""
-    kept = [t.clone() for t in (state.cur, state.root, state.hidden)]
-
-    def put_back() -> None:
-        for own, copy in zip((state.cur, state.root, state.hidden), kept, strict=True):
-            own.copy_(copy)
-
-    with torch.inference_mode(), torch.cuda.device(device), _without_collection():
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                body()
-                put_back()
-        torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                body()
-        finally:
-            put_back()  # capturing ran nothing, but a capture that failed may have begun to
-    return graph.replay
+@contextmanager
+def _unwaiting() -> Iterator[None]:
+    """What would wait for the device raises."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls it a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 @contextmanager

@@ -148,6 +148,8 @@ class Engine:
                 )
                 if reason is not None:
                     break
+        if reason == "error":
+            self.backbone.cache.wipe()
         yield Finished(
             reason=reason,
             token_ids=tuple(answer),
@@ -201,6 +203,7 @@ class Engine:
             outcome = self.stepper.after(rest[-1], last, len(prompt_ids) - 1, rule, settings, least)
         if not outcome.is_finite:
             self.forget()  # nothing of a broken pass is reused
+            self.backbone.cache.wipe()
         return outcome, last, reused
 
     def _read(self, tokens: Sequence[int]) -> Tensor:

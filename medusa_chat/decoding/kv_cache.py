@@ -65,7 +65,7 @@ class KVCache:
 
     length: how many positions are valid. A pass of the backbone writes its rows after them
     (`layers` is what transformers gets); `keep` then makes some of those rows valid. Rows after
-    `length` are never read.
+    `length` are never read, or masked (`fixed`), for which they have to be numbers.
     """
 
     def __init__(
@@ -142,6 +142,12 @@ class KVCache:
         """Give the rows that are not valid, up to `length`, numbers like those of a text."""
         for block in self._blocks:
             block[:, :, :, self.length : length] = 0.01
+
+    def wipe(self) -> None:
+        """Make the rows after `length` numbers again, which a broken pass has left there: steps of
+        fixed shapes read them, though nothing of them counts."""
+        for block in self._blocks:
+            block[:, :, :, self.length :] = 0
 
     def crop(self, length: int) -> None:
         """Forget everything after `length` positions."""

@@ -14,14 +14,14 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
+        self._is_cuda, self._device = device.type == "cuda", device
 
     def mark(self) -> "torch.cuda.Event | float":
         """This moment in the order of the work."""
         if not self._is_cuda:
             return perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def between(self, start: "torch.cuda.Event | float", end: "torch.cuda.Event | float") -> float:
