@@ -3,12 +3,14 @@ body is called instead of replayed."""
 
 import logging
 from itertools import cycle
+from types import SimpleNamespace
 
 import pytest
 import torch
 from families import CONTEXT, VOCABULARY, tiny
 from test_engine import PROMPT, engine_of
 
+from medusa_chat.checkpoint import _warm_up
 from medusa_chat.decoding import ahead, captured, trial
 from medusa_chat.decoding.ahead import ASKED, Ahead
 from medusa_chat.decoding.captured import CapturedStep
@@ -16,6 +18,7 @@ from medusa_chat.decoding.costs import StepCosts
 from medusa_chat.decoding.events import to_json
 from medusa_chat.decoding.governor import Governor
 from medusa_chat.decoding.medusa import Medusa
+from medusa_chat.decoding.rehearsal import time_steps
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import ROOT, cartesian, chain
@@ -222,6 +225,34 @@ def test_numbers_of_the_settings_need_no_other_recording(monkeypatch):
             wanted = answer(engine, None, chain(2), settings)
             assert_same(answer(engine, recorded, chain(2), settings), wanted)
     assert len(made) == 2  # one for each acceptance
+
+
+def test_the_first_answer_finds_its_steps_recorded(monkeypatch):
+    """A load's warm-up records what the page will ask for: plain and with the tree, both kinds of
+    settings, with details."""
+    engine, tree = engine_of(tiny("llama")), cartesian(2, 2)
+    engine.backbone.whole_step = recorded = Ahead(engine.backbone)
+    _warm_up(SimpleNamespace(engine=engine), tree)
+    monkeypatch.setattr(CapturedStep, "__init__", lambda *_: pytest.fail("recorded only now"))
+    for shape in (ROOT, tree):
+        for temperature in (0.0, 0.7):
+            before = recorded.seconds
+            answer(engine, recorded, shape, settings_of(temperature=temperature))
+            assert recorded.seconds > before
+
+
+def test_the_rehearsal_times_recorded_steps():
+    """What the tuner measures is what answers have: no step by its parts among them, and no time
+    that recording takes."""
+    engine, tree = engine_of(tiny("llama")), cartesian(2, 2)
+    engine.backbone.whole_step = recorded = Ahead(engine.backbone)
+    parts = engine.stepper._by_parts
+    tried = [0]
+    engine.stepper._by_parts = lambda *asked: (tried.append(1), parts(*asked))[1]
+    *_, costs = time_steps(engine, tree, budget=0.05)
+    sizes = len(costs.sizes)
+    assert sum(tried) <= (ASKED - 1) * (sizes + 1) and recorded.seconds > 0
+    assert costs.sizes[0] == 1 and len(costs.lengths) == len(costs.seconds)
 
 
 def test_what_cannot_be_recorded_runs_by_its_parts_and_says_so_once(monkeypatch, caplog):

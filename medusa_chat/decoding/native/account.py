@@ -13,22 +13,25 @@ class NativeAccount:
 
     def __init__(self) -> None:
         self.job = Account(share=SHARE, weight=PACE)
+        self._grower: Grower | None = (
+            None  # whose prices, and the rest that moves with them, are there
+        )
         self._prices: tuple[float, ...] = ()
         self._kept: Any = None  # where they are
 
     def open(self, grower: Grower, length: int, asks: bool) -> None:
-        """Behind `length` tokens. asks: see Plan."""
+        """Behind `length` tokens. asks: see Plan. What stays the same is not set again."""
         grower.look_up(length)
         job = self.job
-        if grower.prices is not self._prices:
-            self._prices = grower.prices
+        if grower is not self._grower or grower.prices is not self._prices:
+            self._grower, self._prices = grower, grower.prices
             self._kept = (c_double * len(grower.prices))(*grower.prices)
             job.prices, job.count = addressof(self._kept), len(grower.prices)
-        job.plain, job.enough, job.rate = grower.plain, grower.enough, grower.rate
-        job.least, job.sure, job.strict = grower.certain, grower.sure, grower.strict
-        job.most, job.usual, job.proof, job.asks = grower.most, grower.usual, grower.proof, asks
+            job.plain, job.enough, job.rate = grower.plain, grower.enough, grower.rate
+            job.least, job.sure, job.strict = grower.certain, grower.sure, grower.strict
+            job.most, job.usual, job.proof = grower.most, grower.usual, grower.proof
         job.balance, job.credit, job.pace = grower.balance, grower.credit, grower.pace
-        job.certain, job.length = grower.certain_roots, grower.length
+        job.certain, job.length, job.asks = grower.certain_roots, grower.length, asks
 
     def close(self, grower: Grower) -> None:
         """Let the grower know what was spent and earned."""

@@ -1,11 +1,11 @@
 """Reading: a text's next tokens in the cache, and what comes after them, as one call."""
 
 from collections.abc import Sequence
-from ctypes import addressof, c_int64, pointer
+from ctypes import addressof, c_int64, memmove, pointer, sizeof
 
 import torch
 
-from medusa_chat.decoding.native.jobs import Pass, Step
+from medusa_chat.decoding.native.jobs import Pass, Step, Verdict
 from medusa_chat.decoding.settings import CHUNK
 
 
@@ -24,6 +24,18 @@ class Reading:
         self._job = Step.from_buffer_copy(step)
         self._job.draft, self._job.work, self._job.is_text = None, pointer(self._pass), 1
         self._job.tokens, self._job.positions = self._pass.tokens, self._pass.positions
+        self.verdict, self._noise = Verdict(), torch.empty(0)
+        self._alone = torch.zeros(1, dtype=torch.long)  # its own parent, of depth 0
+        self._job.verdict = pointer(self.verdict)
+
+    def follow(self, verdict: Verdict) -> None:
+        """Decide as the steps do, of the last row alone."""
+        memmove(addressof(self.verdict), addressof(verdict), sizeof(Verdict))
+        mine = self.verdict
+        if self._noise.numel() < mine.size:
+            self._noise = torch.empty(mine.size)
+        mine.parents = mine.depths = self._alone.data_ptr()
+        mine.rows, mine.deepest, mine.noise = 1, 0, self._noise.data_ptr()
 
     def at(self, tokens: Sequence[int], start: int, threads: int, work: int) -> Step:
         """The job that reads these behind `start` tokens."""

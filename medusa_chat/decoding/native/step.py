@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from medusa_chat.decoding.drafters import Plan, TreeTensors
+from medusa_chat.decoding.drafters import Plan
 from medusa_chat.decoding.events import DraftRecord
 from medusa_chat.decoding.growth import subtree
 from medusa_chat.decoding.native.decoder import NativeDecoder
@@ -70,7 +70,6 @@ class NativeStep:
         self._job.logits, self._job.last = self._logits.data_ptr(), self.hidden.data_ptr()
         self._run, self._context = NativeRun(self._job, team), backbone.context
         self._reading: Reading | None = None
-        self._alone = Plan(ROOT, TreeTensors.of(ROOT, torch.device("cpu")), None)
 
     def read(
         self, tokens: Sequence[int], settings: GenerationSettings, least: float
@@ -82,18 +81,19 @@ class NativeStep:
         is_seen = self._window is None or start + count <= self._window
         if not (self._is_known and is_seen) or count > CHUNK:
             return None
-        if self._reading is None:
-            self._reading = Reading(self._job, self._pass, self._rows.shape[1])
-        self._turn_to(self._shape_of(self._alone))
-        self._verdict.place, self._verdict.least = start + count - 1, least
+        reading = self._reading
+        if reading is None:
+            reading = self._reading = Reading(self._job, self._pass, self._rows.shape[1])
+            reading.follow(self._verdict)
+        verdict = reading.verdict
+        verdict.place, verdict.least = start + count - 1, least
         self._decoder.make_room(count, -(-(start + count) // ROOM) * ROOM, self._pass.threads)
-        job = self._reading.at(tokens, start, self._pass.threads, self._decoder.job.work)
+        job = reading.at(tokens, start, self._pass.threads, self._decoder.job.work)
         if self._team.step(byref(job)):
             return None
-        is_finite = bool(self._verdict.is_finite)
         self._cache.extend(count)
-        made = Outcome([0], [tokens[-1]], self._own[0], is_finite)
-        made.certainty = self._verdict.certainty
+        made = Outcome([0], [tokens[-1]], self._own[0], bool(verdict.is_finite))
+        made.certainty = verdict.certainty
         return made
 
     def take(self, plan: Plan, root: int, here: Here) -> list[Outcome] | None:
@@ -135,6 +135,8 @@ class NativeStep:
         for name, row in zip(FIGURES, self._figures, strict=True):
             setattr(job, name, addressof(row) if details or self._is_typical else None)
         job.threads = self._pass.threads = self._team.threads
+        if self._reading is not None:
+            self._reading.follow(job)
 
     def _shape_of(self, plan: Plan) -> Shape:
         key = id(plan.tensors), id(plan.index), plan.grower is None
