@@ -100,9 +100,9 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         heads = heads.to(device=device, dtype=model.dtype) if heads is not None else None
         parameters = model.num_parameters()  # a 4-bit weight holds two
         spread = where.device_map is not None
+        yield LoadPhase("check"), None
         backbone, replaced = prepare(model, heads, where.device, where.context, calibration, spread)
         notes += replaced
-        yield LoadPhase("check"), None
         difference = backbone.check()
     engine = Engine(backbone, heads, end_tokens(model, tokenizer))
     engine.name, engine.precision = found.name, precision

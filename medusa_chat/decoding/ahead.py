@@ -9,15 +9,10 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.captured import (
-    CapturedStep,
-    DeviceSettings,
-    Recorder,
-    State,
-    kind_of,
-)
+from medusa_chat.decoding.captured import CapturedStep, DeviceSettings, kind_of
 from medusa_chat.decoding.drafters import Plan
 from medusa_chat.decoding.outcome import Frame, Here, Outcome, unpacked
+from medusa_chat.decoding.recorder import Recorder, State
 from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
 from medusa_chat.decoding.stopwatch import Stopwatch
 
