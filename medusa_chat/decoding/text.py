@@ -1,12 +1,11 @@
 """From token ids to printable text: streaming decoding, stop strings, the text of one token."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step, changed
 
 
 class TextStream:
@@ -30,6 +29,8 @@ class TextStream:
         piece = self._stream.step(self._backend, token)
         if self.is_stopped or not piece:
             return ""
+        if not self._stop:
+            return piece
         self._held += piece
         found = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
         if found:
@@ -102,19 +103,19 @@ def with_text(
     for event in events:
         if isinstance(event, Finished):
             tail = stream.tail()
-            yield replace(event, text=shown + tail, tail=tail)
+            yield changed(event, text=shown + tail, tail=tail)
             return
         fresh, text = _push(stream, event.token_ids)
         shown += text
         ids += fresh
         if isinstance(event, Prefilled):
             prefill = event.seconds
-            yield replace(event, token_ids=tuple(fresh), text=text)
+            yield changed(event, token_ids=tuple(fresh), text=text)
         else:
             steps, emitted, seconds = steps + 1, emitted + len(fresh), seconds + event.seconds
-            cut = replace(event, token_ids=tuple(fresh), text=text)
+            cut = changed(event, token_ids=tuple(fresh), text=text)
             if stream.is_stopped:
-                cut = replace(cut, path=event.path[: len(fresh) + 1])
+                cut = changed(cut, path=event.path[: len(fresh) + 1])
             yield _named(cut, texts)
         if stream.is_stopped or is_last:
             events.close()
@@ -141,4 +142,4 @@ def _named(step: Step, texts: TokenTexts) -> Step:
     """The step with the text of every node of its draft."""
     if step.draft is None:
         return step
-    return replace(step, draft=replace(step.draft, texts=tuple(map(texts, step.draft.tokens))))
+    return changed(step, draft=changed(step.draft, texts=tuple(map(texts, step.draft.tokens))))

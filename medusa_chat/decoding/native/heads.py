@@ -1,6 +1,6 @@
 """NativeHeads: what Medusa heads propose, as one call."""
 
-from ctypes import byref
+from ctypes import Array, addressof, byref, c_int64
 from typing import Any
 
 import torch
@@ -33,7 +33,9 @@ class NativeHeads(nn.Module):
         if heads.short is not None:
             heads.short = NativeLinear(heads.short, team)
         self._short, self._names = heads.short, heads.shortlist
+        self._listed = [] if heads.shortlist is None else heads.shortlist.tolist()
         self._room: dict[tuple[int, int], list[Tensor]] = {}
+        self._places: dict[tuple[int, int], Array[c_int64]] = {}
 
     def _fresh(self) -> Proposal:
         """A job that names the heads and nothing else yet."""
@@ -72,7 +74,8 @@ class NativeHeads(nn.Module):
         job.lm_panels, job.lm_bias = lm.panels.data_ptr(), lm.bias_at
         job.names = self._names.data_ptr() if is_short and self._names is not None else None
         room = self._room_for(depth, width, size)
-        job.states, job.logits, job.values, job.sums, job.places = (t.data_ptr() for t in room)
+        job.states, job.logits, job.values, job.sums = (t.data_ptr() for t in room)
+        job.places = addressof(self._places[depth, width])
         job.index, job.used, job.size, job.width = plan.index.data_ptr(), depth, size, width
         job.nodes = len(plan.tree)
         return job
@@ -80,15 +83,16 @@ class NativeHeads(nn.Module):
     def guesses(self, job: Proposal, asked: int) -> tuple[tuple[int, ...], ...]:
         """What the first `asked` heads guessed in a draft that was made by this job, the likeliest
         first; those of the others are nothing."""
-        places = self._room[job.used, job.width][-1][:asked]
-        named = places if not job.names or self._names is None else self._names[places]
-        return tuple(map(tuple, named.tolist()))
+        width = job.width
+        tokens = self._places[job.used, width][: asked * width]
+        if job.names:
+            tokens = [self._listed[place] for place in tokens]
+        return tuple(tuple(tokens[at : at + width]) for at in range(0, asked * width, width))
 
     def _room_for(self, depth: int, width: int, size: int) -> list[Tensor]:
         """Where a draft is worked out, the same at every step."""
         if (depth, width) not in self._room:  # which say what `size` is
             shapes = ((2 * depth, self._size), (depth, size), (depth, width), (depth,))
-            room = [torch.empty(shape) for shape in shapes]
-            room.append(torch.empty(depth, width, dtype=torch.long))
-            self._room[depth, width] = room
+            self._room[depth, width] = [torch.empty(shape) for shape in shapes]
+            self._places[depth, width] = (c_int64 * (depth * width))()
         return self._room[depth, width]

@@ -1,6 +1,6 @@
 """Shape: what the C library reads of a tree."""
 
-from ctypes import pointer
+from ctypes import addressof, c_int64, pointer
 
 import torch
 
@@ -29,10 +29,10 @@ class Shape:
     def _growth(self) -> Growth:
         """A job that grows a part of this tree, whose rows are then the pass's."""
         job, size = Growth(self.parents, self.depths, self.hides), self.nodes
-        self._own = torch.zeros(3, size, dtype=torch.long)
+        self._own = [(c_int64 * size)() for _ in range(3)]
         self._own_mask = torch.zeros(size, size)
         job.nodes = job.stride = size
-        job.chosen, job.own_parents, job.own_depths = (row.data_ptr() for row in self._own)
+        job.chosen, job.own_parents, job.own_depths = map(addressof, self._own)
         job.own_mask = self._own_mask.data_ptr()
         self.parents, self.depths = job.own_parents, job.own_depths
         self.hides = job.own_mask
@@ -40,4 +40,4 @@ class Shape:
 
     def chosen(self, count: int) -> tuple[int, ...]:
         """Which nodes the last draft had."""
-        return tuple(self._own[0, :count].tolist())
+        return tuple(self._own[0][:count])
