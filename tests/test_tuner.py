@@ -196,6 +196,26 @@ def test_steps_that_other_work_disturbed_do_not_count(monkeypatch, loaded):
         assert found.overhead(nodes, 128) == pytest.approx(costs.overhead(nodes, 128))
 
 
+def test_one_disturbed_look_at_a_size_leaves_it_in(monkeypatch, loaded):
+    """The first step of every size takes thirty times as long: a size is not judged by it."""
+    from medusa_chat.decoding.rehearsal import Stage
+
+    costs, seen = costs_of(0.04), set()
+    clock = Clock(monkeypatch, costs)
+    calm = Stage.step
+
+    def disturbed(stage, nodes, length):
+        found = calm(stage, nodes, length)
+        if nodes > 1 and nodes not in seen:
+            clock.now += 30 * costs.at(nodes, length) / 1000
+        seen.add(nodes)
+        return found
+
+    monkeypatch.setattr(Stage, "step", disturbed)
+    *_, found = time_steps(loaded.engine, TREE, 1.0, clock)
+    assert found.sizes == tuple(m for m in SIZES if m <= len(TREE))
+
+
 def test_a_short_tree_grows_from_its_own_nodes_and_a_longer_one_from_more():
     cpu = torch.device("cpu")
     found = {n: candidates(None, 4, cpu, source_tree(None, 4).head(n)) for n in (4, 8)}

@@ -19,6 +19,7 @@ SHORT, LONG = 128, 4096  # tokens in the cache
 MOST_BYTES = 2**28  # of a CPU's cache that may be written, for the first time, to measure
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
 WARM_UPS, WARM_SECONDS = 6, 0.02  # steps of one kind, and their seconds, before one is timed
+DOUBTS = 3  # times that a step is timed again which seems too dear beside a short plain one
 SLOW = 5  # times the budget, after which what there is must do
 AT_ONCE = 16  # tokens of one call, where it has several steps
 SETTINGS = GenerationSettings(drafter="medusa", seed=0)
@@ -61,6 +62,11 @@ def time_steps(
             seconds = time_one(nodes, stage.lengths[0], False)
             yield None
             first = first or seconds
+            for _ in range(DOUBTS if sizes and first < WARM_SECONDS else 0):
+                if seconds <= first * (tree.depth + 1):
+                    break
+                seconds = min(seconds, time_one(nodes, stage.lengths[0], False))
+                yield None
             firsts[nodes] = seconds
             if sizes and (seconds > first * (tree.depth + 1) or clock() - began > SLOW * budget):
                 break  # it could not pay even if a whole path were accepted; or time is up
