@@ -543,3 +543,21 @@ def test_a_team_whose_cores_are_taken_computes_the_same(library):
         for other in others:
             other.kill()
             other.wait()
+
+
+def test_a_long_text_is_mixed_in_stretches_to_the_same_bits(library):
+    """Values of so many dimensions leave the near cache, so that all pairs have some of the text
+    before they have the rest: sums go on as they would have, in a tree too."""
+    model = tiny("llama", head_dim=256, max_position_embeddings=400)
+    engine = engine_of(model, context=300)
+    ids = torch.arange(280) * 11 % VOCABULARY
+    expected = engine.backbone.run_chunk(ids)
+    replace_submodules(model, packs=False)
+    engine = engine_of(model, context=300)
+    assert native.adopt(engine.backbone, engine.heads, native.Team(library, 2))
+    found = []
+    for count in (280, 1, 5):
+        engine.backbone.cache.crop(0)
+        found.append(torch.cat([engine.backbone.run_chunk(part) for part in ids.split(count)]))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert (found[0] - expected).abs().max() < 1e-4 * expected.abs().max()

@@ -4,12 +4,14 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "team.h"
 #include "vectors.h"
 
 #define WIDE (2 * LANES) /* keys whose scores are worked out at once */
 #define MOST_SCORED 4    /* pairs of such a tile */
+#define NEAR 32768       /* numbers that stay in a near cache until all pairs had them */
 #if defined(__AVX512VL__)
 #define MOST_MIXED 4 /* pairs of a tile of what is mixed, whose sums are to stay in registers */
 #else
@@ -32,9 +34,12 @@ typedef struct {
     int row[BLOCK], head[BLOCK], pairs;
     int size, keys, width; /* width: of a row of scores, whole tiles */
     float *q, *turned, *s; /* [pairs, size], [size, WIDE], [pairs, width] */
+    float *to[BLOCK];      /* what is mixed, [size] each */
+    float *whole;          /* [BLOCK]: the shares' sums */
 } Block;
 
-static Block block_at(const Pass *pass, int kv, int first, float *scratch) {
+static Block block_at(const Pass *pass, int kv, int first, float *scratch, float *mixed,
+                      float *whole) {
     const Decoder *m = pass->decoder;
     const int groups = (int)(m->heads / m->kv_heads), size = (int)m->head_dim;
     const int keys = (int)(pass->start + pass->rows);
@@ -44,10 +49,12 @@ static Block block_at(const Pass *pass, int kv, int first, float *scratch) {
                .width = (keys + WIDE - 1) / WIDE * WIDE,
                .q = scratch,
                .turned = scratch + size * BLOCK,
-               .s = scratch + size * (BLOCK + WIDE)};
+               .s = scratch + size * (BLOCK + WIDE),
+               .whole = whole};
     for (int l = 0; l < b.pairs; l++) {
         b.row[l] = (first + l) / groups;
         b.head[l] = kv * groups + (first + l) % groups;
+        b.to[l] = mixed + ((ptrdiff_t)b.row[l] * m->heads + b.head[l]) * size;
     }
     return b;
 }
@@ -155,78 +162,95 @@ static void soften(const Block *b) {
     }
 }
 
-/* VECTORS vectors of values from dimension `dim` on, mixed for PAIRS pairs from `lane` on; sums,
-   that of the shares too, go along the text: what a row does not see between adds nothing. */
-#define MIX(PAIRS, VECTORS)                                                                     \
-    static void mix_##PAIRS##_##VECTORS(const Block *b, const float *values, int lane, int dim, \
-                                        float *const *to) {                                     \
-        const float *shares = b->s + (ptrdiff_t)lane * b->width;                                \
-        vec sums[PAIRS * VECTORS] = {0}, whole[PAIRS] = {0};                                    \
-        for (int j = 0; j < b->keys; j++) {                                                     \
-            const float *v = values + (ptrdiff_t)j * b->size + dim;                             \
-            vec ours[VECTORS];                                                                  \
-            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++) {                         \
-                ours[i] = load(v + i * LANES);                                                  \
-                HOLD(ours[i]);                                                                  \
-            }                                                                                   \
-            _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                           \
-                vec share = all(shares[(ptrdiff_t)p * b->width + j]);                           \
-                HOLD(share);                                                                    \
-                whole[p] += share;                                                              \
-                _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                       \
-                    sums[p * VECTORS + i] = fused(share, ours[i], sums[p * VECTORS + i]);       \
-            }                                                                                   \
-        }                                                                                       \
-        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                               \
-            whole[p] = 1.0f / whole[p];                                                         \
-            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                           \
-                store(to[lane + p] + dim + i * LANES, sums[p * VECTORS + i] * whole[p]);        \
-        }                                                                                       \
+/* The sums of PAIRS pairs from `lane` on, of VECTORS vectors of values from dimension `dim` on, go
+   on from key `from` to `end`; with ADDS those of the shares too. All go along the text: what a row
+   does not see between adds nothing. */
+#define MIX(NAME, PAIRS, VECTORS, ADDS)                                                          \
+    static void NAME##_##PAIRS##_##VECTORS(const Block *b, const float *values, int lane, int dim, \
+                                           int from, int end) {                                  \
+        const float *shares = b->s + (ptrdiff_t)lane * b->width;                                 \
+        vec sums[PAIRS * VECTORS], whole[PAIRS];                                                 \
+        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                                \
+            whole[p] = all(b->whole[lane + p]);                                                  \
+            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                            \
+                sums[p * VECTORS + i] = load(b->to[lane + p] + dim + i * LANES);                 \
+        }                                                                                        \
+        for (int j = from; j < end; j++) {                                                       \
+            const float *v = values + (ptrdiff_t)j * b->size + dim;                              \
+            vec ours[VECTORS];                                                                   \
+            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++) {                          \
+                ours[i] = load(v + i * LANES);                                                   \
+                HOLD(ours[i]);                                                                   \
+            }                                                                                    \
+            _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                            \
+                vec share = all(shares[(ptrdiff_t)p * b->width + j]);                            \
+                HOLD(share);                                                                     \
+                if (ADDS) whole[p] += share;                                                     \
+                _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                        \
+                    sums[p * VECTORS + i] = fused(share, ours[i], sums[p * VECTORS + i]);        \
+            }                                                                                    \
+        }                                                                                        \
+        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                                \
+            if (ADDS) b->whole[lane + p] = whole[p][0];                                          \
+            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                            \
+                store(b->to[lane + p] + dim + i * LANES, sums[p * VECTORS + i]);                 \
+        }                                                                                        \
     }
-#define MIXES(PAIRS) MIX(PAIRS, 4) MIX(PAIRS, 1)
+#define MIXES(PAIRS)       \
+    MIX(begin, PAIRS, 4, 1) \
+    MIX(begin, PAIRS, 1, 1) \
+    MIX(mix, PAIRS, 4, 0)  \
+    MIX(mix, PAIRS, 1, 0)
 MIXES(1)
 MIXES(2)
 #if MOST_MIXED == 4
 MIXES(3)
 MIXES(4)
+#define EACH(NAME, VECTORS) \
+    {NAME##_1_##VECTORS, NAME##_2_##VECTORS, NAME##_3_##VECTORS, NAME##_4_##VECTORS}
+#else
+#define EACH(NAME, VECTORS) {NAME##_1_##VECTORS, NAME##_2_##VECTORS}
 #endif
 
+/* By whether dimensions are the first ones, whether there are four vectors of them, and pairs. */
+static void (*const mixes[2][2][MOST_MIXED])(const Block *, const float *, int, int, int, int) = {
+    {EACH(mix, 1), EACH(mix, 4)},
+    {EACH(begin, 1), EACH(begin, 4)},
+};
+
 /* One dimension of one pair, where no whole vector is left. */
-static void mix_tail(const Block *b, const float *values, int lane, int dim, float *const *to) {
-    vec sum = all(0.0f), whole = all(0.0f);
-    for (int j = 0; j < b->keys; j++) {
+static void mix_tail(const Block *b, const float *values, int lane, int dim, int from, int end) {
+    vec sum = all(b->to[lane][dim]), whole = all(b->whole[lane]);
+    for (int j = from; j < end; j++) {
         const vec share = all(b->s[(ptrdiff_t)lane * b->width + j]);
         whole += share;
         sum = fused(share, all(values[(ptrdiff_t)j * b->size + dim]), sum);
     }
-    to[lane][dim] = (sum * (1.0f / whole))[0];
+    b->to[lane][dim] = sum[0];
+    if (dim == 0) b->whole[lane] = whole[0];
 }
 
-typedef void (*Mix)(const Block *, const float *, int, int, float *const *);
-static const Mix mixes[2][MOST_MIXED] = {
-#if MOST_MIXED == 4
-    {mix_1_4, mix_2_4, mix_3_4, mix_4_4},
-    {mix_1_1, mix_2_1, mix_3_1, mix_4_1},
-#else
-    {mix_1_4, mix_2_4},
-    {mix_1_1, mix_2_1},
-#endif
-};
-
-static void mix(const Block *b, const float *values, int heads, float *mixed) {
-    const int tiles = (b->pairs + MOST_MIXED - 1) / MOST_MIXED;
-    float *to[BLOCK];
-    for (int l = 0; l < b->pairs; l++)
-        to[l] = mixed + ((ptrdiff_t)b->row[l] * heads + b->head[l]) * b->size;
-    for (int t = 0; t < tiles; t++) {
-        const int lane = first(b->pairs, t, tiles), end = first(b->pairs, t + 1, tiles);
-        int dim = 0;
-        for (; dim + 4 * LANES <= b->size; dim += 4 * LANES)
-            mixes[0][end - lane - 1](b, values, lane, dim, to);
-        for (; dim + LANES <= b->size; dim += LANES)
-            mixes[1][end - lane - 1](b, values, lane, dim, to);
-        for (; dim < b->size; dim++)
-            for (int l = lane; l < end; l++) mix_tail(b, values, l, dim, to);
+static void mix(const Block *b, const float *values) {
+    const int tiles = (b->pairs + MOST_MIXED - 1) / MOST_MIXED, stretch = NEAR / b->size + 1;
+    for (int l = 0; l < b->pairs; l++) memset(b->to[l], 0, sizeof(float) * (size_t)b->size);
+    for (int from = 0; from < b->keys; from += stretch)
+        for (int t = 0; t < tiles; t++) {
+            const int lane = first(b->pairs, t, tiles), stop = first(b->pairs, t + 1, tiles);
+            const int end = least(from + stretch, b->keys);
+            int dim = 0, many;
+            for (; dim + LANES <= b->size; dim += many ? 4 * LANES : LANES) {
+                many = dim + 4 * LANES <= b->size;
+                mixes[dim == 0][many][stop - lane - 1](b, values, lane, dim, from, end);
+            }
+            for (; dim < b->size; dim++)
+                for (int l = lane; l < stop; l++) mix_tail(b, values, l, dim, from, end);
+        }
+    for (int l = 0; l < b->pairs; l++) {
+        const float scale = 1.0f / b->whole[l];
+        float *to = b->to[l];
+        int d = 0;
+        for (; d + LANES <= b->size; d += LANES) store(to + d, load(to + d) * scale);
+        for (; d < b->size; d++) to[d] *= scale;
     }
 }
 
@@ -234,10 +258,11 @@ void attend(const Pass *pass, const Layer *layer, const float *qkv, int kv, int 
             float *scratch, float *mixed) {
     const Decoder *m = pass->decoder;
     const ptrdiff_t at = kv * m->capacity * m->head_dim;
-    const Block b = block_at(pass, kv, first, scratch);
+    float whole[BLOCK] = {0};
+    const Block b = block_at(pass, kv, first, scratch, mixed, whole);
     scale(&b, m, qkv);
     score(&b, layer->keys + at);
     hide(&b, pass, free);
     soften(&b);
-    mix(&b, layer->values + at, (int)m->heads, mixed);
+    mix(&b, layer->values + at);
 }
