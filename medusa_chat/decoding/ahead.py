@@ -187,7 +187,7 @@ class Ahead:
     def _refuse(self, kind: Kind, error: Exception) -> None:
         """This kind is left to its parts from now on; all are where memory ran out, for they may
         need what recordings hold."""
-        self._here, self._queued = None, None
+        self._here = self._last = self._queued = None
         kind.is_refused = True
         kind.steps.clear()
         if isinstance(error, torch.OutOfMemoryError):

@@ -13,9 +13,8 @@ class NativeAccount:
 
     def __init__(self) -> None:
         self.job = Account(share=SHARE, weight=PACE)
-        self._grower: Grower | None = (
-            None  # whose prices, and the rest that moves with them, are there
-        )
+        # whose prices are there, with all that moves with them
+        self._grower: Grower | None = None
         self._prices: tuple[float, ...] = ()
         self._kept: Any = None  # where they are
 
