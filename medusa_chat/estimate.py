@@ -44,8 +44,7 @@ PLAIN_CPU = Cpu()
 @dataclass(frozen=True)
 class Estimate:
     """Bytes by part. packed: second copies of linears; step: logits of one tree step, on CUDA
-    twice; device: what
-    CUDA takes before any weight."""
+    twice; device: what CUDA takes before any weight."""
 
     weights: int
     heads: int

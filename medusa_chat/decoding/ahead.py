@@ -102,7 +102,7 @@ class Ahead:
         is_next = here is self._here and start == self._length
         queued, self._queued = self._queued if is_next else None, None
         if not is_next:
-            self._begin(kind, start, root, here)
+            self._begin(start, root, here)
         elif queued is not None and queued.kind is not kind:
             self._state.put(start, root, self.hidden)
             queued = None
@@ -119,7 +119,7 @@ class Ahead:
         self._length = cache.length if outcome.is_finite else -1
         return outcome
 
-    def _begin(self, kind: Kind, length: int, root: int, here: Here) -> None:
+    def _begin(self, length: int, root: int, here: Here) -> None:
         """Behind a text that others have worked on since."""
         if self._recorder is None:
             self._recorder = Recorder(self._backbone, State.like(here.hidden))

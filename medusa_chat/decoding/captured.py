@@ -65,7 +65,7 @@ class CapturedStep:
     ) -> None:
         """plan: a root alone, or one that here.drafter fills without asking the device."""
         self._backbone, self._state = recorder.backbone, recorder.state
-        self._plan, self._bucket = plan, bucket
+        self._plan = plan
         self._drafter: Drafter = here.drafter
         self._rule: Rule = here.rule
         self._settings: Any = settings  # stands for GenerationSettings
