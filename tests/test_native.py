@@ -26,7 +26,7 @@ from medusa_chat.decoding.native.linear import NativeLinear
 from medusa_chat.decoding.outcome import Here
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.submodules import replace_submodules
-from medusa_chat.decoding.tree import Tree
+from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.estimate import sizes
 
 NATIVE = ("llama", "mistral", "mistral-window", "qwen2")
@@ -561,3 +561,15 @@ def test_a_long_text_is_mixed_in_stretches_to_the_same_bits(library):
         found.append(torch.cat([engine.backbone.run_chunk(part) for part in ids.split(count)]))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     assert (found[0] - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_a_temperature_that_is_as_good_as_none_is_greedy_in_c_too(library):
+    """By whole steps, and figures are those of temperature 0."""
+    engine, found = native_engine("llama", library), []
+    for temperature in (0.0, 9e-4):
+        engine.forget()
+        settings = GenerationSettings("none", temperature=temperature, seed=5, max_new_tokens=24)
+        drafter = engine.drafter(settings, ROOT)
+        events = list(engine.generate([5, 9, 13, 5], drafter, settings))
+        found.append([(e.token_ids, e.draft.entropies) for e in events[1:-1]])
+    assert found[0] == found[1] and len(found[0]) == 23
