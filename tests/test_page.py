@@ -142,12 +142,12 @@ def test_an_answer_streams_and_its_tree_is_the_traces(served, open_tab, monkeypa
     tab = open_tab()
     assert "tree" in tab.inner_text("#status")
     send(tab, "Why are you fast?")
-    tab.wait_for_function("document.querySelector('#live-text .md').textContent.length > 20")
+    tab.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 20")
     first = tab.text_content("#live-text .md")
     if served.runner:
         served.runner.hold_at = 30
     tab.wait_for_function(
-        "n => document.querySelector('#live-text .md').textContent.length > n", arg=len(first)
+        "n => document.querySelector('#live-text .md')?.textContent.length > n", arg=len(first)
     )
     if served.runner:
         served.runner.hold_at = None
@@ -185,7 +185,7 @@ def test_stop_ends_early_and_keeps_the_text(served, open_tab, monkeypatch):
         monkeypatch.setattr(served.runner, "hold_at", 20)
     tab = open_tab()
     send(tab, "Tell me a story about a fox")
-    tab.wait_for_function("document.querySelector('#live-text .md').textContent.length > 20")
+    tab.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 20")
     tab.click("#stop")
     wait_end(tab)
     assert "stopped" in tab.inner_text("#history")
@@ -216,14 +216,14 @@ def test_another_person_waits_sees_the_place_and_gets_the_model_when_the_first_i
         monkeypatch.setattr(served.runner, "hold_at", 10)  # it ends when it is stopped
     one, two = open_tab(person=1), open_tab(person=2)
     send(one, "first")
-    one.wait_for_function("document.querySelector('#live-text .md').textContent.length > 5")
+    one.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 5")
     send(two, "second")
     two.wait_for_function(
-        "document.querySelector('.live-status').textContent.includes('waiting: 1 ahead')"
+        "document.querySelector('.live-status')?.textContent.includes('waiting: 1 ahead')"
     )
     monkeypatch.setattr("medusa_chat.ui.room.GRACE_SECONDS", 0.5)
     one.close()
-    two.wait_for_function("document.querySelector('#live-text .md').textContent.length > 5")
+    two.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 5")
     if served.runner:
         assert served.runner.prompts[-1][-1]["content"] == "second"
     assert "first" not in two.inner_text("#talk")
@@ -258,10 +258,10 @@ def test_nothing_to_send_is_one_clear_line(open_tab):
     tab.fill("#box textarea", "   ")
     tab.click("#send")
     tab.wait_for_function(
-        "document.querySelector('.live-error').textContent.includes('message is empty')"
+        "document.querySelector('.live-error')?.textContent.includes('message is empty')"
     )
     tab.get_by_role("button", name="Why are you fast?").click()
-    tab.wait_for_function("document.querySelector('#live-text .md').textContent.length > 5")
+    tab.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 5")
     assert tab.text_content(".live-error") == ""
     tab.click("#clear")
     tab.wait_for_selector("#examples")

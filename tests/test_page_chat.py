@@ -88,7 +88,7 @@ def ask(tab, text: str) -> None:
     tab.click("#send")
     tab.wait_for_function(
         """n => document.querySelectorAll('#history .user-row').length > n &&
-          [...document.querySelectorAll('#history .message-row')].pop().matches('.bot-row')""",
+          [...document.querySelectorAll('#history .message-row')].pop()?.matches('.bot-row')""",
         arg=users,
     )
     wait_end(tab)
@@ -142,13 +142,13 @@ def test_turns_are_regenerated_continued_edited_undone_and_cleared(quick, open_t
 
     edit(tab, 1, "my own words")
     tab.wait_for_function(
-        "() => document.querySelector('#history .bot').innerText.includes('my own')"
+        "() => document.querySelector('#history .bot')?.innerText.includes('my own')"
     )
     assert len(quick.prompts) == before + 1  # nothing was sent
 
     edit(tab, 0, "changed")
     tab.wait_for_function(
-        "() => document.querySelector('#history .user').innerText.includes('changed')"
+        "() => document.querySelector('#history .user')?.innerText.includes('changed')"
     )
     wait_for(lambda: len(quick.prompts) == before + 2)  # it is drawn before it is sent
     wait_end(tab)
@@ -157,7 +157,7 @@ def test_turns_are_regenerated_continued_edited_undone_and_cleared(quick, open_t
 
     tab.click("#undo")
     rows(tab, 0)
-    tab.wait_for_function("() => document.querySelector('#box textarea').value === 'changed'")
+    tab.wait_for_function("() => document.querySelector('#box textarea')?.value === 'changed'")
     tab.press("#box textarea", "Enter")
     rows(tab, 2)
     wait_end(tab)
@@ -220,7 +220,9 @@ def test_thoughts_are_folded_while_they_come_and_afterwards(quick, open_tab, mon
     assert "secretly" not in tab.inner_text("#history")
     assert "think>" not in tab.inner_text("#history")
     tab.locator("#history .thought-group .title").first.click()
-    tab.wait_for_function("() => document.querySelector('#history').innerText.includes('secretly')")
+    tab.wait_for_function(
+        "() => document.querySelector('#history')?.innerText.includes('secretly')"
+    )
 
 
 def test_the_tint_is_each_steps_own_and_changes_no_text(served, open_tab, monkeypatch):  # noqa: F811
@@ -285,10 +287,10 @@ def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_t
     assert tab.locator("#lock input").is_disabled()
     assert "no effect" in tab.inner_text("#lock")
     tab.get_by_label("typical: lossy").check()
-    tab.wait_for_function("() => document.querySelector('#lock input').disabled === false")
+    tab.wait_for_function("() => document.querySelector('#lock input')?.disabled === false")
     tab.get_by_label("Seed").wait_for()
     tab.wait_for_function(
-        "() => document.querySelector('#settings').innerText.includes('throws no dice')"
+        "() => document.querySelector('#settings')?.innerText.includes('throws no dice')"
     )
     assert tab.get_by_label("Seed").is_disabled()
     assert "locked: δ = √ε" in tab.inner_text("#settings")
@@ -304,7 +306,7 @@ def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_t
     tab.wait_for_selector("#settings button")
     tab.click("#settings button")
     tab.wait_for_function(
-        "() => document.querySelector('#acceptance input:checked').value==='typical'"
+        "() => document.querySelector('#acceptance input:checked')?.value==='typical'"
     )
     ask(tab, "hello")
     settings = quick.settings[-1]
@@ -312,7 +314,7 @@ def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_t
     assert (settings.posterior_threshold, settings.posterior_alpha) == (0.25, 0.5)
     tab.click("#reset")
     tab.wait_for_function(
-        "() => document.querySelector('#acceptance input:checked').value==='exact'"
+        "() => document.querySelector('#acceptance input:checked')?.value==='exact'"
     )
     ask(tab, "again")
     assert quick.settings[-1].acceptance == "exact" and quick.settings[-1].seed is None

@@ -77,7 +77,9 @@ def run_both(page) -> None:
     last = page.get_attribute(".compare-block", "data-race")
     page.click("#compare-run")
     page.wait_for_function(
-        "last => document.querySelector('.compare-block').dataset.race !== last", arg=last or ""
+        "last => ![undefined, last].includes("
+        "document.querySelector('.compare-block')?.dataset.race)",
+        arg=last or "",
     )
     page.wait_for_function(OVER)
     page.wait_for_selector("#compare-run", state="visible")
@@ -171,7 +173,9 @@ def test_every_control_works_with_the_keyboard(tab, served, monkeypatch):
     at = tab.inner_text(".clock")
     tab.keyboard.press("Space")
     assert tab.inner_text(".replay .play") == "Pause"
-    tab.wait_for_function("at => document.querySelector('.clock').textContent !== at", arg=at)
+    tab.wait_for_function(
+        "at => ![undefined, at].includes(document.querySelector('.clock')?.textContent)", arg=at
+    )
     tab.keyboard.press("Space")
     still = tab.inner_text(".clock")
     tab.wait_for_timeout(300)
@@ -188,7 +192,7 @@ def test_every_control_works_with_the_keyboard(tab, served, monkeypatch):
 def test_a_difference_is_named_and_marked_in_both_texts(served, tab, monkeypatch):
     monkeypatch.setattr(served.runner, "differ_at", 7)
     run_both(tab)
-    tab.wait_for_function("document.querySelector('.badge').textContent.includes('Gap')")
+    tab.wait_for_function("document.querySelector('.badge')?.textContent.includes('Gap')")
     badge = tab.inner_text(".badge")
     assert "first difference at token 8" in badge and "in log probability" in badge
     pieces = served.runner.pieces
@@ -262,18 +266,18 @@ def test_stop_and_errors_are_lines_and_the_last_result_stays(served, tab, monkey
     tab.fill("#compare-prompt textarea", "   ")
     tab.click("#compare-run")
     tab.wait_for_function(
-        "document.querySelector('.compare-error').textContent.includes('message is empty')"
+        "document.querySelector('.compare-error')?.textContent.includes('message is empty')"
     )
     assert tab.inner_text(".compare-verdict") == verdict
     tab.fill("#compare-prompt textarea", "a prompt")
     monkeypatch.setattr(served.runner, "delay", 0.2)
     tab.click("#compare-run")
     tab.wait_for_function(
-        "document.querySelector('.compare-status').textContent.includes('running')"
+        "document.querySelector('.compare-status')?.textContent.includes('running')"
     )
     tab.click("#compare-stop")
     tab.wait_for_function(
-        "document.querySelector('.compare-error').textContent.includes('stopped')"
+        "document.querySelector('.compare-error')?.textContent.includes('stopped')"
     )
     tab.wait_for_selector("#compare-run", state="visible")
     assert tab.inner_text(".compare-verdict") == verdict
@@ -281,7 +285,7 @@ def test_stop_and_errors_are_lines_and_the_last_result_stays(served, tab, monkey
     monkeypatch.setattr(served.runner, "fail_at", 2)
     tab.click("#compare-run")
     tab.wait_for_function(
-        "document.querySelector('.compare-error').textContent.includes('the script says')"
+        "document.querySelector('.compare-error')?.textContent.includes('the script says')"
     )
     monkeypatch.setattr(served.runner, "fail_at", None)
     tab.wait_for_selector("#compare-run", state="visible")
@@ -294,7 +298,7 @@ def test_behind_another_answer_it_says_its_place(served, tab, monkeypatch):
     other = served.session.submit("x", GenerationSettings(max_new_tokens=500, seed=1))
     tab.click("#compare-run")
     tab.wait_for_function(
-        "document.querySelector('.compare-status').textContent === 'waiting: 1 ahead'"
+        "document.querySelector('.compare-status')?.textContent === 'waiting: 1 ahead'"
     )
     served.session.stop(other)
     monkeypatch.setattr(served.runner, "delay", 0.004)

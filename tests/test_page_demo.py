@@ -116,7 +116,7 @@ def test_a_prompt_over_the_context_is_one_line_and_stays_in_the_box(served, tab)
     tab.fill("#box textarea", "word " * 3000)
     tab.click("#send")
     tab.wait_for_function(
-        "document.querySelector('.live-error').textContent.includes('context holds 1024')"
+        "document.querySelector('.live-error')?.textContent.includes('context holds 1024')"
     )
     assert tab.input_value("#box textarea").startswith("word word")
 

@@ -132,7 +132,7 @@ def test_what_cannot_be_had_is_one_line_and_the_model_stays(tab, served, name, s
     tab.fill("#models-text input, #models-text textarea", name)
     tab.click(row(name, ".load"))
     tab.wait_for_function(
-        "said => document.querySelector('.pick-text').textContent.includes(said)", arg=said
+        "said => document.querySelector('.pick-text')?.textContent.includes(said)", arg=said
     )
     assert said in stage(tab, "failed")
     assert served.session.state.status == "ready"
@@ -145,7 +145,7 @@ def test_a_download_tells_its_bytes_and_a_cancel_keeps_what_came(tab, served, hu
     tab.fill("#models-text input, #models-text textarea", WHOLE)
     tab.click(row(WHOLE, ".load"))
     tab.wait_for_function(
-        "/ of .*B\\/s.* left/.test(document.querySelector('.pick-figures').textContent)"
+        "/ of .*B\\/s.* left/.test(document.querySelector('.pick-figures')?.textContent)"
     )
     assert served.session.state.status == "ready", "the model goes on answering"
     assert findings(tab) == [], "downloading"
@@ -167,10 +167,10 @@ def test_a_checkpoint_of_the_hub_is_loaded_and_the_conversation_goes_on(tab, ser
     assert f"{WHOLE} is loaded" in stage(tab, "done")
     tab.wait_for_selector(row(WHOLE, ".model-loaded"))
     tab.wait_for_function(
-        "/estimated .*measured/.test(document.querySelector('.pick-loaded').textContent)"
+        "/estimated .*measured/.test(document.querySelector('.pick-loaded')?.textContent)"
     )
     tab.wait_for_function(
-        "name => document.querySelector('#status').textContent.includes(name)", arg=WHOLE
+        "name => document.querySelector('#status')?.textContent.includes(name)", arg=WHOLE
     )
     assert tab.locator(row(WHOLE, ".delete")).count() == 0, "it is in use"
     assert findings(tab) == [], "loaded"

@@ -344,7 +344,7 @@ def test_the_page_works_behind_a_reverse_proxy(visitor, keeps, kind):
         with proxied(page.blocks.server_port, at, keeps):
             tab = visitor(f"http://127.0.0.1:{at}/chat/")
             send(tab, "hello through the proxy")
-            tab.wait_for_function("document.querySelector('.live-text').textContent.length > 20")
+            tab.wait_for_function("document.querySelector('.live-text')?.textContent.length > 20")
             tab.dispatch_event("#stop", "click")
             wait_end(tab)
             assert last_answer(tab)

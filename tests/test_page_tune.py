@@ -143,7 +143,7 @@ def test_a_training_is_watched_and_stopped(served, tab, monkeypatch):
 
 def test_it_fits_a_phone_and_is_accessible_in_the_dark(tab):
     tab.set_viewport_size({"width": 390, "height": 844})
-    tab.wait_for_function("document.querySelector('.tune-block svg.plot').clientWidth < 370")
+    tab.wait_for_function("document.querySelector('.tune-block svg.plot')?.clientWidth < 370")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     assert findings(tab) == [], "light"
     tab.emulate_media(color_scheme="dark")
