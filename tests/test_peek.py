@@ -150,7 +150,7 @@ def test_a_failing_look_leaves_the_cache(demo, monkeypatch):
         PeekRequest((-1,)),
         PeekRequest((1,), head=99),
         PeekRequest((1,), head=-1),
-        PeekRequest((1,) * 5000),
+        PeekRequest((1,) * 1025),  # one more than the context holds
     ],
 )
 def test_what_no_step_can_have_had_is_refused(demo, request_):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter, sleep
+from typing import Any
 
 from medusa_chat.bench.contestants import DRAFTS, Contestant, generates
 from medusa_chat.bench.course import PROMPTS, Course
@@ -20,7 +21,8 @@ HOSTILE = (  # nothing here is foreseen well: digits, other scripts, an answer o
     "Напиши 九 слов על ירח ในภาษาใด ๆ",
     "Say yes.",
 )
-OFTENER = 8  # rounds of answers so short that one alone is all chance
+OFTENER = 40  # rounds of answers so short that one alone is all chance, each in both orders
+TURNS = 8  # of ours, one after another, in a round: alone each would be over in a moment
 OURS = ("plain", "medusa", "prompt-lookup")
 # seconds before each: threads of the one before may wait awake, and ours leave a core that is taken
 REST, WAKING = 0.3, 0.1
@@ -52,25 +54,26 @@ class Steps:
 def race(course: Course) -> Iterator[Row]:
     """Every round answers the same prompts with every contestant at temperature 0, in an order
     that moves on by one each round; an answer's time includes its prefill and starts from an
-    empty cache. Our own steps are timed without the record that a trace keeps of each."""
+    empty cache. Our own take turns TURNS times where one of the others answers once, so that what
+    slows the machine for a moment slows them all; their steps are timed without the record that a
+    trace keeps of each."""
     prompts, hostile = (_encoded(course, texts) for texts in (PROMPTS, HOSTILE))
     records = {name: Steps() for name in OURS}
     ours = [_ours(name, course, records[name]) for name in OURS]
     longest = max(map(len, prompts))
     why = no_compiler(course.loaded.info.device)
-    contestants = [*generates(course, longest, not why), *ours]
+    groups = [*([who] for who in generates(course, longest, not why)), ours]
+    contestants = [who for group in groups for who in group]
     for number in range(course.rounds + 1):
         course.progress(f"round {number} of {course.rounds}" if number else "warm-up")
-        for turn in range(len(contestants)):
-            who = contestants[(turn + number) % len(contestants)]
+        for group in _turned(groups, number):
             sleep(REST)
-            record = records.get(who.name, Steps())
-            record.begin_round()
-            _wake(who, prompts)
-            record.forget_round()
-            seconds = _play(who, prompts)
-            if not number:
-                who.warm_up = seconds
+            for who in group:
+                record = records.get(who.name, Steps())
+                record.begin_round()
+                _wake(who, prompts)
+                record.forget_round()
+            _play(group, prompts, TURNS if group is ours else 1)
     for record in records.values():
         del record.steps[:1], record.tokens[:1], record.seconds[:1]
     if not all(records["medusa"].steps) or not all(records["plain"].steps):
@@ -130,12 +133,25 @@ def _wake(contestant: Contestant, prompts: list[list[int]]) -> None:
                 return
 
 
-def _play(contestant: Contestant, prompts: list[list[int]]) -> float:
-    found = [contestant.answer(ids) for ids in prompts]
-    seconds = sum(s for _, s in found)
-    contestant.per_round.append(sum(len(ids) for ids, _ in found) / seconds)
-    contestant.answers = [ids for ids, _ in found]
-    return seconds
+def _play(group: list[Contestant], prompts: list[list[int]], turns: int) -> None:
+    """A round of theirs: all prompts, in turns. The first round of all is the warm-up."""
+    seconds = dict.fromkeys((who.name for who in group), 0.0)
+    for turn in range(turns):
+        for who in _turned(group, turn):
+            found = [who.answer(ids) for ids in prompts]
+            seconds[who.name] += sum(s for _, s in found)
+            who.answers = [ids for ids, _ in found]
+    for who in group:
+        count = turns * sum(map(len, who.answers))
+        if not who.per_round:
+            who.warm_up = seconds[who.name]
+        who.per_round.append(count / seconds[who.name])
+
+
+def _turned(values: list[Any], number: int) -> list[Any]:
+    """The same, from another one on."""
+    at = number % len(values)
+    return [*values[at:], *values[:at]]
 
 
 def _rates(by_name: dict[str, Contestant]) -> Iterator[Row]:
@@ -186,7 +202,9 @@ def _hostile(
     for number in range(OFTENER * course.rounds + 1):
         for found, ids in zip(ratios, prompts, strict=True):
             names = ("plain", "medusa") if number % 2 else ("medusa", "plain")
-            seconds = {name: by_name[name].answer(ids)[1] for name in names}
+            seconds = dict.fromkeys(names, 0.0)
+            for name in (*names, *reversed(names)):  # who comes first finds a cooler machine
+                seconds[name] += by_name[name].answer(ids)[1]
             if number:
                 found.append(seconds["plain"] / seconds["medusa"])
     worst = min(ratios, key=lambda values: median(values))

@@ -55,7 +55,7 @@ def _require(
     whole: Sequence[int],
     head: int,
 ) -> None:
-    if not token_ids or len(whole) > backbone.cache.capacity:
+    if not token_ids or len(whole) > backbone.context:
         raise UsageError(f"cannot look into a text of {len(whole)} tokens with this model")
     if min(whole) < 0 or max(whole) >= backbone.vocabulary:
         raise UsageError("this text has tokens that the loaded model does not know")

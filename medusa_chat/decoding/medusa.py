@@ -59,8 +59,9 @@ class Medusa:
         governor: Governor | Grower | None,
     ) -> bool:
         """Whether one of these would be the same."""
-        is_same = self._heads is heads and self._details == details and self.tree == tree
-        return is_same and (self._grower or self._governor) is governor
+        is_same = self._heads is heads and self._details == details
+        is_same = is_same and (self._grower or self._governor) is governor
+        return is_same and (self.tree is tree or self.tree == tree)
 
     def anew(self) -> Self:
         """The same before its first step: an answer may be over in less time than it takes to make

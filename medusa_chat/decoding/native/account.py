@@ -1,7 +1,6 @@
 """NativeAccount: what a grower knows, where the C library can go on from it."""
 
-from ctypes import addressof, c_double
-from typing import Any
+from ctypes import Array, addressof, c_double
 
 from medusa_chat.decoding.governor import SHARE
 from medusa_chat.decoding.grower import PACE, Grower
@@ -13,24 +12,31 @@ class NativeAccount:
 
     def __init__(self) -> None:
         self.job = Account(share=SHARE, weight=PACE)
-        # whose prices are there, with all that moves with them
-        self._grower: Grower | None = None
-        self._prices: tuple[float, ...] = ()
-        self._kept: Any = None  # where they are
+        self._grower: Grower | None = None  # the last one
+        self._prices: tuple[float, ...] = ()  # those that are there
+        self._kept: dict[tuple[float, ...], Array[c_double]] = {}  # where its prices are
 
     def open(self, grower: Grower, length: int, asks: bool) -> None:
         """Behind `length` tokens. asks: see Plan. What stays the same is not set again."""
         grower.look_up(length)
         job = self.job
-        if grower is not self._grower or grower.prices is not self._prices:
-            self._grower, self._prices = grower, grower.prices
-            self._kept = (c_double * len(grower.prices))(*grower.prices)
-            job.prices, job.count = addressof(self._kept), len(grower.prices)
-            job.plain, job.enough, job.rate = grower.plain, grower.enough, grower.rate
+        if grower is not self._grower:
+            self._grower, self._prices, self._kept = grower, (), {}
             job.least, job.sure, job.strict = grower.certain, grower.sure, grower.strict
             job.most, job.usual, job.proof = grower.most, grower.usual, grower.proof
+            job.count = len(grower.prices)
+        if grower.prices is not self._prices:
+            self._prices = grower.prices
+            job.prices = addressof(self._row(grower.prices))
+            job.plain, job.enough, job.rate = grower.plain, grower.enough, grower.rate
         job.balance, job.credit, job.pace = grower.balance, grower.credit, grower.pace
         job.certain, job.length, job.asks = grower.certain_roots, grower.length, asks
+
+    def _row(self, prices: tuple[float, ...]) -> Array[c_double]:
+        found = self._kept.get(prices)
+        if found is None:
+            found = self._kept[prices] = (c_double * len(prices))(*prices)
+        return found
 
     def close(self, grower: Grower) -> None:
         """Let the grower know what was spent and earned."""

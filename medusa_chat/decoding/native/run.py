@@ -21,6 +21,7 @@ class NativeRun:
 
     def __init__(self, step: Step, team: Team) -> None:
         self._team, self._account = team, NativeAccount()
+        self._account_at = pointer(self._account.job)
         self._job = Run(pointer(step), seconds=MOMENT)
         self._ids = (c_int64 * 0)()
         self._times = (c_double * (MOST_STEPS * 3))()
@@ -41,7 +42,7 @@ class NativeRun:
         if len(self._ids) < MOST_STEPS * job.stride:
             self._ids = (c_int64 * (MOST_STEPS * job.stride))()
             job.ids = addressof(self._ids)
-        job.account = pointer(self._account.job) if shape.growth is not None else None
+        job.account = self._account_at if shape.growth is not None else None
 
     def take(self, plan: Plan, here: Here, start: int, longest: int) -> list[Outcome] | None:
         """Steps behind `start` tokens, none of them behind more than `longest`; None for a token
