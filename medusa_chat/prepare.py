@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from medusa_chat import compiling
+from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.errors import UsageError
 from medusa_chat.finding import Calibration
 
 GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run by their parts
+STEADY = "MEDUSA_CHAT_STEADY"  # so many rows a pass on a CUDA device (decoding/steady.py)
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +29,7 @@ def prepare(
 ) -> tuple["Backbone", Sequence[str]]:
     """The model as a backbone, with its submodules replaced by faster ones; what was, in words.
     is_spread: it lies on several devices, and is left as it is."""
-    from medusa_chat.decoding import native, threads, trial
+    from medusa_chat.decoding import attention, native, threads, trial
     from medusa_chat.decoding.backbone import Backbone
     from medusa_chat.decoding.linear4 import release
     from medusa_chat.decoding.submodules import replace_submodules
@@ -38,7 +41,14 @@ def prepare(
     notes = replace_submodules(model, packs=library is None)
     notes += release(model)
     numbers = None if library is None else native.NUMBERS
-    backbone = Backbone(model, context, numbers=numbers)
+    rows = _steady_rows(device)
+    implementation = attention.STEADY if rows > 1 else attention.NAME
+    backbone = Backbone(model, context, implementation, numbers)
+    backbone.rows = rows
+    if rows > 1:
+        notes.append(
+            f"every pass of a step has {rows} rows, so that Medusa rounds as plain decoding"
+        )
     notes += _shortened(backbone, heads, calibration)
     if device.type == "cuda" and os.environ.get(GRAPHS) != "0":
         return backbone, [*notes, trial.adopt(backbone, heads)]
@@ -54,6 +64,14 @@ def prepare(
     elif can_run:
         notes.append("by torch's operators: with a C compiler (gcc or clang) several times faster")
     return backbone, notes
+
+
+def _steady_rows(device: "torch.device") -> int:
+    """Of a step's passes, from the environment; 1 where none are asked for. Raises UsageError."""
+    asked = os.environ.get(STEADY) or "0"
+    if not asked.isdigit() or int(asked) > MAX_NODES:
+        raise UsageError(f"{STEADY} is {asked!r}: give a number of rows up to {MAX_NODES}, or 0")
+    return max(int(asked), 1) if device.type == "cuda" else 1
 
 
 def _shortened(

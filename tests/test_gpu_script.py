@@ -1,6 +1,7 @@
 """assets/benchmarks/gpu.py, for a day with a GPU: what of it a CPU can run does run."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,28 @@ def test_recorded_steps_are_timed_against_their_parts(script):
             assert found[f"{name}, {nodes} nodes"] > 0
             assert found[f"{name}, {nodes} nodes, in an answer"] > 0
         assert found[f"recorded, {nodes} nodes, of the device"] > 0
+
+
+def test_texts_that_part_are_counted(script, monkeypatch):
+    from gpu_divergence import ROWS, divergence
+
+    from medusa_chat import prepare
+
+    rows = []
+
+    def asked(device):
+        rows.append(int(os.environ[prepare.STEADY]))
+        return rows[-1]
+
+    monkeypatch.setenv(prepare.STEADY, "7")
+    monkeypatch.setattr(prepare, "_steady_rows", asked)
+    found = divergence("fp32", "cpu", 4)
+    assert rows == list(ROWS) and os.environ[prepare.STEADY] == "7"
+    for count in ROWS:
+        for nodes in (16, 64):
+            assert found[f"{count} rows, {nodes} nodes, parted for every 1,000 tokens"] == 0
+            assert found[f"{count} rows, {nodes} nodes, tokens compared"] > 20
+        assert found[f"{count} rows, 1 nodes, ms a step"] > 0
 
 
 def test_without_a_gpu_the_script_says_so_in_one_line():

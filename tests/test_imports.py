@@ -91,7 +91,7 @@ ALLOWED = {
         *("head_weights", "placing", "memory", "tuning", "auto_tree", "prepare", "compiling"),
         *("errors", ""),
     },
-    "prepare": {"compiling", "finding", "decoding", ""},
+    "prepare": {"compiling", "finding", "decoding", "errors", ""},
     "holder": {"checkpoint", "devices", "memory", "messages", "errors"},
     "tuner": {"auto_tree", "checkpoint", "tuning", "messages", "decoding", "errors"},
     "worker": {

@@ -1,10 +1,10 @@
 """On a CUDA machine: `python assets/benchmarks/gpu.py > result.json`, under ten minutes.
 
 Parity of the split-attention kernel, of recorded steps, of our 4-bit product and of merged 4-bit
-layers, then times: 4-bit products and steps of a 7B shape, the bench of a 7B and an 8B shape with
-random weights, in bf16; no download. Each part is told apart and may fail alone; a part that begins
-too late is shown as not run. This file was written without a GPU at hand: it has never been run on
-one.
+layers; how often Medusa in bf16 parts from plain decoding, with steady rows and without. Then
+times: 4-bit products and steps of a 7B shape, the bench of a 7B and an 8B shape with random
+weights, in bf16; no download. Each part is told apart and may fail alone; a part that begins too
+late is shown as not run. This file was written without a GPU at hand: it has never been run on one.
 """
 
 import json
@@ -17,6 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import gpu_divergence
 import gpu_nf4
 import torch
 
@@ -183,6 +184,7 @@ def shape_bench(name: str) -> dict[str, Any]:
 PARTS: dict[str, Callable[[], Any]] = {
     "kernel": kernel,
     "recorded parity": recorded_parity,
+    "divergence, bf16": lambda: gpu_divergence.divergence("bf16"),
     "nf4 kernel": lambda: gpu_nf4.kernel_parity(CUDA),
     "nf4 merged, fp32": lambda: gpu_nf4.merged_parity(SMALL, CUDA, torch.float32),
     "nf4 merged, fp16": lambda: gpu_nf4.merged_parity(SMALL, CUDA, torch.float16),

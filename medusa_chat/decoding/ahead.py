@@ -164,7 +164,7 @@ class Ahead:
     def _recorded(self, kind: Kind, here: Here, length: int) -> CapturedStep:
         """The kind's step for the smallest bucket with room for the tree behind `length` tokens."""
         capacity = self._backbone.cache.capacity
-        needed = length + len(kind.plan.tree)
+        needed = length + len(kind.plan.tree) + self._backbone.rows
         bucket = min(next((b for b in BUCKETS if b >= needed), capacity), capacity)
         step = kind.steps.get(bucket)
         if step is None:

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.acceptance import TORCH
-from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.kv_cache import KVCache
 from medusa_chat.decoding.outcome import WholeStep
 from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.decoding.steady import filled, widened
 from medusa_chat.decoding.submodules import lean_decoder
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
@@ -54,6 +55,7 @@ class Backbone:
         self.numbers = numbers or first.dtype
         self.judge = TORCH
         self.whole_step: WholeStep | None = None
+        self.rows = 1  # of a decoding step's pass a multiple (steady.py)
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
@@ -71,6 +73,15 @@ class Backbone:
         final norm. The rows stay behind the cache until `cache.keep`."""
         mask = {w: self._tree_mask(tree, tensors, w) for w in self.windows}
         return self._run(tokens, self.cache.length + tensors.depths, mask)
+
+    def run_draft(self, draft: Draft) -> tuple[Tensor, Tensor]:
+        """One pass over a draft: hidden [n, d] and logits [n, V] of its nodes."""
+        count = len(draft.tree)
+        tree, tensors = draft.tree, draft.tensors
+        if count % self.rows:
+            tree, tensors = widened(tree, self.rows, self.device)
+        hidden = self.run_tree(filled(draft.tokens, len(tree)), tree, tensors)
+        return hidden[:count], self.lm_head(hidden)[:count]
 
     def run_chunk(self, tokens: Tensor) -> Tensor:
         """One causal pass over the next tokens [q] of the text -> hidden [q, d]; rows are kept."""

@@ -10,6 +10,7 @@ from medusa_chat.decoding.drafters import Draft, Drafter, Plan
 from medusa_chat.decoding.outcome import Frame, Here, packed
 from medusa_chat.decoding.recorder import Recorder
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.steady import filled, widened
 
 
 class DeviceSettings:
@@ -71,10 +72,11 @@ class CapturedStep:
         self._settings: Any = settings  # stands for GenerationSettings
         self._details = here.details
         backbone, device = recorder.backbone, recorder.backbone.device
-        self._nodes = torch.arange(len(plan.tree), device=device)
+        self._wide, self._beside = widened(plan.tree, backbone.rows, device)
+        self._nodes = torch.arange(len(self._wide), device=device)
         self._deep = torch.arange(plan.tree.depth + 1, device=device)
         self._columns = torch.arange(bucket, device=device)
-        self._places = torch.zeros(len(plan.tree), dtype=torch.long, device=device)
+        self._places = torch.zeros_like(self._nodes)
         self._layers = backbone.cache.fixed(self._places, bucket)
         self._is_begun = False
         self.replay = recorder.recorded(self.body)
@@ -87,10 +89,11 @@ class CapturedStep:
         if plan.index is not None:
             draft = self._drafter.fill(plan, state.root, state.hidden)
         self._places.copy_(state.cur + self._nodes)
-        positions = state.cur + plan.tensors.depths
+        positions, count = state.cur + self._beside.depths, len(plan.tree)
         masks = {window: self._mask(positions, window) for window in backbone.windows}
-        hidden = backbone.run_fixed(draft.tokens, positions, masks, self._layers)
-        logits = backbone.lm_head(hidden)
+        tokens = filled(draft.tokens, len(self._wide))
+        hidden = backbone.run_fixed(tokens, positions, masks, self._layers)
+        logits = backbone.lm_head(hidden)[:count]
         case = Case(draft, logits, state.cur, self._settings, self._details)
         taken = self._rule(case, backbone.judge)
         backbone.cache.move(state.cur + taken.path, state.cur + self._deep)
@@ -104,7 +107,7 @@ class CapturedStep:
 
     def _mask(self, positions: Tensor, window: int | None) -> Tensor:
         """Additive [nodes, bucket]: the text before the tree, the ancestors, nothing else."""
-        tensors, count = self._plan.tensors, len(self._plan.tree)
+        tensors, count = self._beside, len(self._wide)
         beyond = self._columns - self._state.cur  # 0 at the root's own row
         node = beyond.clamp(0, count - 1)
         seen = tensors.ancestors.index_select(1, node)

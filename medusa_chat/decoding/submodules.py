@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medusa_chat.decoding.attention import NAME, tree_attention
+from medusa_chat.decoding.attention import OURS
 from medusa_chat.decoding.linear4 import Rows, can_merge, is_linear4, merge4
 
 # families whose norms are weight * x / rms(x) and nothing else
@@ -66,7 +66,7 @@ class PackedLinear(nn.Module):
 class FusedLayer(nn.Module):
     """A decoder layer with its q, k, v and its gate and up projections merged.
 
-    Works with attention "medusa_tree"; with any other it hands over to the stock layer, whose
+    Works with attention functions of ours; with any other it hands over to the stock layer, whose
     weights are views of the merged ones, or in 4 bits its projections `Rows` of them.
     hidden [1, q, d] -> [1, q, d].
     """
@@ -103,7 +103,7 @@ class FusedLayer(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        if self.config._attn_implementation != NAME or position_embeddings is None:
+        if self.config._attn_implementation not in OURS or position_embeddings is None:
             out: Tensor = self.stock(
                 hidden_states,
                 attention_mask=attention_mask,
@@ -135,7 +135,8 @@ class FusedLayer(nn.Module):
         value = heads[:, (q_size + k_size) // self.head_dim :]
         if cache is not None:
             key, value = cache.update(key, value, self.index)
-        mixed, _ = tree_attention(self, query, key, value, mask, self.scaling)
+        function = OURS[self.config._attn_implementation]
+        mixed, _ = function(self, query, key, value, mask, self.scaling)
         out: Tensor = self.out(mixed.flatten(2))
         return out
 
@@ -173,7 +174,7 @@ def lean_decoder(decoder: Any, implementation: str) -> Any:
     kinds = set(getattr(decoder.config, "layer_types", None) or ["full_attention"])
     layers = getattr(decoder, "layers", [])
     is_merged = len(layers) > 0 and all(isinstance(layer, FusedLayer) for layer in layers)
-    fits = is_merged and implementation == NAME and len(kinds) == 1
+    fits = is_merged and implementation in OURS and len(kinds) == 1
     return FusedDecoder(decoder) if fits else decoder
 
 

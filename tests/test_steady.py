@@ -1,0 +1,138 @@
+"""Passes of one number of rows: the same text, and in half precision the same rounding."""
+
+import pytest
+import torch
+from families import CONTEXT, VOCABULARY, tiny
+from test_captured import answer, assert_same, settings_of
+from test_captured import tokens as said
+from test_engine import Oracle, engine_of, tokens
+
+from medusa_chat import prepare
+from medusa_chat.decoding import attention
+from medusa_chat.decoding.ahead import Ahead
+from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.steady import filled, widened
+from medusa_chat.decoding.submodules import replace_submodules
+from medusa_chat.decoding.tree import ROOT, cartesian, chain
+from medusa_chat.errors import UsageError
+
+CPU = torch.device("cpu")
+TREES = (ROOT, chain(3), cartesian(3, 2))  # 1, 4 and 10 nodes
+
+
+def steady_of(family: str, rows: int, dtype=torch.float32):
+    """An engine with merged layers whose steps have a multiple of `rows` rows, and how many the
+    passes had."""
+    model = tiny(family).to(dtype)
+    replace_submodules(model, packs=False)
+    engine = engine_of(model, attention.STEADY if rows > 1 else attention.NAME)
+    engine.backbone.rows = rows
+    counts, run = [], engine.backbone.run_fixed
+
+    def counted(found, *arguments):
+        counts.append(len(found))
+        return run(found, *arguments)
+
+    engine.backbone.run_fixed = counted
+    return engine, counts
+
+
+@pytest.mark.parametrize("tree", TREES, ids=len)
+def test_rows_beside_a_tree_are_seen_by_none_of_its_nodes(tree):
+    wide, tensors = widened(tree, 8, CPU)
+    own, n = TreeTensors.of(tree, CPU), len(tree)
+    assert len(wide) % 8 == 0 and len(wide) - n < 8
+    assert not tensors.ancestors[:n, n:].any()
+    assert torch.equal(tensors.ancestors[:n, :n], own.ancestors)
+    assert tensors.depths.tolist() == [*tree.depths, *[0] * (len(wide) - n)]
+    ids = torch.arange(5, 5 + n)
+    assert filled(ids, len(wide)).tolist() == [*ids.tolist(), *[5] * (len(wide) - n)]
+    assert widened(wide, 8, CPU)[0] is wide
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gpt2", "gemma3"])
+def test_the_text_and_its_figures_are_the_same(family, temperature, is_recorded):
+    settings = settings_of(temperature=temperature)
+    engine, _ = steady_of(family, 1)
+    wanted = [answer(engine, None, tree, settings) for tree in TREES]
+    engine, counts = steady_of(family, 8)
+    for tree, events in zip(TREES, wanted, strict=True):
+        way = Ahead(engine.backbone) if is_recorded else None
+        counts.clear()
+        assert_same(answer(engine, way, tree, settings), events)
+        steps = counts[1:]  # behind the prompt's
+        assert steps and {count % 8 for count in steps} == {0}
+        assert max(steps) == -(-len(tree) // 8) * 8
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_an_answer_goes_as_far_as_the_context(family):
+    engine, _ = steady_of(family, 64)
+    events = answer(engine, None, chain(3), settings_of(max_new_tokens=2 * CONTEXT))
+    assert events[-1].reason == "context"
+    assert said(events) == said(answer(engine, None, ROOT, settings_of(max_new_tokens=2 * CONTEXT)))
+
+
+def parted(rows: int) -> int:
+    """Of twelve answers in bf16 with a tree those that are not plain decoding's."""
+    found = 0
+    for seed in range(6):
+        engine, _ = steady_of("llama", rows, torch.bfloat16)
+        prompt = [(7 * i + seed) % VOCABULARY for i in range(9)]
+        plain = tokens(engine, prompt, max_new_tokens=80)
+        for tree in (chain(3), cartesian(2, 2, 2)):
+            oracle = Oracle(plain, tree)
+            oracle.seen = -len(prompt)
+            engine.forget()
+            found += tokens(engine, prompt, oracle, max_new_tokens=80) != plain
+    return found
+
+
+def test_products_that_round_by_their_rows_part_no_text(monkeypatch):
+    """As a GPU's do: here every linear's result is a little larger the more rows it has."""
+    stock = torch.nn.Linear.forward
+
+    def rounded(linear, x):
+        return stock(linear, x) * (1 + (x.shape[-2] % 13) / 256)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", rounded)
+    assert parted(1) > 6, "it would be seen"
+    assert parted(16) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_its_attention_is_ours_with_sums_in_fp64(rows, dtype):
+    torch.manual_seed(rows)
+    query, key, value = (
+        torch.randn(1, h, n, 16, dtype=dtype) for h, n in ((6, rows), *[(2, 340)] * 2)
+    )
+    mask = torch.zeros(1, 1, rows, 340, dtype=dtype)
+    mask[..., 320:].masked_fill_(torch.rand(rows, 20) < 0.5, -torch.inf)
+    module = torch.nn.Module()
+    ours, _ = attention.steady_attention(module, query, key, value, mask, 0.2)
+    wanted, _ = attention.tree_attention(
+        module, *(t.float() for t in (query, key, value, mask)), 0.2
+    )
+    assert ours.dtype == dtype
+    torch.testing.assert_close(
+        ours.float(), wanted, rtol=0, atol=1e-5 if dtype.itemsize == 4 else 2e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "rows"),
+    [("", "cuda", 1), ("0", "cuda", 1), ("64", "cuda", 64), ("64", "cpu", 1)],
+)
+def test_they_are_asked_for_by_the_environment_on_a_gpu(monkeypatch, asked, device, rows):
+    monkeypatch.setenv(prepare.STEADY, asked)
+    assert prepare._steady_rows(torch.device(device)) == rows
+
+
+@pytest.mark.parametrize("asked", ["many", "-1", "1000", "1.5"])
+def test_what_is_no_number_of_rows_is_refused(monkeypatch, asked):
+    monkeypatch.setenv(prepare.STEADY, asked)
+    with pytest.raises(UsageError, match="number of rows"):
+        prepare._steady_rows(torch.device("cuda"))
