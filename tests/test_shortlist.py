@@ -156,7 +156,7 @@ def test_a_step_makes_nothing_anew():
     ]
     for drafter in drafters:
         tokens(engine, drafter=drafter)
-    first, second = ({id(shape[1]) for shape in d._plans.values()} for d in drafters)
+    first, second = ({id(plan) for plan in d._plans.values()} for d in drafters)
     assert first == second and len(drafters[0]._plans) <= tree.depth + 1
 
 

@@ -48,7 +48,9 @@ class Medusa:
         self._length, self._certainty = -1, 0.0  # tokens in the cache, and the root's probability
         self._is_drafted = False  # whether heads ran
         self._steps = 0  # that were planned
-        self._plans: dict[tuple[int, int], Shape] = {}
+        self._widest = self._grower.candidates if self._grower else tree  # what plans are cut from
+        self._nodes, self._depth = len(self._widest), self._widest.depth
+        self._plans: dict[tuple[int, int], Plan] = {}
         self._alone = TreeTensors.of(ROOT, self._device)
 
     def is_of(
@@ -77,17 +79,15 @@ class Medusa:
         grower = self._grower
         if grower is not None and self._steps == 1:
             grower.begin()
-        nodes = self._governor.choose(self._length) if self._governor else len(self.tree)
-        tree, nodes = (grower.candidates, len(grower.candidates)) if grower else (self.tree, nodes)
-        made = Plan(*self._shape(tree, nodes, depth), least=self.least)
-        self._is_drafted = len(made.tree) > 1
+        nodes = self._governor.choose(self._length) if self._governor else self._nodes
+        made = self._plan_of(nodes, depth)
+        made.least = self.least
+        self._is_drafted = made.index is not None
         if not self._is_drafted:
             made.tokens = tokens[-1:]
-        elif grower is not None:
-            made.grower = grower
-            made.asks = self._details and self._steps % ASKED_EVERY == 0
-        is_fixed = self._governor is None or len(self.tree) == 1
-        made.is_lasting = is_fixed and not made.asks
+        elif self._details and grower is not None:
+            made.asks = self._steps % ASKED_EVERY == 0
+            made.is_lasting = not made.asks
         return made
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
@@ -143,11 +143,14 @@ class Medusa:
         if self._grower is not None and self._is_drafted:
             self._grower.record(nodes, len(path))
 
-    def _shape(self, tree: Tree, nodes: int, depth: int) -> "Shape":
-        deep = min(depth, tree.depth)
-        found = self._plans.get((nodes, deep))
+    def _plan_of(self, nodes: int, depth: int) -> Plan:
+        """The same one for the same nodes: it is done with when the next one is wanted."""
+        key = nodes, min(depth, self._depth)
+        found = self._plans.get(key)
         if found is None:
-            found = self._plans[nodes, deep] = _shape_of(tree, nodes, deep, self._device)
+            found = self._plans[key] = Plan(*_shape_of(self._widest, *key, self._device))
+            found.grower = self._grower if found.index is not None else None
+            found.is_lasting = self._governor is None or len(self.tree) == 1
         return found
 
 

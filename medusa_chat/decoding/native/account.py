@@ -1,10 +1,13 @@
 """NativeAccount: what a grower knows, where the C library can go on from it."""
 
 from ctypes import Array, addressof, c_double
+from struct import Struct
 
 from medusa_chat.decoding.governor import SHARE
 from medusa_chat.decoding.grower import PACE, Grower
 from medusa_chat.decoding.native.jobs import Account
+
+MOVED, MOVED_AT = Struct("dddqq"), Account.balance.offset  # the last five
 
 
 class NativeAccount:
@@ -29,8 +32,9 @@ class NativeAccount:
             self._prices = grower.prices
             job.prices = addressof(self._row(grower.prices))
             job.plain, job.enough, job.rate = grower.plain, grower.enough, grower.rate
-        job.balance, job.credit, job.pace = grower.balance, grower.credit, grower.pace
-        job.certain, job.length, job.asks = grower.certain_roots, grower.length, asks
+        job.asks = asks
+        moved = grower.balance, grower.credit, grower.pace, grower.certain_roots, grower.length
+        MOVED.pack_into(job, MOVED_AT, *moved)
 
     def _row(self, prices: tuple[float, ...]) -> Array[c_double]:
         found = self._kept.get(prices)
@@ -40,6 +44,5 @@ class NativeAccount:
 
     def close(self, grower: Grower) -> None:
         """Let the grower know what was spent and earned."""
-        job = self.job
-        grower.balance, grower.credit, grower.pace = job.balance, job.credit, job.pace
-        grower.certain_roots, grower.length = job.certain, job.length
+        moved = MOVED.unpack_from(self.job, MOVED_AT)
+        grower.balance, grower.credit, grower.pace, grower.certain_roots, grower.length = moved
