@@ -21,7 +21,7 @@ HOSTILE = (  # nothing here is foreseen well: digits, other scripts, an answer o
     "Напиши 九 слов על ירח ในภาษาใด ๆ",
     "Say yes.",
 )
-OFTENER = 40  # rounds of answers so short that one alone is all chance, each in both orders
+OFTENER = 20  # rounds of answers so short that one alone is all chance, each in both orders
 TURNS = 8  # of ours, one after another, in a round: alone each would be over in a moment
 OURS = ("plain", "medusa", "prompt-lookup")
 # seconds before each: threads of the one before may wait awake, and ours leave a core that is taken
@@ -204,6 +204,7 @@ def _hostile(
             names = ("plain", "medusa") if number % 2 else ("medusa", "plain")
             seconds = dict.fromkeys(names, 0.0)
             for name in (*names, *reversed(names)):  # who comes first finds a cooler machine
+                by_name[name].answer(ids)  # nobody changes drafters at every answer
                 seconds[name] += by_name[name].answer(ids)[1]
             if number:
                 found.append(seconds["plain"] / seconds["medusa"])
