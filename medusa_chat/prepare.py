@@ -28,12 +28,14 @@ def prepare(
     is_spread: bool = False,
 ) -> tuple["Backbone", Sequence[str]]:
     """The model as a backbone, with its submodules replaced by faster ones; what was, in words.
-    is_spread: it lies on several devices, and is left as it is."""
+    is_spread: it lies on several devices, and is left as it is. Raises UsageError for a number of
+    steady rows that is none."""
     from medusa_chat.decoding import attention, native, threads, trial
     from medusa_chat.decoding.backbone import Backbone
     from medusa_chat.decoding.linear4 import release
     from medusa_chat.decoding.submodules import replace_submodules
 
+    rows = _steady_rows(device)
     if is_spread:
         return Backbone(model, context), ()  # accelerate's hooks stay
     can_run = native.can_run(model)
@@ -41,14 +43,13 @@ def prepare(
     notes = replace_submodules(model, packs=library is None)
     notes += release(model)
     numbers = None if library is None else native.NUMBERS
-    rows = _steady_rows(device)
     implementation = attention.STEADY if rows > 1 else attention.NAME
     backbone = Backbone(model, context, implementation, numbers)
     backbone.rows = rows
-    if rows > 1:
-        notes.append(
-            f"every pass of a step has {rows} rows, so that Medusa rounds as plain decoding"
-        )
+    if backbone.implementation == attention.STEADY:
+        notes.append(f"each step has {rows} rows, so that Medusa rounds as plain decoding does")
+    elif rows > 1:
+        notes.append(f"each step has {rows} rows; the attention of this family may still round")
     notes += _shortened(backbone, heads, calibration)
     if device.type == "cuda" and os.environ.get(GRAPHS) != "0":
         return backbone, [*notes, trial.adopt(backbone, heads)]
@@ -67,11 +68,13 @@ def prepare(
 
 
 def _steady_rows(device: "torch.device") -> int:
-    """Of a step's passes, from the environment; 1 where none are asked for. Raises UsageError."""
-    asked = os.environ.get(STEADY) or "0"
-    if not asked.isdigit() or int(asked) > MAX_NODES:
-        raise UsageError(f"{STEADY} is {asked!r}: give a number of rows up to {MAX_NODES}, or 0")
-    return max(int(asked), 1) if device.type == "cuda" else 1
+    """Of a step's passes, from the environment; 1 where none are asked for. Raises UsageError for
+    what does not divide the nodes of the largest tree."""
+    asked = os.environ.get(STEADY) or "1"
+    rows = (int(asked) or 1) if asked.isdecimal() and len(asked) < 4 else 0
+    if not rows or MAX_NODES % rows:
+        raise UsageError(f"{STEADY} is {asked[:20]!r}: give a number that divides {MAX_NODES}")
+    return rows if device.type == "cuda" else 1
 
 
 def _shortened(

@@ -59,20 +59,30 @@ def test_recorded_steps_are_timed_against_their_parts(script):
 
 
 def test_texts_that_part_are_counted(script, monkeypatch):
-    from gpu_divergence import ROWS, divergence
+    from gpu_divergence import NODES, ROWS, divergence, parted_at
 
     from medusa_chat import prepare
+    from medusa_chat.decoding.backbone import Backbone
 
-    rows = []
+    passes, run_tree = {}, Backbone.run_tree
 
     def asked(device):
-        rows.append(int(os.environ[prepare.STEADY]))
-        return rows[-1]
+        passes[int(os.environ[prepare.STEADY])] = set()
+        return list(passes)[-1]
+
+    def counted(backbone, tokens, *arguments):
+        passes[list(passes)[-1]].add(len(tokens))
+        return run_tree(backbone, tokens, *arguments)
 
     monkeypatch.setenv(prepare.STEADY, "7")
     monkeypatch.setattr(prepare, "_steady_rows", asked)
+    monkeypatch.setattr(Backbone, "run_tree", counted)
     found = divergence("fp32", "cpu", 4)
-    assert rows == list(ROWS) and os.environ[prepare.STEADY] == "7"
+    assert list(passes) == list(ROWS) and os.environ[prepare.STEADY] == "7"
+    check = 6  # nodes of the check at a load
+    assert passes[1] >= {check, *NODES} and passes[64] == {check, 64}
+    pairs = (([1, 2], [1, 2], None), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1], 1), ([4], [5], 0))
+    assert [parted_at(a, b) for a, b, _ in pairs] == [place for *_, place in pairs]
     for count in ROWS:
         for nodes in (16, 64):
             assert found[f"{count} rows, {nodes} nodes, parted for every 1,000 tokens"] == 0

@@ -10,7 +10,10 @@ from test_engine import Oracle, engine_of, tokens
 from medusa_chat import prepare
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.ahead import Ahead
+from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.rehearsal import time_steps
 from medusa_chat.decoding.steady import filled, widened
 from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import ROOT, cartesian, chain
@@ -39,15 +42,17 @@ def steady_of(family: str, rows: int, dtype=torch.float32):
 
 @pytest.mark.parametrize("tree", TREES, ids=len)
 def test_rows_beside_a_tree_are_seen_by_none_of_its_nodes(tree):
-    wide, tensors = widened(tree, 8, CPU)
     own, n = TreeTensors.of(tree, CPU), len(tree)
+    wide, tensors = widened(tree, own, 8)
     assert len(wide) % 8 == 0 and len(wide) - n < 8
     assert not tensors.ancestors[:n, n:].any()
     assert torch.equal(tensors.ancestors[:n, :n], own.ancestors)
     assert tensors.depths.tolist() == [*tree.depths, *[0] * (len(wide) - n)]
     ids = torch.arange(5, 5 + n)
     assert filled(ids, len(wide)).tolist() == [*ids.tolist(), *[5] * (len(wide) - n)]
-    assert widened(wide, 8, CPU)[0] is wide
+    beside = tensors.ancestors[n:]
+    assert torch.equal(beside, torch.eye(len(wide), dtype=torch.bool)[n:])
+    assert widened(wide, tensors, 8)[0] is wide
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
@@ -62,6 +67,7 @@ def test_the_text_and_its_figures_are_the_same(family, temperature, is_recorded)
         way = Ahead(engine.backbone) if is_recorded else None
         counts.clear()
         assert_same(answer(engine, way, tree, settings), events)
+        assert way is None or way.seconds > 0, "nothing was recorded"
         steps = counts[1:]  # behind the prompt's
         assert steps and {count % 8 for count in steps} == {0}
         assert max(steps) == -(-len(tree) // 8) * 8
@@ -124,15 +130,30 @@ def test_its_attention_is_ours_with_sums_in_fp64(rows, dtype):
 
 @pytest.mark.parametrize(
     ("asked", "device", "rows"),
-    [("", "cuda", 1), ("0", "cuda", 1), ("64", "cuda", 64), ("64", "cpu", 1)],
+    [("", "cuda", 1), ("1", "cuda", 1), ("64", "cuda", 64), ("64", "cpu", 1)],
 )
 def test_they_are_asked_for_by_the_environment_on_a_gpu(monkeypatch, asked, device, rows):
     monkeypatch.setenv(prepare.STEADY, asked)
     assert prepare._steady_rows(torch.device(device)) == rows
 
 
-@pytest.mark.parametrize("asked", ["many", "-1", "1000", "1.5"])
+@pytest.mark.parametrize("asked", ["many", "-1", "512", "96", "1.5", "²", "9" * 5000])
 def test_what_is_no_number_of_rows_is_refused(monkeypatch, asked):
     monkeypatch.setenv(prepare.STEADY, asked)
-    with pytest.raises(UsageError, match="number of rows"):
+    with pytest.raises(UsageError, match="number that divides"):
         prepare._steady_rows(torch.device("cuda"))
+
+
+def test_measuring_leaves_the_cache_as_it_was():
+    """A step writes all its rows behind the text it is rehearsed with."""
+    engine, _ = steady_of("llama", 64)
+    engine.backbone = Backbone(engine.backbone.model, 400, attention.STEADY)
+    engine = Engine(engine.backbone, engine.heads)
+    engine.backbone.rows = 64
+    text = [(7 * i + 3) % VOCABULARY for i in range(350)]
+    list(engine.generate(text, engine.drafter(settings_of(), ROOT), settings_of(max_new_tokens=2)))
+    before = engine.backbone.cache.rows(0, 350)
+    *_, costs = time_steps(engine, cartesian(3, 2), 0.01)
+    assert costs is not None
+    for old, new in zip(before, engine.backbone.cache.rows(0, 350), strict=True):
+        assert torch.equal(old, new)

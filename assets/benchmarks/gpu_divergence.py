@@ -2,11 +2,10 @@
 never does (medusa_chat/decoding/steady.py): the demo's answers, a part of gpu.py."""
 
 import os
+from itertools import zip_longest
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any
-
-from gpu_nf4 import first_difference
 
 from medusa_chat.bench.course import read_model
 from medusa_chat.checkpoint import LoadedModel, source_tree
@@ -52,19 +51,25 @@ def _of(loaded: LoadedModel, most: int) -> dict[str, Any]:
     plain = [ids for ids, _ in answers[1]]
     found: dict[str, Any] = {}
     for nodes, said in answers.items():
-        places = [
-            first_difference(ids, wanted) for (ids, _), wanted in zip(said, plain, strict=True)
-        ]
+        places = [parted_at(ids, wanted) for (ids, _), wanted in zip(said, plain, strict=True)]
         same = sum(
             len(wanted) if place is None else place
             for place, wanted in zip(places, plain, strict=True)
         )
         parted = sum(place is not None for place in places)
-        found[f"{nodes} nodes, ms a step"] = fmean(time for _, time in said)
+        found[f"{nodes} nodes, ms a step"] = median(time for _, time in said)
         if nodes > 1:
             found[f"{nodes} nodes, tokens compared"] = same
             found[f"{nodes} nodes, parted for every 1,000 tokens"] = 1000 * parted / max(same, 1)
     return found
+
+
+def parted_at(ours: list[int], others: list[int]) -> int | None:
+    """The first place at which two answers differ, one that ends there included; None: nowhere."""
+    for place, (a, b) in enumerate(zip_longest(ours, others)):
+        if a != b:
+            return place
+    return None
 
 
 def _answer(loaded: LoadedModel, ids: list[int], nodes: int) -> tuple[list[int], float]:

@@ -24,7 +24,7 @@ HOSTILE = (  # nothing here is foreseen well: digits, other scripts, an answer o
 OFTENER = 20  # rounds of answers so short that one alone is all chance, each in both orders
 TURNS = 8  # of ours, one after another, in a round: alone each would be over in a moment
 OURS = ("plain", "medusa", "prompt-lookup")
-# seconds before each: threads of the one before may wait awake, and ours leave a core that is taken
+# seconds before each, ours together: threads of the one before may wait awake, and a core be taken
 REST, WAKING = 0.3, 0.1
 
 
@@ -196,7 +196,9 @@ def _steps(by_name: dict[str, Contestant], records: dict[str, Steps]) -> Iterato
 def _hostile(
     course: Course, by_name: dict[str, Contestant], prompts: list[list[int]]
 ) -> Iterator[Row]:
-    """Medusa over plain decoding where nothing is foreseen: the worst prompt counts."""
+    """Medusa over plain decoding where nothing is foreseen, in a talk of such prompts alone: each
+    answer stands behind one to the same prompt, so that it has nothing of a friendly one's to
+    spend. The worst prompt counts."""
     course.progress("hostile prompts")
     ratios: list[list[float]] = [[] for _ in prompts]
     for number in range(OFTENER * course.rounds + 1):

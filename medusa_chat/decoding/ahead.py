@@ -162,9 +162,10 @@ class Ahead:
         return outcome
 
     def _recorded(self, kind: Kind, here: Here, length: int) -> CapturedStep:
-        """The kind's step for the smallest bucket with room for the tree behind `length` tokens."""
+        """The kind's step for the smallest bucket with room for its rows behind `length` tokens."""
         capacity = self._backbone.cache.capacity
-        needed = length + len(kind.plan.tree) + self._backbone.rows
+        rows, nodes = self._backbone.rows, len(kind.plan.tree)
+        needed = length + nodes + -nodes % rows
         bucket = min(next((b for b in BUCKETS if b >= needed), capacity), capacity)
         step = kind.steps.get(bucket)
         if step is None:

@@ -1,4 +1,4 @@
-"""The attention function that we register with transformers as "medusa_tree"."""
+"""The attention functions that we register with transformers: "medusa_tree", "medusa_steady"."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from transformers import AttentionInterface
 
 NAME = "medusa_tree"
 STEADY = "medusa_steady"  # see steady.py
-MOST_STEADY = 256  # rows of a step: more are a text that is read
+MOST_STEADY = 256  # rows that a step can have
 
 
 def tree_attention(
@@ -75,7 +75,8 @@ def steady_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """tree_attention with sums in fp64 on every device, but where a text is read."""
+    """tree_attention, of the same shapes, with sums in fp64 on every device, but of more rows than
+    a step can have."""
     if attention_mask is None or query.shape[2] > MOST_STEADY:
         return tree_attention(module, query, key, value, attention_mask, scaling)
     groups = query.shape[1] // key.shape[1]

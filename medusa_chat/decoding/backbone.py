@@ -29,8 +29,9 @@ UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # windows that no mask of ours 
 class Backbone:
     """A causal language model, its KV cache and its masks, for one text at a time.
 
-    The model is stock; attention "medusa_tree" is ours (see attention.py), "sdpa" and "eager" are
-    transformers'. Raises ModelError for a family whose attention cannot hold a tree.
+    The model is stock; attention "medusa_tree" and "medusa_steady" are ours (see attention.py),
+    "sdpa" and "eager" transformers'. Raises ModelError for a family whose attention cannot hold a
+    tree.
     """
 
     def __init__(
@@ -77,9 +78,7 @@ class Backbone:
     def run_draft(self, draft: Draft) -> tuple[Tensor, Tensor]:
         """One pass over a draft: hidden [n, d] and logits [n, V] of its nodes."""
         count = len(draft.tree)
-        tree, tensors = draft.tree, draft.tensors
-        if count % self.rows:
-            tree, tensors = widened(tree, self.rows, self.device)
+        tree, tensors = widened(draft.tree, draft.tensors, self.rows)
         hidden = self.run_tree(filled(draft.tokens, len(tree)), tree, tensors)
         return hidden[:count], self.lm_head(hidden)[:count]
 

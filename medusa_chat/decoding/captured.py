@@ -46,7 +46,8 @@ def kind_of(settings: GenerationSettings) -> tuple[bool, int, float]:
 
 
 class CapturedStep:
-    """Steps of one plan and one rule behind at most `bucket` - nodes tokens.
+    """Steps of one plan and one rule behind at most `bucket` - rows tokens; rows: the plan's
+    nodes, and those beside them (steady.py).
 
     Nothing in `body` asks the device for a number, and every shape is fixed: on CUDA it is one
     graph, elsewhere it is called. Keys and values are read up to `bucket`, what does not count is
@@ -72,7 +73,7 @@ class CapturedStep:
         self._settings: Any = settings  # stands for GenerationSettings
         self._details = here.details
         backbone, device = recorder.backbone, recorder.backbone.device
-        self._wide, self._beside = widened(plan.tree, backbone.rows, device)
+        self._wide, self._beside = widened(plan.tree, plan.tensors, backbone.rows)
         self._nodes = torch.arange(len(self._wide), device=device)
         self._deep = torch.arange(plan.tree.depth + 1, device=device)
         self._columns = torch.arange(bucket, device=device)
@@ -106,7 +107,7 @@ class CapturedStep:
         state.hidden.copy_(hidden.index_select(0, taken.node))
 
     def _mask(self, positions: Tensor, window: int | None) -> Tensor:
-        """Additive [nodes, bucket]: the text before the tree, the ancestors, nothing else."""
+        """Additive [rows, bucket]: the text before the tree, the ancestors, nothing else."""
         tensors, count = self._beside, len(self._wide)
         beyond = self._columns - self._state.cur  # 0 at the root's own row
         node = beyond.clamp(0, count - 1)

@@ -105,8 +105,9 @@ class Stage:
         self.lengths = _lengths(engine)
         cache = engine.backbone.cache
         self._ids, self._length = list(engine._ids), cache.length
+        most = len(tree) + -len(tree) % engine.backbone.rows + AT_ONCE
         self._kept = {
-            start: cache.rows(start, min(start + len(tree) + AT_ONCE, self._length))
+            start: cache.rows(start, min(start + most, self._length))
             for start in self.lengths
             if start < self._length
         }

@@ -1,13 +1,14 @@
-"""Steady: passes of one number of rows, so that plain decoding and a tree give a token the same
-numbers.
+"""Steady: passes of one number of rows, whatever they decode, so that plain decoding and a tree
+give a token the same numbers.
 
 On a GPU in half precision a product of one row is summed in another order than one of sixteen: the
-text of `exact` may differ from plain decoding's where two tokens are as good as equal. In passes of
-as many rows each, with attention that sums in fp64, it cannot. That costs plain decoding what the
-rows cost.
+text of `exact` may part from plain decoding's where two tokens are as good as equal. In steps of as
+many rows each, with attention that sums in fp64, it should not, where the prompt was read alike: a
+later turn may find one token more or less in the cache. It does not hold for mixtures of experts,
+whose products have as many rows as tokens came to an expert, nor where a family's attention is its
+own. It costs plain decoding what the rows cost.
 """
 
-from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -19,19 +20,26 @@ from medusa_chat.decoding.tree import Tree
 FIRST = 1_000_000  # rank of the first row that stands beside a tree: no guess has it
 
 
-@lru_cache(maxsize=32)
-def widened(tree: Tree, rows: int, device: torch.device) -> tuple[Tree, TreeTensors]:
-    """The tree and, behind its nodes, as many others beside the root, at its position, that it
-    takes to a multiple of `rows`. None of them is seen by a node of the tree."""
+def widened(tree: Tree, tensors: TreeTensors, rows: int) -> tuple[Tree, TreeTensors]:
+    """A tree of n nodes, with its tensors, and behind them as many others as it takes to a multiple
+    of `rows`, each at the root's position and seen by itself alone; the paths stay those of the
+    n. Raises UsageError for more than MAX_NODES, which rows that divide it never come to."""
     spare = -len(tree) % rows
     if not spare:
-        return tree, TreeTensors.of(tree, device)
+        return tree, tensors
+    parents, depths = (
+        torch.cat((t, t.new_zeros(spare))) for t in (tensors.parents, tensors.depths)
+    )
+    ancestors = torch.block_diag(
+        tensors.ancestors, torch.eye(spare, dtype=torch.bool, device=parents.device)
+    )
+    return _wide(tree, spare), TreeTensors(parents, depths, ancestors.bool(), tensors.paths)
+
+
+@lru_cache(maxsize=32)
+def _wide(tree: Tree, spare: int) -> Tree:
     ranks = range(FIRST, FIRST + spare)
-    wide = Tree((*tree.parents, *[0] * spare), (*tree.ranks, *ranks))
-    tensors = TreeTensors.of(wide, device)
-    depths = tensors.depths.clone()
-    depths[len(tree) :] = 0  # a learnt position behind the last there is would be an error
-    return wide, replace(tensors, depths=depths)
+    return Tree((*tree.parents, *[0] * spare), (*tree.ranks, *ranks))
 
 
 def filled(tokens: Tensor, rows: int) -> Tensor:
