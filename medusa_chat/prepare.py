@@ -11,6 +11,7 @@ from medusa_chat.finding import Calibration
 
 GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run by their parts
 STEADY = "MEDUSA_CHAT_STEADY"  # so many rows a pass on a CUDA device (decoding/steady.py)
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # in a config
 
 if TYPE_CHECKING:
     import torch
@@ -35,21 +36,21 @@ def prepare(
     from medusa_chat.decoding.linear4 import release
     from medusa_chat.decoding.submodules import replace_submodules
 
-    rows = _steady_rows(device)
+    rows, said = _steady_rows(), []
+    if rows > 1 and (device.type != "cuda" or is_spread):
+        rows, said = 1, [f"{STEADY} is left out: it is for a model on one CUDA device"]
     if is_spread:
-        return Backbone(model, context), ()  # accelerate's hooks stay
+        return Backbone(model, context), said  # accelerate's hooks stay
     can_run = native.can_run(model)
     library = compiling.library() if can_run else None
-    notes = replace_submodules(model, packs=library is None)
+    notes = [*said, *replace_submodules(model, packs=library is None)]
     notes += release(model)
     numbers = None if library is None else native.NUMBERS
     implementation = attention.STEADY if rows > 1 else attention.NAME
     backbone = Backbone(model, context, implementation, numbers)
     backbone.rows = rows
-    if backbone.implementation == attention.STEADY:
-        notes.append(f"each step has {rows} rows, so that Medusa rounds as plain decoding does")
-    elif rows > 1:
-        notes.append(f"each step has {rows} rows; the attention of this family may still round")
+    if rows > 1:
+        notes.append(f"each step has {rows} rows{_steadiness(backbone)}")
     notes += _shortened(backbone, heads, calibration)
     if device.type == "cuda" and os.environ.get(GRAPHS) != "0":
         return backbone, [*notes, trial.adopt(backbone, heads)]
@@ -67,14 +68,25 @@ def prepare(
     return backbone, notes
 
 
-def _steady_rows(device: "torch.device") -> int:
+def _steady_rows() -> int:
     """Of a step's passes, from the environment; 1 where none are asked for. Raises UsageError for
     what does not divide the nodes of the largest tree."""
     asked = os.environ.get(STEADY) or "1"
     rows = (int(asked) or 1) if asked.isdecimal() and len(asked) < 4 else 0
     if not rows or MAX_NODES % rows:
         raise UsageError(f"{STEADY} is {asked[:20]!r}: give a number that divides {MAX_NODES}")
-    return rows if device.type == "cuda" else 1
+    return rows
+
+
+def _steadiness(backbone: "Backbone") -> str:
+    """What steady rows bring this model, in words."""
+    from medusa_chat.decoding import attention
+
+    if backbone.implementation != attention.STEADY:
+        return "; the attention of its family may still round otherwise in a tree"
+    if any(getattr(backbone.config, name, None) for name in EXPERTS):
+        return "; its experts may still round otherwise in a tree"
+    return ", so that a tree rounds as plain decoding does"
 
 
 def _shortened(

@@ -66,16 +66,22 @@ def test_texts_that_part_are_counted(script, monkeypatch):
 
     passes, run_tree = {}, Backbone.run_tree
 
-    def asked(device):
-        passes[int(os.environ[prepare.STEADY])] = set()
-        return list(passes)[-1]
+    class Forced(Backbone):
+        """As on a CUDA device: what `prepare` leaves out on a CPU is not left out."""
+
+        def __init__(self, *arguments):
+            self.asked = int(os.environ[prepare.STEADY])
+            passes[self.asked] = set()
+            super().__init__(*arguments)
+
+        rows = property(lambda self: self.asked, lambda self, value: None)
 
     def counted(backbone, tokens, *arguments):
         passes[list(passes)[-1]].add(len(tokens))
         return run_tree(backbone, tokens, *arguments)
 
     monkeypatch.setenv(prepare.STEADY, "7")
-    monkeypatch.setattr(prepare, "_steady_rows", asked)
+    monkeypatch.setattr("medusa_chat.decoding.backbone.Backbone", Forced)
     monkeypatch.setattr(Backbone, "run_tree", counted)
     found = divergence("fp32", "cpu", 4)
     assert list(passes) == list(ROWS) and os.environ[prepare.STEADY] == "7"

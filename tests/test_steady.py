@@ -128,20 +128,37 @@ def test_its_attention_is_ours_with_sums_in_fp64(rows, dtype):
     )
 
 
-@pytest.mark.parametrize(
-    ("asked", "device", "rows"),
-    [("", "cuda", 1), ("1", "cuda", 1), ("64", "cuda", 64), ("64", "cpu", 1)],
-)
-def test_they_are_asked_for_by_the_environment_on_a_gpu(monkeypatch, asked, device, rows):
+@pytest.mark.parametrize(("asked", "rows"), [("", 1), ("0", 1), ("1", 1), ("64", 64)])
+def test_they_are_asked_for_by_the_environment(monkeypatch, asked, rows):
     monkeypatch.setenv(prepare.STEADY, asked)
-    assert prepare._steady_rows(torch.device(device)) == rows
+    assert prepare._steady_rows() == rows
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_where_they_are_left_out_it_is_said(monkeypatch, is_spread):
+    monkeypatch.setenv(prepare.STEADY, "64")
+    backbone, notes = prepare.prepare(tiny("llama"), None, CPU, CONTEXT, is_spread=is_spread)
+    assert backbone.rows == 1 and backbone.implementation == attention.NAME
+    assert notes[0] == "MEDUSA_CHAT_STEADY is left out: it is for a model on one CUDA device"
+
+
+@pytest.mark.parametrize(
+    ("family", "implementation", "words"),
+    [
+        ("llama", attention.STEADY, "rounds as plain decoding does"),
+        ("mixtral", attention.STEADY, "experts may still"),
+        ("llama", "eager", "family may still"),
+    ],
+)
+def test_it_is_said_what_they_bring(family, implementation, words):
+    assert words in prepare._steadiness(Backbone(tiny(family), CONTEXT, implementation))
 
 
 @pytest.mark.parametrize("asked", ["many", "-1", "512", "96", "1.5", "²", "9" * 5000])
 def test_what_is_no_number_of_rows_is_refused(monkeypatch, asked):
     monkeypatch.setenv(prepare.STEADY, asked)
     with pytest.raises(UsageError, match="number that divides"):
-        prepare._steady_rows(torch.device("cuda"))
+        prepare._steady_rows()
 
 
 def test_measuring_leaves_the_cache_as_it_was():

@@ -93,7 +93,8 @@ class Drafter(Protocol):
     def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
         """tokens: every id certain since the last call, on the host, the root last (the prompt
         first). depth: how deep the context lets the tree be. certainty: the backbone's
-        of the root (acceptance.py), 0 for anything under `least` and where it was not wanted."""
+        of the root (acceptance.py), 0 for anything under `least` and where it was not wanted. The
+        plan before it is done with: it may be the same one."""
         ...
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
