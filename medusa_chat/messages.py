@@ -167,3 +167,9 @@ class Peek:
     head: tuple[Ranked, ...] = ()
     asked: tuple[Ranked, ...] = ()
     asked_head: tuple[Ranked, ...] = ()
+
+
+def without_broken_characters(text: str) -> str:
+    """Halves of a character are joined, else they become U+FFFD; null bytes go."""
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return whole.replace("\0", "")

@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from medusa_chat import compiling
+from medusa_chat.checkpoints import native_build
 from medusa_chat.paths import DATA_DIR_VARIABLE
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
@@ -39,8 +39,8 @@ def own_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def library() -> CDLL:
-    """The C library of decoding/kernels."""
-    found = compiling.library()
+    """The C library of decoding/backends/kernels."""
+    found = native_build.library()
     if found is None:
         assert "CI" not in os.environ, "CI has to have a C compiler"
         pytest.skip("needs a C compiler")

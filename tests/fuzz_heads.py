@@ -25,12 +25,12 @@ from checkpoints import layered, with_bias, with_own
 from safetensors import safe_open
 from safetensors.torch import save
 
-from medusa_chat import gate
+from medusa_chat.checkpoints import pickle_sandbox
+from medusa_chat.checkpoints.layouts.headers import read_header
+from medusa_chat.checkpoints.layouts.shapes import read_heads
+from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError
-from medusa_chat.layouts.headers import read_header
-from medusa_chat.layouts.shapes import read_heads
-from medusa_chat.layouts.source import LocalFolder
 
 SLOW = 10.0  # seconds of computing of our own that no file of a few kilobytes may take
 BATCH = 500  # files for one child
@@ -203,8 +203,10 @@ def try_values(passed, tally):
     """The child for pickles, then what loading does with safetensors."""
     pickles = [(f, header, heads) for f, header, heads in passed if f.suffix == ".pt"]
     made = {f: f.with_suffix(".out.safetensors") for f, _, _ in pickles}
-    jobs = [gate.Job(((f, made[f], gate.plain(h)),), True) for f, h, _ in pickles]
-    problems = gate.run(jobs) if jobs else []
+    jobs = [
+        pickle_sandbox.Job(((f, made[f], pickle_sandbox.plain(h)),), True) for f, h, _ in pickles
+    ]
+    problems = pickle_sandbox.run(jobs) if jobs else []
     for (file, _, heads), problem in zip(pickles, problems, strict=True):
         if problem is None:
             passed.append((made[file], None, heads))

@@ -21,13 +21,13 @@ from typing import Any
 
 from scripted import ScriptedRunner
 
-from medusa_chat.child import Child
 from medusa_chat.decoding.events import Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.jobs import Job
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runners import Runner
-from medusa_chat.session import Session
+from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.runner import Runner
+from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.session import Session
 
 PROMPT = "Count from 1 to 200: 1, 2, 3, 4,"
 SEED = 7

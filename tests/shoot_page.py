@@ -14,9 +14,9 @@ from typing import Any
 from PIL import Image
 from test_page import CHROMIUM, send, wait_end
 
-from medusa_chat.child import Child
 from medusa_chat.messages import LoadRequest
-from medusa_chat.session import Session
+from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.session import Session
 from medusa_chat.ui.app import PageOptions, open_page
 
 ASSETS = Path(__file__).parents[1] / "assets"

@@ -9,21 +9,22 @@ from xml.etree import ElementTree
 import pytest
 from checkpoints import write_checkpoint
 
-from medusa_chat import tuning
-from medusa_chat.bench import STUDIES, drawing, run, run_shape, steps, table
-from medusa_chat.bench import findings as findings_module
-from medusa_chat.bench.course import Course
-from medusa_chat.bench.rows import row, unmeasured
-from medusa_chat.bench.shape import SHAPES, Shape, load_shape
-from medusa_chat.bench.steps import bytes_read
-from medusa_chat.decoding import rehearsal
-from medusa_chat.decoding.costs import StepCosts
+from medusa_chat.bench import STUDIES, bar_chart, run, run_shape, table
+from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.random_model import SHAPES, Shape, load_shape
+from medusa_chat.bench.harness.rows import row, unmeasured
+from medusa_chat.bench.studies import paper as findings_module
+from medusa_chat.bench.studies import steps
+from medusa_chat.bench.studies.steps import bytes_read
+from medusa_chat.checkpoints.memory_estimate import sizes
+from medusa_chat.decoding import step_profiler
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, to_json
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
-from medusa_chat.estimate import sizes
 from medusa_chat.messages import LoadRequest
-from medusa_chat.presets import load_tree
+from medusa_chat.trees import tuning_store
+from medusa_chat.trees.presets import load_tree
 
 TINY = Shape("tiny", 32, 64, 2, 4, 2, 96, 512, heads=5)
 CPU = LoadRequest(device="cpu", precision="fp32")
@@ -47,7 +48,7 @@ def costs(monkeypatch):
 
     monkeypatch.setattr(steps, "BUFFER", {"cpu": 2**20})
     monkeypatch.setattr(steps, "time_steps", times)
-    monkeypatch.setattr(rehearsal, "time_steps", times)
+    monkeypatch.setattr(step_profiler, "time_steps", times)
     return made
 
 
@@ -68,7 +69,7 @@ def test_every_study_but_the_race_fills_its_rows_on_a_tiny_model(folder):
     assert rows["kernels a layer"]["value"] is None
     assert "PUBLISHED" in rows["tuned / plain, expected"]["note"]
     assert result["machine"]["device"].startswith("cpu (")
-    kept = list(tuning.known())
+    kept = list(tuning_store.known())
     assert len(kept) == 1 and kept[0].place.model == folder
 
 
@@ -153,7 +154,7 @@ def test_recorded_acceptance_is_labelled_and_priced_with_these_step_times(tmp_pa
 
 @pytest.mark.parametrize("text", ["", "{}", '{"event":"finished"}', "\x00", "[" * 9999])
 def test_a_file_that_is_no_trace_is_refused(tmp_path, text):
-    from medusa_chat.bench.trace import _steps
+    from medusa_chat.bench.studies.trace import _steps
 
     file = tmp_path / "odd.jsonl"
     file.write_text(text, "utf-8")
@@ -282,7 +283,7 @@ def test_the_picture_has_a_bar_for_every_measured_row_and_no_text_of_others():
         row("c", [4.0, 3.0], "ms", "c", "a <b>", [1.0, 2.0]),
         unmeasured("d", "ms", "why"),
     ]
-    text = drawing({"rows": rows, "machine": {"model": "x & y", "device": "cpu"}})
+    text = bar_chart({"rows": rows, "machine": {"model": "x & y", "device": "cpu"}})
     found = ElementTree.fromstring(text)
     bars = [node for node in found.iter() if node.get("class") in ("bar", "base")]
     assert [node.get("class") for node in bars] == ["base", "bar"]

@@ -10,17 +10,18 @@ import torch
 from families import CONTEXT, VOCABULARY, tiny
 from test_engine import PROMPT, engine_of
 
-from medusa_chat.checkpoint import _warm_up
-from medusa_chat.decoding import ahead, captured, trial
-from medusa_chat.decoding.ahead import ASKED, Ahead
-from medusa_chat.decoding.captured import CapturedStep
-from medusa_chat.decoding.costs import StepCosts
+from medusa_chat.checkpoints.load import _warm_up
+from medusa_chat.decoding.backends import cuda_graph_step, cuda_graph_trial
+from medusa_chat.decoding.backends import pipelined_graphs as ahead
+from medusa_chat.decoding.backends.cuda_graph_step import CapturedStep
+from medusa_chat.decoding.backends.pipelined_graphs import ASKED, Ahead
+from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.events import to_json
-from medusa_chat.decoding.governor import Governor
+from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.medusa import Medusa
-from medusa_chat.decoding.rehearsal import time_steps
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.submodules import replace_submodules
+from medusa_chat.decoding.step_costs import StepCosts
+from medusa_chat.decoding.step_profiler import time_steps
 from medusa_chat.decoding.tree import ROOT, cartesian, chain
 
 NEW = 24
@@ -261,7 +262,7 @@ def test_what_cannot_be_recorded_runs_by_its_parts_and_says_so_once(monkeypatch,
 
     engine, recorded = engine_of(tiny("llama")), None
     wanted = answer(engine, None, chain(2), settings_of())
-    monkeypatch.setattr(captured.CapturedStep, "body", refused)
+    monkeypatch.setattr(cuda_graph_step.CapturedStep, "body", refused)
     recorded = Ahead(engine.backbone)
     with caplog.at_level(logging.WARNING):
         for tree in (chain(2), chain(2), ROOT):
@@ -340,19 +341,19 @@ def test_a_step_that_breaks_leaves_nothing_either():
 
 def test_a_trial_adopts_what_is_right_and_faster(monkeypatch):
     engine = engine_of(tiny("llama"))
-    monkeypatch.setattr(trial, "_gain", lambda *_: 2.0)
-    assert trial.adopt(engine.backbone, engine.heads) == (
+    monkeypatch.setattr(cuda_graph_trial, "_gain", lambda *_: 2.0)
+    assert cuda_graph_trial.adopt(engine.backbone, engine.heads) == (
         "a step is one recorded graph, 2 times as fast as its parts"
     )
     assert isinstance(engine.backbone.whole_step, Ahead)
-    monkeypatch.setattr(trial, "_gain", lambda *_: 0.9)
-    assert "not faster" in trial.adopt(engine.backbone, engine.heads)
+    monkeypatch.setattr(cuda_graph_trial, "_gain", lambda *_: 0.9)
+    assert "not faster" in cuda_graph_trial.adopt(engine.backbone, engine.heads)
     assert engine.backbone.whole_step is None
 
 
 def test_a_trial_times_both(monkeypatch):
     engine = engine_of(tiny("llama"))
-    assert trial._gain(engine, Ahead(engine.backbone)) > 0
+    assert cuda_graph_trial._gain(engine, Ahead(engine.backbone)) > 0
 
 
 def test_a_trial_does_not_adopt_what_records_nothing(monkeypatch):
@@ -366,7 +367,9 @@ def test_a_trial_does_not_adopt_what_records_nothing(monkeypatch):
 
     monkeypatch.setattr(CapturedStep, "__init__", init)
     engine = engine_of(tiny("llama"))
-    assert trial.adopt(engine.backbone, engine.heads).startswith(trial.BY_PARTS)
+    assert cuda_graph_trial.adopt(engine.backbone, engine.heads).startswith(
+        cuda_graph_trial.BY_PARTS
+    )
     assert engine.backbone.whole_step is None
 
 
@@ -387,8 +390,8 @@ def test_a_trial_refuses_what_is_wrong(monkeypatch, fault):
         mask = CapturedStep._mask
         monkeypatch.setattr(CapturedStep, "_mask", lambda *a: mask(*a).roll(1, 1))
     engine = engine_of(tiny("llama"))
-    said = trial.adopt(engine.backbone, engine.heads)
-    assert said.startswith(trial.BY_PARTS) and "not rightly" in said
+    said = cuda_graph_trial.adopt(engine.backbone, engine.heads)
+    assert said.startswith(cuda_graph_trial.BY_PARTS) and "not rightly" in said
     assert engine.backbone.whole_step is None
 
 
@@ -399,5 +402,5 @@ def test_a_trial_says_that_a_recording_failed(monkeypatch, caplog):
     monkeypatch.setattr(CapturedStep, "body", refused)
     engine = engine_of(tiny("llama"))
     with caplog.at_level(logging.WARNING):
-        assert "could not be recorded" in trial.adopt(engine.backbone, engine.heads)
+        assert "could not be recorded" in cuda_graph_trial.adopt(engine.backbone, engine.heads)
     assert any("not permitted" in message for message in caplog.messages)

@@ -8,13 +8,13 @@ import torch
 from checkpoints import TEMPLATE, write_checkpoint, write_heads
 from safetensors.torch import load_file, save_file
 
-from medusa_chat.checkpoint import Checkpoint, load
+from medusa_chat.checkpoints.load import Checkpoint, load
+from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm, PackedLinear
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.submodules import FusedLayer, FusedRMSNorm, PackedLinear
 from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.worker import encode, reply, resolve
+from medusa_chat.runtime.worker import encode, reply, resolve
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +271,7 @@ def test_a_template_that_refuses_says_so(tmp_path):
 def test_replaced_submodules_give_what_the_stock_ones_give(folder):
     from transformers import AutoModelForCausalLM
 
-    from medusa_chat.decoding.submodules import replace_submodules
+    from medusa_chat.decoding.fused_layers import replace_submodules
 
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     mine = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

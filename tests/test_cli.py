@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from medusa_chat import cli, doctor, paths, terminal
-from medusa_chat.cli import main
+from medusa_chat import paths
+from medusa_chat.cli import doctor, terminal
+from medusa_chat.cli import main as cli
+from medusa_chat.cli.main import main
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step, from_json
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import (
@@ -24,7 +26,7 @@ from medusa_chat.errors import (
     PortInUseError,
 )
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt
-from medusa_chat.session import NO_STATS
+from medusa_chat.runtime.session import NO_STATS
 
 MODEL = ModelInfo("demo", "llama", "fp32", "cpu", 1, 3, 64, "sparse-8", 8, "", 1, True, ("note",))
 

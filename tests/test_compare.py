@@ -7,15 +7,15 @@ from itertools import accumulate
 import pytest
 from scripted import ScriptedRunner
 
-from medusa_chat.compare import WARM_UP_TOKENS, Progress, compare, with_gap
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.jobs import Job
 from medusa_chat.messages import Fresh, LoadRequest
-from medusa_chat.recordings import Comparison, compared
-from medusa_chat.runners import InProcess
-from medusa_chat.session import Session
+from medusa_chat.runtime.compare import WARM_UP_TOKENS, Progress, compare, with_gap
+from medusa_chat.runtime.recordings import Comparison, compared
+from medusa_chat.runtime.runner import InProcess
+from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.session import Session
 
 SHORT = GenerationSettings(max_new_tokens=24, seed=7)
 STORY = [{"role": "user", "content": "Tell me a story about a fox"}]

@@ -8,15 +8,15 @@ import pytest
 from scripted import ScriptedRunner
 from test_compare import SHORT, STORY, Racer, result
 
-from medusa_chat.compare import Progress, add_gap, gap_request, with_gap
 from medusa_chat.errors import ModelError
-from medusa_chat.jobs import ModelState
 from medusa_chat.messages import LoadRequest
-from medusa_chat.recordings import Difference
-from medusa_chat.session import Session
-from medusa_chat.ui import compare as tab
-from medusa_chat.ui.compare import Race, Track
-from medusa_chat.ui.compare_view import gap_text, progress_view, result_view
+from medusa_chat.runtime.compare import Progress, add_gap, gap_request, with_gap
+from medusa_chat.runtime.recordings import Difference
+from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.compare import tab as tab
+from medusa_chat.ui.compare.tab import Race, Track
+from medusa_chat.ui.compare.view import gap_text, progress_view, result_view
 
 ASKED = ("exact", 0, "auto", 24, "7")
 

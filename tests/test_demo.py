@@ -2,12 +2,13 @@
 
 import pytest
 
-from medusa_chat.bench import PROMPTS, race, run, table
-from medusa_chat.checkpoint import load
+from medusa_chat.bench import PROMPTS, run, table
+from medusa_chat.bench.studies import speed
+from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
-from medusa_chat.worker import reply
+from medusa_chat.runtime.worker import reply
 
 SHIPPED = {
     "README.md",
@@ -87,7 +88,7 @@ def test_special_tokens_in_a_message_stay_text(fp32):
 
 
 def test_bench_compares_all_contestants_in_one_run(monkeypatch):
-    monkeypatch.setattr(race, "no_compiler", lambda device: "this test has no time for it")
+    monkeypatch.setattr(speed, "no_compiler", lambda device: "this test has no time for it")
     result = run(
         LoadRequest("demo", device="cpu"),
         rounds=1,

@@ -15,12 +15,12 @@ from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Finished, Prefilled, from_json, to_json
+from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
 from medusa_chat.errors import ContextError, ModelError, UsageError
-from medusa_chat.presets import load_tree
+from medusa_chat.trees.presets import load_tree
 
 NEW = 16
 TREES = {

@@ -13,25 +13,25 @@ from test_checkpoint import answer, loaded
 from test_engine import engine_of, tokens
 from test_inspect import VICUNA
 
-from medusa_chat import placing, weights
-from medusa_chat.cli import main
-from medusa_chat.decoding import native
+from medusa_chat.checkpoints import device_plan, weights
+from medusa_chat.checkpoints.layer_split import spread
+from medusa_chat.checkpoints.layouts.contents import backbone_of
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.memory import fitting, held_bytes
+from medusa_chat.checkpoints.memory_estimate import Cpu
+from medusa_chat.checkpoints.memory_fit import Needs
+from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import OutOfMemoryError
-from medusa_chat.estimate import Cpu
-from medusa_chat.finding import Checkpoint
-from medusa_chat.fit import Needs
-from medusa_chat.layouts.contents import backbone_of
-from medusa_chat.layouts.source import LocalFolder
-from medusa_chat.memory import fitting, held_bytes
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runners import InProcess
-from medusa_chat.session import Session
-from medusa_chat.spreading import spread
+from medusa_chat.runtime.runner import InProcess
+from medusa_chat.runtime.session import Session
 
 GB = 10**9
 SMALL = {
@@ -208,7 +208,7 @@ def test_a_context_that_cannot_be_allocated_exits_with_5(folder, tmp_path, capsy
 
 
 def test_main_memory_that_is_too_small_is_told_before_anything_is_read(folder, monkeypatch):
-    monkeypatch.setattr(placing, "free_bytes", lambda device: 200_000)
+    monkeypatch.setattr(device_plan, "free_bytes", lambda device: 200_000)
     with pytest.raises(OutOfMemoryError, match=r"does not fit on cpu at fp32 \(it needs"):
         loaded(folder, precision="fp32")
 

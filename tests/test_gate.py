@@ -21,13 +21,14 @@ from checkpoints import (
 from fuzz_heads import fuzz
 from safetensors.torch import save, save_file
 
-from medusa_chat import gate, paths
-from medusa_chat.checkpoint import Checkpoint
+from medusa_chat import paths
+from medusa_chat.checkpoints import pickle_sandbox
+from medusa_chat.checkpoints.head_weights import read_heads
+from medusa_chat.checkpoints.layouts.headers import parse_header
+from medusa_chat.checkpoints.load import Checkpoint
+from medusa_chat.checkpoints.weights import read_config
 from medusa_chat.errors import ModelError
-from medusa_chat.head_weights import read_heads
-from medusa_chat.layouts.headers import parse_header
 from medusa_chat.messages import LoadRequest
-from medusa_chat.weights import read_config
 
 REMEDIES = ("fetch", "give", "use ", "take", "ask", "are allowed", "run git", "leave")
 SAFE, PICKLED = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
@@ -505,7 +506,9 @@ def test_code_would_run_without_the_gate(tmp_path):
 
 
 def job(file, target, finite=True):
-    return gate.Job(((file, target, gate.plain(gate.checked_header(file))),), finite)
+    return pickle_sandbox.Job(
+        ((file, target, pickle_sandbox.plain(pickle_sandbox.checked_header(file))),), finite
+    )
 
 
 def test_the_child_refuses_what_its_header_hides(tmp_path):
@@ -520,7 +523,7 @@ def test_the_child_refuses_what_its_header_hides(tmp_path):
     jobs = [job(file, tmp_path / f"{name}.safetensors") for name, file in files.items()]
     files["gone"].write_bytes(files["gone"].read_bytes()[:500])
     save_pt({W: torch.zeros(2, 2)}, files["other"])
-    problems = dict(zip(files, gate.run(jobs), strict=True))
+    problems = dict(zip(files, pickle_sandbox.run(jobs), strict=True))
     assert problems["good"] is None
     assert "'1.0.linear.weight' holds NaN" in problems["nan"]
     assert "share values" in problems["shared"]
@@ -531,11 +534,11 @@ def test_the_child_refuses_what_its_header_hides(tmp_path):
 def test_a_child_that_dies_is_named_and_the_rest_goes_on(tmp_path, monkeypatch):
     for name in ("first", "second", "third"):
         save_pt(GOOD, tmp_path / f"{name}.pt")
-    monkeypatch.setattr(gate, "STARTUP", 300)
+    monkeypatch.setattr(pickle_sandbox, "STARTUP", 300)
     jobs = [job(tmp_path / f"{n}.pt", tmp_path / f"{n}.out") for n in ("first", "second", "third")]
     answers = iter([([None], "ended with code -11"), ([None], "ended with code 0")])
-    monkeypatch.setattr(gate, "_run_child", lambda rest: next(answers))
-    first, second, third = gate.run(jobs)
+    monkeypatch.setattr(pickle_sandbox, "_run_child", lambda rest: next(answers))
+    first, second, third = pickle_sandbox.run(jobs)
     assert first is None and third is None and "code -11" in second
 
 
@@ -549,9 +552,9 @@ def test_a_bad_value_leaves_no_file_in_the_cache(folder):
 def test_a_full_disk_is_said_before_anything_is_written(folder, monkeypatch):
     save_pt(GOOD, folder / PICKLED)
     usage = shutil.disk_usage(folder)
-    monkeypatch.setattr(gate.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    monkeypatch.setattr(pickle_sandbox.shutil, "disk_usage", lambda path: usage._replace(free=10))
     with pytest.raises(ModelError, match="free some, or set --data-dir"):
-        gate.convert([folder / PICKLED], finite=True)
+        pickle_sandbox.convert([folder / PICKLED], finite=True)
 
 
 # The folder itself.

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from medusa_chat.bench.shape import Shape
+from medusa_chat.bench.harness.random_model import Shape
+from medusa_chat.decoding.fused_layers import FusedLayer
 from medusa_chat.decoding.linear4 import is_linear4
-from medusa_chat.decoding.submodules import FusedLayer
 from medusa_chat.messages import LoadRequest
 
 FOLDER = Path(__file__).parent.parent / "assets" / "benchmarks"
@@ -31,7 +31,7 @@ def parts():
 @pytest.fixture
 def script(parts, monkeypatch):
     """gpu.py on a CPU: its clock is the host's, its models are tiny, and torch runs their parts."""
-    monkeypatch.setattr("medusa_chat.compiling.library", lambda: None)
+    monkeypatch.setattr("medusa_chat.checkpoints.native_build.library", lambda: None)
     found = importlib.import_module("gpu")
     monkeypatch.setattr(found, "timed", lambda call: [call() for _ in range(3)] and 1.0)
     monkeypatch.setattr(found, "SMALL", TINY)
@@ -61,7 +61,7 @@ def test_recorded_steps_are_timed_against_their_parts(script):
 def test_texts_that_part_are_counted(script, monkeypatch):
     from gpu_divergence import NODES, ROWS, divergence, parted_at
 
-    from medusa_chat import prepare
+    from medusa_chat.checkpoints import prepare
     from medusa_chat.decoding.backbone import Backbone
 
     passes, run_tree = {}, Backbone.run_tree

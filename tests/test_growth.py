@@ -15,20 +15,20 @@ from test_native import native_engine
 from test_shortlist import shortened
 from test_tuner import EXPECTED, TREE, costs_of
 
-from medusa_chat.decoding import grower as growing
-from medusa_chat.decoding import native
+from medusa_chat.decoding import candidate_budget as growing
 from medusa_chat.decoding.acceptance import TORCH
-from medusa_chat.decoding.costs import SIZES, StepCosts
+from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.backends.native.account import NativeAccount
+from medusa_chat.decoding.backends.native.structs import Growth as GrowthJob
+from medusa_chat.decoding.backends.native.verify import NativeJudge
+from medusa_chat.decoding.candidate_budget import Grower
 from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.dynamic_tree import ASKED_EVERY, Growth, grow, subtree
 from medusa_chat.decoding.events import Step, from_json, to_json
-from medusa_chat.decoding.grower import Grower
-from medusa_chat.decoding.growth import ASKED_EVERY, Growth, grow, subtree
-from medusa_chat.decoding.native.account import NativeAccount
-from medusa_chat.decoding.native.jobs import Growth as GrowthJob
-from medusa_chat.decoding.native.judge import NativeJudge
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_costs import SIZES, StepCosts
 from medusa_chat.decoding.tree import Tree, cartesian, chain
-from medusa_chat.tally import Tally, drafted
+from medusa_chat.trees.acceptance_counts import Tally, drafted
 
 CANDIDATES = Tree.from_choices(
     [(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0), (0, 0, 1), (1, 1)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from medusa_chat.ui.guard import HEADERS, Guard, name_of
+from medusa_chat.ui.access.guard import HEADERS, Guard, name_of
 
 LOCAL = {"host": "127.0.0.1:7860"}
 

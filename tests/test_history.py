@@ -10,12 +10,12 @@ import pytest
 from scripted import ScriptedRunner
 from test_rooms import TREES, ended, turn
 
-from medusa_chat.history import FILE, History, Kept
 from medusa_chat.messages import LoadRequest
-from medusa_chat.session import Session
-from medusa_chat.ui.desk import Desk
-from medusa_chat.ui.guard import GUEST_HEADER
-from medusa_chat.ui.view import Tab
+from medusa_chat.runtime.history import FILE, History, Kept
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.access.guard import GUEST_HEADER
+from medusa_chat.ui.chat.controller import Desk
+from medusa_chat.ui.chat.view import Tab
 
 TALK = ({"role": "user", "content": "مرحبا 👋"}, {"role": "assistant", "content": "a\n\nb"})
 KEPT = Kept(TALK, {1: "stopped"}, "Be brief.")

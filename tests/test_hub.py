@@ -12,8 +12,8 @@ from checkpoints import layout_a_safetensors, write_checkpoint
 from hub_server import Fault, Hub, HubRepo, commit, serving
 
 from medusa_chat import hub
+from medusa_chat.checkpoints.inspection import inspect, open_anywhere
 from medusa_chat.hub import transfer
-from medusa_chat.inspection import inspect, open_anywhere
 
 MB = 1_000_000
 GATED = {"X-Error-Code": "GatedRepo"}

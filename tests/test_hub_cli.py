@@ -17,7 +17,7 @@ from hub_server import Fault, Hub, HubRepo, read_folder, serving
 from test_hub import BASE, HEADS, MB, WHOLE, base_files, heads_files, use, weights, whole_files
 
 from medusa_chat import hub
-from medusa_chat.cli import main
+from medusa_chat.cli.main import main
 
 TINY, TINY_HEADS, TINY_BASE = "tiny/medusa-whole", "tiny/medusa-heads", "tiny/base"
 # Every way to the network raises, and says so; nothing is imported before.
@@ -28,7 +28,7 @@ def watch(event, arguments):
         print("NETWORK", event, arguments, file=sys.stderr)
         raise OSError("the network was used")
 sys.addaudithook(watch)
-from medusa_chat.cli import main
+from medusa_chat.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -73,7 +73,9 @@ def run(
     server: Hub, folder: Path, *arguments: str, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """medusa-chat in a process of its own that cannot know what this one imported."""
-    code = options.pop("code", "import sys; from medusa_chat.cli import main; sys.exit(main())")
+    code = options.pop(
+        "code", "import sys; from medusa_chat.cli.main import main; sys.exit(main())"
+    )
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env=environment(server, folder, **options.pop("env", {})),
@@ -306,8 +308,8 @@ def test_a_terminal_sees_one_line_that_changes(
 
 
 def test_progress_says_bytes_speed_and_time() -> None:
-    from medusa_chat.amounts import clock
-    from medusa_chat.models_cli import progress_line
+    from medusa_chat.cli.models import progress_line
+    from medusa_chat.units import clock
 
     event = hub.DownloadEvent("download", "model.safetensors", 25 * MB, 100 * MB, 5e6, 15.0)
     assert progress_line(event) == "25%  25 MB of 100 MB  5 MB/s  0:15 left  model.safetensors"

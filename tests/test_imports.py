@@ -15,128 +15,44 @@ MODULES = {
     ): file
     for file in sorted(PACKAGE.rglob("*.py"))
 }
-FRONT_ENDS = {
-    *("cli", "options", "prompts", "terminal", "ui", "session", "compare", "history", "personal"),
-    *("job_thread", "keeper", "runners", "child", "serving", "worker", "bench", "doctor"),
-    *("models_cli", "train_cli", "training_view"),
-}
 HEAVY = {"torch", "transformers", "tokenizers", "accelerate", "bitsandbytes", "peft", "gradio"}
-# In the page's process.
-PAGE = ("tally", "worth", "offer", "personal", "run_log", "job_thread", "jobs", "keeper")
-# Room or module of ours -> what of ours it may import, itself included.
-ALLOWED = {
-    "errors": set(),
-    "amounts": set(),
-    "paths": {"errors"},
-    "decoding": {"decoding", "errors"},
-    "training": {
-        *("training", "decoding", "checkpoint", "finding", "weights", "adapters", "devices"),
-        *("compiling", "messages", "paths", "errors", ""),
+LEAVES = {"", "errors", "paths", "units", "messages"}
+# Room -> the rooms it may know, besides itself and the leaves. From the floor upwards: a room
+# names only rooms that stand above it here, so there is no circle.
+ROOMS: dict[str, set[str]] = {
+    "decoding": set(),
+    "decoding.backends": {"decoding"},
+    "checkpoints.layouts": set(),
+    "hub": set(),
+    "trees": {"decoding"},
+    "checkpoints": {"checkpoints.layouts", "hub", "trees", "decoding", "decoding.backends"},
+    "training": {"checkpoints", "decoding", "decoding.backends"},
+    "runtime": {"checkpoints", "trees", "decoding", "decoding.backends"},
+    "bench.harness": {"runtime", "training", "checkpoints", "trees", "decoding"},
+    "bench.studies": {
+        *("bench.harness", "runtime", "training", "checkpoints", "trees"),
+        *("decoding", "decoding.backends"),
     },
-    "presets": {"paths", "decoding", "errors"},
-    "models": {"paths", "errors"},
-    "hub": {"hub", "amounts", "models", "paths", "errors", ""},
-    "models_cli": {"hub", "quantised", "amounts", "models", "options", "terminal", "errors"},
-    "train_cli": {
-        *("training", "training_view", "hub", "checkpoint", "messages", "options", "terminal"),
-        *("history", "run_log", "paths", "errors"),
-    },
-    "training_view": {"terminal"},
-    "messages": set(),
-    "layouts": {"layouts", "errors"},
-    "gate": {"layouts", "paths", "errors", ""},
-    "gate_child": set(),
-    "compiling": {"paths", ""},
-    "devices": {"compiling", "estimate", "messages", "errors"},
-    "memory": {"errors"},
-    "quantised": {"finding", "paths", "errors", ""},
-    "fit": {"estimate", "finding", "amounts", "errors"},
-    "spreading": {"fit", "estimate", "amounts"},
-    "placing": {"devices", "finding", "fit", "memory", "messages", "spreading", "errors"},
-    "head_weights": {"finding", "gate", "decoding", "errors", ""},
-    "finding": {"layouts", "messages", "decoding", "hub", "models", "paths", "errors"},
-    "fetching": {"finding", "hub", "messages"},
-    "adapters": {"gate", "errors", ""},
-    "weights": {"finding", "models", "gate", "quantised", "memory", "decoding", "errors", ""},
-    "estimate": {"layouts", "decoding", "errors"},
-    "inspection": {"estimate", "layouts", "finding", "hub", "paths", "errors"},
-    "tuning": {"decoding", "paths", "errors", ""},
-    "auto_tree": {"finding", "messages", "tuning", "presets", "decoding", "errors"},
-    "tally": {"decoding"},
-    "run_log": {"paths", ""},
-    "worth": {"tally", "decoding"},
-    "offer": {"worth", "tally", "messages", "decoding"},
-    "personal": {
-        "offer",
-        "tally",
-        "session",
-        "jobs",
-        "messages",
-        "paths",
+    "bench": {
+        *("bench.studies", "bench.harness", "runtime", "training", "checkpoints", "trees"),
         "decoding",
-        "errors",
-        "",
     },
-    "checkpoint": {
-        *(
-            "devices",
-            "finding",
-            "fetching",
-            "weights",
-            "adapters",
-            "messages",
-            "decoding",
-            "presets",
-        ),
-        *("head_weights", "placing", "memory", "tuning", "auto_tree", "prepare", "compiling"),
-        *("errors", ""),
+    "ui.access": set(),
+    "ui.page": {"runtime", "decoding"},
+    "ui.chat": {"ui.page", "ui.access", "runtime", "decoding"},
+    "ui.models": {
+        *("ui.page", "ui.access", "runtime", "checkpoints", "checkpoints.layouts", "hub"),
+        "decoding",
     },
-    "prepare": {"compiling", "finding", "decoding", "errors", ""},
-    "holder": {"checkpoint", "devices", "memory", "messages", "errors"},
-    "tuner": {"auto_tree", "checkpoint", "tuning", "messages", "decoding", "errors"},
-    "worker": {
-        *("tuner", "fit", "memory", "messages", "checkpoint", "presets", "decoding", "errors"),
-    },
-    "serving": {"worker", "tuner", "holder", "messages", "decoding", "errors"},
-    "runners": {"worker", "tuner", "holder", "messages", "decoding", "errors"},
-    "child": {"serving", "runners", "messages", "decoding", "errors"},
-    "jobs": {"messages", "decoding"},
-    "keeper": {"jobs", "runners", "messages", "errors"},
-    "job_thread": {"jobs", "keeper", "runners", "messages", "errors"},
-    "session": {"job_thread", "jobs", "keeper", "runners", "messages", "decoding", "errors"},
-    "compare": {"jobs", "recordings", "session", "messages", "decoding", "errors"},
-    "recordings": {"decoding", "errors"},
-    "history": {"messages"},
+    "ui.tune": {"ui.page", "ui.access", "runtime", "training", "trees", "decoding"},
+    "ui.compare": {"ui.page", "runtime", "decoding"},
     "ui": {
-        *(
-            "ui",
-            "session",
-            "jobs",
-            "messages",
-            "prompts",
-            "compare",
-            "recordings",
-            "presets",
-            "history",
-        ),
-        *(
-            "paths",
-            "hub",
-            "models",
-            "inspection",
-            "estimate",
-            "devices",
-            "finding",
-            "layouts",
-            "amounts",
-        ),
-        *("tally", "offer", "personal", "training", "run_log", "decoding", "errors"),
+        *("ui.chat", "ui.models", "ui.tune", "ui.compare", "ui.access", "ui.page", "runtime"),
+        "decoding",
     },
-    "terminal": {"session", "amounts", "messages", "decoding", "errors"},
-    "prompts": {"terminal", "messages", "errors"},
-    "options": {"checkpoint", "messages", "presets", "paths", "decoding", "errors"},
-    "doctor": {"compiling", "tuning", "paths", "errors", ""},
-    "__main__": {"cli"},
+    "cli": {
+        *("ui", "bench", "runtime", "training", "checkpoints", "trees", "hub", "decoding"),
+    },
 }
 
 
@@ -152,10 +68,22 @@ def imported(file: Path, lazily: bool = True) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def room(name: str) -> str:
-    """The part after the package's name: "decoding" of medusa_chat.decoding.tree.Tree."""
-    part = name.split(".")[1] if "." in name else ""
-    return "" if part == "__version__" else part
+def ours(file: Path) -> set[str]:
+    """The modules of ours that a module imports, lazily ones included."""
+    found = set()
+    for name in imported(file):
+        while name.startswith("medusa_chat") and name not in MODULES:
+            name = name.rpartition(".")[0]
+        if name.startswith("medusa_chat"):
+            found.add(name)
+    return found
+
+
+def room(module: str) -> str:
+    """The room of a module: "decoding" of medusa_chat.decoding.tree, "" of the package itself."""
+    parts = module.split(".")[1:]
+    rooms = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    return next((name for name in rooms if name in ROOMS), parts[0] if parts else "")
 
 
 def outside(names: Iterator[str]) -> set[str]:
@@ -165,14 +93,43 @@ def outside(names: Iterator[str]) -> set[str]:
 
 
 def files_of(name: str) -> list[Path]:
-    return [file for module, file in MODULES.items() if room(module) == name]
+    """The files of a room, or of one module ("runtime.session"), or of a folder of the core."""
+    whole = f"medusa_chat.{name}"
+    return [f for module, f in MODULES.items() if f"{module}.".startswith(f"{whole}.")]
 
 
-@pytest.mark.parametrize("name", ALLOWED)
+def test_every_module_stands_in_a_room_or_is_a_leaf() -> None:
+    assert {room(module) for module in MODULES} <= ROOMS.keys() | LEAVES | {"__main__"}
+
+
+@pytest.mark.parametrize("name", ROOMS)
 def test_imports_go_one_way(name: str) -> None:
-    for file in files_of(name):
-        ours = {room(n) for n in imported(file) if n.split(".")[0] == "medusa_chat"}
-        assert ours <= ALLOWED[name], f"{file} imports {ours - ALLOWED[name]}"
+    above = list(ROOMS)[list(ROOMS).index(name) :]
+    assert not ROOMS[name] & set(above), "a room may know only those that stand above it here"
+    for module, file in MODULES.items():
+        if room(module) == name:
+            wrong = {room(other) for other in ours(file)} - ROOMS[name] - LEAVES - {name}
+            assert not wrong, f"{file} imports {wrong}"
+
+
+def test_leaves_know_leaves_alone() -> None:
+    for name in LEAVES - {""}:
+        assert {room(other) for other in ours(PACKAGE / f"{name}.py")} <= LEAVES, name
+
+
+def test_no_two_modules_import_each_other() -> None:
+    graph = {module: ours(file) - {module} for module, file in MODULES.items()}
+    done: set[str] = set()
+
+    def follow(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        if module not in done:
+            for other in sorted(graph[module]):
+                follow(other, (*path, module))
+            done.add(module)
+
+    for module in graph:
+        follow(module, ())
 
 
 def test_decoding_needs_torch_transformers_and_nothing_else() -> None:
@@ -181,45 +138,22 @@ def test_decoding_needs_torch_transformers_and_nothing_else() -> None:
         assert outside(imported(file)) <= {"torch", "transformers", "tokenizers"} | kernels, file
 
 
-@pytest.mark.parametrize(
-    "name", ["tree", "settings", "events", "expectation", "costs", "governor", "reach"]
-)
-def test_what_the_page_needs_of_decoding_is_without_torch(name: str) -> None:
-    assert not outside(imported(PACKAGE / "decoding" / f"{name}.py"))
-
-
-def test_rooms_of_work_know_no_front_end() -> None:
-    for file in files_of("decoding") + files_of("training") + files_of("checkpoint"):
-        names = set(imported(file))
-        assert not {room(n) for n in names if n.startswith("medusa_chat.")} & FRONT_ENDS
-        assert not outside(iter(names)) & {"gradio", "typer"}, file
-
-
-def test_nothing_below_the_session_imports_it() -> None:
-    for name in (
-        "worker",
-        "serving",
-        "checkpoint",
-        "messages",
-        "presets",
-        "paths",
-        "decoding",
-        "training",
-    ):
+def test_core_knows_no_front_end() -> None:
+    for name in ("decoding", "training", "checkpoints", "trees", "hub"):
         for file in files_of(name):
-            names = [n for n in imported(file) if n.startswith("medusa_chat.")]
-            assert "session" not in {room(n) for n in names}, file
+            assert not outside(imported(file)) & {"gradio", "typer"}, file
 
 
 def test_headers_are_read_without_any_package() -> None:
-    for name in ("layouts", "estimate", "inspection"):
-        for file in files_of(name):
+    for name in ("layouts", "memory_estimate", "inspection"):
+        for file in files_of(f"checkpoints.{name}"):
             assert not outside(imported(file)) - {"huggingface_hub"}, file
 
 
 def test_prompts_and_terminal_need_no_package() -> None:
-    for name in ("messages", "prompts", "terminal", "tuning"):
-        assert not outside(imported(PACKAGE / f"{name}.py")), name
+    for name in ("messages", "cli.prompts", "cli.terminal", "trees.tuning_store"):
+        for file in files_of(name):
+            assert not outside(imported(file)), name
 
 
 def test_core_prints_nothing() -> None:
@@ -229,60 +163,48 @@ def test_core_prints_nothing() -> None:
         assert not named & {"print", "open", "input", "eval", "exec"}, file
 
 
-def test_page_and_session_know_no_torch() -> None:
-    for name in (
-        "ui",
-        "session",
-        "job_thread",
-        "jobs",
-        "keeper",
-        "runners",
-        "child",
-        "messages",
-        "presets",
-        "paths",
-        "compare",
-        "history",
-        "errors",
-    ) + (*("hub", "models", "models_cli"),):
+def _eager(module: str, seen: set[str]) -> None:
+    """Add all modules of ours that are imported when this one is."""
+    if module in seen:
+        return
+    seen.add(module)
+    for name in imported(MODULES[module], lazily=False):
+        while name.startswith("medusa_chat") and name not in MODULES:
+            name = name.rpartition(".")[0]
+        if name.startswith("medusa_chat"):
+            _eager(name, seen)
+
+
+def test_page_and_command_line_import_nothing_heavy() -> None:
+    """All that is imported with them at the top of a module, however far down."""
+    for start in ("ui.app", "cli.main", "runtime.session", "runtime.process"):
+        seen: set[str] = set()
+        _eager(f"medusa_chat.{start}", seen)
+        light = HEAVY - ({"gradio"} if start == "ui.app" else set())
+        for module in seen:
+            found = outside(imported(MODULES[module], lazily=False)) & light
+            assert not found, f"{start} imports {module}, which imports {found}"
+
+
+def test_page_itself_knows_no_torch() -> None:
+    names = ("ui", "hub", "trees.presets", "trees.acceptance_counts", "trees.suggestion")
+    runtime = ("session", "job_thread", "scheduler", "model_lifecycle", "runner", "process")
+    names += tuple(f"runtime.{name}" for name in (*runtime, "compare", "history", "personal_tree"))
+    for name in names:
         for file in files_of(name):
             assert not outside(imported(file)) & (HEAVY - {"gradio"}), file
-
-
-def test_page_knows_of_decoding_only_what_needs_no_torch() -> None:
-    allowed = {"settings", "events", "tree", "costs", "expectation", "growth", "reach"}
-    for file in [f for name in (*PAGE, "ui", "session") for f in files_of(name)]:
-        names = [n.split(".") for n in imported(file) if n.startswith("medusa_chat.decoding")]
-        assert {name[2] for name in names} <= allowed, file
-
-
-def test_page_knows_of_training_only_what_needs_no_torch() -> None:
-    allowed = {"hardware", "tree_search"}
-    for file in files_of("ui"):
-        names = [n.split(".") for n in imported(file) if n.startswith("medusa_chat.training")]
-        assert {name[2] for name in names} <= allowed, file
-    for name in allowed:
-        assert not outside(imported(PACKAGE / "training" / f"{name}.py")), name
-
-
-def test_only_the_command_line_opens_the_page() -> None:
-    for module, file in MODULES.items():
-        if room(module) not in ("cli", "ui"):
-            assert "ui" not in {room(n) for n in imported(file) if n.startswith("medusa_chat")}
 
 
 def test_command_line_imports_the_heavy_ones_lazily() -> None:
     """In fact and not only by its own lines: nothing it imports pulls one in."""
     code = (
-        "import sys; import medusa_chat.cli; medusa_chat.cli.main(['--version']);"
+        "import sys; import medusa_chat.cli.main; medusa_chat.cli.main.main(['--version']);"
         f"found = {sorted(HEAVY | {'rich', 'platformdirs', 'huggingface_hub'})!r};"
         "print([name for name in found if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[1] == "[]"
-    for name in ("cli", "options"):
-        assert not outside(imported(PACKAGE / f"{name}.py", lazily=False)) & HEAVY
 
 
 @pytest.mark.parametrize(

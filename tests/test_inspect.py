@@ -21,11 +21,11 @@ from families import FAMILIES, tiny
 from safetensors.torch import load_file, save_file
 from test_checkpoint import loaded
 
-from medusa_chat.cli import main
+from medusa_chat.checkpoints.inspection import inspect
+from medusa_chat.checkpoints.memory_estimate import estimate, sizes
+from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.errors import ModelError
-from medusa_chat.estimate import estimate, sizes
-from medusa_chat.inspection import inspect
 
 VICUNA = {
     "model_type": "llama",
@@ -139,7 +139,7 @@ def test_inspect_reads_headers_and_no_weights(beside, monkeypatch):
         stream.seek(-100, 2)
         stream.write(b"\xff" * 100)
     code = (
-        "import sys; from medusa_chat.cli import main;"
+        "import sys; from medusa_chat.cli.main import main;"
         f"code = main(['inspect', {str(beside / 'heads')!r}]);"
         "print([n for n in ('torch', 'transformers', 'safetensors') if n in sys.modules], code)"
     )

@@ -13,8 +13,8 @@ import pytest
 
 NF4 = """
 import torch
-from medusa_chat.decoding import nf4
-from medusa_chat.decoding.kernels.nf4 import run
+from medusa_chat.decoding.backends import nf4
+from medusa_chat.decoding.backends.kernels.nf4 import run
 for dtype, limit in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
     off = nf4.difference(torch.device("cpu"), dtype)
     assert off < limit, (dtype, off)
@@ -29,7 +29,7 @@ for rows in (1, 8, 16, 32):
 """
 SPLIT = """
 import torch
-from medusa_chat.decoding import split_attention
+from medusa_chat.decoding.backends import split_attention
 for dtype, limit in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
     off = split_attention.difference(torch.device("cpu"), dtype)
     assert off < limit, (dtype, off)

@@ -21,11 +21,11 @@ from checkpoints import (
 from safetensors.torch import load_file, save_file
 from test_checkpoint import answer, loaded
 
-from medusa_chat.checkpoint import Checkpoint
+from medusa_chat.checkpoints.layouts.contents import survey
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.checkpoints.load import Checkpoint
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError
-from medusa_chat.layouts.contents import survey
-from medusa_chat.layouts.source import LocalFolder
 from medusa_chat.messages import LoadRequest
 
 # Layouts whose heads are not the common ones.

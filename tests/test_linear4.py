@@ -9,11 +9,19 @@ from families import tiny
 from test_engine import TREES, drafters_of, engine_of, tokens
 from test_quantised import opened, texts
 
-from medusa_chat import quantised
+from medusa_chat.checkpoints import quantised
+from medusa_chat.checkpoints.memory import held_bytes
+from medusa_chat.decoding.fused_layers import FusedLayer, replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.linear4 import Rows, absmax, can_merge, hold, is_linear4, merge4, release
-from medusa_chat.decoding.submodules import FusedLayer, replace_submodules
-from medusa_chat.memory import held_bytes
+from medusa_chat.decoding.linear4 import (
+    Rows,
+    absmax,
+    can_merge,
+    hold,
+    is_linear4,
+    merge4,
+    release,
+)
 
 bnb = pytest.importorskip("bitsandbytes")
 WIDE = {"hidden_size": 64, "intermediate_size": 128}  # rows of whole blocks

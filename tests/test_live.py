@@ -9,12 +9,12 @@ import pytest
 from scripted import ScriptedRunner
 
 from medusa_chat.messages import LoadRequest
-from medusa_chat.session import Session
+from medusa_chat.runtime.session import Session
 from medusa_chat.ui.app import PageOptions, open_page
-from medusa_chat.ui.controls import DEFAULTS
-from medusa_chat.ui.desk import SETTINGS, Desk
-from medusa_chat.ui.live import TAB_HEADER, Update, packed
-from medusa_chat.ui.view import Tab
+from medusa_chat.ui.chat.controller import SETTINGS, Desk
+from medusa_chat.ui.chat.settings_panel import DEFAULTS
+from medusa_chat.ui.chat.view import Tab
+from medusa_chat.ui.page.live import TAB_HEADER, Update, packed
 
 POSTED = [{**DEFAULTS, "vanilla": False, "system": ""}[name] for name in SETTINGS]
 STEPS = 300

@@ -14,14 +14,14 @@ from test_hub import use
 from test_session import wait_for
 
 from medusa_chat import hub
-from medusa_chat.checkpoint import load
-from medusa_chat.child import Child
+from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, ModelError
+from medusa_chat.hub.catalog import model_presets, template_for
 from medusa_chat.messages import LoadRequest
-from medusa_chat.models import model_presets, template_for
-from medusa_chat.runners import InProcess
-from medusa_chat.session import Session
+from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.runner import InProcess
+from medusa_chat.runtime.session import Session
 
 BASE = "someone/base"
 HEADS = "someone/medusa-heads"
@@ -206,7 +206,7 @@ def test_a_refused_id_leaves_the_old_model_and_says_why(child: Session) -> None:
 def test_a_load_inside_one_long_call_is_ended_with_its_process(
     child: Session, backbone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("medusa_chat.child.PATIENCE", {True: 0.2, False: 0.2})
+    monkeypatch.setattr("medusa_chat.runtime.process.PATIENCE", {True: 0.2, False: 0.2})
     assert isinstance(child.runner, Child) and child.runner.pid
     os.kill(child.runner.pid, signal.SIGSTOP)  # it heeds nothing any more
     child.submit_load(LoadRequest(str(backbone)))

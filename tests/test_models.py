@@ -5,11 +5,16 @@ from typing import Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from medusa_chat import models
+from medusa_chat.checkpoints.memory_estimate import sizes
 from medusa_chat.errors import ModelError
-from medusa_chat.estimate import sizes
-from medusa_chat.hub import is_repo_id
-from medusa_chat.models import LAYOUTS, chat_template, model_preset, model_presets, template_for
+from medusa_chat.hub import catalog, is_repo_id
+from medusa_chat.hub.catalog import (
+    LAYOUTS,
+    chat_template,
+    model_preset,
+    model_presets,
+    template_for,
+)
 
 TALK = [
     {"role": "user", "content": "Hello!"},
@@ -57,7 +62,7 @@ def test_sizes_of_heads_are_what_their_shapes_say() -> None:
 def test_shapes_of_backbones_have_as_many_parameters_as_their_files() -> None:
     for preset in model_presets():
         assert preset.shape is not None, preset.id
-        found = sizes(models.shape(preset.shape))
+        found = sizes(catalog.shape(preset.shape))
         if preset.base_bytes:
             assert abs(2 * found.parameters / preset.base_bytes - 1) < 1e-5, preset.id
 
@@ -122,10 +127,10 @@ def test_a_repo_and_its_base_get_the_template_they_lack() -> None:
 
 def test_a_broken_presets_file_is_one_line(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models.toml").write_text('[[model]]\nid = "x"\nwrong = 1\n')
-    monkeypatch.setattr(models.paths, "preset", lambda *parts: tmp_path.joinpath(*parts))
-    models.model_presets.cache_clear()
+    monkeypatch.setattr(catalog.paths, "preset", lambda *parts: tmp_path.joinpath(*parts))
+    catalog.model_presets.cache_clear()
     try:
         with pytest.raises(ModelError, match="install medusa-chat again"):
             model_presets()
     finally:
-        models.model_presets.cache_clear()
+        catalog.model_presets.cache_clear()

@@ -13,22 +13,22 @@ from scripted import ScriptedRunner
 from test_hub import use, weights
 
 from medusa_chat import hub
+from medusa_chat.checkpoints.inspection import Inspection
+from medusa_chat.checkpoints.memory_estimate import Estimate
 from medusa_chat.errors import ModelError, UsageError
-from medusa_chat.estimate import Estimate
-from medusa_chat.inspection import Inspection
-from medusa_chat.jobs import ModelState
+from medusa_chat.hub.catalog import model_preset, model_presets
 from medusa_chat.messages import DeviceMemory, LoadPhase, LoadRequest
-from medusa_chat.models import model_preset, model_presets
-from medusa_chat.runners import WorkerGone
-from medusa_chat.session import Session
-from medusa_chat.ui.choices import Asked, asked_of, request_of
-from medusa_chat.ui.fit import Machine, bytes_for, cells, estimates, fit_of, warning
-from medusa_chat.ui.guard import GUEST
-from medusa_chat.ui.models import ModelsDesk, Seen, first_rows
-from medusa_chat.ui.models_view import for_page, loaded_view, pick_view
-from medusa_chat.ui.picker import Pick, Picker
-from medusa_chat.ui.rows import Entry, grouped, row_view
-from medusa_chat.ui.shelf import Detail, Key, Place, Shelf, look_up
+from medusa_chat.runtime.runner import WorkerGone
+from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.access.guard import GUEST
+from medusa_chat.ui.models.load_form import Asked, asked_of, request_of
+from medusa_chat.ui.models.load_view import for_page, loaded_view, pick_view
+from medusa_chat.ui.models.memory_fit import Machine, bytes_for, cells, estimates, fit_of, warning
+from medusa_chat.ui.models.model_catalog import Detail, Key, Place, Shelf, look_up
+from medusa_chat.ui.models.picker import Pick, Picker
+from medusa_chat.ui.models.rows import Entry, grouped, row_view
+from medusa_chat.ui.models.tab import ModelsDesk, Seen, first_rows
 
 GB = 10**9
 PARTS = Estimate(weights=4 * GB, heads=GB, cache=2 * GB, step=GB // 10, device=GB)

@@ -13,21 +13,22 @@ from families import CONTEXT, VOCABULARY, tiny
 from test_acceptance import draft_of
 from test_engine import TREES, decode, drafters_of, engine_of, tokens
 
-from medusa_chat import compiling, devices
-from medusa_chat.decoding import drafters, native
+from medusa_chat.checkpoints import devices, native_build
+from medusa_chat.checkpoints.memory_estimate import sizes
+from medusa_chat.decoding import drafters
 from medusa_chat.decoding.acceptance import TORCH, Case, exact, typical
 from medusa_chat.decoding.backbone import LogitHead
+from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.backends.native.heads import NativeHeads
+from medusa_chat.decoding.backends.native.linear import NativeLinear
+from medusa_chat.decoding.backends.native.verify import NativeJudge
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.events import Step
+from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.native.heads import NativeHeads
-from medusa_chat.decoding.native.judge import NativeJudge
-from medusa_chat.decoding.native.linear import NativeLinear
-from medusa_chat.decoding.outcome import Here
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.submodules import replace_submodules
+from medusa_chat.decoding.step_result import Here
 from medusa_chat.decoding.tree import ROOT, Tree
-from medusa_chat.estimate import sizes
 
 NATIVE = ("llama", "mistral", "mistral-window", "qwen2")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -329,7 +330,7 @@ def test_wrong_numbers_leave_torchs_operators(library, monkeypatch, caplog):
 
 
 LOAD = """
-from medusa_chat.checkpoint import load
+from medusa_chat.checkpoints.load import load
 from medusa_chat.messages import LoadRequest
 for phase, loaded in load(LoadRequest()):
     pass
@@ -361,16 +362,16 @@ def test_the_demo_is_decoded_by_it_and_the_library_kept(library, tmp_path):
 
 def test_the_library_follows_from_every_file(library, tmp_path, monkeypatch):
     """A changed header is a library of another name."""
-    command = compiling.compiler()
-    name = compiling._name(command)
-    for file in compiling.SOURCES.glob("*.[ch]"):
+    command = native_build.compiler()
+    name = native_build._name(command)
+    for file in native_build.SOURCES.glob("*.[ch]"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    monkeypatch.setattr(compiling, "SOURCES", tmp_path)
-    assert compiling._name(command) == name
-    assert compiling._name([*command, "-O0"]) != name
+    monkeypatch.setattr(native_build, "SOURCES", tmp_path)
+    assert native_build._name(command) == name
+    assert native_build._name([*command, "-O0"]) != name
     with (tmp_path / "vectors.h").open("a") as header:
         header.write("/* changed */")
-    assert compiling._name(command) != name
+    assert native_build._name(command) != name
 
 
 @pytest.mark.parametrize(
@@ -379,10 +380,10 @@ def test_the_library_follows_from_every_file(library, tmp_path, monkeypatch):
 )
 def test_bf16_is_chosen_where_c_multiplies_it(monkeypatch, multiplies, runs_in_c, precision):
     library = SimpleNamespace(multiplies_half=lambda: multiplies)
-    monkeypatch.setattr(compiling, "library", lambda: library)
+    monkeypatch.setattr(native_build, "library", lambda: library)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     assert devices.choose_precision("auto", torch.device("cpu"), runs_in_c)[0] == precision
-    monkeypatch.setattr(compiling, "library", lambda: None)
+    monkeypatch.setattr(native_build, "library", lambda: None)
     assert devices.choose_precision("auto", torch.device("cpu"), runs_in_c)[0] == "fp32"
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from test_linear4 import folder, linear4, quantised_model, weights_of  # noqa: F401
 
-from medusa_chat.decoding import nf4
-from medusa_chat.decoding.kernels.nf4_decoder import decoder
+from medusa_chat.decoding.backends import nf4
+from medusa_chat.decoding.backends.kernels.nf4_decoder import decoder
+from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.linear4 import absmax
-from medusa_chat.decoding.submodules import replace_submodules
 
 SIZES = [(64, 128), (96, 320), (200, 64), (320, 1088)]  # outputs, inputs; some no whole tiles
 

@@ -10,7 +10,7 @@ import pytest
 from scripted import ScriptedRunner
 
 from medusa_chat.messages import LoadRequest
-from medusa_chat.session import Session
+from medusa_chat.runtime.session import Session
 
 CHROMIUM = shutil.which("chromium")
 
@@ -221,7 +221,7 @@ def test_another_person_waits_sees_the_place_and_gets_the_model_when_the_first_i
     two.wait_for_function(
         "document.querySelector('.live-status')?.textContent.includes('waiting: 1 ahead')"
     )
-    monkeypatch.setattr("medusa_chat.ui.room.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("medusa_chat.ui.chat.chat_session.GRACE_SECONDS", 0.5)
     one.close()
     two.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 5")
     if served.runner:

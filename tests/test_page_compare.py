@@ -14,7 +14,7 @@ from test_page import (
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
-from medusa_chat.session import Session
+from medusa_chat.runtime.session import Session
 
 SLOW = 25_000  # milliseconds for a busy machine
 OVER = "document.querySelectorAll('.lane.is-over').length === 2"

@@ -20,11 +20,11 @@ from test_page import (
 )
 
 import medusa_chat
-from medusa_chat.child import Child
 from medusa_chat.decoding.events import Finished, Prefilled, Step
-from medusa_chat.jobs import Job
 from medusa_chat.messages import LoadRequest
-from medusa_chat.session import Session
+from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.session import Session
 
 # What the status says, word for word, however short it stays.
 WATCH_STATUS = """() => {
@@ -141,8 +141,8 @@ import sys
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
-from medusa_chat.child import Child
-from medusa_chat.session import Session
+from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.session import Session
 from medusa_chat.ui.app import open_page
 
 if __name__ == "__main__":

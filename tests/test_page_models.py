@@ -12,10 +12,10 @@ from test_hub import use
 from test_page import Served, _browser_or_skip, browser, send, wait_end  # noqa: F401
 from test_page_access import findings
 
-from medusa_chat.child import Child
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import DATA_DIR_VARIABLE
-from medusa_chat.session import Session
+from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.session import Session
 
 SLOW = 120_000  # milliseconds for a busy machine
 README = b"---\nlicense: apache-2.0\n---\nabout"

@@ -20,10 +20,10 @@ from starlette.routing import Route
 from test_page import CHROMIUM, _browser_or_skip, last_answer, send, wait_end
 
 from medusa_chat.messages import LoadRequest
-from medusa_chat.session import Session
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.access.share import qr_of
+from medusa_chat.ui.access.tunnel import NO_INTERNET, ShareError, Tunnel
 from medusa_chat.ui.app import Page, PageOptions, open_page
-from medusa_chat.ui.share import qr_of
-from medusa_chat.ui.tunnel import NO_INTERNET, ShareError, Tunnel
 
 SHARED = "http://abc123.gradio.live"
 READY = '.status-line[data-status="ready"]'

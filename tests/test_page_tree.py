@@ -17,8 +17,8 @@ from test_page import (
 
 from medusa_chat.decoding.events import Step
 from medusa_chat.messages import LoadRequest
-from medusa_chat.session import Session
-from medusa_chat.ui.tree_view import margin, printable, states
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.page.tree_view import margin, printable, states
 
 NAMES = {"a": "accepted", "r": "rejected", "u": "unreached"}
 ODD = (

@@ -11,11 +11,11 @@ from test_run_log import step
 from test_tally import answer, prefilled
 
 from medusa_chat.decoding.tree import cartesian
-from medusa_chat.history import History
 from medusa_chat.messages import LoadRequest, PersonalTree
 from medusa_chat.paths import DATA_DIR_VARIABLE
-from medusa_chat.run_log import RunLog
-from medusa_chat.session import Session
+from medusa_chat.runtime.history import History
+from medusa_chat.runtime.session import Session
+from medusa_chat.training.run_log import RunLog
 
 SLOW = 60_000  # milliseconds for a busy machine
 NODES = 9

@@ -9,16 +9,16 @@ import torch
 from checkpoints import write_checkpoint
 from test_session import wait_for
 
-from medusa_chat.child import Child
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest, PeekRequest
-from medusa_chat.runners import InProcess
-from medusa_chat.session import Session
-from medusa_chat.ui import peek as ui_peek
-from medusa_chat.ui.answer import Answer
-from medusa_chat.ui.peek import card_line, peek_request, text_before
+from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.runner import InProcess
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.chat import node_card as ui_peek
+from medusa_chat.ui.chat.answer import Answer
+from medusa_chat.ui.chat.node_card import card_line, peek_request, text_before
 
 HELLO = [{"role": "user", "content": "Tell me a story about a fox"}]
 
@@ -124,7 +124,7 @@ def test_a_look_into_another_text_keeps_what_they_share(demo, monkeypatch):
     held = list(engine._ids)
     demo.runner.peek(peek_request(first, 5, 0))
     assert engine._ids == held
-    monkeypatch.setattr("medusa_chat.decoding.looking.CHUNK", 4)
+    monkeypatch.setattr("medusa_chat.decoding.probe.CHUNK", 4)
     demo.runner.peek(peek_request(first, 5, 0))
     assert engine._ids == held[: len(engine._ids)] and len(engine._ids) < len(held)
     assert engine.backbone.cache.length == len(engine._ids)

@@ -11,10 +11,10 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree, cartesian
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree, TreeFacts
-from medusa_chat.offer import better, search_likeliest
-from medusa_chat.personal import Kept, Personal, kept_from, kept_json
-from medusa_chat.session import Session
-from medusa_chat.worth import Paths
+from medusa_chat.runtime.personal_tree import Kept, Personal, kept_from, kept_json
+from medusa_chat.runtime.session import Session
+from medusa_chat.trees.path_probabilities import Paths
+from medusa_chat.trees.suggestion import better, search_likeliest
 
 WIDE = Tree.from_choices([(0,), (1,), (2,), (3,), (0, 0), (1, 0), (2, 0), (3, 0)])
 GENERATED = GenerationSettings(max_new_tokens=40, seed=3)

@@ -9,11 +9,12 @@ from checkpoints import write_checkpoint
 from safetensors.torch import load_file
 from test_checkpoint import answer
 
-from medusa_chat import paths, quantised
-from medusa_chat.checkpoint import load
-from medusa_chat.cli import main
-from medusa_chat.holder import Holder
+from medusa_chat import paths
+from medusa_chat.checkpoints import quantised
+from medusa_chat.checkpoints.load import load
+from medusa_chat.cli.main import main
 from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.model_slot import Holder
 
 
 def opened(folder, precision):

@@ -11,18 +11,18 @@ from scripted import ScriptedRunner
 from medusa_chat.decoding.events import Step
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.session import Session
-from medusa_chat.ui import room as room_module
-from medusa_chat.ui import rooms as rooms_module
-from medusa_chat.ui.answer import Answer, drawn_row, rows
-from medusa_chat.ui.controls import DEFAULTS, idle, restored
-from medusa_chat.ui.desk import SETTINGS, Desk
-from medusa_chat.ui.guard import GUEST, GUEST_HEADER
-from medusa_chat.ui.inputs import checked
-from medusa_chat.ui.room import Room
-from medusa_chat.ui.rooms import Rooms
-from medusa_chat.ui.thoughts import said, spans, within
-from medusa_chat.ui.view import Tab, rows_of
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
+from medusa_chat.ui.chat import chat_session as room_module
+from medusa_chat.ui.chat import session_store as rooms_module
+from medusa_chat.ui.chat.answer import Answer, drawn_row, rows
+from medusa_chat.ui.chat.chat_session import Room
+from medusa_chat.ui.chat.controller import SETTINGS, Desk
+from medusa_chat.ui.chat.reasoning_spans import said, spans, within
+from medusa_chat.ui.chat.session_store import Rooms
+from medusa_chat.ui.chat.settings_panel import DEFAULTS, idle, restored
+from medusa_chat.ui.chat.view import Tab, rows_of
+from medusa_chat.ui.page.inputs import checked
 
 TREES = ("chain", "full")
 POSTED = [{**DEFAULTS, "vanilla": False, "system": ""}[name] for name in SETTINGS]

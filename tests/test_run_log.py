@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 from scripted import ScriptedRunner
 
-from medusa_chat import run_log
-from medusa_chat.personal import Personal
-from medusa_chat.run_log import RunLog, latest, read, runs_folder
-from medusa_chat.session import Session
-from medusa_chat.ui.guard import GUEST, GUEST_HEADER
-from medusa_chat.ui.train_view import MOST_POINTS, train_view
-from medusa_chat.ui.tune import Seen, TuneDesk
+from medusa_chat.runtime.personal_tree import Personal
+from medusa_chat.runtime.session import Session
+from medusa_chat.training import run_log
+from medusa_chat.training.run_log import RunLog, latest, read, runs_folder
+from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
+from medusa_chat.ui.tune.tab import Seen, TuneDesk
+from medusa_chat.ui.tune.training_view import MOST_POINTS, train_view
 
 OWNER = SimpleNamespace(headers={}, username=None)
 VISITOR = SimpleNamespace(headers={GUEST_HEADER: "1"}, username=GUEST)

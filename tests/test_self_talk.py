@@ -7,10 +7,10 @@ import torch
 from training_models import CONTEXT, write_backbone
 
 from medusa_chat.errors import UsageError
-from medusa_chat.training import talks
+from medusa_chat.training import whole_conversations
 from medusa_chat.training.answerers import Batches
+from medusa_chat.training.conversations import Conversation
 from medusa_chat.training.distill import DistillRecipe
-from medusa_chat.training.reading import Conversation
 from medusa_chat.training.recipe import Recipe
 
 END, USER, A = 1, 3, 5
@@ -30,7 +30,7 @@ def world(tmp_path, monkeypatch):
         head[END] = 8 * table[D]  # "d" ends a turn
         head[E] = 0
         head[B] += 8 * table[USER]  # and "b" begins the user's
-    monkeypatch.setattr(talks, "QUESTION_TEMPERATURE", 0.0)
+    monkeypatch.setattr(whole_conversations, "QUESTION_TEMPERATURE", 0.0)
     return Batches(model, [END]), AutoTokenizer.from_pretrained(folder)
 
 
@@ -46,7 +46,9 @@ def test_it_goes_on_with_questions_of_its_own(world, tmp_path):
     answerer, tokenizer = world
     found = [conversation("ab"), conversation("c", "a")]
     events = list(
-        talks.answer_conversations(answerer, tokenizer, found, QUICK, CONTEXT, tmp_path / "t", 2)
+        whole_conversations.answer_conversations(
+            answerer, tokenizer, found, QUICK, CONTEXT, tmp_path / "t", 2
+        )
     )
     assert [event.done for event in events] == list(range(1, 8))
     assert events[-1].total == 7  # (1 + 2) + (2 + 2)
@@ -70,7 +72,7 @@ def test_it_goes_on_with_questions_of_its_own(world, tmp_path):
 
 def test_without_it_nothing_more_is_asked(world, tmp_path):
     answerer, tokenizer = world
-    events = talks.answer_conversations(
+    events = whole_conversations.answer_conversations(
         answerer, tokenizer, [conversation("ab")], QUICK, CONTEXT, tmp_path / "t"
     )
     assert len(list(events)) == 1
@@ -79,9 +81,9 @@ def test_without_it_nothing_more_is_asked(world, tmp_path):
 
 def test_a_question_without_an_end_ends_the_talk(world, tmp_path, monkeypatch):
     answerer, tokenizer = world
-    monkeypatch.setattr(talks, "QUESTION_TOKENS", 2)  # "bc" is all it can say
+    monkeypatch.setattr(whole_conversations, "QUESTION_TOKENS", 2)  # "bc" is all it can say
     events = list(
-        talks.answer_conversations(
+        whole_conversations.answer_conversations(
             answerer, tokenizer, [conversation("ab")], QUICK, CONTEXT, tmp_path / "t", 3
         )
     )
@@ -94,7 +96,7 @@ def test_an_interrupted_talk_goes_on_to_the_same_answers(world, tmp_path):
     recipe = replace(QUICK, temperatures=(0.7,))
 
     def said(folder, count):
-        events = talks.answer_conversations(
+        events = whole_conversations.answer_conversations(
             answerer, tokenizer, found, recipe, CONTEXT, tmp_path / folder, 2
         )
         return [event.example for event, _ in zip(events, range(count), strict=False)]

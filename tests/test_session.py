@@ -8,13 +8,13 @@ import pytest
 from checkpoints import write_checkpoint
 from scripted import ScriptedRunner
 
-from medusa_chat.child import Child
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadPhase, LoadRequest
-from medusa_chat.runners import InProcess, WorkerGone
-from medusa_chat.session import Session
+from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.runner import InProcess, WorkerGone
+from medusa_chat.runtime.session import Session
 
 SETTINGS = GenerationSettings(max_new_tokens=12, seed=1)
 LONG = GenerationSettings(max_new_tokens=200, seed=1)

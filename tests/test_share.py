@@ -14,16 +14,16 @@ import segno
 from scripted import ScriptedRunner
 
 from medusa_chat.errors import UsageError
-from medusa_chat.jobs import ModelState
 from medusa_chat.messages import LoadRequest, ModelInfo
-from medusa_chat.session import Session
+from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.session import Session
 from medusa_chat.ui import app as page
-from medusa_chat.ui import tunnel as tunnels
-from medusa_chat.ui.door import COOKIE, SLOW_DOWN
-from medusa_chat.ui.share import Share, ShareState, share_view
-from medusa_chat.ui.status import status_line
-from medusa_chat.ui.throttle import Throttle
-from medusa_chat.ui.tunnel import ShareError, Tunnel
+from medusa_chat.ui.access import tunnel as tunnels
+from medusa_chat.ui.access.password import COOKIE, SLOW_DOWN
+from medusa_chat.ui.access.share import Share, ShareState, share_view
+from medusa_chat.ui.access.throttle import Throttle
+from medusa_chat.ui.access.tunnel import ShareError, Tunnel
+from medusa_chat.ui.page.status import status_line
 
 HOST = "abc123.gradio.live"
 

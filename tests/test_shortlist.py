@@ -8,20 +8,20 @@ from families import VOCABULARY, tiny
 from test_captured import answer, assert_same, settings_of
 from test_engine import TREES, decode, engine_of, tokens
 
-from medusa_chat.checkpoint import load
-from medusa_chat.decoding import native
-from medusa_chat.decoding.ahead import Ahead
+from medusa_chat.checkpoints.load import load
+from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.backends.pipelined_graphs import Ahead
 from medusa_chat.decoding.events import Step
+from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import cartesian
 from medusa_chat.errors import ModelError
-from medusa_chat.finding import Calibration
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
-from medusa_chat.training.output import Calibrated
+from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.shortlist import shortlist
+from medusa_chat.trees.calibration import Calibration
 
 LISTED = tuple(range(1, VOCABULARY, 3))
 

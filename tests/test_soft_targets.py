@@ -8,9 +8,9 @@ from families import tiny
 
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example, collate
+from medusa_chat.training.hidden_states import keep_rows
 from medusa_chat.training.loss import IGNORED, Soft, hidden_and_soft, medusa_loss
 from medusa_chat.training.recipe import Recipe
-from medusa_chat.training.rows import keep_rows
 from medusa_chat.training.trainer import HeadRecipe, TrainStep, new_heads, train_heads
 
 HEADS, COUNT = 3, 4

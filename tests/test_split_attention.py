@@ -6,8 +6,9 @@ import torch
 from families import tiny
 from test_engine import PROMPT, decode, engine_of
 
-from medusa_chat.decoding import split_attention as splits
 from medusa_chat.decoding.attention import tree_attention
+from medusa_chat.decoding.backends import split_attention as splits
+from medusa_chat.decoding.backends.split_twin import merge, split_attention
 from medusa_chat.decoding.tree import cartesian
 
 
@@ -24,7 +25,7 @@ def test_twin_gives_what_attention_gives(keys, groups):
     mask[:, : keys // 2] = -torch.inf  # whole splits that no row sees, as a window leaves them
     wanted, _ = tree_attention(torch.nn.Module(), query, key, value, mask[None, None], 0.25)
     folded = query[0].unflatten(0, (2, groups)).flatten(1, 2)
-    found = splits.split_attention(folded, key[0], value[0], mask, 0.25)
+    found = split_attention(folded, key[0], value[0], mask, 0.25)
     found = found.unflatten(1, (groups, rows)).flatten(0, 1).transpose(0, 1).unsqueeze(0)
     assert torch.allclose(found, wanted, atol=1e-5)
 
@@ -32,7 +33,7 @@ def test_twin_gives_what_attention_gives(keys, groups):
 def test_a_split_that_is_not_seen_counts_nothing():
     outs = torch.tensor([[[[5.0]]], [[[7.0]]]])
     sums = torch.tensor([[[[0.0]]], [[[-torch.inf]]]])
-    assert splits.merge(outs, sums).item() == 5.0
+    assert merge(outs, sums).item() == 5.0
 
 
 def test_without_a_kernel_it_is_tree_attention():

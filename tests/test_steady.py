@@ -7,15 +7,15 @@ from test_captured import answer, assert_same, settings_of
 from test_captured import tokens as said
 from test_engine import Oracle, engine_of, tokens
 
-from medusa_chat import prepare
+from medusa_chat.checkpoints import prepare
 from medusa_chat.decoding import attention
-from medusa_chat.decoding.ahead import Ahead
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.pipelined_graphs import Ahead
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.rehearsal import time_steps
-from medusa_chat.decoding.steady import filled, widened
-from medusa_chat.decoding.submodules import replace_submodules
+from medusa_chat.decoding.fused_layers import replace_submodules
+from medusa_chat.decoding.padded_rows import filled, widened
+from medusa_chat.decoding.step_profiler import time_steps
 from medusa_chat.decoding.tree import ROOT, cartesian, chain
 from medusa_chat.errors import UsageError
 

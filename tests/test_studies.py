@@ -8,9 +8,11 @@ import torch
 from checkpoints import write_checkpoint
 from families import tiny
 
-from medusa_chat.bench import learning, run, school, stock
-from medusa_chat.bench.course import Course
-from medusa_chat.checkpoint import load
+from medusa_chat.bench import run
+from medusa_chat.bench.harness import hf_baseline
+from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.studies import learning, training_fixture
+from medusa_chat.checkpoints.load import load
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.training.data import Example
@@ -77,10 +79,10 @@ def test_without_a_draft_model_the_row_says_so(folder):
 
 def test_a_draft_model_beside_the_backbone_is_found_and_does_not_disturb_it(tmp_path):
     folder = write_checkpoint(tmp_path / "model", heads=1)
-    tiny("llama", vocab_size=256, hidden_size=16).save_pretrained(folder / stock.DRAFT_FOLDER)
+    tiny("llama", vocab_size=256, hidden_size=16).save_pretrained(folder / hf_baseline.DRAFT_FOLDER)
     *_, (_, loaded) = load(request(folder))
     course = Course(request(folder), loaded, "auto", 1, 8, lambda message: None)
-    found = stock.read_draft(course, "float32")
+    found = hf_baseline.read_draft(course, "float32")
     assert found is not None and found.config.hidden_size == 16
     assert loaded.engine.backbone.config.hidden_size == 32
 
@@ -88,28 +90,28 @@ def test_a_draft_model_beside_the_backbone_is_found_and_does_not_disturb_it(tmp_
 def test_a_draft_model_of_another_vocabulary_is_refused(course, tmp_path):
     tiny("llama", vocab_size=128).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="knows 128 tokens and the backbone 256"):
-        stock.read_draft(replace(course, draft=tmp_path), "float32")
+        hf_baseline.read_draft(replace(course, draft=tmp_path), "float32")
     with pytest.raises(UsageError, match="is no model"):
-        stock.read_draft(replace(course, draft=tmp_path / "absent"), "float32")
+        hf_baseline.read_draft(replace(course, draft=tmp_path / "absent"), "float32")
 
 
 def test_a_draft_models_settings_are_given_back():
     draft = tiny("llama")
     before = draft.generation_config.to_dict()
-    with stock.drafting(draft, 3) as options:
+    with hf_baseline.drafting(draft, 3) as options:
         assert options["assistant_model"].generation_config.num_assistant_tokens == 3
     assert draft.generation_config.to_dict() == before
 
 
 def test_a_stock_answer_leaves_the_pass_over_the_prompt_out(course):
-    found = stock.read_stock(course, "float32").answer([5, 9, 13, 20])
+    found = hf_baseline.read_stock(course, "float32").answer([5, 9, 13, 20])
     assert found.steps == found.stepped == 7  # of 8 tokens the first pass gives one
     assert len(found.tokens) == 8 and 0 < found.stepping < found.seconds
 
 
 def test_no_compiler_is_said_in_words(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no no-such-compiler" in stock.no_compiler("cpu (x)")
+    assert "no no-such-compiler" in hf_baseline.no_compiler("cpu (x)")
 
 
 def small(monkeypatch):
@@ -117,8 +119,8 @@ def small(monkeypatch):
     monkeypatch.setattr(learning, "MEDUSA_1", replace(learning.MEDUSA_1, steps=3, batch_labels=16))
     monkeypatch.setattr(learning, "JOINT_STEPS", 2)
     monkeypatch.setattr(learning, "DIRECT_STEPS", 2)
-    monkeypatch.setattr(school, "ANSWER_TOKENS", 12)
-    monkeypatch.setattr(school, "LENGTH", 64)
+    monkeypatch.setattr(training_fixture, "ANSWER_TOKENS", 12)
+    monkeypatch.setattr(training_fixture, "LENGTH", 64)
 
 
 def test_heads_are_compared_by_lm_head_number_and_data(folder, data, monkeypatch):
@@ -145,8 +147,8 @@ def test_medusa_1_leaves_the_backbone_and_medusa_2_does_not(folder, data, monkey
 
 
 def test_given_and_own_answers_are_to_the_same_prompts(course, tmp_path):
-    taught = school.enrol(course, tmp_path)
-    talks = school.talks_of(taught.learnt, each=2)
+    taught = training_fixture.enrol(course, tmp_path)
+    talks = training_fixture.talks_of(taught.learnt, each=2)
     given = taught.given(talks)
     assert len(talks) == 12 and len(given) == 12
     model = taught.backbone()
@@ -157,25 +159,27 @@ def test_given_and_own_answers_are_to_the_same_prompts(course, tmp_path):
 
 
 def test_the_held_out_loss_is_that_of_the_labels_alone(course):
-    model = school.School(course, (), (), None).backbone()
+    model = training_fixture.School(course, (), (), None).backbone()
     example = Example((3, 4, 5, 6, 7), (False, False, True, True, False))
     with torch.no_grad():
         logits = model(torch.tensor([example.ids])).logits[0].log_softmax(-1)
     wanted = -(logits[1, 5] + logits[2, 6]) / 2
-    assert school.held_out_loss(model, [example]) == pytest.approx(float(wanted), rel=1e-5)
+    assert training_fixture.held_out_loss(model, [example]) == pytest.approx(
+        float(wanted), rel=1e-5
+    )
 
 
 def test_a_tree_is_judged_by_answers_that_did_not_shape_it():
     right, wrong = [[0]] * 8, [[None]] * 8
-    assert school.judged([right, right], 1) == pytest.approx(7 / 4)
-    assert school.judged([right, wrong], 1) == 1
+    assert training_fixture.judged([right, right], 1) == pytest.approx(7 / 4)
+    assert training_fixture.judged([right, wrong], 1) == 1
 
 
 def test_a_model_or_a_file_that_minutes_cannot_take_is_refused(course, tmp_path):
     large = replace(course.loaded.info, parameters=7_000_000_000)
     with pytest.raises(UsageError, match="7000 M parameters"):
-        school.enrol(replace(course, loaded=replace(course.loaded, info=large)), tmp_path)
+        training_fixture.enrol(replace(course, loaded=replace(course.loaded, info=large)), tmp_path)
     few = tmp_path / "few.jsonl"
     few.write_text((course.data.read_text("utf-8")).split("\n")[0] + "\n", "utf-8")
     with pytest.raises(UsageError, match="holds 1 conversations"):
-        school.enrol(replace(course, data=few), tmp_path)
+        training_fixture.enrol(replace(course, data=few), tmp_path)

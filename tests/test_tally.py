@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from medusa_chat.decoding.accept_length import expected_length
 from medusa_chat.decoding.events import DraftRecord, Prefilled, Step
-from medusa_chat.decoding.expectation import expected_length
 from medusa_chat.decoding.tree import Tree, cartesian
-from medusa_chat.tally import HEAD_WEIGHT, MOST_STEPS, Fold, Tally, is_counted
 from medusa_chat.training.tree_search import search_tree
-from medusa_chat.worth import Paths
+from medusa_chat.trees.acceptance_counts import HEAD_WEIGHT, MOST_STEPS, Fold, Tally, is_counted
+from medusa_chat.trees.path_probabilities import Paths
 
 PRIOR = ((0.3, 0.2, 0.1, 0.1), (0.3, 0.2, 0.1, 0.1), (0.3, 0.2, 0.1, 0.1))
 EASY, HARD = (0.9, 0.05, 0.02, 0.01), (0.2, 0.2, 0.1, 0.1)  # of any head, in half of the places

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from medusa_chat.decoding.detokenizer import TextStream, TokenTexts, with_text
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, from_json, to_json
-from medusa_chat.decoding.text import TextStream, TokenTexts, with_text
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

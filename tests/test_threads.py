@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from medusa_chat.decoding import threads
+from medusa_chat.decoding.backends import cpu_threads
 
 
 @pytest.fixture(autouse=True)
 def eight(monkeypatch):
     """A process that began with eight threads."""
     before = torch.get_num_threads()
-    monkeypatch.setattr(threads, "_most", 8)
+    monkeypatch.setattr(cpu_threads, "_most", 8)
     yield
     torch.set_num_threads(before)
 
@@ -20,16 +20,16 @@ def eight(monkeypatch):
 def test_a_model_gets_threads_for_what_a_step_reads(mebibytes, expected):
     with torch.device("meta"):
         module = nn.Linear(2**18, mebibytes, bias=False)
-    assert threads.settle(module) == f"{expected} of 8 threads for {mebibytes} MiB a step"
+    assert cpu_threads.settle(module) == f"{expected} of 8 threads for {mebibytes} MiB a step"
     assert torch.get_num_threads() == expected
 
 
 def test_one_is_left_to_whoever_shows_the_answer():
-    threads.leave_one()
-    assert threads.most() == 7
+    cpu_threads.leave_one()
+    assert cpu_threads.most() == 7
 
 
 def test_the_last_one_stays(monkeypatch):
-    monkeypatch.setattr(threads, "_most", 1)
-    threads.leave_one()
-    assert threads.most() == 1
+    monkeypatch.setattr(cpu_threads, "_most", 1)
+    cpu_threads.leave_one()
+    assert cpu_threads.most() == 1

@@ -11,17 +11,17 @@ import torch
 from safetensors.torch import load_file
 from training_models import CONTEXT, talks, write_backbone, write_rows
 
-from medusa_chat.checkpoint import load
-from medusa_chat.cli import main
+from medusa_chat.checkpoints.load import load
+from medusa_chat.cli.main import main
+from medusa_chat.cli.training_progress import heads_shown
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.history import FILE, History, Kept
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import data_dir
-from medusa_chat.run_log import latest
+from medusa_chat.runtime.history import FILE, History, Kept
 from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
-from medusa_chat.training_view import heads_shown
+from medusa_chat.training.run_log import latest
 
 QUICK = ["--device", "cpu", "--precision", "fp32", "--heads", "3", "--batch-tokens", "512"]
 
@@ -113,9 +113,9 @@ def test_stopped_training_goes_on_to_the_same_bits(
     recipe = ("--recipe", "medusa-1", "--max-steps", "6", "--json")
     assert main(command(ground, tmp_path / "whole", *recipe)) == 0
     whole = events_of(capsys.readouterr().out)
-    from medusa_chat import train_cli
+    from medusa_chat.cli import train
 
-    shown = train_cli.TrainingView.show
+    shown = train.TrainingView.show
 
     def interrupting(view: Any, event: Any) -> None:
         shown(view, event)
@@ -124,7 +124,7 @@ def test_stopped_training_goes_on_to_the_same_bits(
 
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(train_cli.TrainingView, "show", interrupting)
+    monkeypatch.setattr(train.TrainingView, "show", interrupting)
     assert main(command(ground, tmp_path / "cut", *recipe)) == 130
     assert not (tmp_path / "cut").exists()
     first = events_of(capsys.readouterr().out)
@@ -206,16 +206,16 @@ def test_adapter_output_is_what_load_merges(ground: Path, tmp_path: Path) -> Non
 def test_the_page_watches_a_training_and_may_stop_it(
     ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    from medusa_chat import train_cli
+    from medusa_chat.cli import train
 
-    shown = train_cli.TrainingView.show
+    shown = train.TrainingView.show
 
     def wishing(view: Any, event: Any) -> None:
         shown(view, event)
         if getattr(event, "step", None) == 2:
             latest().ask_to_stop()  # after the first step, which is in the log by now
 
-    monkeypatch.setattr(train_cli.TrainingView, "show", wishing)
+    monkeypatch.setattr(train.TrainingView, "show", wishing)
     recipe = ("--recipe", "medusa-1", "--max-steps", "6", "--json")
     assert main(command(ground, tmp_path / "out", *recipe)) == 130
     run = latest()

@@ -13,6 +13,8 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.training.accuracy import count_ranks, rank_accuracies
 from medusa_chat.training.answerers import Batches, OneByOne, answerer
+from medusa_chat.training.chunked_loss import cross_entropy
+from medusa_chat.training.conversations import read_conversations
 from medusa_chat.training.data import (
     Example,
     collate,
@@ -21,9 +23,7 @@ from medusa_chat.training.data import (
     grouped,
 )
 from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
-from medusa_chat.training.known import cross_entropy
 from medusa_chat.training.loss import IGNORED, hidden_and_targets, medusa_loss, targets_of
-from medusa_chat.training.reading import read_conversations
 from medusa_chat.training.trainer import (
     Evaluated,
     HeadRecipe,

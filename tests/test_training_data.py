@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 from medusa_chat.errors import UsageError
 from medusa_chat.hub import HubError
 from medusa_chat.hub.dataset import chosen_files, dataset_files
+from medusa_chat.training.conversations import read_conversations
 from medusa_chat.training.data import Example, collate, collate_packed, packed, shuffled
 from medusa_chat.training.examples import encode_all, split
 from medusa_chat.training.loss import IGNORED, hidden_and_targets
-from medusa_chat.training.reading import read_conversations
 
 ASKED, ANSWERED = "ab", "cde"
 KINDS = {

@@ -15,7 +15,7 @@ import torch
 from training_models import talks, write_backbone, write_rows
 from transformers import AutoModelForCausalLM
 
-from medusa_chat.cli import main
+from medusa_chat.cli.main import main
 from medusa_chat.training.data import Example, collate
 from medusa_chat.training.joint import (
     JointRecipe,

@@ -12,16 +12,16 @@ from test_tally import answer, counted, prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import cartesian
 from medusa_chat.errors import UsageError
-from medusa_chat.jobs import ModelState
 from medusa_chat.messages import LoadRequest, PersonalTree
-from medusa_chat.personal import Kept, Personal
-from medusa_chat.session import Session
-from medusa_chat.tally import Tally
+from medusa_chat.runtime.personal_tree import Kept, Personal
+from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.session import Session
 from medusa_chat.training.hardware import GPUS, SHAPES
-from medusa_chat.ui.guard import GUEST, GUEST_HEADER
-from medusa_chat.ui.roof_view import roof_view, setting_of
-from medusa_chat.ui.tune import FIRST, Seen, TuneDesk
-from medusa_chat.ui.tune_view import tune_view
+from medusa_chat.trees.acceptance_counts import Tally
+from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
+from medusa_chat.ui.tune.roofline import roof_view, setting_of
+from medusa_chat.ui.tune.tab import FIRST, Seen, TuneDesk
+from medusa_chat.ui.tune.view import tune_view
 
 OWNER = SimpleNamespace(headers={}, username=None)
 VISITOR = SimpleNamespace(headers={GUEST_HEADER: "1"}, username=GUEST)

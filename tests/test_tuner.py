@@ -11,32 +11,33 @@ from checkpoints import write_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa_chat import tuner, tuning
-from medusa_chat.auto_tree import candidates
-from medusa_chat.checkpoint import auto_tree, load, rank_accuracies, source_tree
-from medusa_chat.decoding import governor as governing
-from medusa_chat.decoding.costs import SIZES, StepCosts, pick
+from medusa_chat.checkpoints.load import auto_tree, load, rank_accuracies, source_tree
+from medusa_chat.cli.doctor import examine
+from medusa_chat.decoding import draft_budget as governing
+from medusa_chat.decoding.accept_length import expected_length, expected_lengths
+from medusa_chat.decoding.candidate_budget import Grower
+from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.events import Step, from_json, to_json
-from medusa_chat.decoding.expectation import expected_length, expected_lengths
-from medusa_chat.decoding.governor import Governor
-from medusa_chat.decoding.grower import Grower
-from medusa_chat.decoding.rehearsal import SLOW, time_steps, warm_ups
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.doctor import examine
+from medusa_chat.decoding.step_costs import SIZES, StepCosts, pick
+from medusa_chat.decoding.step_profiler import SLOW, time_steps, warm_ups
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree
-from medusa_chat.presets import load_tree, published_accuracies
-from medusa_chat.session import Session
+from medusa_chat.runtime import tuner
+from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.tuner import tune, tuned, with_tree
+from medusa_chat.runtime.worker import reply, resolve
 from medusa_chat.training.tree_search import search_tree
-from medusa_chat.tuner import tune, tuned, with_tree
-from medusa_chat.worker import reply, resolve
+from medusa_chat.trees import tuning_store
+from medusa_chat.trees.auto_tree import candidates
+from medusa_chat.trees.presets import load_tree, published_accuracies
 
 CPU = torch.device("cpu")
 ACCURACIES = ((0.6, 0.15, 0.1, 0.05), (0.5, 0.15, 0.1, 0.05), (0.4, 0.15, 0.1, 0.05))
 TREE = search_tree(ACCURACIES, 64)
 EXPECTED = expected_lengths(TREE, ACCURACIES)
 BRIEF = 0.03  # seconds of a clock on which a plain step takes 0.001: the fewest rounds
-PLACE = tuning.Place("demo", "fp32", "a CPU, 2 threads", "torch 2")
+PLACE = tuning_store.Place("demo", "fp32", "a CPU, 2 threads", "torch 2")
 
 
 def costs_of(per_node: float, per_token: float = 0.0, lengths=(100, 1100)) -> StepCosts:
@@ -76,7 +77,7 @@ class Clock:
     """Time that passes only while a step is rehearsed, as much as the made-up costs say."""
 
     def __init__(self, monkeypatch, costs: StepCosts) -> None:
-        from medusa_chat.decoding.rehearsal import Stage
+        from medusa_chat.decoding.step_profiler import Stage
 
         self.now, self.steps, real = 0.0, [], Stage.step
 
@@ -178,7 +179,7 @@ def test_measuring_finds_the_costs_and_takes_about_the_budget(monkeypatch, loade
 
 def test_steps_that_other_work_disturbed_do_not_count(monkeypatch, loaded):
     """Two of three take up to nine times as long, as where others want the same cores."""
-    from medusa_chat.decoding.rehearsal import Stage
+    from medusa_chat.decoding.step_profiler import Stage
 
     costs, dice = costs_of(0.04), random.Random(3)
     clock = Clock(monkeypatch, costs)
@@ -198,7 +199,7 @@ def test_steps_that_other_work_disturbed_do_not_count(monkeypatch, loaded):
 
 def test_one_disturbed_look_at_a_size_leaves_it_in(monkeypatch, loaded):
     """The first step of every size takes thirty times as long: a size is not judged by it."""
-    from medusa_chat.decoding.rehearsal import Stage
+    from medusa_chat.decoding.step_profiler import Stage
 
     costs, seen = costs_of(0.04), set()
     clock = Clock(monkeypatch, costs)
@@ -310,21 +311,23 @@ def test_without_a_tuning_auto_is_what_it_was(loaded):
 
 
 def test_too_many_nodes_are_still_refused_with_a_tuning():
-    found = tuning.Tuning(PLACE, 1, costs_of(0.01), "2026-01-01")
+    found = tuning_store.Tuning(PLACE, 1, costs_of(0.01), "2026-01-01")
     with pytest.raises(UsageError, match="nodes"):
         auto_tree(None, 3, CPU, 4, 200, found)
 
 
 def test_a_long_context_is_named_where_its_choice_is_another():
-    found = tuning.Tuning(PLACE, 1, costs_of(0.005, per_token=0.0001), "2026-01-01")
+    found = tuning_store.Tuning(PLACE, 1, costs_of(0.005, per_token=0.0001), "2026-01-01")
     assert "at 1,100 tokens" in found.reason(TREE, ACCURACIES)
-    flat = tuning.Tuning(PLACE, 1, costs_of(0.005), "2026-01-01")
+    flat = tuning_store.Tuning(PLACE, 1, costs_of(0.005), "2026-01-01")
     assert "tokens;" not in flat.reason(TREE, ACCURACIES)
     assert "1,100" not in flat.reason(TREE, ACCURACIES)
 
 
 def test_what_bench_found_faster_is_said():
-    found = tuning.Tuning(PLACE, 1, costs_of(0.02), "2026-01-01", {"medusa": 90.0, "plain": 60.0})
+    found = tuning_store.Tuning(
+        PLACE, 1, costs_of(0.02), "2026-01-01", {"medusa": 90.0, "plain": 60.0}
+    )
     assert "bench" not in found.reason(TREE, ACCURACIES)
     worse = replace(found, measured={"medusa": 90.0, "plain": 60.0, "prompt-lookup": 120.0})
     assert "prompt-lookup faster than Medusa" in worse.reason(TREE, ACCURACIES)
@@ -344,12 +347,12 @@ def test_a_tuning_outlives_the_process(monkeypatch, loaded, folder):
 
 
 def test_another_place_or_size_is_measured_anew():
-    found = tuning.Tuning(PLACE, 1000, costs_of(0.02), "2026-01-01")
-    tuning.write(found)
-    assert tuning.read(PLACE, 1000) == tuning.read(PLACE) == found
-    assert tuning.read(PLACE, 1001) is None
+    found = tuning_store.Tuning(PLACE, 1000, costs_of(0.02), "2026-01-01")
+    tuning_store.write(found)
+    assert tuning_store.read(PLACE, 1000) == tuning_store.read(PLACE) == found
+    assert tuning_store.read(PLACE, 1001) is None
     for name in ("model", "precision", "device", "software"):
-        assert tuning.read(replace(PLACE, **{name: "another"})) is None
+        assert tuning_store.read(replace(PLACE, **{name: "another"})) is None
 
 
 @pytest.mark.parametrize(
@@ -365,20 +368,20 @@ def test_another_place_or_size_is_measured_anew():
     ],
 )
 def test_a_damaged_file_is_no_tuning_and_no_error(damage):
-    tuning.write(tuning.Tuning(PLACE, 1000, costs_of(0.02), "2026-01-01"))
+    tuning_store.write(tuning_store.Tuning(PLACE, 1000, costs_of(0.02), "2026-01-01"))
     values = json.loads(PLACE.file.read_text("utf-8"))
     PLACE.file.write_text(damage(values), "utf-8")
-    assert tuning.read(PLACE) is None
-    assert list(tuning.known()) == []
+    assert tuning_store.read(PLACE) is None
+    assert list(tuning_store.known()) == []
 
 
 def test_a_disk_that_takes_nothing_stops_nobody(monkeypatch, loaded):
     def refuse(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(tuning.paths, "write_text", refuse)
+    monkeypatch.setattr(tuning_store.paths, "write_text", refuse)
     list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
-    assert loaded.tuned is not None and tuning.read(loaded.tuned.place) is None
+    assert loaded.tuned is not None and tuning_store.read(loaded.tuned.place) is None
 
 
 def test_what_was_measured_once_is_not_measured_again(monkeypatch, loaded):
@@ -544,7 +547,7 @@ class Tuned:
 
 @pytest.fixture
 def session_of(monkeypatch):
-    monkeypatch.setattr("medusa_chat.job_thread.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("medusa_chat.runtime.job_thread.IDLE_SECONDS", 0.01)
     made = []
 
     def make(runner, **options):

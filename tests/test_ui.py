@@ -16,14 +16,15 @@ from scripted import ScriptedRunner, best_tree
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import PortInUseError, UsageError
-from medusa_chat.session import Session
+from medusa_chat.runtime.session import Session
 from medusa_chat.ui import app as page
-from medusa_chat.ui.answer import Answer, drawn_row, rows
-from medusa_chat.ui.inputs import MAX_CHARACTERS, checked
-from medusa_chat.ui.panel import figures, panel_line, recent_rate, verdict
-from medusa_chat.ui.peek import text_before
-from medusa_chat.ui.share import Share
-from medusa_chat.ui.tree_view import (
+from medusa_chat.ui.access.share import Share
+from medusa_chat.ui.access.tunnel import Entrance, ShareError, Tunnel
+from medusa_chat.ui.chat.answer import Answer, drawn_row, rows
+from medusa_chat.ui.chat.node_card import text_before
+from medusa_chat.ui.chat.step_panel import figures, panel_line, recent_rate, verdict
+from medusa_chat.ui.page.inputs import MAX_CHARACTERS, checked
+from medusa_chat.ui.page.tree_view import (
     MAX_TEXT,
     binding,
     margin,
@@ -32,7 +33,6 @@ from medusa_chat.ui.tree_view import (
     step_view,
     to_line,
 )
-from medusa_chat.ui.tunnel import Entrance, ShareError, Tunnel
 
 TREES = ("chain", "full")
 
@@ -366,9 +366,9 @@ def test_messages_are_shown_without_a_changed_character():
 
 def test_the_page_never_imports_torch():
     code = (
-        "import sys, medusa_chat.ui.app as a; from medusa_chat.session import Session;"
+        "import sys, medusa_chat.ui.app as a; from medusa_chat.runtime.session import Session;"
         "from scripted import ScriptedRunner; "
-        "from medusa_chat.ui.share import Share;"
+        "from medusa_chat.ui.access.share import Share;"
         "a.build_app(Session(ScriptedRunner()), ['chain'], Share(lambda: 0));"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )

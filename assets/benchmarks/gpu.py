@@ -22,14 +22,14 @@ import gpu_nf4
 import torch
 
 from medusa_chat.bench import run_shape
-from medusa_chat.bench.shape import SHAPES, Shape, load_shape
-from medusa_chat.checkpoint import source_tree
-from medusa_chat.decoding import split_attention
-from medusa_chat.decoding.ahead import Ahead
+from medusa_chat.bench.harness.random_model import SHAPES, Shape, load_shape
+from medusa_chat.checkpoints.load import source_tree
+from medusa_chat.checkpoints.memory import release
+from medusa_chat.decoding.backends import split_attention
+from medusa_chat.decoding.backends.pipelined_graphs import Ahead
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.rehearsal import Stage
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.memory import release
+from medusa_chat.decoding.step_profiler import Stage
 from medusa_chat.messages import LoadRequest
 
 CUDA = torch.device("cuda")

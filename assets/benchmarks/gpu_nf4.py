@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from medusa_chat.bench.shape import Shape
-from medusa_chat.decoding import nf4
+from medusa_chat.bench.harness.random_model import Shape
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends import nf4
 from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.linear4 import hold
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import ROOT
 
 Timer = Callable[[Callable[[], Any]], float]
@@ -117,7 +117,7 @@ def merged_parity(
 
 def tokens(engine: Engine, count: int, drafter: str = "none") -> list[int]:
     """Greedy, of an answer to PROMPT."""
-    from medusa_chat.checkpoint import source_tree
+    from medusa_chat.checkpoints.load import source_tree
 
     settings = GenerationSettings(drafter=drafter, max_new_tokens=count, seed=0, nodes=16)
     tree = ROOT if drafter == "none" else source_tree(None, len(engine.heads or ())).head(16)
@@ -158,7 +158,7 @@ def off(ours: Tensor, others: Tensor) -> float:
 
 def settings_times(timer: Timer, device: torch.device) -> dict[str, Any]:
     """Milliseconds of our kernel by how it decodes, how many programs it fills and its stages."""
-    from medusa_chat.decoding.kernels.nf4 import run
+    from medusa_chat.decoding.backends.kernels.nf4 import run
 
     found = {}
     for name in ("q", "gate_up"):

@@ -25,12 +25,12 @@ import dialogues  # noqa: E402
 from backbone import Recipe  # noqa: E402
 from build import held_out_conversations  # noqa: E402
 
-from medusa_chat.checkpoint import LoadedModel, load  # noqa: E402
+from medusa_chat.checkpoints.load import LoadedModel, load  # noqa: E402
 from medusa_chat.decoding.events import Finished  # noqa: E402
 from medusa_chat.decoding.settings import GenerationSettings  # noqa: E402
 from medusa_chat.messages import LoadRequest, Message  # noqa: E402
+from medusa_chat.runtime.worker import reply  # noqa: E402
 from medusa_chat.training.data import encode  # noqa: E402
-from medusa_chat.worker import reply  # noqa: E402
 
 SEED = 20_260  # of every choice below; training used seeds 0 and 1
 NODES = 16

@@ -1,6 +1,6 @@
 // The panel: figures, chart, the tree of one step or its mask, a card, the timeline, from one JSON
 // string. One frame draws the newest value, however many came. The parts stand before this file
-// in one scope (PARTS in ui/drawn.py): draw, words, numbers, chart, mask, card, timeline, frame,
+// in one scope (PARTS in ui/page/html_blocks.py): draw, words, numbers, chart, mask, card, timeline, frame,
 // layout, walk, steps.
 
 function take(next) {

@@ -1,11 +1,12 @@
 """bench: what Medusa brings on this machine, as ratios from one run, and what was not measured."""
 
-from medusa_chat.bench.course import PROMPTS
-from medusa_chat.bench.drawing import drawing
-from medusa_chat.bench.page import page
-from medusa_chat.bench.report import Report, model_answers
-from medusa_chat.bench.rows import table
+from medusa_chat.bench.bar_chart import drawing
+from medusa_chat.bench.harness.context import PROMPTS
+from medusa_chat.bench.harness.report_data import Report
+from medusa_chat.bench.harness.rows import table
+from medusa_chat.bench.html_report import page
 from medusa_chat.bench.run import FINDINGS, STUDIES, run, run_shape
+from medusa_chat.bench.studies.report import model_answers
 
 __all__ = [
     "FINDINGS",

@@ -5,9 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.bench.assisted import assisted
-from medusa_chat.bench.course import PROMPTS, Course, machine, read_model
-from medusa_chat.bench.findings import (
+from medusa_chat.bench.harness.context import PROMPTS, Course, machine, read_model
+from medusa_chat.bench.harness.random_model import SHAPES, Shape, load_shape
+from medusa_chat.bench.harness.report_data import Report
+from medusa_chat.bench.harness.rows import Row, unmeasured
+from medusa_chat.bench.studies.assisted import assisted
+from medusa_chat.bench.studies.learning import heads, two_stage
+from medusa_chat.bench.studies.paper import (
     categories,
     hardware,
     ladder,
@@ -15,22 +19,18 @@ from medusa_chat.bench.findings import (
     thresholds,
     trees,
 )
-from medusa_chat.bench.learning import heads, two_stage
-from medusa_chat.bench.race import race
-from medusa_chat.bench.reference import reference as race_reference
-from medusa_chat.bench.report import Report
-from medusa_chat.bench.report import report as tell
-from medusa_chat.bench.rows import Row, unmeasured
-from medusa_chat.bench.shape import SHAPES, Shape, load_shape
-from medusa_chat.bench.steps import bandwidth, contexts, host_gaps, node_counts
-from medusa_chat.bench.trace import from_trace
-from medusa_chat.bench.turns import memory_and_load, texts, turns
-from medusa_chat.checkpoint import LoadedModel
+from medusa_chat.bench.studies.reference import reference as race_reference
+from medusa_chat.bench.studies.report import report as tell
+from medusa_chat.bench.studies.speed import race
+from medusa_chat.bench.studies.steps import bandwidth, contexts, host_gaps, node_counts
+from medusa_chat.bench.studies.trace import from_trace
+from medusa_chat.bench.studies.turns import memory_and_load, texts, turns
+from medusa_chat.checkpoints.load import LoadedModel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.training.reading import read_conversations
-from medusa_chat.tuner import adopt
+from medusa_chat.runtime.tuner import adopt
+from medusa_chat.training.conversations import read_conversations
 
 Study = Callable[[Course], Iterator[Row]]
 

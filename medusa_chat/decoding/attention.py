@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 
 NAME = "medusa_tree"
-STEADY = "medusa_steady"  # see steady.py
+STEADY = "medusa_steady"  # see padded_rows.py
 MOST_STEADY = 256  # rows that a step can have
 
 

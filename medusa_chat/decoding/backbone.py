@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.acceptance import TORCH
 from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.fused_layers import lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache
-from medusa_chat.decoding.outcome import WholeStep
+from medusa_chat.decoding.padded_rows import filled, widened
 from medusa_chat.decoding.settings import MAX_NODES
-from medusa_chat.decoding.steady import filled, widened
-from medusa_chat.decoding.submodules import lean_decoder
+from medusa_chat.decoding.step_result import WholeStep
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
 
@@ -56,7 +56,7 @@ class Backbone:
         self.numbers = numbers or first.dtype
         self.judge = TORCH
         self.whole_step: WholeStep | None = None
-        self.rows = 1  # of a decoding step's pass a multiple (steady.py)
+        self.rows = 1  # of a decoding step's pass a multiple (padded_rows.py)
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)

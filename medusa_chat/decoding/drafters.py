@@ -1,6 +1,6 @@
 """Drafters: what proposes the tokens of the next step. Plain decoding proposes only the root.
 
-The others are in medusa.py and lookup.py.
+The others are in medusa.py and prompt_lookup.py.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.grower import Grower
+from medusa_chat.decoding.candidate_budget import Grower
 from medusa_chat.decoding.tree import ROOT, Tree
 
 

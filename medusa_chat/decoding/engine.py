@@ -8,17 +8,17 @@ from torch import Tensor
 
 from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.candidate_budget import Grower
+from medusa_chat.decoding.decode_step import Stepper
+from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.drafters import Autoregressive, Drafter
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
-from medusa_chat.decoding.governor import Governor
-from medusa_chat.decoding.grower import Grower
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.looking import common_prefix, look
-from medusa_chat.decoding.lookup import PromptLookup
 from medusa_chat.decoding.medusa import Medusa
-from medusa_chat.decoding.outcome import Here, Outcome
+from medusa_chat.decoding.probe import common_prefix, look
+from medusa_chat.decoding.prompt_lookup import PromptLookup
 from medusa_chat.decoding.settings import CHUNK, GenerationSettings
-from medusa_chat.decoding.stepping import Stepper
+from medusa_chat.decoding.step_result import Here, Outcome
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, UsageError
 
@@ -91,7 +91,8 @@ class Engine:
         """Decode after `prompt_ids`. settings: resolved, with a seed where it samples.
 
         details: whether each step records its draft with probabilities. Text stays "" here (see
-        text.py). Raises ContextError when the prompt leaves no room, and UsageError when empty.
+        detokenizer.py).
+        Raises ContextError when the prompt leaves no room, and UsageError when empty.
         """
         rule = ACCEPTANCE[settings.acceptance]
         self._require_room(prompt_ids)

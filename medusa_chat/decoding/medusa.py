@@ -7,10 +7,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from medusa_chat.decoding.candidate_budget import Grower
+from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
-from medusa_chat.decoding.governor import Governor
-from medusa_chat.decoding.grower import Grower
-from medusa_chat.decoding.growth import ASKED_EVERY, Growth, grow, subtree
+from medusa_chat.decoding.dynamic_tree import ASKED_EVERY, Growth, grow, subtree
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import UsageError

@@ -3,9 +3,9 @@
 Plain typed values, no torch and no gradio. huggingface_hub is imported by the first call.
 """
 
-from medusa_chat.amounts import gb
 from medusa_chat.hub.cache import CachedModel, cached, find, remove
 from medusa_chat.hub.client import HubError, is_offline, is_repo_id
+from medusa_chat.hub.discovery import Found, last_search, search
 from medusa_chat.hub.download import DownloadEvent, here, pull, resolve
 from medusa_chat.hub.download_plan import (
     DownloadPlan,
@@ -15,8 +15,8 @@ from medusa_chat.hub.download_plan import (
     plan,
     plan_repo,
 )
-from medusa_chat.hub.finder import Found, last_search, search
-from medusa_chat.hub.source import HubSource
+from medusa_chat.hub.remote_files import HubSource
+from medusa_chat.units import gb
 
 __all__ = [
     "CachedModel",

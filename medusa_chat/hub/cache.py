@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.hub import files
+from medusa_chat.hub import repo_files
 from medusa_chat.hub.client import constants, failure, is_repo_id
 
 COMMIT_LENGTH = 40
@@ -69,12 +69,14 @@ def find(repo: str, revision: str | None = None) -> Path | None:
 def is_whole(folder: Path) -> bool:
     """Whether a snapshot holds all of its weights or heads; sizes are not judged here."""
     names = set(_names(folder))
-    index = files.index_file(names)
+    index = repo_files.index_file(names)
     content = _read_json(folder / index) if index else None
-    if index and not files.shards_of(content or {}) <= names:
+    if index and not repo_files.shards_of(content or {}) <= names:
         return False
-    weights = files.weight_files(names, content)
-    return bool(weights and files.config_file(names) in names) or bool(files.heads_files(names))
+    weights = repo_files.weight_files(names, content)
+    return bool(weights and repo_files.config_file(names) in names) or bool(
+        repo_files.heads_files(names)
+    )
 
 
 def cached_ids() -> tuple[str, ...]:
@@ -156,11 +158,11 @@ def _described(repo: str) -> CachedModel:
 
 def _has_heads(folder: Path) -> bool:
     names = set(_names(folder))
-    index = files.index_file(names)
+    index = repo_files.index_file(names)
     return (
-        bool(files.heads_files(names))
-        or files.says_medusa(_read_json(folder / files.config_file(names)))
-        or bool(index and files.index_has_heads(_read_json(folder / index)))
+        bool(repo_files.heads_files(names))
+        or repo_files.says_medusa(_read_json(folder / repo_files.config_file(names)))
+        or bool(index and repo_files.index_has_heads(_read_json(folder / index)))
     )
 
 
@@ -182,13 +184,13 @@ def _commit(folder: Path, revision: str) -> str | None:
     """The commit that a revision names here."""
     if len(revision) == COMMIT_LENGTH and set(revision) <= set("0123456789abcdef"):
         return revision
-    if not files.is_safe(revision):
+    if not repo_files.is_safe(revision):
         return None
     try:
         text = (folder / "refs" / revision).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    return text if len(text) == COMMIT_LENGTH and files.is_safe(text) else None
+    return text if len(text) == COMMIT_LENGTH and repo_files.is_safe(text) else None
 
 
 def _names(folder: Path) -> Iterator[str]:

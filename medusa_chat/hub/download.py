@@ -11,10 +11,10 @@ from pathlib import Path
 
 from medusa_chat import paths
 from medusa_chat.hub.cache import find, folder_of, storage
+from medusa_chat.hub.catalog import model_preset
 from medusa_chat.hub.client import HubError, failure, is_offline, offline
 from medusa_chat.hub.download_plan import DownloadPlan, RepoPlan, free_bytes, plan_repo
 from medusa_chat.hub.transfer import Cancelled, State, provide
-from medusa_chat.models import model_preset
 
 TICK_SECONDS = 0.2
 WINDOW_SECONDS = 5.0  # over which the speed is taken

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from medusa_chat.amounts import gb
-from medusa_chat.hub import files
+from medusa_chat.hub import repo_files as files
 from medusa_chat.hub.cache import cache_folder, folder_of, storage
+from medusa_chat.hub.catalog import model_preset
 from medusa_chat.hub.client import HubError, failure, get, is_repo_id
 from medusa_chat.hub.repo import Repo, RepoFile, look_up, may_read
-from medusa_chat.models import model_preset
+from medusa_chat.units import gb
 
 MAX_JSON = 16_000_000
 

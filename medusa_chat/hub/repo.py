@@ -17,7 +17,7 @@ from medusa_chat.hub.client import (
     is_repo_id,
     offline,
 )
-from medusa_chat.hub.files import is_safe
+from medusa_chat.hub.repo_files import is_safe
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA1 = re.compile(r"[0-9a-f]{40}")
@@ -136,7 +136,7 @@ def _file(sibling: Any) -> RepoFile:
 def _ids_like(repo: str) -> list[str]:
     """Ids that could be meant: presets, what is cached, and what the Hub finds quickly."""
     from medusa_chat.hub.cache import cached_ids
-    from medusa_chat.models import model_presets
+    from medusa_chat.hub.catalog import model_presets
 
     ids = [preset.id for preset in model_presets()]
     ids += [preset.base for preset in model_presets() if preset.base]

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from medusa_chat.amounts import gb
 from medusa_chat.hub.cache import cache_folder, folder_of, storage
 from medusa_chat.hub.client import HubError, constants, explaining, failure, headers
 from medusa_chat.hub.download_plan import RepoPlan
 from medusa_chat.hub.repo import RepoFile
+from medusa_chat.units import gb
 
 CONNECT_SECONDS = 5.0
 CHUNK = 1 << 20

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 import torch
 
-from medusa_chat import compiling
-from medusa_chat.checkpoint import end_tokens
-from medusa_chat.decoding import native, threads
+from medusa_chat.checkpoints import native_build
+from medusa_chat.checkpoints.load import end_tokens
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends import cpu_threads, native
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Finished
+from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.submodules import replace_submodules
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.errors import MedusaChatError, UsageError
 
@@ -39,7 +39,7 @@ def answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:
     """Who answers fastest with this model, in texts of at most `context` tokens: our engine where
     a step is one call into C, which beats batches of 16 there several times; elsewhere batches,
     since a row costs little beside the weights that every step reads."""
-    if native.can_run(model) and native.is_small(model) and compiling.library() is not None:
+    if native.can_run(model) and native.is_small(model) and native_build.library() is not None:
         return OneByOne(model, context, ends)
     return Batches(model, ends)
 
@@ -70,14 +70,14 @@ class OneByOne:
         return answers
 
     def _built(self) -> Engine:
-        library = compiling.library()
+        library = native_build.library()
         assert library is not None
         shared = {id(p): p for p in self._model.parameters()}
         copied = deepcopy(self._model, shared).eval()
         replace_submodules(copied, packs=False)
         backbone = Backbone(copied, self._context, numbers=native.NUMBERS)
         # where the numbers are not the twin's, the twin answers
-        native.adopt(backbone, None, native.Team(library, threads.of_native(copied)))
+        native.adopt(backbone, None, native.Team(library, cpu_threads.of_native(copied)))
         engine = Engine(backbone)
         engine.pauses = frozenset(self.ends)
         return engine

@@ -10,21 +10,21 @@ from typing import Any
 import torch
 
 from medusa_chat import paths
-from medusa_chat.checkpoint import LoadedModel, load
+from medusa_chat.checkpoints.load import LoadedModel, load
 from medusa_chat.decoding.events import Event, Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, MedusaChatError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.training.accuracy import rank_hits, ranks_after
+from medusa_chat.training.checkpoint_writer import Calibrated
+from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import encode_prompt
 from medusa_chat.training.examples import require_template
 from medusa_chat.training.loss import IGNORED, targets_of
-from medusa_chat.training.output import Calibrated
 from medusa_chat.training.path_search import Answer as Foreseen
-from medusa_chat.training.reading import Conversation, read_conversations
 from medusa_chat.training.run import Stage, Written
-from medusa_chat.training.talks import Answered
+from medusa_chat.training.whole_conversations import Answered
 
 MOST_CONVERSATIONS = 256
 ANSWER_TOKENS = 128

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from medusa_chat.errors import UsageError
+from medusa_chat.training.conversations import Conversation
 from medusa_chat.training.data import Example, encode
-from medusa_chat.training.reading import Conversation
 
 HELD_OUT_SHARE = 0.02
 MOST_HELD_OUT = 128

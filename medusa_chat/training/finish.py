@@ -6,16 +6,13 @@ from pathlib import Path
 
 import torch
 
-from medusa_chat import weights
-from medusa_chat.adapters import merge_adapter
+from medusa_chat.checkpoints import weights
+from medusa_chat.checkpoints.adapters import merge_adapter
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.accuracy import count_ranks, ranks_of_answer
 from medusa_chat.training.answerers import answerer, require_ends
-from medusa_chat.training.data import Example
-from medusa_chat.training.distill import DistillRecipe
-from medusa_chat.training.ground import Ground
-from medusa_chat.training.output import (
+from medusa_chat.training.checkpoint_writer import (
     TREE_NODES,
     Calibrated,
     heads_config,
@@ -25,9 +22,12 @@ from medusa_chat.training.output import (
     write_heads,
     write_json,
 )
-from medusa_chat.training.reading import Conversation
+from medusa_chat.training.conversations import Conversation
+from medusa_chat.training.data import Example
+from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.recipe import Recipe, TrainRequest
-from medusa_chat.training.talks import answer_conversations
+from medusa_chat.training.setup import Ground
+from medusa_chat.training.whole_conversations import answer_conversations
 
 CALIBRATION_TOKENS = 128
 

@@ -11,19 +11,14 @@ import torch
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example
-from medusa_chat.training.descent import descend, is_due, optimizers_of, write_state
-from medusa_chat.training.joint_loss import (
-    JointRecipe,
-    evaluate_jointly,
-    joint_loss,
-    next_tokens,
-)
+from medusa_chat.training.head_recipe import Evaluated, JointRecipe, TrainStep
+from medusa_chat.training.hidden_states import streamed
+from medusa_chat.training.joint_loss import evaluate_jointly, joint_loss, next_tokens
 from medusa_chat.training.lora import adapter_tensors, add_adapter, is_tied, linear_names
 from medusa_chat.training.loss import HeadLosses
 from medusa_chat.training.optimizers import Optimizers, adamw
-from medusa_chat.training.rows import streamed
-from medusa_chat.training.steps import Evaluated, TrainStep
-from medusa_chat.training.team import ALONE, Team
+from medusa_chat.training.process_group import ALONE, Team
+from medusa_chat.training.training_loop import descend, is_due, optimizers_of, write_state
 
 __all__ = [
     "JointRecipe",

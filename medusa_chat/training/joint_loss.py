@@ -1,7 +1,7 @@
 """The loss of Medusa-2: the backbone's own and the heads'."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.training.chunked_loss import cross_entropy, summed
 from medusa_chat.training.data import Batch, Example, collate, grouped
-from medusa_chat.training.known import cross_entropy, summed
+from medusa_chat.training.head_recipe import Evaluated, JointRecipe, shares
+from medusa_chat.training.hidden_states import batch_of
 from medusa_chat.training.lora import set_dropout
 from medusa_chat.training.loss import (
     IGNORED,
@@ -21,29 +23,7 @@ from medusa_chat.training.loss import (
     run_decoder,
     targets_of,
 )
-from medusa_chat.training.rows import batch_of
-from medusa_chat.training.steps import Evaluated, HeadRecipe, shares
-from medusa_chat.training.team import ALONE, Team
-
-
-@dataclass(frozen=True)
-class JointRecipe:
-    """Settings of a Medusa-2 run. heads: those of the heads, and steps, batches and seed.
-
-    learning_rate: the adapter's. lambda0: the weight of the heads' loss beside the backbone's,
-    from the first step, or with schedule "sine" lambda0 x sin(pi/2 x step/steps). distill: the
-    backbone's loss is KL(itself without adapter || itself), else the cross-entropy of the data
-    (Medusa, arXiv 2401.10774, 2.2.2 and 2.3.2).
-    """
-
-    heads: HeadRecipe
-    learning_rate: float = 1e-4
-    lambda0: float = 0.2
-    schedule: str = "constant"
-    distill: bool = False
-    rank: int = 32
-    alpha: int = 16
-    dropout: float = 0.05
+from medusa_chat.training.process_group import ALONE, Team
 
 
 def joint_loss(

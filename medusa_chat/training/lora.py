@@ -1,15 +1,14 @@
 """The adapter of Medusa-2: LoRA on every linear layer of the backbone."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from medusa_chat.training.joint_loss import JointRecipe
+from medusa_chat.training.head_recipe import JointRecipe
 
 
-def add_adapter(model: Any, recipe: "JointRecipe") -> tuple[Any, tuple[str, ...]]:
+def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
     """The model with a fresh LoRA on every linear layer and the LM head; and their names.
 
     An LM head that is tied to the embeddings is left out: a change of it would change both.

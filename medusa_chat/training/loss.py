@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.training.chunked_loss import cross_entropy, summed
 from medusa_chat.training.data import Batch
-from medusa_chat.training.known import cross_entropy, summed
 
 IGNORED = -100
 RANKS = 5  # predictions of a head that are watched while it learns

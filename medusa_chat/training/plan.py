@@ -12,10 +12,10 @@ import torch
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example
-from medusa_chat.training.ground import Ground
 from medusa_chat.training.joint import is_tied
 from medusa_chat.training.loss import LMHead, medusa_loss
 from medusa_chat.training.recipe import TrainRequest
+from medusa_chat.training.setup import Ground
 from medusa_chat.training.trainer import HeadRecipe, batch_of, epoch_of, rows_of
 
 

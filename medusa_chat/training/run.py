@@ -12,21 +12,21 @@ import torch
 
 from medusa_chat.errors import MedusaChatError, OutOfMemoryError, UsageError
 from medusa_chat.training.answerers import Answerer, answerer, require_ends
+from medusa_chat.training.checkpoint_writer import Calibrated
+from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.examples import Encoded, encode_all, require_template, split
 from medusa_chat.training.finish import calibrate_heads, write_output
-from medusa_chat.training.ground import Ground, lay_ground, read_model
 from medusa_chat.training.joint import adapter_tensors, add_adapter, train_jointly
-from medusa_chat.training.output import Calibrated
 from medusa_chat.training.plan import Plan, plan
-from medusa_chat.training.reading import Conversation, read_conversations
+from medusa_chat.training.process_group import ALONE, Team
 from medusa_chat.training.recipe import Recipe, TrainRequest
+from medusa_chat.training.resume_state import begin, work_folder
 from medusa_chat.training.schedule import head_recipe, joint_recipe
+from medusa_chat.training.setup import Ground, lay_ground, read_model
 from medusa_chat.training.shortlist import shortlist
-from medusa_chat.training.talks import Answered, answer_conversations
-from medusa_chat.training.team import ALONE, Team
 from medusa_chat.training.trainer import Evaluated, TrainStep, new_heads, train_heads
-from medusa_chat.training.work import begin, work_folder
+from medusa_chat.training.whole_conversations import Answered, answer_conversations
 
 ANSWERS_DONE = "answers.done"
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from medusa_chat.training.data import Example
-from medusa_chat.training.ground import Ground
 from medusa_chat.training.joint import JointRecipe
 from medusa_chat.training.recipe import Recipe
+from medusa_chat.training.setup import Ground
 from medusa_chat.training.trainer import HeadRecipe, epoch_of
 
 CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 8_000_000_000}  # of hidden states that are kept

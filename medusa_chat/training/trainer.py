@@ -12,10 +12,8 @@ from torch import nn
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example, collate, grouped
-from medusa_chat.training.descent import descend, is_due, optimizers_of, rate_at, write_state
-from medusa_chat.training.loss import IGNORED, HeadLosses, LMHead, medusa_loss
-from medusa_chat.training.optimizers import Optimizers
-from medusa_chat.training.rows import (
+from medusa_chat.training.head_recipe import Evaluated, HeadRecipe, Shares, TrainStep, shares
+from medusa_chat.training.hidden_states import (
     Rows,
     batch_of,
     drawn_rows,
@@ -25,8 +23,10 @@ from medusa_chat.training.rows import (
     streamed,
     streamed_rows,
 )
-from medusa_chat.training.steps import Evaluated, HeadRecipe, Shares, TrainStep, shares
-from medusa_chat.training.team import ALONE, Team
+from medusa_chat.training.loss import IGNORED, HeadLosses, LMHead, medusa_loss
+from medusa_chat.training.optimizers import Optimizers
+from medusa_chat.training.process_group import ALONE, Team
+from medusa_chat.training.training_loop import descend, is_due, optimizers_of, rate_at, write_state
 
 __all__ = [
     "Evaluated",

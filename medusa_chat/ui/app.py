@@ -15,23 +15,23 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from medusa_chat.errors import PortInUseError, UsageError
-from medusa_chat.history import History
 from medusa_chat.paths import asset
-from medusa_chat.personal import Personal
-from medusa_chat.session import Session
-from medusa_chat.ui.chat import build_chat
-from medusa_chat.ui.compare import build_compare
-from medusa_chat.ui.desk import Desk
-from medusa_chat.ui.door import Door
-from medusa_chat.ui.guard import GUEST, Guard
+from medusa_chat.runtime.history import History
+from medusa_chat.runtime.personal_tree import Personal
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.access.guard import GUEST, Guard
+from medusa_chat.ui.access.password import Door
+from medusa_chat.ui.access.share import Share
+from medusa_chat.ui.access.tunnel import Entrance, ShareError
+from medusa_chat.ui.chat.controller import Desk
+from medusa_chat.ui.chat.tab import build_chat
+from medusa_chat.ui.compare.tab import build_compare
 from medusa_chat.ui.header import build_header
-from medusa_chat.ui.live import Live
-from medusa_chat.ui.models import build_models
-from medusa_chat.ui.share import Share
+from medusa_chat.ui.models.tab import build_models
+from medusa_chat.ui.page.live import Live
 from medusa_chat.ui.shell import Shell
 from medusa_chat.ui.theme import theme
-from medusa_chat.ui.tune import build_tune
-from medusa_chat.ui.tunnel import Entrance, ShareError
+from medusa_chat.ui.tune.tab import build_tune
 
 STYLES = ("page.css", "share.css", "chat.css", "tree.css", "compare.css", "models.css", "tune.css")
 FIRST_PORT, LAST_PORT = 7860, 7959

@@ -3,14 +3,14 @@
 import gradio as gr
 
 from medusa_chat.errors import UsageError
-from medusa_chat.jobs import ModelState
-from medusa_chat.session import Session
-from medusa_chat.ui.drawn import AT_ONCE, drawn, page
-from medusa_chat.ui.guard import is_guest
-from medusa_chat.ui.share import Share, share_view
+from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.access.guard import is_guest
+from medusa_chat.ui.access.share import Share, share_view
+from medusa_chat.ui.page.html_blocks import AT_ONCE, drawn, page
+from medusa_chat.ui.page.status import status_line
+from medusa_chat.ui.page.tree_view import to_line
 from medusa_chat.ui.shell import mark
-from medusa_chat.ui.status import status_line
-from medusa_chat.ui.tree_view import to_line
 
 FIRST = ModelState("loading", "start")
 

@@ -1,0 +1,119 @@
+"""Shape: the sizes of a model that is known, filled with random weights."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from medusa_chat.checkpoints.load import (
+    LoadedModel,
+    auto_tree,
+    choose_device,
+    choose_precision,
+    usual_nodes,
+)
+from medusa_chat.checkpoints.prepare import prepare
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import LoadRequest, ModelInfo
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+CONTEXT = 8192
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama's sizes. heads: Medusa heads of one layer that share the LM head."""
+
+    name: str
+    hidden: int
+    inner: int
+    layers: int
+    attention: int
+    key_values: int
+    vocabulary: int
+    context: int
+    heads: int = 5
+
+
+SHAPES = {
+    "7b": Shape("7b", 4096, 11008, 32, 32, 32, 32000, 4096),
+    "8b": Shape("8b", 4096, 14336, 32, 32, 8, 128256, 131072),
+}
+
+
+def load_shape(shape: Shape, request: LoadRequest) -> LoadedModel:
+    """A model of random weights, never zeros, on the device and in the precision asked for.
+
+    It has no tokenizer. Raises UsageError for 4 and 8 bit, DeviceError, OutOfMemoryError.
+    """
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from medusa_chat.checkpoints.memory import fitting, held_bytes
+    from medusa_chat.decoding.engine import Engine
+    from medusa_chat.decoding.heads import MedusaHeads
+
+    device = choose_device(request.device)
+    precision, reason = choose_precision(request.precision, device, device.type == "cpu")
+    if precision not in DTYPES:
+        raise UsageError(f"precision is {precision!r}: --shape takes fp32, bf16 or fp16")
+    dtype = getattr(torch, DTYPES[precision])
+    name = f"shape {shape.name}, {shape.layers} layers, random weights"
+    advice = f"{name} does not fit on {device} at {precision}: give fewer --layers"
+    with fitting(lambda: advice):
+        with torch.device("meta"):
+            empty = LlamaForCausalLM(_config(shape))
+        model = empty.to(dtype).to_empty(device=device).eval()
+        model.model.rotary_emb = type(model.model.rotary_emb)(model.config).to(device)
+        _fill(model.named_parameters())
+        heads = MedusaHeads(shape.heads, shape.hidden, dtype=dtype).to(device)
+        _fill(heads.named_parameters())
+        parameters = sum(p.numel() for p in model.parameters())
+        context = min(request.max_context or CONTEXT, shape.context)
+        backbone, notes = prepare(model, heads, device, context)
+    usual = usual_nodes(device, precision, backbone.whole_step is not None)
+    tree, why = auto_tree(None, shape.heads, device, usual)
+    info = ModelInfo(
+        name=name,
+        family="llama",
+        precision=precision,
+        device=str(device),
+        parameters=parameters,
+        heads=shape.heads,
+        context=context,
+        tree="auto",
+        nodes=len(tree),
+        tree_reason=why,
+        memory_bytes=held_bytes(model, *backbone.beside, heads) + backbone.cache.nbytes,
+        has_template=False,
+        notes=(reason, *notes),
+    )
+    texts: Any = None  # nothing is ever turned into text
+    return LoadedModel(Engine(backbone, heads), None, texts, None, info, usual)
+
+
+def _config(shape: Shape) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.attention,
+        num_key_value_heads=shape.key_values,
+        vocab_size=shape.vocabulary,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=False,
+    )
+
+
+def _fill(parameters: Iterable[tuple[str, Any]]) -> None:
+    """Small random numbers; norms are 1, so that hidden states stay as large as they are."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in parameters:
+            parameter.requires_grad_(False)
+            if name.endswith("norm.weight"):
+                parameter.fill_(1)
+            else:
+                parameter.normal_(std=0.02)

@@ -1,0 +1,91 @@
+"""Contestants of the race: ways to decode, those of transformers' `generate` among them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.hf_baseline import Stock, compiled, drafting, read_draft, read_stock
+
+DTYPES = ("float32", "bfloat16")
+LOOKUP = 10  # tokens that transformers' own prompt lookup proposes: its documentation's value
+DRAFTED = 4  # tokens of the draft model at each step
+DRAFTS = ("-lookup", "-assisted")  # of generate: not plain decoding
+
+
+@dataclass
+class Contestant:
+    """One way to decode. answer: prompt ids -> (token ids without the end token, seconds).
+
+    per_round: tokens per second of each round over all prompts, prefill included. warm_up: seconds
+    of the round before these, which compiles what is to be compiled.
+    """
+
+    name: str
+    answer: Callable[[list[int]], tuple[tuple[int, ...], float]]
+    command: str
+    warm_up: float = 0.0
+    per_round: list[float] = field(default_factory=list)
+    answers: list[tuple[int, ...]] = field(default_factory=list)
+
+
+def generates(course: Course, longest: int, compiles: bool) -> Iterator[Contestant]:
+    """transformers' generate on the stock model, in fp32 and in half precision: with our threads
+    and with torch's, with its own prompt lookup, with a draft model, and compiled where it can be.
+    longest: tokens of a prompt."""
+    import torch
+
+    from medusa_chat.decoding.backends.cpu_threads import most
+
+    here = torch.get_num_threads()
+    for dtype in DTYPES:
+        stock = read_stock(course, dtype)
+        yield _generate(f"generate-{dtype}", stock)
+        yield _generate(f"generate-{dtype}-lookup", stock, prompt_lookup_num_tokens=LOOKUP)
+        if most() != here:
+            yield _threaded(f"generate-{dtype}-{most()}-threads", stock, most())
+        draft = read_draft(course, dtype)
+        if draft is not None:
+            yield _assisted(f"generate-{dtype}-assisted", stock, draft)
+        if compiles:  # in the same model: only a static cache takes the compiled step
+            options = compiled(course, longest)
+            yield _generate(f"generate-{dtype}-static", stock, **options)
+            if most() != here:
+                name = f"generate-{dtype}-static-{most()}-threads"
+                yield _threaded(name, stock, most(), **options)
+
+
+def _generate(name: str, stock: Stock, **options: Any) -> Contestant:
+    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
+        said = stock.answer(ids, **options)
+        return said.tokens, said.seconds
+
+    shown = {"compile_config": "CompileConfig()"}
+    words = "".join(f", {key}={shown.get(key, value)}" for key, value in options.items())
+    return Contestant(name, answer, f"transformers generate(do_sample=False{words})")
+
+
+def _threaded(name: str, stock: Stock, threads: int, **options: Any) -> Contestant:
+    import torch
+
+    alone = _generate(name, stock, **options)
+
+    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
+        here = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return alone.answer(ids)
+        finally:
+            torch.set_num_threads(here)
+
+    return Contestant(name, answer, alone.command)
+
+
+def _assisted(name: str, stock: Stock, draft: Any) -> Contestant:
+    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
+        with drafting(draft, DRAFTED) as options:
+            said = stock.answer(ids, **options)
+        return said.tokens, said.seconds
+
+    words = f"assistant_model=..., num_assistant_tokens={DRAFTED}"
+    return Contestant(name, answer, f"transformers generate(do_sample=False, {words})")

@@ -1,0 +1,202 @@
+"""Studies "heads" and "two-stage": what is learnt, and how, with the loaded backbone.
+
+Medusa, arXiv 2401.10774: 2.2.3 and Figure 3a, 2.2.2 and Table 2. Budgets are small and stand in
+every row; a row's least and most are those of its seeds.
+"""
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.rows import Row, row
+from medusa_chat.bench.studies.training_fixture import (
+    NODES,
+    School,
+    enrol,
+    held_out_loss,
+    judged,
+    ranks_of,
+    talks_of,
+)
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.training.data import Example
+from medusa_chat.training.head_recipe import HeadRecipe, TrainStep
+from medusa_chat.training.hidden_states import Rows, keep_rows
+from medusa_chat.training.joint import JointRecipe, add_adapter, train_jointly
+from medusa_chat.training.trainer import new_heads, train_heads
+
+HEADS = 5
+COUNTS = (3, 4, 5)
+SEEDS = (0, 1)
+ASKED = 2  # answers of each conversation that the heads learn from
+JOINT_STEPS = 40  # of backbone and heads together, after these
+DIRECT_STEPS = 80  # of both from the start
+JOINT_TOKENS = 512  # of each step of both
+JOINT_RATE = 5e-4  # of the backbone: a quarter of that of the heads' biases
+DIRECT_RATE = 2e-3  # the same as these have
+WAYS = (ALONE, STAGED, DIRECT) = "medusa-1", "medusa-2, two stages", "medusa-2, direct"
+# Steps of the heads alone.
+MEDUSA_1 = HeadRecipe(steps=300, batch_labels=256, evaluate_every=10**9, save_every=10**9)
+
+
+def heads(course: Course) -> Iterator[Row]:
+    """Own against shared LM head, 3, 4 and 5 heads, the data's answers against the backbone's own
+    to the same prompts: tokens a step on the backbone's greedy answers to others. Heads of one
+    residual layer, trained five at a time on hidden states that are kept; fewer are the first of
+    the five, since on a frozen backbone no head learns from another."""
+    with TemporaryDirectory() as folder:
+        school = enrol(course, Path(folder))
+        model = school.backbone()
+        tests = school.answers(model, talks_of(school.held_out), (0.0,), "held out")
+        talks = talks_of(school.learnt, each=ASKED)
+        own = school.answers(model, talks, (0.3, 0.0), "own")
+        sets = {"training data": school.given(talks), "self-distilled": own}
+        for data, examples in sets.items():
+            course.progress(f"hidden states of the {data}")
+            kept = keep_rows(model, HEADS, examples, MEDUSA_1)
+            yield from _kinds(course, model, data, examples, kept, tests)
+        yield from _shipped(course, model, tests)
+
+
+def _kinds(
+    course: Course,
+    model: Any,
+    data: str,
+    examples: Sequence[Example],
+    kept: Rows,
+    tests: Sequence[Example],
+) -> Iterator[Row]:
+    """The rows of one set."""
+    for is_own, kind in ((False, "shared"), (True, "own")):
+        found: dict[int, list[float]] = {count: [] for count in COUNTS}
+        for seed in SEEDS:
+            course.progress(f"heads on {data}, {kind} LM head, seed {seed}")
+            made = new_heads(model.get_output_embeddings(), HEADS, own_lm_head=is_own)
+            _learn(model, made, examples, replace(MEDUSA_1, seed=seed), kept)
+            ranks = ranks_of(model, made, tests)
+            for count in COUNTS:
+                found[count].append(judged(ranks, count))
+        millions = sum(p.numel() for p in made.parameters()) / 1e6
+        note = (
+            f"{MEDUSA_1.steps} steps of {MEDUSA_1.batch_labels} labels from {len(examples)} "
+            f"examples with {len(kept.hidden)}; {millions:.2f} M parameters in five heads; "
+            f"{len(SEEDS)} seeds; {NODES} nodes, {len(tests)} answers"
+        )
+        for count, values in found.items():
+            name = f"{data}, {kind} LM head, {count} heads"
+            yield row(name, values, "tokens/step", "medusa-chat bench --study heads", note=note)
+
+
+def _learn(
+    model: Any, made: MedusaHeads, examples: Sequence[Example], recipe: HeadRecipe, kept: Rows
+) -> None:
+    for _ in train_heads(model, model.get_output_embeddings(), made, examples, recipe, kept=kept):
+        pass
+    made.requires_grad_(False)
+
+
+def _shipped(course: Course, model: Any, tests: Sequence[Example]) -> Iterator[Row]:
+    """The checkpoint's own heads, judged alike."""
+    loaded = course.loaded.engine.heads
+    assert loaded is not None
+    tensors = {name: tensor.float() for name, tensor in loaded.to_tensors().items()}
+    ranks = ranks_of(model, MedusaHeads.from_tensors(tensors).to(model.device), tests)
+    values = [judged(ranks, len(loaded))]
+    note = f"as the checkpoint has them; {NODES} nodes, {len(tests)} answers"
+    name = f"the checkpoint's own {len(loaded)} heads"
+    yield row(name, values, "tokens/step", "medusa-chat bench --study heads", note=note)
+
+
+def two_stage(course: Course) -> Iterator[Row]:
+    """Medusa-1 against Medusa-2, direct against in two stages: the backbone's loss on conversations
+    that it did not learn from, and tokens a step on the greedy answers that it then gives. The
+    second stage begins with the heads that Medusa-1 made."""
+    losses: dict[str, list[float]] = {name: [] for name in WAYS}
+    rates: dict[str, list[float]] = {name: [] for name in WAYS}
+    with TemporaryDirectory() as folder:
+        school = enrol(course, Path(folder))
+        learnt, unseen = school.examples(school.learnt), school.examples(school.held_out)
+        model = school.backbone()
+        before, asked = held_out_loss(model, unseen), talks_of(school.held_out)
+        kept = keep_rows(model, HEADS, learnt, MEDUSA_1)
+        for seed in SEEDS:
+            for name, trained, made in _trained(school, learnt, kept, seed):
+                losses[name].append(held_out_loss(trained, unseen))
+                answers = school.answers(trained, asked, (0.0,), f"{name} {seed}")
+                rates[name].append(judged(ranks_of(trained, made, answers), HEADS))
+    yield from _two_stage_rows(school, before, losses, rates)
+
+
+def _trained(
+    school: School, learnt: Sequence[Example], kept: Rows, seed: int
+) -> Iterator[tuple[str, Any, MedusaHeads]]:
+    """(name, backbone, heads) of each of WAYS."""
+    say = school.course.progress
+    say(f"{ALONE}, seed {seed}")
+    model = school.backbone()
+    first = new_heads(model.get_output_embeddings(), HEADS)
+    _learn(model, first, learnt, replace(MEDUSA_1, seed=seed), kept)
+    yield ALONE, model, first
+    say(f"{STAGED}, seed {seed}")
+    recipe = _joint(seed, JOINT_STEPS, JOINT_RATE, MEDUSA_1.learning_rate / 4, 0.2)
+    made = deepcopy(first)
+    yield STAGED, _jointly(school.backbone(), made, learnt, recipe), made
+    say(f"{DIRECT}, seed {seed}")
+    model = school.backbone()
+    made = new_heads(model.get_output_embeddings(), HEADS)
+    recipe = _joint(seed, DIRECT_STEPS, DIRECT_RATE, MEDUSA_1.learning_rate, 1.0)
+    yield DIRECT, _jointly(model, made, learnt, recipe), made
+
+
+def _two_stage_rows(
+    school: School, before: float, losses: dict[str, list[float]], rates: dict[str, list[float]]
+) -> Iterator[Row]:
+    command = "medusa-chat bench --study two-stage"
+    alone = f"{MEDUSA_1.steps} steps of the heads alone"
+    both = f"steps of both, {JOINT_TOKENS} tokens each"
+    notes = {
+        ALONE: alone,
+        STAGED: f"{alone}, {JOINT_STEPS} {both}; lambda_0 0.2, backbone's rate {JOINT_RATE:g}",
+        DIRECT: f"{DIRECT_STEPS} {both}; lambda_0 1, backbone's rate {DIRECT_RATE:g}",
+    }
+    seeds = f"; {len(SEEDS)} seeds, {len(school.learnt)} conversations to learn from"
+    base = "the backbone before"
+    unseen = f"{len(school.held_out)} conversations"
+    yield row(f"{base}: loss", [before], "nats/token", command, note=f"held-out: {unseen}")
+    for name, values in losses.items():
+        against = [before] * len(values)
+        said = notes[name] + seeds
+        yield row(f"{name}: loss", values, "nats/token", command, base, against, said)
+    for name, values in rates.items():
+        said = f"{notes[name]}{seeds}; {NODES} nodes, greedy answers to {unseen}"
+        yield row(name, values, "tokens/step", command, ALONE, rates[ALONE], said)
+
+
+def _joint(seed: int, steps: int, rate: float, head_rate: float, lambda0: float) -> JointRecipe:
+    recipe = HeadRecipe(
+        steps=steps,
+        batch_tokens=JOINT_TOKENS,
+        cache_hidden=False,
+        warmup_steps=steps // 8,
+        learning_rate=head_rate,
+        other_learning_rate=head_rate / 10,
+        evaluate_every=10**9,
+        save_every=10**9,
+        seed=seed,
+    )
+    return JointRecipe(recipe, learning_rate=rate, lambda0=lambda0)
+
+
+def _jointly(
+    model: Any, made: MedusaHeads, examples: Sequence[Example], recipe: JointRecipe
+) -> Any:
+    """Returns the backbone with the adapter merged into it."""
+    wrapped, _ = add_adapter(model, recipe)
+    for event in train_jointly(wrapped, made, examples, recipe):
+        assert isinstance(event, TrainStep)
+    made.requires_grad_(False)
+    return wrapped.merge_and_unload().eval()

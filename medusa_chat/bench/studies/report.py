@@ -1,0 +1,156 @@
+"""Study "report": Table 1's row of the loaded checkpoint on MT-Bench's kind of questions.
+
+Acceleration rate, overhead and speedup are the paper's (Medusa, arXiv 2401.10774, B.1): tokens a
+step; time of a step over time of a step that gives one token; the first over the second. Both
+baselines are named where a ratio stands: our plain decoding, and transformers' `generate`.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from medusa_chat import paths
+from medusa_chat.bench.harness.answers import Answerer, Way, answer
+from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.hf_baseline import same_precision, sampling, stock_play
+from medusa_chat.bench.harness.report_data import Answered, Figures, Play, Question, Report, Turn
+from medusa_chat.bench.harness.rows import Row, row, unmeasured
+from medusa_chat.bench.studies.paper import auto
+from medusa_chat.errors import UsageError
+from medusa_chat.runtime.worker import encode
+from medusa_chat.training.conversations import Conversation, read_conversations
+from medusa_chat.trees.presets import load_tree
+
+MEDUSA, PLAIN, GENERATE = "medusa", "plain decoding", "transformers generate"
+BASES = (PLAIN, GENERATE)
+COMMAND = "medusa-chat bench --study report"
+
+
+def report(course: Course) -> Iterator[Row]:
+    """Every question's turns in order, each answered with Medusa and with the baselines from the
+    same conversation: the one that Medusa's answers made."""
+    asked, source = _asked(course)
+    kept, settings = course.report or Report(), course.settings
+    tree = auto(course) if course.tree == "auto" else load_tree(course.tree)
+    stock = same_precision(course)
+    options = sampling(settings)
+    ways: dict[str, Answerer] = {
+        MEDUSA: lambda question: answer(course, question, Way(settings, tree)),
+        PLAIN: lambda question: answer(course, question, Way(settings)),
+    }
+    if stock is not None:
+        ways[GENERATE] = lambda question: stock_play(stock, question, options)
+    kept.source, kept.settings = source, settings
+    for place, found in enumerate(asked):
+        course.progress(f"question {place + 1} of {len(asked)}")
+        number = place + 1 if found.number is None else found.number
+        kept.answered.append(Answered(number, found.category, _turns(course, found, ways, place)))
+    if figures(kept.answered, PLAIN) is None:
+        raise UsageError("no answer has a step: give prompts that fit, or raise --max-new-tokens")
+    for base in BASES:
+        yield from _rows(course, kept.answered, base)
+
+
+def _asked(course: Course) -> tuple[list[Conversation], str]:
+    """The rows of --prompts, else of our own questions, and the file's name. Raises UsageError."""
+    file = course.prompts or paths.asset("benchmarks", "questions.jsonl")
+    if not file.is_file():
+        raise UsageError("give --prompts FILE: a question.jsonl as MT-Bench has it")
+    course.loaded.said = ("", [])
+    asked = list(read_conversations(file, prompts=True))
+    if not asked:
+        raise UsageError(f"{file} holds no prompt")
+    return asked, Path(file).name
+
+
+def _turns(
+    course: Course, found: Conversation, ways: dict[str, Answerer], place: int
+) -> tuple[Turn, ...]:
+    """The turns of a row; after one without room the rest are not asked."""
+    talk = [dict(m) for m in found.messages if m["role"] == "system"][:1]
+    turns: list[Turn] = []
+    for number, text in enumerate(found.asked):
+        if turns and turns[-1].said is None:
+            turns.append(Turn(text, None, {}))
+            continue
+        talk.append({"role": "user", "content": text})
+        question = Question(encode(course.loaded, talk)[0], found.category)
+        names = list(ways)
+        first = (place + number) % len(names)  # so that no way is always the first
+        plays = {name: ways[name](question) for name in [*names[first:], *names[:first]]}
+        ours = plays[MEDUSA]
+        said = None if ours is None else _text(course, ours)
+        talk.append({"role": "assistant", "content": said or ""})
+        turns.append(Turn(text, said, {n: p for n, p in plays.items() if p and p.is_timed}))
+    return tuple(turns)
+
+
+def _text(course: Course, play: Play) -> str:
+    return str(course.loaded.tokenizer.decode(play.tokens, skip_special_tokens=True)).strip()
+
+
+def figures(answered: Sequence[Answered], base: str) -> Figures | None:
+    """Of the turns that both had a step in; None without any."""
+    turns = [t for one in answered for t in one.turns if MEDUSA in t.plays and base in t.plays]
+    if not turns:
+        return None
+    return Figures([t.plays[MEDUSA] for t in turns], [t.plays[base] for t in turns])
+
+
+def by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
+    """The rows of each kind, in the order of the file; the last, "all", is all of them."""
+    kinds: dict[str, list[Answered]] = {}
+    for one in answered:
+        kinds.setdefault(one.category or "without a category", []).append(one)
+    whole = {"all": list(answered)}
+    return whole if len(kinds) == 1 else kinds | whole
+
+
+def _rows(course: Course, answered: Sequence[Answered], base: str) -> Iterator[Row]:
+    """Three of each kind of question. The least and the most are of one answer."""
+    precision = course.loaded.info.precision
+    against = f"{base}, {precision}"
+    if not any(base in turn.plays for one in answered for turn in one.turns):
+        why = f"{base} was not run at {precision}"
+        yield unmeasured(f"speedup against {base}", "x", why)
+        return
+    for kind, rows in by_category(answered).items():
+        found = figures(rows, base)
+        if found is None:
+            yield unmeasured(f"{kind}: speedup against {base}", "x", "no answer of it has a step")
+            continue
+        single = [Figures([a], [b]) for a, b in zip(found.ours, found.base, strict=True)]
+        if base == PLAIN:
+            each = [one.acceleration for one in single]
+            yield _whole(f"{kind}: acceleration rate", found.acceleration, each, "tokens/step")
+        overheads, speedups = [[f.overhead for f in single], [f.speedup for f in single]]
+        label = "" if base == PLAIN else f" against {base}"
+        yield _whole(f"{kind}: overhead{label}", found.overhead, overheads, "x", against)
+        yield _whole(f"{kind}: speedup{label}", found.speedup, speedups, "x", against)
+
+
+def _whole(
+    name: str, value: float, each: list[float], unit: str, against: str | None = None
+) -> Row:
+    found = row(name, each, unit, COMMAND, against)
+    least, most = min(value, found["min"]), max(value, found["max"])
+    return {**found, "value": value, "min": least, "max": most}
+
+
+def model_answers(found: Report, model_id: str) -> str:
+    """The answers as FastChat's model_answer/MODEL.jsonl, which its judges read. An answer that
+    had no room is an empty text."""
+    lines = []
+    for one in found.answered:
+        choice = {"index": 0, "turns": [turn.said or "" for turn in one.turns]}
+        values = {
+            "question_id": one.number,
+            "answer_id": uuid.uuid4().hex,
+            "model_id": model_id,
+            "choices": [choice],
+            "tstamp": time.time(),
+        }
+        lines.append(json.dumps(values, ensure_ascii=False) + "\n")
+    return "".join(lines)

@@ -1,0 +1,55 @@
+"""Acceptance of a recorded answer, put together with step times that were measured here."""
+
+import json
+from pathlib import Path
+from statistics import fmean
+
+from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.rows import Row, row
+from medusa_chat.decoding.events import Finished, Step, from_json
+from medusa_chat.decoding.step_costs import StepCosts
+from medusa_chat.errors import UsageError
+
+
+def from_trace(course: Course, file: str) -> list[Row]:
+    """What the recorded steps would bring at this model's step times. The trace is one that
+    `generate --trace` wrote. Raises UsageError when it is none, or when nothing was tuned."""
+    steps = _steps(file)
+    tuned = course.loaded.tuned
+    if tuned is None:
+        raise UsageError("the trace needs the study steps: leave --study out, or name it too")
+    length = tuned.costs.lengths[0]
+    emitted = sum(max(len(step.path), 1) for step in steps)
+    nodes = fmean(_nodes(step) for step in steps)
+    usual = max(course.loaded.info.nodes, 2)
+    spent = sum(_seconds(step, tuned.costs, usual, length) for step in steps)
+    speedup = emitted * tuned.costs.at(1, length) / spent
+    note = f"RECORDED acceptance: {emitted / len(steps):.2f} tokens a step in {Path(file).name}"
+    note += f", {nodes:.0f} nodes; only the step times are this model's"
+    command = f"medusa-chat bench --shape --trace {Path(file).name}"
+    return [row("medusa / plain, recorded", [speedup], "x", command, "plain", [1.0], note)]
+
+
+def _steps(file: str) -> list[Step]:
+    try:
+        lines = Path(file).read_text("utf-8").splitlines()
+        events = [from_json(json.loads(line)) for line in lines if line.strip()]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"trace {file}: {str(error)[:120]}") from None
+    steps = [event for event in events if isinstance(event, Step)]
+    if not steps or not any(isinstance(event, Finished) for event in events):
+        raise UsageError(f"trace {file} holds no whole answer: write one with generate --trace")
+    return steps
+
+
+def _seconds(step: Step, costs: StepCosts, usual: int, length: int) -> float:
+    """Of such a step here; one whose heads were asked has paid for that, whatever was kept."""
+    nodes = _nodes(step)
+    if step.draft is not None and step.draft.guesses:
+        return costs.drafted(usual, max(nodes, usual), length)[nodes - 1]
+    return costs.at(nodes, length)
+
+
+def _nodes(step: Step) -> int:
+    """Of the draft; an older trace says it only in the draft itself."""
+    return step.nodes or (len(step.draft.tokens) if step.draft else 1)

@@ -1,0 +1,157 @@
+"""Studies of what stands around the steps: "turns", "text", "memory" and "load"."""
+
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.rows import Row, row, unmeasured
+from medusa_chat.decoding.detokenizer import TextStream
+from medusa_chat.decoding.events import Prefilled
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT
+from medusa_chat.messages import LoadRequest
+
+OFTENER = 3  # rounds of so short a time
+TURN = 24  # new tokens of a turn
+SETTINGS = GenerationSettings(drafter="none", max_new_tokens=1, nodes=1, seed=0)
+
+
+def turns(course: Course) -> Iterator[Row]:
+    """Time to the first token of a later turn, against a bare pass over its new tokens where they
+    stand, and against a prefill of them alone, which has nothing before it to attend to."""
+    course.progress("turns")
+    engine = course.loaded.engine
+    whole = min(512, engine.backbone.context - 2 * TURN)
+    held = [(31 * i + 7) % engine.backbone.vocabulary for i in range(whole)]
+    new = [(17 * i + 5) % engine.backbone.vocabulary for i in range(TURN)]
+    later, bare, alone, anew = list[float](), list[float](), list[float](), list[float]()
+    for number in range(OFTENER * course.rounds + 1):
+        engine.forget()
+        _first(course, held)
+        found = _first(course, [*held, *new])
+        passed = _pass(course, whole, new)
+        engine.forget()
+        only = _first(course, new)
+        engine.forget()
+        full = _first(course, [*held, *new])
+        if number:
+            later.append(1e3 * found)
+            bare.append(1e3 * passed)
+            alone.append(1e3 * only)
+            anew.append(1e3 * full)
+    engine.forget()
+    name, command = "first token of a later turn", "medusa-chat bench --study turns"
+    note = f"{TURN} new tokens behind {whole}"
+    yield row(name, later, "ms", command, f"a bare pass over these {TURN}", bare, note)
+    label, nothing = "the same behind nothing", f"prefill of {TURN} tokens alone"
+    yield row(label, later, "ms", command, nothing, alone, "the held tokens are attended to")
+    yield row("the same without reuse", anew, "ms", command, name, later)
+
+
+def _pass(course: Course, held: int, new: list[int]) -> float:
+    """Seconds of a pass over new tokens behind `held` that the cache has, the next one's choice
+    included."""
+    import torch
+
+    backbone = course.loaded.engine.backbone
+    tokens = torch.tensor(new, device=backbone.device)
+    backbone.cache.crop(held)
+    course.synchronise()
+    started = perf_counter()
+    with torch.inference_mode():
+        int(backbone.judge.argmax(backbone.lm_head(backbone.run_chunk(tokens)[-1:])))
+    return perf_counter() - started
+
+
+def _first(course: Course, ids: list[int]) -> float:
+    """Seconds to the first token of an answer."""
+    engine = course.loaded.engine
+    course.synchronise()
+    event = next(iter(engine.generate(ids, engine.drafter(SETTINGS, ROOT), SETTINGS, False)))
+    assert isinstance(event, Prefilled)
+    return event.seconds
+
+
+def texts(course: Course) -> Iterator[Row]:
+    """Microseconds to turn a token into text while it streams, early and late in an answer."""
+    course.progress("text")
+    vocabulary = course.loaded.engine.backbone.vocabulary
+    ids = [(31 * i + 7) % vocabulary for i in range(4096)]
+    early, late = list[float](), list[float]()
+    for _ in range(course.rounds):
+        stream = TextStream(course.loaded.tokenizer)
+        early.append(_push(stream, ids[:512]))
+        _push(stream, ids[512:3584])
+        late.append(_push(stream, ids[3584:]))
+    command = "medusa-chat bench --study text"
+    yield row("text of a token", early, "us", command)
+    yield row("text of the 4,000th token", late, "us", command, "text of a token", early)
+
+
+def _push(stream: TextStream, ids: list[int]) -> float:
+    started = perf_counter()
+    for token in ids:
+        stream.push(token)
+    return 1e6 * (perf_counter() - started) / len(ids)
+
+
+def memory_and_load(course: Course) -> Iterator[Row]:
+    """A load and an answer in a process of its own: its seconds, and its peak of memory over the
+    bytes of weights, heads and cache."""
+    course.progress("a load in a process of its own")
+    if sys.platform != "linux":
+        yield unmeasured("load", "s", "only on Linux")
+        yield unmeasured("peak memory", "x", "only on Linux")
+        return
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=_load_alone, args=(course.request, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        found: dict[str, float] = pipe.recv()
+    except EOFError:
+        found = {}
+    process.join(10)
+    if not found:
+        yield unmeasured("load", "s", "the process ended early")
+        yield unmeasured("peak memory", "x", "the process ended early")
+        return
+    command = "medusa-chat bench --study load"
+    yield row("load", [found["load"]], "s", command, note="torch imported before, warm-up included")
+    note = f"{found['peak'] / 2**20:.0f} MiB over what the process held before the load"
+    ratio = found["peak"] / found["bytes"]
+    against = "weights + heads + cache"
+    yield row("peak memory", [ratio], "x", command, against, [1.0], note)
+
+
+def _load_alone(request: LoadRequest, pipe: Any) -> None:
+    """In the child: load, answer once, tell seconds and bytes."""
+    import torch
+    import transformers  # noqa: F401
+
+    from medusa_chat.checkpoints.load import load
+    from medusa_chat.runtime.worker import reply
+
+    before = _peak()
+    started = perf_counter()
+    *_, (_, loaded) = load(request)
+    seconds = perf_counter() - started
+    assert loaded is not None
+    settings = GenerationSettings(max_new_tokens=32, seed=0)
+    for _ in reply(loaded, "What is the capital of Spain?", settings):
+        pass
+    is_cuda = loaded.info.device.startswith("cuda")
+    peak = torch.cuda.max_memory_allocated() if is_cuda else _peak() - before
+    pipe.send({"load": seconds, "peak": peak, "bytes": loaded.info.memory_bytes})
+    pipe.close()
+
+
+def _peak() -> int:
+    """Most bytes of main memory this process ever held (getrusage's figure is its parent's)."""
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

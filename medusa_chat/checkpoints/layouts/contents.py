@@ -1,0 +1,84 @@
+"""Contents: which files of a checkpoint are its heads, its backbone and its adapter."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from medusa_chat.checkpoints.layouts.declared import base_of, disagreements, has_medusa_config
+from medusa_chat.checkpoints.layouts.folders import (
+    ADAPTERS,
+    BackboneFiles,
+    Folder,
+    backbone_in,
+    heads_in,
+)
+from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
+from medusa_chat.checkpoints.layouts.source import Source
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a source holds. base: the backbone that it names for heads that come alone. adapter:
+    the file of a LoRA adapter. notes: a sentence for each thing left aside."""
+
+    name: str
+    heads: HeadsFile | None
+    backbone: BackboneFiles | None
+    adapter: str | None
+    base: str | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the heads lie in the weights of their own backbone."""
+        return (
+            self.heads is not None and self.heads.layout in ("C", "F", "H") and bool(self.backbone)
+        )
+
+
+def survey(source: Source) -> Contents:
+    """Look through a source and one level of folders below it. Raises ModelError for heads that
+    are broken; a backbone is only looked at from outside."""
+    heads, backbone, adapter = None, None, None
+    config: Mapping[str, Any] = {}
+    notes: list[str] = []
+    for folder in _folders(source):
+        found = heads_in(folder) if heads is None else None
+        whole = backbone_in(folder, found) if backbone is None else None
+        beside = folder.json("adapter_config.json")
+        if found is not None:
+            heads, config = found, beside | folder.json("config.json")
+        backbone = backbone or whole
+        if adapter is None and (name := next((a for a in ADAPTERS if a in folder.sizes), None)):
+            adapter = folder.path(name)
+            config = config or beside
+        notes += folder.notes
+    if heads is not None:
+        heads = _told(heads, config, adapter)
+    return Contents(source.name, heads, backbone, adapter, base_of(config), tuple(notes))
+
+
+def backbone_of(source: Source) -> BackboneFiles | None:
+    """The whole model of a source, its heads left aside."""
+    return next(filter(None, (backbone_in(folder, None) for folder in _folders(source))), None)
+
+
+def _told(heads: HeadsFile, config: Mapping[str, Any], adapter: str | None) -> HeadsFile:
+    """The heads with what lies beside them: their config and an adapter."""
+    layout = heads.layout
+    if heads.is_whole and has_medusa_config(config):
+        layout = "H"
+    elif adapter is not None and not heads.is_whole:
+        layout = "I"
+    said = tuple(disagreements(config, heads))
+    return replace(heads, layout=layout, base=base_of(config), disagreements=said)
+
+
+def _folders(source: Source) -> list[Folder]:
+    """The root first, then the folders below it by name."""
+    sizes: dict[str, dict[str, int]] = {"": {}}
+    for path, size in source.files().items():
+        folder, _, name = path.rpartition("/")
+        if "/" not in folder:
+            sizes.setdefault(folder, {})[name] = size
+    return [Folder(source, folder, files) for folder, files in sorted(sizes.items())]

@@ -1,0 +1,176 @@
+"""One folder of a checkpoint: which of its weight files are heads, and which a whole model."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from medusa_chat.checkpoints.layouts.entry import Entry
+from medusa_chat.checkpoints.layouts.headers import read_header
+from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
+from medusa_chat.checkpoints.layouts.names import are_heads, part_of, prefix_of
+from medusa_chat.checkpoints.layouts.shapes import read_heads
+from medusa_chat.checkpoints.layouts.source import Source, read_json
+from medusa_chat.errors import ModelError
+
+WEIGHTS = (".safetensors", ".pt", ".bin")
+# written by trainers beside a model, and nothing that decodes
+JUNK = re.compile(
+    r"^(optimizer|scheduler|rng_state|scaler|training_args|trainer|consolidated|random_states)"
+    r"|heads_accuracy"
+)
+NAMED = re.compile(r"medusa|head", re.IGNORECASE)
+MODEL = re.compile(r"^(model|pytorch_model)([-.].*)?\.(safetensors|bin)$")
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class BackboneFiles:
+    """A whole model. folder: "" or the folder below. files: its weights in that folder, all
+    .safetensors or all pickles; missing: what its index names and is not there."""
+
+    folder: str
+    config: Mapping[str, Any]
+    files: tuple[str, ...]
+    missing: tuple[str, ...]
+    bytes: int
+    has_tokenizer: bool
+
+    @property
+    def is_pickled(self) -> bool:
+        return not self.files[0].endswith(".safetensors") if self.files else False
+
+
+@dataclass
+class Folder:
+    """One folder of a source while it is looked through."""
+
+    source: Source
+    folder: str
+    sizes: Mapping[str, int]
+    notes: list[str] = field(default_factory=list)
+
+    def path(self, file: str) -> str:
+        return f"{self.folder}/{file}" if self.folder else file
+
+    def json(self, file: str) -> dict[str, Any]:
+        return read_json(self.source, self.path(file)) if file in self.sizes else {}
+
+    def header(self, file: str) -> dict[str, Entry]:
+        return read_header(self.source, self.path(file))
+
+
+def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None:
+    """The whole model of a folder: a config of a family, and weights that are not only heads."""
+    config = folder.json("config.json")
+    if not isinstance(config.get("model_type"), str) or config["model_type"] == "medusa":
+        return None
+    only_heads = set() if heads is None or heads.is_whole else set(heads.files)
+    files, missing, _ = _model_files(folder)
+    files = [file for file in files if folder.path(file) not in only_heads]
+    if not files and not missing:
+        return None
+    return BackboneFiles(
+        folder=folder.folder,
+        config=config,
+        files=tuple(files),
+        missing=tuple(missing),
+        bytes=sum(folder.sizes[file] for file in files),
+        has_tokenizer=any(name in folder.sizes for name in TOKENIZERS),
+    )
+
+
+def _model_files(folder: Folder) -> tuple[list[str], list[str], dict[str, str]]:
+    """Weights of the model, what of them is missing, and the index (tensor -> file) if any.
+    In the order of transformers: safetensors before pickles, a single file before an index."""
+    for ending, single in ((".safetensors", "model"), (".bin", "pytorch_model")):
+        if single + ending in folder.sizes:
+            return [single + ending], [], {}
+        for index in sorted(n for n in folder.sizes if n.endswith(f"{ending}.index.json")):
+            table = _weight_map(folder, index)
+            files = sorted(set(table.values()))
+            there = [file for file in files if folder.sizes.get(file, -1) > 0]
+            return there, [file for file in files if file not in there], table
+        files = sorted(n for n in folder.sizes if MODEL.match(n) and n.endswith(ending))
+        if files:
+            return files, [], {}
+    return [], [], {}
+
+
+def _weight_map(folder: Folder, index: str) -> dict[str, str]:
+    table = folder.json(index).get("weight_map")
+    if not isinstance(table, dict) or not all(
+        isinstance(file, str) and file.endswith(WEIGHTS) and "/" not in file and "\\" not in file
+        for file in table.values()
+    ):
+        raise ModelError(
+            f"{folder.source.name}/{folder.path(index)} names no files of this folder: fetch it "
+            "again"
+        )
+    return table
+
+
+def heads_in(folder: Folder) -> HeadsFile | None:
+    """The heads of one folder: a file of their own by its name, the model's weights, any other."""
+    weights = [n for n in sorted(folder.sizes) if n.endswith(WEIGHTS) and not JUNK.search(n)]
+    weights = [name for name in weights if name not in ADAPTERS]
+    model, missing, table = _model_files(folder)
+    named = [n for n in weights if NAMED.search(n) and n not in model and n not in missing]
+    if named:
+        return _own_file(folder, named)
+    if any(file in missing and _is_head(name) for name, file in table.items()):
+        return None  # the model is only half there, which its backbone says
+    if model and (found := _in_model(folder, model, table)):
+        return found
+    rest = [n for n in weights if n not in model and not MODEL.match(n)]
+    return _stranger(folder, rest, bool(model))
+
+
+def _own_file(folder: Folder, named: list[str]) -> HeadsFile:
+    """One file of heads; a .safetensors before a .pt of the same heads."""
+    ordered = sorted(named, key=lambda n: (not n.endswith(".safetensors"), n))
+    for file in ordered[1:]:
+        folder.notes.append(f"{folder.path(file)} is not read: {ordered[0]} is")
+    path = folder.path(ordered[0])
+    header = folder.header(ordered[0])
+    return read_heads({path: header}, f"{folder.source.name}/{path}", whole=False)
+
+
+def _in_model(folder: Folder, files: list[str], table: Mapping[str, str]) -> HeadsFile | None:
+    """The heads among the weights of a model; None for a model without. Where an index tells the
+    names, only the headers of files with heads are read."""
+    if table:
+        files = sorted({f for name, f in table.items() if _is_head(name) and f in files})
+    headers = {folder.path(file): folder.header(file) for file in files}
+    names = [name for header in headers.values() for name in header]
+    where = f"{folder.source.name}/{folder.path(files[0])}" if files else ""
+    if are_heads(names) and (not table or are_heads(table)):
+        return read_heads(headers, where, whole=False)
+    heads = {
+        file: {name: entry for name, entry in header.items() if prefix_of(name)}
+        for file, header in headers.items()
+    }
+    heads = {file: header for file, header in heads.items() if header}
+    return read_heads(heads, where, whole=True) if heads else None
+
+
+def _is_head(name: str) -> bool:
+    part = part_of(name)
+    return bool(prefix_of(name)) or (part is not None and part.head >= 0)
+
+
+def _stranger(folder: Folder, files: Iterable[str], has_model: bool) -> HeadsFile | None:
+    """A file of heads that goes by a name of its own. Beside a model, what cannot be read is
+    left aside and said; alone, it is refused."""
+    for file in files:
+        try:
+            header = folder.header(file)
+            if are_heads(header) or not has_model:
+                where = f"{folder.source.name}/{folder.path(file)}"
+                return read_heads({folder.path(file): header}, where, whole=False)
+        except ModelError as error:
+            if not has_model:
+                raise
+            folder.notes.append(f"left aside: {error}")
+    return None

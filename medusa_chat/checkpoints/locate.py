@@ -1,0 +1,187 @@
+"""Checkpoint: where the parts of a model lie: its heads, its backbone, its adapter, its tree."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, survey
+from medusa_chat.checkpoints.layouts.declared import REPO
+from medusa_chat.checkpoints.layouts.folders import MODEL, BackboneFiles
+from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.errors import ModelError
+from medusa_chat.hub.catalog import model_preset
+from medusa_chat.messages import LoadRequest
+from medusa_chat.paths import asset
+from medusa_chat.trees.calibration import CALIBRATION_FILE
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where the parts of a model lie; heads, adapter, calibration: None where there are none.
+
+    folder: what the heads' and the adapter's files are named in. backbone: a folder with config,
+    tokenizer and the files of `weights`. base: the Hub id of the backbone, or the one that is
+    named beside a local one. notes: a sentence for each thing that was decided.
+    """
+
+    name: str
+    folder: Path
+    backbone: Path
+    weights: BackboneFiles
+    heads: HeadsFile | None
+    adapter: Path | None
+    calibration: Path | None
+    notes: tuple[str, ...] = ()
+    base: str | None = None
+
+    @classmethod
+    def find(cls, request: LoadRequest) -> "Checkpoint":
+        """Find the parts on disk, or in the Hub's cache. Raises ModelError, with what to do."""
+        folder = _folder(request.checkpoint, request.offline)
+        found = survey(LocalFolder(folder))
+        where = _backbone_place(request, folder, found)
+        place = where if isinstance(where, Path) else _from_hub(where, request.offline)
+        weights = found.backbone if place == folder else backbone_of(LocalFolder(place))
+        if weights is None:
+            raise ModelError(_no_backbone(place))
+        _require_files(place, weights)
+        adapter, said = found.adapter, list(found.notes)
+        if adapter is not None and place == folder:
+            said.append(f"{adapter} is left aside: the folder holds a whole model")
+            adapter = None
+        if found.heads is not None:
+            said += found.heads.disagreements
+        calibration = folder / CALIBRATION_FILE
+        return cls(
+            name=request.checkpoint,
+            folder=folder,
+            backbone=place / weights.folder,
+            weights=weights,
+            heads=found.heads,
+            adapter=folder / adapter if adapter else None,
+            calibration=calibration if calibration.is_file() else None,
+            notes=tuple(said),
+            base=where if isinstance(where, str) else _base(request, found),
+        )
+
+
+def base_needed(request: LoadRequest) -> str | None:
+    """The Hub id of the backbone that a checkpoint, which is here, needs besides; None where it
+    needs none. No network. Raises ModelError."""
+    folder = _folder(request.checkpoint, offline=True)
+    place = _backbone_place(request, folder, survey(LocalFolder(folder)))
+    return place if isinstance(place, str) else None
+
+
+def _backbone_place(request: LoadRequest, folder: Path, found: Contents) -> Path | str:
+    """The one that --backbone names, else the checkpoint itself, else the base that it names: a
+    folder, or a Hub id."""
+    if request.backbone and found.is_whole:
+        raise ModelError(
+            f"{request.checkpoint} holds its own backbone, trained together with its heads: leave "
+            "--backbone out"
+        )
+    if request.backbone:
+        return place_of(request.backbone)
+    if found.backbone is not None:
+        return folder
+    base = _base(request, found)
+    if base is not None:
+        return _base_place(base, request, folder)
+    if found.heads is None or _has_model(folder, found.heads):
+        raise ModelError(_no_backbone(folder))
+    raise ModelError(
+        f"{request.checkpoint} holds only Medusa heads and names no backbone: give --backbone "
+        f"ID|DIR, a model of hidden size {found.heads.hidden}"
+    )
+
+
+def _base(request: LoadRequest, found: Contents) -> str | None:
+    """The base that a checkpoint belongs to: a preset knows better than a config."""
+    preset = model_preset(request.checkpoint)
+    return preset.base if preset and preset.base else found.base
+
+
+def _base_place(base: str, request: LoadRequest, folder: Path) -> Path | str:
+    """The backbone that a checkpoint names: a folder beside it where it is itself a folder of the
+    user's, else a Hub id."""
+    if _is_folder(Path(request.checkpoint).expanduser()):
+        for place in (folder / base, folder.parent / base):
+            if _is_folder(place):
+                return place.resolve()
+    if not REPO.match(base):
+        raise ModelError(
+            f"{request.checkpoint} names the backbone {base[:80]!r}, which is neither a folder "
+            "beside it nor a Hub id: give --backbone ID|DIR"
+        )
+    return base
+
+
+def _has_model(folder: Path, heads: HeadsFile) -> bool:
+    """Whether there are weights of a model beside the heads, though nothing to load them by."""
+    return any(MODEL.match(f.name) and f.name not in heads.files for f in folder.iterdir())
+
+
+def _no_backbone(folder: Path) -> str:
+    config = folder / "config.json"
+    if not config.is_file():
+        return (
+            f"{folder} holds no config.json: give a folder with a transformers model, or "
+            "--backbone for a folder that holds only Medusa heads"
+        )
+    if any(MODEL.match(file.name) for file in folder.iterdir()):
+        return f"{config} names no model_type: it is not the config of a transformers model"
+    return f"{folder} holds no weights of a model beside its config.json: it is only half there"
+
+
+def _require_files(place: Path, weights: BackboneFiles) -> None:
+    if weights.missing:
+        more = f" and {len(weights.missing) - 1} more" if len(weights.missing) > 1 else ""
+        raise ModelError(
+            f"{place / weights.folder} lacks {weights.missing[0]}{more}: it is only half there, "
+            "fetch it again"
+        )
+    if not weights.has_tokenizer:
+        raise ModelError(f"{place / weights.folder} holds no tokenizer: it is only half there")
+
+
+def open_here(name: str) -> LocalFolder:
+    """The files of "demo", of a folder, or of a Hub repo that is in the cache. Raises ModelError;
+    the network is never used."""
+    return LocalFolder(_folder(name, offline=True), name)
+
+
+def place_of(name: str) -> Path | str:
+    """The folder that a checkpoint's or backbone's name means, else the name as a Hub id. Raises
+    ModelError for what can be neither."""
+    if name == "demo":
+        folder = asset("demo")
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"the demo checkpoint is missing from {folder}: install again")
+        return folder
+    path = Path(name or "/").expanduser()
+    if name and _is_folder(path):
+        return path
+    if not name.isprintable() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise ModelError(f"no checkpoint at {name!r}: give a folder, a Hub id or demo")
+    return name
+
+
+def _folder(name: str, offline: bool) -> Path:
+    place = place_of(name)
+    return place if isinstance(place, Path) else _from_hub(place, offline)
+
+
+def _is_folder(path: Path) -> bool:
+    """Path.is_dir, but a name no folder can have (null bytes, too long) is simply none."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _from_hub(name: str, offline: bool) -> Path:
+    """The Hub repo in the local cache, downloaded unless offline."""
+    from medusa_chat.hub import resolve
+
+    return resolve(name, offline)

@@ -1,0 +1,98 @@
+"""The C library of decoding/backends/kernels: compiled on this machine, kept in the cache."""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from medusa_chat import paths
+
+SOURCES = paths.PACKAGE / "decoding" / "backends" / "kernels"  # all of its *.c, with their *.h
+SECONDS = 120  # a slow machine's compiler; a few are usual
+PLACE = "MEDUSA_CHAT_NATIVE"  # "0": torch's operators alone; else the folder of the library
+
+
+def compiler() -> list[str] | None:
+    """The command of a C compiler that speaks GCC's language: $CC, cc, gcc or clang. None where
+    there is none, or where MEDUSA_CHAT_NATIVE=0."""
+    if os.environ.get(PLACE) == "0" or os.name == "nt":
+        return None
+    asked = shlex.split(os.environ.get("CC", ""))
+    tried = [asked] if asked else [["cc"], ["gcc"], ["clang"]]
+    return next(([found, *c[1:]] for c in tried if (found := shutil.which(c[0]))), None)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library, compiled the first time (a few seconds) and opened; None, with a line in the
+    log, where that cannot be done: torch's operators then do its work."""
+    command = compiler()
+    if command is None:
+        return None
+    try:
+        folder = Path(os.environ.get(PLACE) or paths.cache_dir() / "native")
+        file = folder / f"{_name(command)}.so"
+        if not file.is_file():
+            _compile(command, file)
+        return ctypes.CDLL(str(file))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or error
+        line = str(said).strip().partition("\n")[0]
+        logging.getLogger(__name__).warning("the C library cannot be compiled: %s", line)
+        return None
+
+
+def _flags() -> list[str]:
+    """-march=native for x86, -mcpu=native elsewhere. No sum may be reordered or contracted: what
+    the bits of a row are must not depend on the rows beside it."""
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
+    tuned = "-march=native" if is_x86 else "-mcpu=native"
+    return [
+        *("-std=gnu11", "-O2", tuned, "-ffp-contract=off", "-fno-math-errno"),
+        *("-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
+    ]
+
+
+def _name(command: list[str]) -> str:
+    """What the library depends on: its sources, the compiler, all flags and this CPU."""
+    version = subprocess.run([*command, "--version"], capture_output=True, timeout=SECONDS).stdout
+    parts = [version, *(f.encode() for f in (*command[1:], *_flags())), _cpu()]
+    for file in sorted(SOURCES.glob("*.[ch]")):
+        parts += file.name.encode(), file.read_bytes()
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+
+
+def _cpu() -> bytes:
+    """The CPU's model and what it can do, for a home that several machines share."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+        kinds = (b"model name", b"flags", b"Features", b"CPU part")
+        return b"\n".join(sorted({line for line in lines if line.startswith(kinds)}))
+    except OSError:
+        return f"{sys.platform} {platform.machine()} {platform.processor()}".encode()
+
+
+def _compile(command: list[str], file: Path) -> None:
+    """Whole or not at all: two programs may do this at the same time."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+    os.close(handle)
+    try:
+        subprocess.run(
+            [*command, *_flags(), *map(str, sorted(SOURCES.glob("*.c"))), "-o", name, "-lm"],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        os.replace(name, file)
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -1,0 +1,192 @@
+"""The gate: files that torch.save wrote become safetensors, once, before anything uses them.
+
+Such a file is a pickle, a program that may do anything. Three walls stand before it: its list of
+tensors is worked out without running it (layouts/pickles.py); torch reads it with weights_only in
+a child process with limits (pickle_sandbox_child.py), where it must hold what the list says; and
+only the safetensors file that the child wrote and read again is ever loaded here. It is kept in the
+cache under the hash of the content.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medusa_chat import paths
+from medusa_chat.checkpoints.layouts.entry import Entry
+from medusa_chat.checkpoints.layouts.headers import read_header
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.errors import ModelError
+
+MAX_BYTES = 1 << 36  # 64 GiB a file
+SPEED = 20e6  # bytes a second that the slowest disk converts
+STARTUP = 120  # seconds for the child to import torch on a busy machine
+REMEDY = "fetch it again, or use a .safetensors file"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Files that one folder is made of: (source, target, tensor -> [dtype, shape])."""
+
+    files: tuple[tuple[Path, Path, dict[str, list[Any]]], ...]
+    finite: bool
+
+    @property
+    def bytes(self) -> int:
+        return max(source.stat().st_size for source, _, _ in self.files)
+
+    @property
+    def seconds(self) -> float:
+        return sum(source.stat().st_size for source, _, _ in self.files) / SPEED + 1
+
+    def line(self) -> str:
+        """What the child reads."""
+        files = [[str(source), str(target), header] for source, target, header in self.files]
+        values = {"files": files, "finite": self.finite}
+        return json.dumps(values | {"bytes": self.bytes, "seconds": self.seconds})
+
+
+def convert(files: Sequence[Path], finite: bool) -> Path:
+    """The folder that holds the tensors of `files` as safetensors, made now or earlier.
+
+    finite: refuse NaN and infinity. The names are those of `target_names`. Raises ModelError.
+    """
+    headers = [checked_header(file) for file in files]
+    folder = paths.cache_dir() / "converted" / _content_key(files)
+    if folder.is_dir():
+        return folder
+    try:
+        _convert_into(folder, files, headers, finite)
+    except OSError as error:
+        raise ModelError(
+            f"{files[0]} cannot be converted ({error.strerror or error}): free the disk of "
+            f"{folder.parent}, or set --data-dir"
+        ) from error
+    return folder
+
+
+def _convert_into(
+    folder: Path, files: Sequence[Path], headers: Sequence[dict[str, Entry]], finite: bool
+) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _require_space(folder.parent, sum(file.stat().st_size for file in files))
+    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
+    try:
+        names = target_names(files)
+        parts = zip(files, names, headers, strict=True)
+        job = Job(tuple((f, partial / name, plain(h)) for f, name, h in parts), finite)
+        (problem,) = run([job])
+        if problem is not None:
+            raise ModelError(f"{' and '.join(map(str, files))} is refused: {problem}; {REMEDY}")
+        if len(files) > 1:
+            table = {n: name for name, h in zip(names, headers, strict=True) for n in h}
+            paths.write_text(partial / INDEX, json.dumps({"metadata": {}, "weight_map": table}))
+        if not folder.is_dir():  # another process may have made it meanwhile
+            os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def target_names(files: Sequence[Path]) -> list[str]:
+    """Names of the converted files in their folder, as transformers looks for them."""
+    return ["model.safetensors"] if len(files) == 1 else [f"{f.stem}.safetensors" for f in files]
+
+
+def checked_header(file: Path) -> dict[str, Entry]:
+    """The first wall: size, zip archive, and a pickle that only lists tensors. No torch."""
+    header = read_header(LocalFolder(file.parent), file.name)
+    if file.stat().st_size > MAX_BYTES:
+        raise ModelError(f"{file} is larger than {MAX_BYTES >> 30} GiB: use .safetensors shards")
+    return header
+
+
+def plain(header: dict[str, Entry]) -> dict[str, list[Any]]:
+    """A header as the child compares it."""
+    return {name: [entry.dtype, list(entry.shape)] for name, entry in header.items()}
+
+
+def run(jobs: Sequence[Job]) -> list[str | None]:
+    """The problem of each job, None for those converted. One child takes them all; when a file
+    ends it, that file is named and a new child takes the rest."""
+    problems: list[str | None] = []
+    while len(problems) < len(jobs):
+        rest = jobs[len(problems) :]
+        answers, why = _run_child(rest)
+        problems += answers
+        if len(answers) < len(rest):
+            problems.append(f"its reader {why}, for it is broken or hostile")
+    return problems
+
+
+def _run_child(jobs: Sequence[Job]) -> tuple[list[str | None], str]:
+    """The answers as far as the child came, and how it ended."""
+    command = [sys.executable, "-P", "-m", "medusa_chat.checkpoints.pickle_sandbox_child"]
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=_environment(),
+        text=True,
+        encoding="utf-8",
+    )
+    why = ""
+    try:
+        lines = "".join(job.line() + "\n" for job in jobs)
+        seconds = STARTUP + sum(job.seconds for job in jobs)
+        out, _ = child.communicate(lines, timeout=seconds)
+        why = f"ended with code {child.returncode}"
+    except subprocess.TimeoutExpired:
+        child.kill()
+        out, _ = child.communicate()
+        why = "took too long"
+    found = [json.loads(line) for line in out.splitlines() if line.startswith('{"job"')]
+    return [answer["problem"] for answer in found], why
+
+
+def _environment() -> dict[str, str]:
+    """Ours without what would weaken torch, and with this package in reach from any folder."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_FORCE", "PYTHONSTART"))}
+    reach = [str(paths.PACKAGE.parent), *kept.get("PYTHONPATH", "").split(os.pathsep)]
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, reach)), "OMP_NUM_THREADS": "1"}
+
+
+def _require_space(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < size + (64 << 20):
+        raise ModelError(
+            f"converting needs {size / 2**30:.1f} GiB in {folder} and {free / 2**30:.1f} are free: "
+            "free some, or set --data-dir"
+        )
+
+
+def _content_key(files: Sequence[Path]) -> str:
+    """SHA-256 over the content; remembered by path, size and time of change, for it is slow."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(_hash(file).encode())
+    return digest.hexdigest()[:40]
+
+
+def _hash(file: Path) -> str:
+    real, stat = file.resolve(), file.stat()
+    mark = os.fsencode(real) + f"|{stat.st_size}|{stat.st_mtime_ns}".encode()
+    stamp = hashlib.sha256(mark).hexdigest()[:40]
+    known = paths.cache_dir() / "converted" / "known" / stamp
+    if known.is_file():
+        return known.read_text("utf-8")
+    with open(file, "rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    try:
+        paths.write_text(known, found)
+    except OSError:
+        pass  # a cache that cannot be written only costs time
+    return found

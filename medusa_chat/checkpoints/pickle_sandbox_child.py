@@ -1,0 +1,148 @@
+"""The child process of the gate: reads pickled tensors under limits, writes safetensors.
+
+It is started by pickle_sandbox.py and by nothing else. Jobs come as JSON lines on stdin, answers go
+as JSON lines to stdout: {"job": index, "problem": null or why the file is refused}.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {
+    **{torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
+    **{torch.uint8: "U8", torch.bool: "BOOL"},
+}
+CHUNK = 1 << 22  # numbers looked at or written at once
+SLACK = 1 << 30  # memory beyond the file's own size
+GROWTH = 8  # tensors that share values are written apart: at most this often
+
+
+class Refusal(Exception):
+    """Why a file is refused, as the end of a sentence."""
+
+
+def main() -> None:
+    """Answer every job; whatever a file does to the reader is told as its problem."""
+    jobs = [json.loads(line) for line in sys.stdin]
+    torch.set_num_threads(1)
+    limit(max(job["bytes"] for job in jobs), sum(job["seconds"] for job in jobs))
+    for index, job in enumerate(jobs):
+        print(json.dumps({"job": index, "problem": problem_of(job)}), flush=True)
+
+
+def limit(size: int, seconds: float) -> None:
+    """Bound memory, processor time and what may be written. Windows has no such limits; there
+    only the parent's clock holds."""
+    try:
+        import resource
+    except ImportError:
+        return
+    if (mapped := _mapped_pages()) is not None:
+        _lower(resource.RLIMIT_AS, mapped * resource.getpagesize() + 2 * size + SLACK)
+    _lower(resource.RLIMIT_CPU, int(seconds) + 60)
+    _lower(resource.RLIMIT_FSIZE, GROWTH * size + SLACK)
+    _lower(resource.RLIMIT_CORE, 0)
+
+
+def _mapped_pages() -> int | None:
+    """What this process has mapped so far (torch alone is gigabytes); None where it is unknown."""
+    try:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    except OSError:
+        return None
+
+
+def _lower(kind: int, value: int) -> None:
+    import resource
+
+    _, hard = resource.getrlimit(kind)
+    most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (most, most))
+
+
+def problem_of(job: Mapping[str, Any]) -> str | None:
+    """Convert the files of one job; None when all went well."""
+    try:
+        for source, target, expected in job["files"]:
+            tensors = load(Path(source), expected, job["finite"])
+            write(tensors, Path(target))
+            compare(tensors, Path(target))
+        return None
+    except Refusal as error:
+        return str(error)
+    except Exception as error:  # torch raises a dozen kinds for broken files
+        return f"torch cannot read it ({type(error).__name__})"
+
+
+def load(file: Path, expected: Mapping[str, Any], finite: bool) -> dict[str, Tensor]:
+    """The tensors of a file that torch.save wrote; they must be what its pickle was read to say.
+    Raises Refusal, and whatever torch raises."""
+    tensors = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+    if not isinstance(tensors, dict) or set(tensors) != set(expected):
+        raise Refusal("torch reads other tensors from it than its list names")
+    for name, tensor in tensors.items():
+        _check(name, tensor, expected[name], finite)
+    if sum(tensor.nbytes for tensor in tensors.values()) > GROWTH * file.stat().st_size:
+        raise Refusal(f"its tensors share values and are more than {GROWTH} times the file")
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def _check(name: str, tensor: Any, expected: list[Any], finite: bool) -> None:
+    label = repr(name[:80])
+    if type(tensor) not in (Tensor, torch.nn.Parameter):
+        raise Refusal(f"{label} is no tensor")
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise Refusal(f"tensor {label} is {tensor.layout} on {tensor.device}, not plain values")
+    if [DTYPES.get(tensor.dtype), list(tensor.shape)] != expected:
+        raise Refusal(f"tensor {label} is another one than its list names")
+    if not tensor.is_contiguous() or tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise Refusal(f"tensor {label} does not lie row by row in the file")
+    if finite and not all(bool(torch.isfinite(part).all()) for part in _parts(tensor)):
+        raise Refusal(f"tensor {label} holds NaN or infinity: the heads are broken")
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    yield from tensor.detach().flatten().split(CHUNK)
+
+
+def write(tensors: Mapping[str, Tensor], target: Path) -> None:
+    """Write a safetensors file piece by piece, so that memory does not grow with it."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        shape = list(tensor.shape)
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(target, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            for part in _parts(tensor):
+                file.write(part.view(torch.uint8).numpy().data)
+
+
+def compare(tensors: Mapping[str, Tensor], target: Path) -> None:
+    """Read the written file again; every byte must be what was meant. Raises Refusal."""
+    from safetensors import safe_open
+
+    with safe_open(target, framework="pt") as file:
+        if set(file.keys()) != set(tensors):
+            raise Refusal("what was written of it reads otherwise: is the disk full or broken?")
+        for name, tensor in tensors.items():
+            again = file.get_tensor(name)
+            parts = zip(_parts(again), _parts(tensor), strict=True)
+            if again.shape != tensor.shape or not all(
+                torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in parts
+            ):
+                raise Refusal("what was written of it reads otherwise: is the disk broken?")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Prepare: a model that was read, made ready to decode on its device."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from medusa_chat.checkpoints import native_build
+from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.errors import UsageError
+from medusa_chat.trees.calibration import Calibration
+
+GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run by their parts
+STEADY = "MEDUSA_CHAT_STEADY"  # so many rows a pass on a CUDA device (decoding/padded_rows.py)
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # in a config
+
+if TYPE_CHECKING:
+    import torch
+
+    from medusa_chat.decoding.backbone import Backbone
+    from medusa_chat.decoding.heads import MedusaHeads
+
+
+def prepare(
+    model: Any,
+    heads: "MedusaHeads | None",
+    device: "torch.device",
+    context: int,
+    calibration: Calibration | None = None,
+    is_spread: bool = False,
+) -> tuple["Backbone", Sequence[str]]:
+    """The model as a backbone, with its submodules replaced by faster ones; what was, in words.
+    is_spread: it lies on several devices, and is left as it is. Raises UsageError for a number of
+    steady rows that is none."""
+    from medusa_chat.decoding import attention
+    from medusa_chat.decoding.backbone import Backbone
+    from medusa_chat.decoding.backends import cpu_threads, cuda_graph_trial, native
+    from medusa_chat.decoding.fused_layers import replace_submodules
+    from medusa_chat.decoding.linear4 import release
+
+    rows, said = _steady_rows(), []
+    if rows > 1 and (device.type != "cuda" or is_spread):
+        rows, said = 1, [f"{STEADY} is left out: it is for a model on one CUDA device"]
+    if is_spread:
+        return Backbone(model, context), said  # accelerate's hooks stay
+    can_run = native.can_run(model)
+    library = native_build.library() if can_run else None
+    notes = [*said, *replace_submodules(model, packs=library is None)]
+    notes += release(model)
+    numbers = None if library is None else native.NUMBERS
+    implementation = attention.STEADY if rows > 1 else attention.NAME
+    backbone = Backbone(model, context, implementation, numbers)
+    backbone.rows = rows
+    if rows > 1:
+        notes.append(f"each step has {rows} rows{_steadiness(backbone)}")
+    notes += _shortened(backbone, heads, calibration)
+    if device.type == "cuda" and os.environ.get(GRAPHS) != "0":
+        return backbone, [*notes, cuda_graph_trial.adopt(backbone, heads)]
+    if device.type != "cpu":
+        return backbone, notes
+    notes.append(cpu_threads.settle(model, *filter(None, [heads])))
+    if library is not None:
+        team = native.Team(library, cpu_threads.of_native(model))
+        if native.adopt(backbone, heads, team):
+            notes.append(f"a step is one call into C, by {team.threads} threads")
+        else:
+            notes.append("by torch's operators: the numbers of our C library were not theirs")
+    elif can_run:
+        notes.append("by torch's operators: with a C compiler (gcc or clang) several times faster")
+    return backbone, notes
+
+
+def _steady_rows() -> int:
+    """Of a step's passes, from the environment; 1 where none are asked for. Raises UsageError for
+    what does not divide the nodes of the largest tree."""
+    asked = os.environ.get(STEADY) or "1"
+    rows = (int(asked) or 1) if asked.isdecimal() and len(asked) < 4 else 0
+    if not rows or MAX_NODES % rows:
+        raise UsageError(f"{STEADY} is {asked[:20]!r}: give a number that divides {MAX_NODES}")
+    return rows
+
+
+def _steadiness(backbone: "Backbone") -> str:
+    """What steady rows bring this model, in words."""
+    from medusa_chat.decoding import attention
+
+    if backbone.implementation != attention.STEADY:
+        return "; the attention of its family may still round otherwise in a tree"
+    if any(getattr(backbone.config, name, None) for name in EXPERTS):
+        return "; its experts may still round otherwise in a tree"
+    return ", so that a tree rounds as plain decoding does"
+
+
+def _shortened(
+    backbone: "Backbone", heads: "MedusaHeads | None", calibration: Calibration | None
+) -> list[str]:
+    """The calibration's shortlist given to the heads, in words."""
+    if heads is None or calibration is None or not calibration.shortlist:
+        return []
+    if not all(0 <= token < backbone.vocabulary for token in calibration.shortlist):
+        return ["the calibration's shortlist is left out: it names tokens that there are not"]
+    if 2 * len(calibration.shortlist) > backbone.vocabulary:
+        return ["the calibration's shortlist is left out: it is over half of the vocabulary"]
+    if not heads.shorten(calibration.shortlist, backbone.lm_head):
+        return []
+    count, whole = len(calibration.shortlist), backbone.vocabulary
+    return [f"drafts are taken from {count:,} of {whole:,} tokens; the text is the same"]

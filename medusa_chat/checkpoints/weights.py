@@ -1,0 +1,198 @@
+"""Reads the backbone of a checkpoint: config, tokenizer, weights."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from medusa_chat.checkpoints import quantised
+from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.memory import held_bytes, is_exhausted
+from medusa_chat.errors import ModelError, first_line
+from medusa_chat.hub.catalog import template_for
+
+if TYPE_CHECKING:
+    import torch
+
+QUANTISED = ("int8", "nf4")
+
+
+def lend_template(tokenizer: Any, found: Checkpoint) -> list[str]:
+    """Give a tokenizer without a chat template ours, where we know the checkpoint's id or its
+    base's; a sentence that says so."""
+    for name in filter(None, (found.name, found.base)):
+        if not tokenizer.chat_template and (text := template_for(name)):
+            tokenizer.chat_template = text
+            return [f"it has no chat template of its own: the known one for {name}"]
+    return []
+
+
+def read_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise ModelError(f"{folder} holds no tokenizer: it is only half there")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # transformers raises all kinds for broken tokenizer files
+        raise ModelError(f"the tokenizer in {folder} is broken: {first_line(error)}") from error
+    if not tokenizer.is_fast:
+        raise ModelError(f"the tokenizer in {folder} has no fast version: add a tokenizer.json")
+    tokenizer.model_max_length = int(1e30)  # the engine knows the context, and refuses in one line
+    return tokenizer
+
+
+def read_config(folder: Path) -> Any:
+    """The model's configuration; a family that cannot be decoded as a tree is refused by name."""
+    from transformers import AutoConfig
+
+    from medusa_chat.decoding.backbone import refuse_unfit
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers raises all kinds for broken files
+        raise ModelError(f"the config in {folder} cannot be read: {first_line(error)}") from error
+    refuse_unfit(config)
+    return config
+
+
+def read_model(found: Checkpoint, config: Any, precision: str, device: "torch.device") -> Any:
+    """The backbone on one device, frozen. Raises ModelError."""
+    return read_backbone(found, config, precision, device)[0]
+
+
+def read_backbone(
+    found: Checkpoint,
+    config: Any,
+    precision: str,
+    device: "torch.device",
+    device_map: Mapping[str, int | str] | None = None,
+) -> tuple[Any, list[str]]:
+    """The backbone, frozen, and what to tell of it. Pickled weights go through the gate first; a
+    quantised one is read from what was kept of it, else kept. device_map: module -> where it lies,
+    for a model on several devices; None for all on `device`. Raises ModelError."""
+    import torch
+
+    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    half = _half(device)
+    options = {
+        "generation_config": _generation_config(found.backbone, config),
+        "dtype": kinds.get(precision, half),
+        "device_map": dict(device_map) if device_map else {"": device},
+    }
+    if precision not in QUANTISED:
+        return _frozen(_read(_safe_folder(found), found, config=config, **options)), []
+    kept = quantised.find(found, precision, str(half))
+    if kept is not None:
+        try:
+            return _frozen(_read(kept, found, **options)), ["read as it was quantised before"]
+        except ModelError:
+            quantised.drop(kept)  # damaged: made anew from the source
+    how = _quantization(precision, half)
+    model = _read(_safe_folder(found), found, config=config, quantization_config=how, **options)
+    with _silent():
+        note = quantised.keep(model, found, precision, str(half), held_bytes(model))
+    return _frozen(model), [note]
+
+
+def is_kept(found: Checkpoint, precision: str, device: "torch.device") -> bool:
+    """Whether the backbone was quantised before and can be read as such."""
+    return quantised.find(found, precision, str(_half(device))) is not None
+
+
+def _half(device: "torch.device") -> "torch.dtype":
+    """What stays in 16 bits of a quantised model."""
+    import torch
+
+    return torch.bfloat16 if device.type == "cpu" else torch.float16
+
+
+def _read(folder: Path, found: Checkpoint, **options: Any) -> Any:
+    """The model whose safetensors files lie in `folder`. Raises ModelError."""
+    from transformers import AutoModelForCausalLM
+
+    from medusa_chat.decoding.linear4 import hold
+
+    try:
+        with _silent():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                attn_implementation="eager",
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                # transformers would load an adapter that lies there, and what that one names
+                adapter_kwargs={"subfolder": "no-adapter"},
+                **options,
+            )
+    except Exception as error:  # transformers and safetensors raise all kinds for broken files
+        if is_exhausted(error):
+            raise
+        raise ModelError(
+            f"the model in {found.backbone} cannot be read: {first_line(error)}"
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"the weights in {found.backbone} lack {missing[0]} and {len(missing) - 1} more: the "
+            "folder is only half there"
+        )
+    hold(model)
+    return model
+
+
+def _frozen(model: Any) -> Any:
+    return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without the bars and tables of transformers: heads among the weights are no news to us."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _generation_config(folder: Path, config: Any) -> Any:
+    """The backbone's generation config, else what its own config says of generation."""
+    from transformers import GenerationConfig
+
+    if (folder / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return GenerationConfig.from_model_config(config)
+
+
+def _safe_folder(found: Checkpoint) -> Path:
+    """Where the backbone's weights are as safetensors: its own folder, or the gate's."""
+    from medusa_chat.checkpoints import pickle_sandbox
+
+    if not found.weights.is_pickled:
+        return found.backbone
+    return pickle_sandbox.convert(
+        [found.backbone / file for file in found.weights.files], finite=False
+    )
+
+
+def _quantization(precision: str, half: "torch.dtype") -> Any:
+    """bitsandbytes' configuration for int8 and nf4 (double quantisation), else None."""
+    from transformers import BitsAndBytesConfig
+
+    if precision == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    if precision == "nf4":
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=half,
+        )
+    return None

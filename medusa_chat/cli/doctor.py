@@ -1,0 +1,252 @@
+"""What this machine offers and what stands in the way: the facts behind `medusa-chat doctor`."""
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from medusa_chat import __version__, paths
+from medusa_chat.checkpoints import native_build
+from medusa_chat.trees import tuning_store
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "bitsandbytes",
+    "gradio",
+    "huggingface_hub",
+    "peft",
+    "pydantic",
+    "safetensors",
+    "tokenizers",
+    "typer",
+)
+DEMO_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "model.safetensors",
+    "medusa_lm_head.safetensors",
+    "medusa_calibration.json",
+)
+
+
+@dataclass
+class Report:
+    """Facts by section (name -> value, plain values), and problems, each with its remedy."""
+
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        for name, facts in self.sections.items():
+            yield name
+            yield from (f"  {fact}: {_shown(value)}" for fact, value in facts.items())
+        yield from (f"problem: {problem}" for problem in self.problems)
+        if not self.problems:
+            yield "no problems found"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "unknown" if value is None else str(value)
+
+
+def examine() -> Report:
+    """Look at the machine; nothing is changed and nothing leaves it."""
+    report = Report()
+    report.sections["program"] = _program()
+    report.sections["packages"] = {name: _version(name) for name in PACKAGES}
+    report.sections["memory"] = _memory()
+    report.sections["folders"] = _folders()
+    report.sections["demo checkpoint"] = _demo(report.problems)
+    report.sections["tuner"] = _tuned()
+    report.sections["cpu"] = {
+        "model": _cpu_name(),
+        "cores": os.cpu_count(),
+        "C compiler": " ".join(
+            native_build.compiler() or ["none: with gcc or clang fp32 is faster"]
+        ),
+    }
+    missing = [name for name, found in report.sections["packages"].items() if found is None]
+    if missing:
+        report.problems.append(f"not installed: pip install {' '.join(missing)}")
+    if "torch" not in missing:
+        report.sections["cpu"] |= _cpu_in_torch()
+        report.sections["devices"] = _devices(report.problems)
+    return report
+
+
+def has_cuda(report: Report) -> bool:
+    """Whether torch sees a CUDA device."""
+    return bool(report.sections.get("devices", {}).get("cuda"))
+
+
+def _program() -> dict[str, Any]:
+    return {
+        "medusa-chat": __version__,
+        "python": platform.python_version(),
+        "interpreter": sys.executable,
+        "platform": platform.platform(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _memory() -> dict[str, Any]:
+    """GiB, one decimal. psutil comes with accelerate."""
+    facts: dict[str, Any] = {"disk_free_gib": _gib(shutil.disk_usage(paths.PACKAGE).free)}
+    try:
+        import psutil
+    except ImportError:
+        return facts
+    memory = psutil.virtual_memory()
+    return facts | {"free_gib": _gib(memory.available), "total_gib": _gib(memory.total)}
+
+
+def _gib(count: int) -> float:
+    return round(count / 2**30, 1)
+
+
+def _folders() -> dict[str, Any]:
+    """Where files are, and why there."""
+    is_chosen = bool(os.environ.get(paths.DATA_DIR_VARIABLE))
+    origin = "--data-dir" if is_chosen else "platform default"
+    is_installed = paths.asset().is_relative_to(paths.PACKAGE)
+    place = "inside the installed package" if is_installed else "beside the package"
+    shipped = {"assets": paths.asset(), "presets": paths.preset()}
+    own = {
+        "data": paths.data_dir,
+        "state": paths.state_dir,
+        "cache": paths.cache_dir,
+        "config": paths.config_dir,
+    }
+    return {name: f"{folder} ({place})" for name, folder in shipped.items()} | {
+        name: f"{folder()} ({origin})" for name, folder in own.items()
+    }
+
+
+def _demo(problems: list[str]) -> dict[str, Any]:
+    folder = paths.asset("demo")
+    broken = [name for name in DEMO_FILES if not is_whole(folder / name)]
+    if broken:
+        problems.append(
+            f"the demo checkpoint is not whole ({', '.join(broken)}): install medusa-chat again, "
+            "or build it with assets/demo/build.py"
+        )
+    return {"folder": str(folder), "whole": not broken, "missing or broken": broken}
+
+
+def _tuned() -> dict[str, Any]:
+    """What a tree's size costs here, by model, as far as it was measured."""
+    found = {
+        f"{t.place.model}, {t.place.precision}, {t.place.device}": t.summary()
+        for t in tuning_store.known()
+    }
+    return found or {"measured": "nothing yet: the page does it when idle, and so does bench"}
+
+
+def is_whole(file: Path) -> bool:
+    """Whether a file is there and as long as it says: JSON parses, safetensors ends where its
+    header does."""
+    try:
+        if file.suffix == ".safetensors":
+            return file.stat().st_size == _safetensors_size(file)
+        json.loads(file.read_bytes())
+        return True
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def _safetensors_size(file: Path) -> int:
+    """Bytes a safetensors file must have, by its header."""
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(min(length, 100_000_000)))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return int(8 + length + max(ends, default=0))
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux: the standard library's word for it
+    return platform.processor() or platform.machine()
+
+
+def _cpu_in_torch() -> dict[str, Any]:
+    """What torch makes of the processor; bf16: whether its matrix products are fast."""
+    import torch
+
+    return {
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "mkldnn": torch.backends.mkldnn.is_available(),
+        "fast bf16": _says_yes("_is_mkldnn_bf16_supported"),
+        "fast fp16": _says_yes("_is_mkldnn_fp16_supported"),
+        "amx": _says_yes("_is_amx_tile_supported"),
+    }
+
+
+def _says_yes(question: str) -> bool | None:
+    """Ask one of torch's private checks; None where this build does not have it."""
+    import torch
+
+    holder = torch.cpu if question.startswith("_is_amx") else torch.ops.mkldnn
+    try:
+        return bool(getattr(holder, question)())
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _devices(problems: list[str]) -> dict[str, Any]:
+    import torch
+
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if _has_nvidia_driver() and not torch.cuda.is_available():
+        problems.append(_cuda_remedy(torch.__version__, torch.version.cuda))
+    return {
+        "torch is built for": torch.version.cuda or getattr(torch.version, "hip", None) or "cpu",
+        "nvidia driver": _has_nvidia_driver(),
+        "cuda": names,
+        "mps": torch.backends.mps.is_available(),
+    }
+
+
+def _has_nvidia_driver() -> bool:
+    return Path("/proc/driver/nvidia/version").exists() or bool(shutil.which("nvidia-smi"))
+
+
+def _cuda_remedy(version: str, cuda: str | None) -> str:
+    release = version.partition("+")[0]
+    if cuda is not None:
+        return f"torch {version} sees no GPU: its CUDA {cuda} needs a newer NVIDIA driver"
+    if sys.platform == "linux":
+        return (
+            f"there is an NVIDIA driver, but torch {version} is a CPU-only build: "
+            f"pip install --force-reinstall torch=={release}"
+        )
+    return (
+        f"there is an NVIDIA driver, but torch {version} is a CPU-only build: "
+        f"install torch {release} with the line that pytorch.org/get-started/locally gives"
+    )

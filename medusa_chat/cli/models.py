@@ -1,0 +1,240 @@
+"""`medusa-chat models`: what is known, found, downloaded and removed, in a terminal."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option, Typer
+
+from medusa_chat.checkpoints import quantised
+from medusa_chat.cli.options import AsJson, DataDir, place
+from medusa_chat.cli.terminal import CONTROLS, LINE_SECONDS, note
+from medusa_chat.errors import ModelError
+from medusa_chat.hub.catalog import ModelPreset, model_presets
+from medusa_chat.units import gb, transfer
+
+if TYPE_CHECKING:
+    from medusa_chat.hub import CachedModel, DownloadEvent, DownloadPlan, Found
+
+Offline = Annotated[bool, Option("--offline", help="Never use the network.")]
+Id = Annotated[str, Argument(metavar="ID", help="A Hub id: owner/name.")]
+
+models = Typer(
+    name="models",
+    help="Checkpoints: what is known, on the Hub, and on this disk.",
+)
+
+
+@models.command("list")
+def list_models(
+    offline: Offline = False, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """What is on this disk and what it holds, then what is known to be good. No network."""
+    prepare(offline, data_dir)
+    from medusa_chat.hub import cached
+
+    here, kept = cached(), quantised.kept()
+    known = model_presets()
+    if as_json:
+        rows = {"cached": [cached_row(m) for m in here], "known": [asdict(p) for p in known]}
+        show_json(rows | {"quantised": [kept_row(one) for one in kept]})
+        return
+    show(cached_lines(here))
+    show(kept_lines(kept))
+    show(known_lines(known, {model.id for model in here if model.whole}))
+
+
+@models.command("search")
+def search_models(
+    text: Annotated[str, Argument(metavar="TEXT", help="Words of the id.")] = "medusa",
+    offline: Offline = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Checkpoints on the Hub that hold Medusa heads."""
+    prepare(offline, data_dir)
+    from medusa_chat.hub import HubError, last_search, search
+
+    try:
+        found, is_fresh = search(text), True
+    except HubError as error:
+        found, is_fresh = last_search(text), False
+        if not found:
+            raise
+        note(f"{error}; this is what the last search found")
+    if as_json:
+        show_json({"fresh": is_fresh, "found": [asdict(repo) for repo in found]})
+        return
+    show(found_lines(found))
+    if not found:
+        raise ModelError(f"no repo with {text!r} in its id holds Medusa heads: try fewer words")
+
+
+@models.command("pull")
+def pull_model(
+    repo: Id,
+    backbone: Annotated[
+        str | None, Option(metavar="ID|DIR", help="Another backbone than the checkpoint names.")
+    ] = None,
+    revision: Annotated[
+        str | None, Option(metavar="NAME", help="A branch, a tag or refs/pr/N.")
+    ] = None,
+    offline: Offline = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download a checkpoint and its base; check and repair what is here already."""
+    prepare(offline, data_dir)
+    from medusa_chat.hub import plan, pull
+
+    needs = plan(repo, revision, backbone)
+    for line in plan_lines(needs):
+        note(line)
+    start = time.monotonic()
+    fetched = 0
+    with closing(pull(needs)) as events:
+        for event in shown(events):
+            fetched = event.done
+    result = pulled_row(needs, fetched, time.monotonic() - start)
+    if as_json:
+        show_json(result)
+        return
+    print(f"{repo} is here ({gb(needs.total)}): medusa-chat --checkpoint {repo}")
+
+
+@models.command("rm")
+def remove_model(repo: Id, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Delete a checkpoint from this disk, what was quantised of it included. Its base stays: it
+    may serve others."""
+    prepare(False, data_dir)
+    from medusa_chat.hub import HubError, remove
+
+    freed = quantised.remove(repo)
+    try:
+        freed += remove(repo)
+    except HubError as error:
+        if error.kind != "missing" or not freed:
+            raise
+    if as_json:
+        show_json({"id": repo, "freed_bytes": freed})
+    else:
+        print(f"{repo} is removed: {gb(freed)} are free again")
+
+
+def prepare(offline: bool, data_dir: Path | None) -> None:
+    """What every command does first; --offline must be known before huggingface_hub is imported."""
+    place("auto", data_dir)
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+# Rows and lines.
+
+
+def cached_row(model: "CachedModel") -> dict[str, Any]:
+    return asdict(model) | {"folder": None if model.folder is None else str(model.folder)}
+
+
+def pulled_row(needs: "DownloadPlan", fetched: int, seconds: float) -> dict[str, Any]:
+    return {
+        "id": needs.id,
+        "base": needs.base,
+        "folders": {part.id: str(part.folder) for part in needs.parts},
+        "commits": {part.id: part.sha for part in needs.parts},
+        "total_bytes": needs.total,
+        "fetched_bytes": fetched,
+        "seconds": round(seconds, 3),
+    }
+
+
+def cached_lines(here: tuple["CachedModel", ...]) -> Iterator[str]:
+    yield "on this disk" if here else "nothing is on this disk yet"
+    for model in here:
+        kind = "with Medusa heads" if model.has_heads else "a backbone"
+        state = kind if model.whole else "only half there: pull it again, or rm it"
+        yield f"  {gb(model.bytes):>9}  {model.id}  ({state})"
+    if here:
+        yield f"  {gb(sum(model.bytes for model in here)):>9}  together"
+
+
+def kept_row(one: quantised.Kept) -> dict[str, Any]:
+    return asdict(one) | {"folder": str(one.folder)}
+
+
+def kept_lines(kept: tuple[quantised.Kept, ...]) -> Iterator[str]:
+    """Backbones that were quantised once, by the checkpoint that they were loaded for."""
+    if kept:
+        yield "quantised here, read instead of their source (medusa-chat models rm frees them)"
+    for one in kept:
+        yield f"  {gb(one.bytes):>9}  {one.name}  ({one.precision})"
+
+
+def known_lines(known: tuple[ModelPreset, ...], here: set[str]) -> Iterator[str]:
+    yield "known to be good (medusa-chat models pull ID)"
+    for preset in known:
+        parts = [preset.title]
+        if preset.base:
+            base = f" ({gb(preset.base_bytes)})" if preset.base_bytes else ""
+            parts.append(f"base {preset.base}{base}")
+        parts += [text for text in ("gated" if preset.gated else "", preset.notes) if text]
+        size = gb(preset.bytes) if preset.bytes else "?"
+        mark = "*" if preset.id in here else " "
+        yield f"{mark} {size:>9}  {preset.id}  {'; '.join(parts)}"
+
+
+def found_lines(found: list["Found"]) -> Iterator[str]:
+    for repo in found:
+        gated = ", gated" if repo.gated else ""
+        yield f"{repo.downloads:>9} downloads  {repo.id}  ({repo.evidence}{gated})"
+
+
+def plan_lines(needs: "DownloadPlan") -> Iterator[str]:
+    """What will be fetched, each repo in a line, before it is."""
+    for part in needs.parts:
+        origin = "the base of these heads: " if part.role == "backbone" else ""
+        yield f"{origin}{part.id} at {part.sha[:7]}: {gb(part.left)} to fetch of {gb(part.total)}"
+    yield from needs.notes
+
+
+# Progress.
+
+
+def shown(events: Iterator["DownloadEvent"]) -> Iterator["DownloadEvent"]:
+    """Tell the events on stderr as they pass: one line that changes, or now and then a new one."""
+    is_terminal, last, told = sys.stderr.isatty(), time.monotonic(), ""
+    for event in events:
+        if event.note and event.note != told:
+            told = event.note
+            print("\r\x1b[K" if is_terminal else "", end="", file=sys.stderr)
+            note(told)
+        if is_terminal:
+            print(f"\r\x1b[K{progress_line(event)}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - last > LINE_SECONDS:
+            last = time.monotonic()
+            note(progress_line(event))
+        yield event
+    if is_terminal:
+        print(file=sys.stderr)
+
+
+def progress_line(event: "DownloadEvent") -> str:
+    """Bytes, speed, time left and file, for one line of a terminal."""
+    parts = transfer(event.done, event.total, event.speed)
+    if event.phase in ("check", "wait"):
+        parts.append({"check": "checking what is here", "wait": "waiting"}[event.phase])
+    return "  ".join([*parts, event.file])[:100]
+
+
+def show(lines: Iterator[str]) -> None:
+    for line in lines:
+        print(line.translate(CONTROLS))
+
+
+def show_json(value: object) -> None:
+    print(json.dumps(value, indent=2))

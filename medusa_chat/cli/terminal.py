@@ -1,0 +1,173 @@
+"""The terminal: what a command prints and writes while a model loads and answers.
+
+Answers go to stdout, everything else to stderr.
+"""
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TextIO
+
+from medusa_chat.decoding.events import Event, Finished, Prefilled, to_json
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.messages import LoadPhase, LoadRequest, Prompt
+from medusa_chat.runtime.session import Session
+from medusa_chat.units import transfer
+
+# What a terminal would obey instead of print; tab and newline stay.
+LINE_SECONDS = 10.0  # between lines of progress that go to a file
+CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd")
+
+
+def note(message: str) -> None:
+    """One line on stderr."""
+    print(f"medusa-chat: {message}", file=sys.stderr, flush=True)
+
+
+def load(session: Session, request: LoadRequest) -> None:
+    """Load the model here; its phases and what was chosen go to stderr."""
+    line = DownloadLine()
+    for phase in session.load(request):
+        if phase.name == "download":
+            line.show(phase)
+            continue
+        line.end()
+        if phase.model is None:
+            progress(f"loading: {phase.name}")
+            continue
+        for sentence in phase.model.notes:
+            progress(sentence)
+
+
+class DownloadLine:
+    """A download on stderr: one line that changes in a terminal, now and then a new one elsewhere,
+    where silence for minutes would look like a program that hangs."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._told = time.monotonic()
+
+    def show(self, phase: LoadPhase) -> None:
+        """Bytes, speed and time left."""
+        text = "  ".join(["downloading", *transfer(phase.done, phase.total, phase.rate)])
+        if sys.stderr.isatty():
+            self._is_open = True
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self._told > LINE_SECONDS:
+            self._told = time.monotonic()
+            note(text)
+
+    def end(self) -> None:
+        """Leave the line that changed."""
+        if self._is_open:
+            self._is_open = False
+            print(file=sys.stderr)
+
+
+def answer(
+    session: Session,
+    prompt: Prompt,
+    settings: GenerationSettings,
+    as_json: bool,
+    trace: TextIO | None,
+) -> None:
+    """Print one answer as it comes. Ctrl-C ends it in order: the trace is whole, exit code 130."""
+    with stopping(session) as is_stopped, closing(session.reply(prompt, settings)) as events:
+        for event in events:
+            line = json.dumps(to_json(event), separators=(",", ":"))
+            if trace is not None:
+                print(line, file=trace, flush=True)
+            if as_json:
+                print(line, flush=True)
+            else:
+                show(event)
+            if isinstance(event, Finished) and event.reason == "error":
+                raise MedusaChatError(event.message or "decoding failed")
+    if is_stopped():
+        raise KeyboardInterrupt
+
+
+def show(event: Event) -> None:
+    """Text to stdout as it comes, the figures to stderr at the end."""
+    text = event.tail + "\n" if isinstance(event, Finished) else event.text
+    print(text.translate(CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
+    if isinstance(event, Prefilled):
+        chosen = event.settings
+        print(
+            f"{event.model}, {event.precision}, {event.device}; drafter {chosen.get('drafter')}, "
+            f"tree {chosen.get('tree')} ({chosen.get('nodes')} nodes), seed {chosen.get('seed')}",
+            file=sys.stderr,
+        )
+    if isinstance(event, Finished):
+        print(figures(event), file=sys.stderr, flush=True)
+
+
+def figures(event: Finished) -> str:
+    """One line: how much, how fast, why it ended."""
+    stats = event.stats
+    parts = [f"{stats.new_tokens} tokens", f"{stats.steps} steps"]
+    if stats.acceleration_rate is not None:
+        parts.append(f"{stats.acceleration_rate:.2f} tokens/step")
+    if stats.tokens_per_second is not None:
+        parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
+    reasons = {"length": "max-new-tokens reached", "context": "the context is full"}
+    return ", ".join([*parts, f"ended by {reasons.get(event.reason, event.reason)}"])
+
+
+@contextmanager
+def stopping(session: Session) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks the runner to end the answer, a second one interrupts at once.
+
+    Yields a question: was it asked to stop? Signals exist in the main thread only.
+    """
+    stopped = threading.Event()
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        session.runner.stop()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped.is_set
+        return
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def progress(message: str) -> None:
+    """For whoever watches; not in the logs of a script."""
+    if sys.stderr.isatty():
+        note(message)
+
+
+def opened(file: Path | None) -> Any:
+    """The trace file, opened before the model is loaded; a context manager, of None without one."""
+    if file is None:
+        return nullcontext()
+    require_folder(file)
+    with refusing(file):
+        return open(file, "w", encoding="utf-8", newline="\n")
+
+
+def require_folder(file: Path) -> None:
+    if not file.parent.is_dir():
+        raise UsageError(f"cannot write {file}: its folder does not exist")
+    if file.is_dir():
+        raise UsageError(f"cannot write {file}: it is a folder")
+
+
+@contextmanager
+def refusing(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from None

@@ -1,0 +1,172 @@
+"""What a terminal shows of a training: a bar that moves, lines that stay, or JSON."""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+from medusa_chat.cli.terminal import note
+
+NAMES = {
+    "Stage": "stage",
+    "Plan": "plan",
+    "Answered": "answered",
+    "TrainStep": "step",
+    "Evaluated": "evaluated",
+    "Calibrated": "calibrated",
+    "Measured": "measured",
+    "Written": "written",
+}
+LINE_SECONDS = 10.0  # between lines of progress that go to a file
+BAR = 20
+
+
+def event_json(event: Any) -> str:
+    """{"event": its name, ...} in one line. Training examples are not repeated."""
+    values = asdict(event)
+    values.pop("example", None)
+    if hasattr(event, "expected"):
+        values["expected"] = event.expected
+    return json.dumps({"event": NAMES[type(event).__name__], **values}, separators=(",", ":"))
+
+
+class TrainingView:
+    """Folds the events of a training or a calibration into lines."""
+
+    def __init__(self, as_json: bool, is_quiet: bool = False) -> None:
+        self.as_json, self.is_quiet = as_json, is_quiet
+        self.is_terminal = sys.stderr.isatty()
+        self._begin()
+
+    def _begin(self) -> None:
+        """A part of the work begins: its speed is its own."""
+        self.started = self.told = time.monotonic()
+        self.first: int | None = None
+        self.labels = 0
+
+    def say(self, line: str) -> None:
+        """One line that stays, on stderr."""
+        if not self.is_quiet:
+            self._clear()
+            note(line)
+
+    def show(self, event: Any) -> None:
+        """The event as JSON or words."""
+        if self.is_quiet:
+            return
+        if self.as_json:
+            print(event_json(event), flush=True)
+            return
+        name = NAMES[type(event).__name__]
+        if name == "stage":
+            self._begin()
+            self.say(f"{event.name} ...")
+        elif name == "step":
+            self._step(event)
+        elif name == "answered":
+            self._answered(event)
+        elif name == "evaluated":
+            self.say(evaluated_line(event))
+        else:
+            self._clear()
+            for line in {
+                "plan": plan_lines,
+                "calibrated": calibrated_lines,
+                "measured": measured_lines,
+                "written": written_lines,
+            }[name](event):
+                print(line, flush=True)
+
+    def _step(self, event: Any) -> None:
+        self.labels += event.labels
+        left = self._left(event.step, event.steps)
+        speed = self.labels / max(time.monotonic() - self.started, 1e-9)
+        lm = "" if event.lm_loss is None else f" (backbone {event.lm_loss:.3f})"
+        text = (
+            f"step {event.step}/{event.steps}  loss {event.loss:.3f}{lm}  "
+            f"top-1..5 {heads_shown(event.top)}  {speed:,.0f} tokens/s  {left}"
+        )
+        self._progress(event.step, event.steps, text)
+
+    def _answered(self, event: Any) -> None:
+        left = self._left(event.done, event.total)
+        text = f"answer {event.done}/{event.total}  {event.tokens:,} tokens  {left}"
+        self._progress(event.done, event.total, text)
+
+    def _left(self, done: int, total: int) -> str:
+        """Time left at the speed so far; what a stopped run had done before does not count."""
+        if self.first is None:
+            self.first = done - 1
+        each = (time.monotonic() - self.started) / max(done - self.first, 1)
+        return f"{duration(each * (total - done))} left"
+
+    def _progress(self, done: int, total: int, text: str) -> None:
+        if self.is_terminal:
+            full = BAR * done // max(total, 1)
+            bar = "#" * full + "-" * (BAR - full)
+            print(f"\r\x1b[2K[{bar}] {text}", end="", file=sys.stderr, flush=True)
+        elif done >= total or time.monotonic() - self.told > LINE_SECONDS:
+            self.told = time.monotonic()
+            note(text)
+
+    def _clear(self) -> None:
+        if self.is_terminal:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+def heads_shown(top: Any) -> str:
+    """Each head's share of hits within its first 1 to 5 predictions, heads apart by "|"."""
+    return " | ".join(" ".join(f"{share:.2f}".removeprefix("0") for share in row) for row in top)
+
+
+def evaluated_line(event: Any) -> str:
+    lm = "" if event.lm_loss is None else f", backbone's loss {event.lm_loss:.3f}"
+    return f"held out after step {event.step}: top-1..5 {heads_shown(event.top)}{lm}"
+
+
+def plan_lines(event: Any) -> list[str]:
+    return [
+        f"{event.method} for {event.backbone} on {event.device} at {event.precision}, "
+        f"recipe {event.recipe}",
+        f"data     {event.rows:,} rows to learn, {event.held_out:,} held out; {event.tokens:,} "
+        f"tokens, {event.labels:,} of them labels",
+        f"time     {event.steps:,} steps, about {duration(event.seconds)}, by one batch timed here",
+        f"memory   about {size(event.memory_bytes)}",
+        f"disk     about {size(event.disk_bytes)} of {size(event.free_bytes)} free",
+        *(f"note     {sentence}" for sentence in event.notes),
+    ]
+
+
+def calibrated_lines(event: Any) -> list[str]:
+    lines = [f"measured on {event.measured_on}: {event.positions:,} positions"]
+    for head, row in enumerate(event.accuracies, start=1):
+        shown = " ".join(f"{sum(row[: i + 1]):.3f}" for i in range(min(5, len(row))))
+        lines.append(f"head {head}   top-1..5 {shown}")
+    promised = ", ".join(f"{tokens:.2f} with {n}" for n, tokens in event.expected.items())
+    return [*lines, f"tokens a step expected, by nodes: {promised}"]
+
+
+def measured_lines(event: Any) -> list[str]:
+    return [
+        f"{nodes:>4} nodes: {expected:.2f} tokens a step expected, {measured:.2f} measured"
+        for nodes, expected, measured in event.sizes
+    ]
+
+
+def written_lines(event: Any) -> list[str]:
+    return [f"{event.folder} is written ({size(event.bytes)})"]
+
+
+def duration(seconds: float) -> str:
+    """Words for a time."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def size(count: int) -> str:
+    """Words for bytes."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

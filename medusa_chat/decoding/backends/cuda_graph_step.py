@@ -1,0 +1,121 @@
+"""CapturedStep: a whole step as fixed work on the device, which CUDA records once and replays."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.acceptance import Case, Rule
+from medusa_chat.decoding.backends.graph_capture import Recorder
+from medusa_chat.decoding.drafters import Draft, Drafter, Plan
+from medusa_chat.decoding.padded_rows import filled, widened
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_result import Frame, Here, packed
+
+
+class DeviceSettings:
+    """What a rule reads of GenerationSettings, with their numbers on the device, so that one
+    recording serves all temperatures, thresholds and seeds. What changes a step's work (greedy or
+    not, top-k, top-p) is a recording's own."""
+
+    def __init__(self, settings: GenerationSettings, device: torch.device) -> None:
+        self.is_greedy, self.top_k, self.top_p = kind_of(settings)
+        self._scale, self.posterior_threshold, self.posterior_alpha = torch.ones(3, device=device)
+        self.seed = torch.zeros((), dtype=torch.long, device=device)
+
+    @property
+    def scale(self) -> Tensor | float:
+        """See GenerationSettings."""
+        return 1.0 if self.is_greedy else self._scale
+
+    def follow(self, settings: GenerationSettings) -> None:
+        """For answers of these settings, which are of the same kind."""
+        if self.is_greedy:
+            return
+        self._scale.fill_(settings.scale)
+        self.posterior_threshold.fill_(settings.posterior_threshold)
+        self.posterior_alpha.fill_(settings.posterior_alpha)
+        self.seed.fill_(settings.seed or 0)
+
+
+def kind_of(settings: GenerationSettings) -> tuple[bool, int, float]:
+    """What of the settings makes another recording: is_greedy, and where it is not top_k, top_p."""
+    if settings.is_greedy:
+        return True, 0, 1.0
+    return False, settings.top_k, settings.top_p
+
+
+class CapturedStep:
+    """Steps of one plan and one rule behind at most `bucket` - rows tokens; rows: the plan's
+    nodes, and those beside them (padded_rows.py).
+
+    Nothing in `body` asks the device for a number, and every shape is fixed: on CUDA it is one
+    graph, elsewhere it is called. Keys and values are read up to `bucket`, what does not count is
+    masked, so a step costs what its bucket costs.
+    """
+
+    out: Tensor  # the last step's words, see outcome.packed
+    frame: Frame  # how they are read
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        plan: Plan,
+        here: Here,
+        settings: DeviceSettings,
+        bucket: int,
+    ) -> None:
+        """plan: a root alone, or one that here.drafter fills without asking the device."""
+        self._backbone, self._state = recorder.backbone, recorder.state
+        self._plan = plan
+        self._drafter: Drafter = here.drafter
+        self._rule: Rule = here.rule
+        self._settings: Any = settings  # stands for GenerationSettings
+        self._details = here.details
+        backbone, device = recorder.backbone, recorder.backbone.device
+        self._wide, self._beside = widened(plan.tree, plan.tensors, backbone.rows)
+        self._nodes = torch.arange(len(self._wide), device=device)
+        self._deep = torch.arange(plan.tree.depth + 1, device=device)
+        self._columns = torch.arange(bucket, device=device)
+        self._places = torch.zeros_like(self._nodes)
+        self._layers = backbone.cache.fixed(self._places, bucket)
+        self._is_begun = False
+        self.replay = recorder.recorded(self.body)
+
+    @torch.inference_mode()
+    def body(self) -> None:
+        """Draft, decoder, acceptance, rows moved into place; all of it queued, nothing awaited."""
+        backbone, state, plan = self._backbone, self._state, self._plan
+        draft = Draft(state.root, plan.tree, plan.tensors)
+        if plan.index is not None:
+            draft = self._drafter.fill(plan, state.root, state.hidden)
+        self._places.copy_(state.cur + self._nodes)
+        positions, count = state.cur + self._beside.depths, len(plan.tree)
+        masks = {window: self._mask(positions, window) for window in backbone.windows}
+        tokens = filled(draft.tokens, len(self._wide))
+        hidden = backbone.run_fixed(tokens, positions, masks, self._layers)
+        logits = backbone.lm_head(hidden)[:count]
+        case = Case(draft, logits, state.cur, self._settings, self._details)
+        taken = self._rule(case, backbone.judge)
+        backbone.cache.move(state.cur + taken.path, state.cur + self._deep)
+        words, self.frame = packed(draft, taken)
+        if not self._is_begun:  # outside of any graph: the first warm-up
+            self.out, self._is_begun = torch.empty_like(words), True
+        self.out.copy_(words)
+        state.cur.add_(taken.length)
+        state.root.copy_(taken.next_token)
+        state.hidden.copy_(hidden.index_select(0, taken.node))
+
+    def _mask(self, positions: Tensor, window: int | None) -> Tensor:
+        """Additive [rows, bucket]: the text before the tree, the ancestors, nothing else."""
+        tensors, count = self._beside, len(self._wide)
+        beyond = self._columns - self._state.cur  # 0 at the root's own row
+        node = beyond.clamp(0, count - 1)
+        seen = tensors.ancestors.index_select(1, node)
+        seen = (seen & (beyond >= 0) & (beyond < count)) | (beyond < 0)
+        if window is not None:
+            depth = tensors.depths.index_select(0, node)
+            places = torch.where(beyond < 0, self._columns, self._state.cur + depth)
+            seen = seen & (positions.unsqueeze(1) - places < window)
+        mask = torch.zeros(seen.shape, dtype=self._backbone.numbers, device=seen.device)
+        return mask.masked_fill_(~seen, -torch.inf)

@@ -1,0 +1,111 @@
+"""Trial: whether a backbone's steps are recorded. They are where recordings give what their parts
+give and are faster, which is tried out at every load."""
+
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.backends.pipelined_graphs import ASKED, Ahead
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.events import DraftRecord, Event, Finished, Step
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_result import WholeStep
+from medusa_chat.decoding.tree import ROOT, Tree, cartesian
+
+TEXT, NEW = 9, 16  # tokens of the made-up prompt, and of the answers to it
+STARTS = (3, 5, 8)  # of made-up prompts, where a near tie may part the texts at once
+ROUNDS = 3
+GAIN = 1.05  # from which recordings are worth their memory
+EXACT, ROUGH = 1e-3, 0.3  # of probabilities and nats, in fp32 and in 16 bits
+BY_PARTS = "steps run by their parts"
+
+
+def adopt(backbone: Backbone, heads: MedusaHeads | None) -> str:
+    """Let a backbone's steps be recorded, if that is right and pays; what became of it, in words.
+    What the cache held is lost."""
+    if backbone.context < TEXT + 2 * NEW:
+        return f"{BY_PARTS}: the context is too short to try a recording"
+    engine, recorded = Engine(backbone, heads), Ahead(backbone)
+    limit = EXACT if backbone.dtype == torch.float32 else ROUGH
+    trees = (ROOT, cartesian(2, 2)) if heads is not None and len(heads) > 1 else (ROOT,)
+    gain = 0.0
+    if agrees(BY_PARTS, lambda: max(_off_by(engine, recorded, tree) for tree in trees), limit):
+        gain = _gain(engine, recorded)
+    # another one: what was recorded to be tried is let go
+    backbone.whole_step = Ahead(backbone) if gain >= GAIN else None
+    engine.forget()
+    if gain >= GAIN:
+        return f"a step is one recorded graph, {gain:.2g} times as fast as its parts"
+    if gain:
+        return f"{BY_PARTS}: a recording of them was not faster"
+    return f"{BY_PARTS}: they could not be recorded, or not rightly (the log says why)"
+
+
+def _off_by(engine: Engine, recorded: Ahead, tree: Tree) -> float:
+    """The largest difference of a probability or an entropy, up to where a near tie parts the
+    texts. Raises RuntimeError where no step behind a recorded one could be compared."""
+    worst, compared = 0.0, 0
+    for start in STARTS:
+        before = recorded.seconds
+        ways = (_steps(engine, way, tree, start) for way in (None, recorded))
+        for number, (ours, theirs) in enumerate(zip(*ways, strict=False)):
+            if ours.tokens != theirs.tokens:
+                break
+            worst = max(worst, *map(abs, _differences(ours, theirs)))
+            compared += number >= ASKED and recorded.seconds > before
+        if compared:
+            return worst
+    raise RuntimeError("no step behind a recorded one was like the same step by its parts")
+
+
+def _differences(ours: DraftRecord, theirs: DraftRecord) -> Iterator[float]:
+    for name in ("probabilities", "entropies"):
+        for a, b in zip(getattr(ours, name), getattr(theirs, name), strict=True):
+            if a is not None:
+                yield a - b if a == a and b == b else torch.inf  # no number is like another
+
+
+def _steps(engine: Engine, way: WholeStep | None, tree: Tree, start: int) -> list[DraftRecord]:
+    """What the steps of a greedy answer were, one after the other."""
+    records = []
+    for event in _answer(engine, way, tree, True, start):
+        if isinstance(event, Step):
+            assert event.draft is not None
+            records.append(event.draft)
+    return records
+
+
+def _gain(engine: Engine, recorded: Ahead) -> float:
+    """How many times as fast plain steps are when they are recorded; 0 where they were not."""
+    ratios = []
+    for number in range(ROUNDS + 1):
+        before = recorded.seconds
+        parts, ours = (_seconds(engine, way) for way in (None, recorded))
+        if recorded.seconds == before:
+            return 0.0
+        if number:  # the first ones record and warm up
+            ratios.append(parts / ours)
+    return median(ratios)
+
+
+def _seconds(engine: Engine, way: WholeStep | None) -> float:
+    """Of a plain answer's steps."""
+    *_, last = _answer(engine, way, ROOT, False, STARTS[0])
+    assert isinstance(last, Finished)
+    return last.stats.seconds
+
+
+def _answer(
+    engine: Engine, way: WholeStep | None, tree: Tree, details: bool, start: int
+) -> Iterator[Event]:
+    """To a made-up prompt, greedily."""
+    drafter = "medusa" if len(tree) > 1 else "none"
+    settings = GenerationSettings(drafter=drafter, max_new_tokens=NEW, seed=0)
+    prompt = [(7 * i + start) % engine.backbone.vocabulary for i in range(TEXT)]
+    engine.backbone.whole_step = way
+    engine.forget()
+    return engine.generate(prompt, engine.drafter(settings, tree, details), settings, details)

@@ -1,0 +1,12 @@
+"""Native: a Llama-like decoder of fp32 or bf16 on a CPU as one call into C (kernels/decoder.h).
+
+A step of a small model is a hundred operators, each of which takes torch longer to begin than to
+do. One call does them all, and sums every number in one order: a tree's rows have the bits of
+plain decoding's. The twin is the decoder of merged layers (fused_layers.py), which also stays for
+whatever this one does not do.
+"""
+
+from medusa_chat.decoding.backends.native.attach import NUMBERS, adopt, can_run, is_small
+from medusa_chat.decoding.backends.native.library import Team
+
+__all__ = ["NUMBERS", "Team", "adopt", "can_run", "is_small"]

@@ -1,0 +1,48 @@
+"""NativeAccount: what a grower knows, where the C library can go on from it."""
+
+from ctypes import Array, addressof, c_double
+from struct import Struct
+
+from medusa_chat.decoding.backends.native.structs import Account
+from medusa_chat.decoding.candidate_budget import PACE, Grower
+from medusa_chat.decoding.draft_budget import SHARE
+
+MOVED, MOVED_AT = Struct("dddqq"), Account.balance.offset  # the last five
+
+
+class NativeAccount:
+    """A grower's account while steps follow each other in C: opened before, closed behind them."""
+
+    def __init__(self) -> None:
+        self.job = Account(share=SHARE, weight=PACE)
+        self._grower: Grower | None = None  # the last one
+        self._prices: tuple[float, ...] = ()  # those that are there
+        self._kept: dict[tuple[float, ...], Array[c_double]] = {}  # where its prices are
+
+    def open(self, grower: Grower, length: int, asks: bool) -> None:
+        """Behind `length` tokens. asks: see Plan. What stays the same is not set again."""
+        grower.look_up(length)
+        job = self.job
+        if grower is not self._grower:
+            self._grower, self._prices, self._kept = grower, (), {}
+            job.least, job.sure, job.strict = grower.certain, grower.sure, grower.strict
+            job.most, job.usual, job.proof = grower.most, grower.usual, grower.proof
+            job.count = len(grower.prices)
+        if grower.prices is not self._prices:
+            self._prices = grower.prices
+            job.prices = addressof(self._row(grower.prices))
+            job.plain, job.enough, job.rate = grower.plain, grower.enough, grower.rate
+        job.asks = asks
+        moved = grower.balance, grower.credit, grower.pace, grower.certain_roots, grower.length
+        MOVED.pack_into(job, MOVED_AT, *moved)
+
+    def _row(self, prices: tuple[float, ...]) -> Array[c_double]:
+        found = self._kept.get(prices)
+        if found is None:
+            found = self._kept[prices] = (c_double * len(prices))(*prices)
+        return found
+
+    def close(self, grower: Grower) -> None:
+        """Let the grower know what was spent and earned."""
+        moved = MOVED.unpack_from(self.job, MOVED_AT)
+        grower.balance, grower.credit, grower.pace, grower.certain_roots, grower.length = moved

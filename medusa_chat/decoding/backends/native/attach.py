@@ -1,0 +1,126 @@
+"""Adoption: which models the C library decodes, and how a backbone is given to it."""
+
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from medusa_chat.decoding.backends.native.decoder import NativeDecoder
+from medusa_chat.decoding.backends.native.heads import NativeHeads
+from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, Team
+from medusa_chat.decoding.backends.native.linear import NativeLinear
+from medusa_chat.decoding.backends.native.step import NativeStep
+from medusa_chat.decoding.backends.native.verify import NativeJudge
+from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.fused_layers import FusedDecoder, is_plain_layer
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.linear4 import Rows
+from medusa_chat.decoding.native_support import reaches
+
+NUMBERS = torch.float32  # of keys, values and masks
+DTYPES = (torch.float32, torch.bfloat16)
+# bytes of weights; of larger models tiles of AMX do more rows at a time than our products
+SMALL = 2**29
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.2}  # to the twin, of the largest number
+
+
+def can_run(model: Any) -> bool:
+    """Whether this decoder can be run natively, before any of it is replaced: within reach, fp32 or
+    bf16 on a CPU, layers that merge, a plain LM head."""
+    decoder, config = model.get_decoder(), model.config.get_text_config()
+    layers = list(getattr(decoder, "layers", ()))
+    if not layers or not all(is_plain_layer(layer) for layer in layers):
+        return False
+    if type(model.get_output_embeddings()) is not nn.Linear:
+        return False
+    weights = [p for p in model.parameters()]
+    return (
+        len({p.dtype for p in weights} & set(DTYPES)) == 1
+        and all(p.dtype == weights[0].dtype and p.device.type == "cpu" for p in weights)
+        and (is_small(model) or not torch.cpu._is_amx_tile_supported())
+        and reaches(config.to_dict())
+    )
+
+
+def is_small(model: Any) -> bool:
+    """Whether a row costs a step about what it computes, as the weights are soon read."""
+    size: int = sum(p.nbytes for p in model.parameters())
+    return size <= SMALL
+
+
+def adopt(backbone: Any, heads: MedusaHeads | None, team: Team) -> bool:
+    """Let a backbone whose model `can_run` decode natively, with its LM head, its Medusa heads and
+    its judge; whether it does: not where the numbers differ from the twin's. Weights that were laid
+    out anew are not kept as they were."""
+    twin = backbone.decoder
+    if not isinstance(twin, FusedDecoder) or backbone.numbers != NUMBERS:
+        return False
+    limit, instead = TOLERANCES[backbone.dtype], "the decoder runs by torch's operators"
+    with torch.inference_mode():
+        if not agrees(instead, lambda: _off_by(twin.stock.layers[0].qkv, team), limit):
+            return False
+    for layer in twin.stock.layers:
+        _lay_out(layer, team)
+    native = NativeDecoder(twin, list(backbone.cache.layers.layers), team)
+
+    def difference() -> float:
+        found = []
+        for decoder in (twin, native):
+            backbone.decoder = decoder
+            backbone.cache.crop(0)
+            ids = torch.arange(23) * 7 % backbone.vocabulary
+            parts = [backbone.run_chunk(part) for part in ids.split([13, 1, 1, 8])]
+            found.append(torch.cat(parts))
+        backbone.cache.crop(0)
+        return float((found[0] - found[1]).abs().max() / found[0].abs().max())
+
+    with torch.inference_mode():
+        is_right = agrees(instead, difference, limit)
+    backbone.decoder = native if is_right else twin
+    if is_right:
+        lm_head = NativeLinear(backbone.lm_head.linear, team)
+        backbone.lm_head.linear = lm_head
+        backbone.model.set_output_embeddings(lm_head)
+        backbone.judge = NativeJudge(team)
+        own = None
+        if heads is not None and heads.weight.dtype == backbone.dtype:
+            own = heads.twin = NativeHeads(heads, backbone.lm_head, team)
+        # a drafted token must have an embedding
+        if backbone.lm_head.is_plain and lm_head.outs <= len(twin.stock.embed_tokens.weight):
+            backbone.whole_step = NativeStep(backbone, native, own, team)
+    return is_right
+
+
+def _lay_out(layer: Any, team: Team) -> None:
+    """Native linears in a merged layer, and in the stock one behind it. The gated products have
+    whole panels: outputs that are 0, which the one after them takes in for nothing."""
+    attention, mlp = layer.stock.self_attn, layer.stock.mlp
+    inner = layer.down.in_features
+    more = -inner % WIDEST_PANEL
+    gate_up = SimpleNamespace(
+        weight=F.pad(layer.gate_up.weight.view(2, inner, -1), (0, 0, 0, more)).flatten(0, 1),
+        bias=layer.gate_up.bias,
+    )
+    if gate_up.bias is not None:
+        gate_up.bias = F.pad(gate_up.bias.view(2, inner), (0, more)).flatten()
+    down = SimpleNamespace(weight=F.pad(layer.down.weight, (0, more)), bias=layer.down.bias)
+    sizes = [getattr(attention, name).out_features for name in ("q_proj", "k_proj", "v_proj")]
+    layer.qkv, layer.out = NativeLinear(layer.qkv, team), NativeLinear(layer.out, team)
+    layer.gate_up, layer.down = NativeLinear(gate_up, team), NativeLinear(down, team)
+    attention.o_proj, mlp.down_proj = layer.out, layer.down
+    q, k, v = accumulate(sizes)
+    attention.q_proj = Rows(layer.qkv, 0, q)
+    attention.k_proj, attention.v_proj = Rows(layer.qkv, q, k), Rows(layer.qkv, k, v)
+    mlp.gate_proj = Rows(layer.gate_up, 0, inner + more)
+    mlp.up_proj = Rows(layer.gate_up, inner + more, 2 * (inner + more))
+
+
+def _off_by(linear: Any, team: Team) -> float:
+    """How far our product is from torch's, of the largest number."""
+    x = torch.randn(7, linear.in_features, generator=torch.Generator().manual_seed(0))
+    found = NativeLinear(linear, team)(x)
+    expected = linear(x.to(linear.weight.dtype)).float()
+    return float((found - expected).abs().max() / expected.abs().max())

@@ -1,0 +1,102 @@
+"""NativeDecoder: a decoder of merged layers, the norm after them included, as one call."""
+
+from ctypes import byref, pointer
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_chat.decoding.backends.native import structs
+from medusa_chat.decoding.backends.native.library import Team
+from medusa_chat.decoding.fused_layers import FusedDecoder
+from medusa_chat.decoding.kv_cache import Layer
+
+
+@dataclass(frozen=True)
+class Output:
+    """last_hidden_state [1, n, d] after the final norm, as transformers calls it."""
+
+    last_hidden_state: Tensor
+
+
+class NativeDecoder(nn.Module):
+    """A decoder of merged layers with native linears as one call; its states are in fp32, as the
+    cache is. Called as FusedDecoder is; what is not one text behind this cache goes to it."""
+
+    def __init__(self, twin: FusedDecoder, layers: list[Layer], team: Team) -> None:
+        super().__init__()
+        self._twin, self._team = twin, team
+        stock = twin.stock
+        capacity = layers[0].get_max_length()
+        first = stock.layers[0]
+        places = torch.arange(capacity)[None]
+        embedding = stock.embed_tokens.weight
+        cosines, sines = stock.rotary_emb(embedding[:1, None].float(), position_ids=places)
+        self._kept = [t[0].contiguous() for t in (cosines, sines)]
+        norm, table = self._floats(stock.norm.weight), embedding.data_ptr()
+        self._layers = (structs.Layer * len(layers))()
+        for layer, kv, out in zip(stock.layers, layers, self._layers, strict=True):
+            self._fill(layer, kv, out)
+        heads, kv_heads = (size // first.head_dim for size in first.sizes)
+        self._decoder = structs.Decoder(
+            *(len(layers), embedding.shape[1], heads, kv_heads, first.head_dim),
+            *(first.down.ins, capacity, len(embedding), embedding.dtype == torch.bfloat16),
+            *(first.before.epsilon, first.scaling),
+            *(table, norm),
+            *(t.data_ptr() for t in self._kept[:2]),
+            self._layers,
+        )
+        self.hidden = embedding.shape[1]
+        self.job = structs.Pass(pointer(self._decoder))
+        self._work = torch.empty(0)
+
+    def _fill(self, layer: Any, kv: Layer, out: structs.Layer) -> None:
+        """Where what this layer reads lies."""
+        assert kv.keys is not None and kv.values is not None
+        out.before, out.after = map(self._floats, (layer.before.weight, layer.after.weight))
+        for name in ("qkv", "out", "gate_up", "down"):
+            linear = getattr(layer, name)
+            setattr(out, name, linear.panels.data_ptr())
+            setattr(out, f"{name}_bias", linear.bias_at)
+        out.keys, out.values = kv.keys.data_ptr(), kv.values.data_ptr()
+
+    def _floats(self, weight: Tensor) -> int:
+        """Where a vector's numbers are in fp32, which stay with this decoder."""
+        floats = weight.detach().float().contiguous()
+        self._kept.append(floats)
+        return floats.data_ptr()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        past_key_values: Any,
+        attention_mask: Tensor,
+        use_cache: bool = True,
+    ) -> Any:
+        kv = past_key_values.layers[0]
+        if type(kv) is not Layer:
+            return self._twin(input_ids, position_ids, past_key_values, attention_mask)
+        rows, start, job = input_ids.shape[1], kv.start, self.job
+        mask = attention_mask[0, 0].float()
+        if mask.stride(1) != 1:
+            mask = mask.contiguous()
+        job.threads = self._team.threads
+        self.make_room(rows, start + rows, job.threads)
+        hidden = torch.empty(1, rows, self.hidden)
+        tokens, positions = input_ids.contiguous(), position_ids.contiguous()
+        job.tokens, job.positions = tokens.data_ptr(), positions.data_ptr()
+        job.mask, job.stride, job.free = mask.data_ptr(), mask.stride(0), 0
+        job.rows, job.start, job.hidden = rows, start, hidden.data_ptr()
+        if self._team.run(byref(job)):  # outside of the embeddings or the cache: the twin says so
+            return self._twin(input_ids, position_ids, past_key_values, attention_mask)
+        return Output(hidden)
+
+    def make_room(self, rows: int, keys: int, threads: int) -> None:
+        """Let the job have what a pass of `rows` rows over `keys` tokens works in."""
+        keys = -(-keys // 256) * 256
+        needed = self._team.work_size(byref(self._decoder), rows, keys, threads)
+        if len(self._work) < needed:
+            self._work = torch.empty(needed)
+            self.job.work = self._work.data_ptr()

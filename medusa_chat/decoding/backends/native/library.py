@@ -1,0 +1,54 @@
+"""The C library's functions, and how many threads work together in them."""
+
+from ctypes import CDLL, POINTER, c_float, c_int, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.backends.native.structs import (
+    Decoder,
+    Pass,
+    Product,
+    Proposal,
+    Run,
+    Step,
+    Verdict,
+)
+
+WIDEST_PANEL = 32  # outputs, on any CPU
+
+
+class Team:
+    """The library, and how many threads work together in it (see cpu_threads.py)."""
+
+    def __init__(self, library: CDLL, threads: int) -> None:
+        self.threads = threads
+        self.run, self.linear = library.run, library.linear
+        self._packs = {torch.float32: library.pack, torch.bfloat16: library.pack_half}
+        self.work_size, self._panel = library.work_size, int(library.panel())
+        self.certainty = library.certainty
+        self.certainty.argtypes = [c_void_p, c_int, c_float, c_int64]
+        self.certainty.restype = c_float
+        self.propose, self.judge = library.propose, library.judge
+        self.step, self.steps = library.step, library.steps
+        sizes = [c_int64] * 2
+        self.run.argtypes, self.run.restype = [POINTER(Pass)], c_int64
+        self.linear.argtypes, self.linear.restype = [POINTER(Product), c_int64], None
+        for pack in self._packs.values():
+            pack.argtypes, pack.restype = [c_void_p, c_void_p, *sizes], None
+        for function, kind in ((self.propose, Proposal), (self.judge, Verdict)):
+            function.argtypes, function.restype = [POINTER(kind)], None
+        for steps, job in ((self.step, Step), (self.steps, Run)):
+            steps.argtypes, steps.restype = [POINTER(job)], c_int64
+        self.work_size.argtypes = [POINTER(Decoder), *sizes, c_int64]
+        self.work_size.restype = c_int64
+
+    def panels(self, weight: Tensor) -> Tensor:
+        """[outs, ins] -> in fp32 [ceil(outs / P), ins, P], in bf16 [ceil(outs / P), ceil(ins / 2),
+        P, 2]; 0 beyond the last output and input. P: the outputs of a panel."""
+        outs, ins = weight.shape
+        whole, width = weight.detach().contiguous(), self._panel
+        shape = (ins, width) if whole.dtype == torch.float32 else (-(-ins // 2), width, 2)
+        panels = torch.empty(-(-outs // width), *shape, dtype=whole.dtype)
+        self._packs[whole.dtype](whole.data_ptr(), panels.data_ptr(), outs, ins)
+        return panels

@@ -1,0 +1,37 @@
+"""NativeLinear: one linear by the C library's products."""
+
+from ctypes import byref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_chat.decoding.backends.native.library import Team
+from medusa_chat.decoding.backends.native.structs import Product
+
+
+class NativeLinear(nn.Module):
+    """A linear of fp32 or bf16 on a CPU, its weight laid out in panels: [..., ins] -> [..., outs],
+    summed in fp32, in the numbers of what it is given. The linear that it replaces is not kept."""
+
+    def __init__(self, linear: Any, team: Team) -> None:
+        super().__init__()
+        self.outs, self.ins = linear.weight.shape
+        self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
+        self.panels: Tensor
+        self.register_buffer("panels", team.panels(linear.weight), persistent=False)
+        self._team = team
+
+    @property
+    def bias_at(self) -> int | None:
+        """Where the bias is, in fp32."""
+        return None if self._bias is None else self._bias.data_ptr()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        x = hidden.reshape(-1, self.ins).float().contiguous()
+        y = torch.empty(len(x), self.outs)
+        job = Product(x.data_ptr(), self.panels.data_ptr(), self.bias_at, y.data_ptr(), len(x))
+        job.ins, job.outs = self.ins, self.outs
+        job.is_half = self.panels.dtype == torch.bfloat16
+        self._team.linear(byref(job), self._team.threads)
+        return y.view(*hidden.shape[:-1], self.outs).to(hidden.dtype)

@@ -1,0 +1,75 @@
+"""NativeRun: steps that follow each other in one call, and what is read of them."""
+
+from collections.abc import Iterator
+from ctypes import addressof, byref, c_double, c_int64, pointer
+
+from medusa_chat.decoding.backends.native.account import NativeAccount
+from medusa_chat.decoding.backends.native.library import Team
+from medusa_chat.decoding.backends.native.structs import Run, Step
+from medusa_chat.decoding.backends.native.tree_shape import Shape
+from medusa_chat.decoding.draft_budget import STRIDE
+from medusa_chat.decoding.drafters import Plan
+from medusa_chat.decoding.step_result import Here, Outcome
+
+MOST_STEPS = 64  # of one call
+MOMENT = 0.002  # seconds, after which no other step begins in it: nobody waits for so little
+HEADER = 4  # of a step's row among the ids, before its path and the path's tokens
+
+
+class NativeRun:
+    """One step, or as many as there is room for in a moment, behind what `step` stands for."""
+
+    def __init__(self, step: Step, team: Team) -> None:
+        self._team, self._account = team, NativeAccount()
+        self._account_at = pointer(self._account.job)
+        self._job = Run(pointer(step), seconds=MOMENT)
+        self._ids = (c_int64 * 0)()
+        self._times = (c_double * (MOST_STEPS * 3))()
+        self._job.times = addressof(self._times)
+        self._ends_of: tuple[int, ...] | None = None
+        self._call = byref(self._job)
+        self.asked = 0  # heads, in the last step
+
+    @property
+    def seconds(self) -> float:
+        """Of the last run."""
+        return float(self._job.whole)
+
+    def turn_to(self, shape: Shape) -> None:
+        """For steps of this tree."""
+        job, most = self._job, shape.depth + 1
+        job.rows, job.longest, job.stride = shape.nodes, most, HEADER + 2 * most
+        if len(self._ids) < MOST_STEPS * job.stride:
+            self._ids = (c_int64 * (MOST_STEPS * job.stride))()
+            job.ids = addressof(self._ids)
+        job.account = self._account_at if shape.growth is not None else None
+
+    def take(self, plan: Plan, here: Here, start: int, longest: int) -> list[Outcome] | None:
+        """Steps behind `start` tokens, none of them behind more than `longest`; None for a token
+        that lies outside. Their outcomes are finite and not certain, as far as is known here."""
+        job = self._job
+        if plan.grower is not None:  # whose costs are those of a stretch
+            longest = min(longest, start // STRIDE * STRIDE + STRIDE - 1)
+            self._account.open(plan.grower, start, plan.asks)
+        job.last_start, job.most_tokens = longest, here.most
+        job.certainty, job.least = here.certainty, plan.least
+        job.most_steps = MOST_STEPS if plan.is_lasting and not here.details else 1
+        if here.ends is not self._ends_of:
+            self._ends_of = here.ends
+            self._ends = (c_int64 * len(here.ends))(*here.ends)
+            job.ends, job.end_count = addressof(self._ends), len(here.ends)
+        if self._team.steps(self._call):
+            return None
+        if plan.grower is not None:
+            self._account.close(plan.grower)
+        return list(self._outcomes())
+
+    def _outcomes(self) -> Iterator[Outcome]:
+        count, stride, longest = self._job.count, self._job.stride, self._job.longest
+        ids, times = self._ids[: count * stride], self._times[: count * 3]
+        for number in range(count):
+            at, timed = number * stride, times[3 * number : 3 * number + 3]
+            nodes, length, following, self.asked = ids[at : at + HEADER]
+            first = at + HEADER + longest
+            path, tokens = ids[at + HEADER : at + HEADER + length], ids[first : first + length]
+            yield Outcome(path, tokens, following, True, nodes, None, *timed)

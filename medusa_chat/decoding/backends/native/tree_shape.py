@@ -1,0 +1,43 @@
+"""Shape: what the C library reads of a tree."""
+
+from ctypes import addressof, c_int64, pointer
+
+import torch
+
+from medusa_chat.decoding.backends.native.structs import Growth, Proposal
+from medusa_chat.decoding.drafters import Plan
+
+
+class Shape:
+    """What stays the same for a tree: where its parents, depths and the ancestors' mask [n, n],
+    additive, are; the heads' job; and where only a part of it is drafted, what says which."""
+
+    def __init__(self, plan: Plan, draft: Proposal | None) -> None:
+        self.nodes, self.depth = len(plan.tree), plan.tree.depth
+        self._tensors, self._index = plan.tensors, plan.index  # addresses of theirs are kept here
+        hidden = ~plan.tensors.ancestors
+        self._mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        self.parents, self.depths = plan.tensors.parents.data_ptr(), plan.tensors.depths.data_ptr()
+        self.hides = self._mask.data_ptr()
+        self.draft = draft
+        self.pointer = pointer(draft) if draft is not None else None
+        self.growth: Growth | None = None
+        if draft is not None and plan.grower is not None:
+            self.growth = self._growth()
+            draft.growth = pointer(self.growth)
+
+    def _growth(self) -> Growth:
+        """A job that grows a part of this tree, whose rows are then the pass's."""
+        job, size = Growth(self.parents, self.depths, self.hides), self.nodes
+        self._own = [(c_int64 * size)() for _ in range(3)]
+        self._own_mask = torch.zeros(size, size)
+        job.nodes = job.stride = size
+        job.chosen, job.own_parents, job.own_depths = map(addressof, self._own)
+        job.own_mask = self._own_mask.data_ptr()
+        self.parents, self.depths = job.own_parents, job.own_depths
+        self.hides = job.own_mask
+        return job
+
+    def chosen(self, count: int) -> tuple[int, ...]:
+        """Which nodes the last draft had."""
+        return tuple(self._own[0][:count])

@@ -1,0 +1,81 @@
+"""NativeJudge: what a draft's logits say, as one call."""
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.acceptance import Judge
+from medusa_chat.decoding.backends.native.library import Team
+from medusa_chat.decoding.backends.native.structs import Verdict
+from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.sampling import Position, own_tokens
+from medusa_chat.decoding.settings import GenerationSettings
+
+
+class NativeJudge(Judge):
+    """What is read from logits of fp32 on a CPU, without torch's operators."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._noise = torch.empty(0)
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """int64 [n]; the lowest index wins a tie."""
+        return self._own(logits, None, 0, 0, 0.0)
+
+    def own_tokens(
+        self, logits: Tensor, tensors: TreeTensors, position: Position, settings: GenerationSettings
+    ) -> Tensor:
+        """See acceptance.own_tokens; top-k and top-p are torch's."""
+        if settings.is_greedy:
+            return self.argmax(logits)
+        if settings.top_k or settings.top_p < 1 or not isinstance(position, int):
+            return own_tokens(logits, tensors, position, settings)
+        assert settings.seed is not None, "a sampling run needs its seed resolved"
+        return self._own(logits, tensors, position, settings.seed, settings.temperature)
+
+    def _own(
+        self,
+        logits: Tensor,
+        tensors: TreeTensors | None,
+        position: int,
+        seed: int,
+        temperature: float,
+    ) -> Tensor:
+        logits = logits.float().contiguous()
+        own = torch.empty(len(logits), dtype=torch.long)
+        job = self._job(logits, seed, position, temperature)
+        job.own = own.data_ptr()
+        if tensors is not None:
+            self._add_noise(job, tensors)
+        self._team.judge(byref(job))
+        return own
+
+    def _add_noise(self, job: Verdict, tensors: TreeTensors) -> None:
+        """Room for the noise of every depth."""
+        job.deepest, job.depths = tensors.paths.shape[1] - 1, tensors.depths.data_ptr()
+        if self._noise.numel() < (job.deepest + 1) * job.size:
+            self._noise = torch.empty((job.deepest + 1) * job.size)
+        job.noise = self._noise.data_ptr()
+
+    def figures(self, draft: Draft, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """See Judge.figures."""
+        logits = logits.float().contiguous()
+        found = torch.empty(3, len(logits))  # log-probabilities, entropies, and what is worked in
+        job = self._job(logits, 0, 0, temperature)
+        job.parents, job.tokens = draft.tensors.parents.data_ptr(), draft.tokens.data_ptr()
+        job.at_parent, job.entropies, job.sums = (row.data_ptr() for row in found)
+        self._team.judge(byref(job))
+        return found[0], found[1]
+
+    def certainty(self, logits: Tensor, token: int, temperature: float) -> float:
+        """See Judge.certainty."""
+        row = logits.float().contiguous()
+        found: float = self._team.certainty(row.data_ptr(), len(row), temperature, token)
+        return found
+
+    def _job(self, logits: Tensor, seed: int, position: int, temperature: float) -> Verdict:
+        job = Verdict(logits.data_ptr(), seed=seed, place=position, temperature=temperature)
+        job.rows, job.size, job.threads = *logits.shape, self._team.threads
+        return job

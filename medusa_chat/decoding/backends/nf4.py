@@ -1,0 +1,198 @@
+"""Products of few rows with NF4 weights: the kernel's torch twin, and the door to it.
+
+Our kernel is in no model by default: it was tested in Triton's interpreter and never timed on a
+GPU. `adopt` puts it where a timer of the caller's finds it faster than bitsandbytes.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from medusa_chat.decoding.backends.nf4_tiles import BLOCK, BUCKETS, OUTPUTS, TABLE, Tiles
+from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.linear4 import absmax, is_linear4
+
+FEWEST = 8  # rows; fewer are bitsandbytes' own fused kernel's
+TOLERANCE = 2e-2  # of half precision against its twin in fp32, of the largest output
+GAIN = 1.05  # how many times as fast it must measure
+
+Timer = Callable[[Callable[[], Any]], float]  # a call -> what one takes
+
+
+def repack(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tiles:
+    """From bitsandbytes' layout: bytes in order of the weights [N, K] row by row, the first of two
+    in the high half; a scale for each 64. K: whole blocks."""
+    whole = packed.reshape(outputs, inputs // 2)
+    weights = torch.stack((whole >> 4, whole & 15), -1).reshape(outputs, inputs // BLOCK, BLOCK)
+    below, beside = -outputs % OUTPUTS, (inputs // BLOCK) % 2
+    weights = F.pad(weights, (0, 0, 0, beside, 0, below))
+    weights = weights.unflatten(0, (-1, OUTPUTS)).unflatten(2, (-1, 2)).transpose(1, 2)
+    codes = (weights[..., 0, :] | weights[..., 1, :] << 4).contiguous()
+    padded = F.pad(scales.float().reshape(outputs, -1), (0, beside, 0, below))
+    padded = padded.unflatten(0, (-1, OUTPUTS)).unflatten(2, (-1, 2)).permute(0, 2, 3, 1)
+    return Tiles(codes, padded.contiguous(), outputs, inputs)
+
+
+def unpack(tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """Back to bitsandbytes' layout: bytes [N * K / 2, 1] and scales [N * K / 64]."""
+    weights, scales = _by_row(tiles)
+    pairs = weights.reshape(-1, 2)
+    return (pairs[:, 0] << 4 | pairs[:, 1]).unsqueeze(1), scales.reshape(-1)
+
+
+def dequantise(tiles: Tiles, dtype: torch.dtype) -> Tensor:
+    """The weights [N, K]."""
+    weights, scales = _by_row(tiles)
+    table = torch.tensor(TABLE, device=weights.device)
+    return (table[weights.int()] * scales.unsqueeze(-1)).flatten(1).to(dtype)
+
+
+def _by_row(tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """Weights uint8 [N, K / 64, 64] in the order of rows, and scales [N, K / 64]."""
+    halves = torch.stack((tiles.codes & 15, tiles.codes >> 4), -2)  # [.., .., 64, 2, 64]
+    weights = halves.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    scales = tiles.scales.permute(0, 3, 1, 2).flatten(2, 3).flatten(0, 1)
+    blocks = tiles.inputs // BLOCK
+    return weights[: tiles.outputs, :blocks], scales[: tiles.outputs, :blocks]
+
+
+def product(tiles: Tiles, x: Tensor) -> Tensor:
+    """The kernel's twin: x [m, K] -> [m, N], the weights decoded first."""
+    return F.linear(x, dequantise(tiles, x.dtype))
+
+
+def bucket_of(rows: int) -> int | None:
+    """The kernel's rows for so many; None where it is not for them."""
+    fitting = [size for size in BUCKETS if FEWEST <= rows <= size]
+    return fitting[0] if fitting else None
+
+
+class Nf4Linear(nn.Module):
+    """bitsandbytes' linear, with our kernel for the `buckets` of rows; [..., K] -> [..., N].
+
+    It holds the weights a second time: bitsandbytes' layout is that of fewer and of more rows.
+    """
+
+    def __init__(self, linear: Any, buckets: frozenset[int]) -> None:
+        super().__init__()
+        tiles = tiles_of(linear)
+        self.stock, self.buckets = linear, buckets
+        self.sizes = tiles.outputs, tiles.inputs
+        self.codes: Tensor
+        self.scales: Tensor
+        self.register_buffer("codes", tiles.codes, persistent=False)
+        self.register_buffer("scales", tiles.scales, persistent=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if bucket_of(hidden.numel() // hidden.shape[-1]) not in self.buckets:
+            out: Tensor = self.stock(hidden)
+            return out
+        return self.own(hidden)
+
+    def own(self, hidden: Tensor) -> Tensor:
+        """By the kernel, for 1 to 64 rows."""
+        from medusa_chat.decoding.backends.kernels.nf4 import run
+
+        x = hidden.reshape(-1, hidden.shape[-1]).to(self.stock.compute_dtype or hidden.dtype)
+        out: Tensor = run(Tiles(self.codes, self.scales, *self.sizes), x.contiguous())
+        if self.stock.bias is not None:
+            out = out + self.stock.bias.to(out.dtype)
+        whole: Tensor = out.unflatten(0, hidden.shape[:-1])
+        return whole.to(hidden.dtype)
+
+
+def tiles_of(linear: Any) -> Tiles:
+    """The weights of one that `is_nf4`, repacked."""
+    state = linear.weight.quant_state
+    return repack(linear.weight.data, absmax(state), *state.shape)
+
+
+def is_nf4(linear: Any) -> bool:
+    """Whether this is a linear whose weights `repack` knows."""
+    state = getattr(linear.weight, "quant_state", None) if is_linear4(linear) else None
+    if state is None or getattr(state, "packing_format_for_cpu", False):
+        return False
+    is_known = (state.quant_type, state.blocksize) == ("nf4", BLOCK)
+    return is_known and state.shape[1] % BLOCK == 0 and linear.weight.dtype == torch.uint8
+
+
+def adopt(model: nn.Module, timer: Timer) -> list[str]:
+    """Give the model's 4-bit linears our kernel for those numbers of rows at which it measures
+    faster, in place; a sentence for each shape. Linears of one shape are measured once."""
+    chosen: dict[Any, frozenset[int]] = {}
+    notes = []
+    for parent, name, linear in list(_linears(model)):
+        if not has_kernel(linear.weight.device, linear.compute_dtype or torch.float16):
+            return ["no kernel of ours for 4-bit products here"]
+        key = (*linear.weight.quant_state.shape, linear.weight.device)
+        if key not in chosen:
+            chosen[key] = measure(linear, timer)
+            rows = ", ".join(map(str, sorted(chosen[key]))) or "none"
+            notes.append(f"{key[0]} x {key[1]}: our 4-bit product for up to these rows: {rows}")
+        if chosen[key]:
+            setattr(parent, name, Nf4Linear(linear, chosen[key]))
+    return notes
+
+
+def measure(linear: Any, timer: Timer) -> frozenset[int]:
+    """The buckets for which our kernel is faster than bitsandbytes on this linear's device."""
+    own, faster = Nf4Linear(linear, frozenset(BUCKETS)), []
+    dtype = linear.compute_dtype or torch.float16
+    for rows in BUCKETS:
+        x = torch.randn(rows, linear.in_features, device=linear.weight.device, dtype=dtype)
+        if timer(partial(own, x)) * GAIN < timer(partial(linear, x)):
+            faster.append(rows)
+    return frozenset(faster)
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+    """Every linear that our kernel can be for, with where it is; one that several share once."""
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if name in ("qkv", "out", "gate_up", "down") and is_nf4(child):
+                yield parent, name, child
+
+
+@cache
+def has_kernel(device: torch.device, dtype: torch.dtype = torch.float16) -> bool:
+    """Whether the kernel runs there and agrees with its twin; where not, that is logged, once."""
+    if device.type != "cuda":
+        return False
+    instead = "4-bit products stay bitsandbytes'"
+    return agrees(instead, lambda: difference(device, dtype), TOLERANCE)
+
+
+def difference(device: torch.device, dtype: torch.dtype = torch.float16) -> float:
+    """The kernel's largest difference from its twin in fp32 on random numbers, as a share of the
+    largest output, over every bucket and over sizes that are no whole tiles."""
+    from medusa_chat.decoding.backends.kernels.nf4 import run
+
+    generator = torch.Generator(device).manual_seed(0)
+    worst = 0.0
+    for rows, outputs, inputs in ((1, 64, 64), (8, 96, 320), (16, 200, 1088), (17, 64, 128)):
+        worst = max(worst, _off(run, generator, rows, outputs, inputs, dtype))
+    for rows in (32, 33, 64):
+        worst = max(worst, _off(run, generator, rows, 320, 1408, dtype))
+    return worst
+
+
+def _off(
+    run: Callable[..., Tensor],
+    generator: torch.Generator,
+    rows: int,
+    outputs: int,
+    inputs: int,
+    dtype: torch.dtype,
+) -> float:
+    device = generator.device
+    size = outputs * inputs
+    packed = torch.randint(256, (size // 2,), generator=generator, device=device).to(torch.uint8)
+    scales = torch.rand(size // BLOCK, generator=generator, device=device) + 0.01
+    tiles = repack(packed, scales, outputs, inputs)
+    x = torch.randn(rows, inputs, generator=generator, device=device).to(dtype)
+    twin = product(tiles, x.float())
+    return float((run(tiles, x).float() - twin).abs().max() / twin.abs().max())

@@ -1,0 +1,77 @@
+"""Attention of few rows over many keys, in splits: by the kernel where it runs, else torch.
+
+Attention "medusa_split" is not chosen by default: the kernel was tested in Triton's interpreter
+and never timed on a GPU.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from medusa_chat.decoding.attention import tree_attention
+from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.backends.split_twin import split_attention
+
+NAME = "medusa_split"
+TOLERANCE = 2e-2  # of half precision against its twin in fp32
+
+
+def split_tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """As `tree_attention`, by the kernel where there is one, the rows are few and D is a power of
+    two from 16 to 256; otherwise `tree_attention` itself."""
+    rows, width = query.shape[2], query.shape[3]
+    groups = query.shape[1] // key.shape[1]
+    fits = width == value.shape[-1] and width in (16, 32, 64, 128, 256)
+    if attention_mask is None or rows * groups > 1024 or not fits or not has_kernel(query.device):
+        return tree_attention(module, query, key, value, attention_mask, scaling)
+    from medusa_chat.decoding.backends.kernels.split import run
+
+    folded = query[0].unflatten(0, (key.shape[1], groups)).flatten(1, 2).contiguous()
+    scale = width**-0.5 if scaling is None else scaling
+    out = run(folded, key[0], value[0], attention_mask[0, 0], scale)
+    return out.unflatten(1, (groups, rows)).flatten(0, 1).transpose(0, 1).unsqueeze(0), None
+
+
+@cache
+def has_kernel(device: torch.device) -> bool:
+    """Whether the kernel runs there and agrees with its twin; where not, that is logged, once."""
+    if device.type != "cuda":
+        return False
+    instead = "split attention falls back to torch"
+    return agrees(instead, lambda: difference(device), TOLERANCE)
+
+
+def difference(device: torch.device, dtype: torch.dtype = torch.float16) -> float:
+    """The kernel's largest difference from its twin on random numbers."""
+    from medusa_chat.decoding.backends.kernels.split import run
+
+    generator = torch.Generator(device).manual_seed(0)
+    worst = 0.0
+    for groups, rows, keys in ((1, 1, 40), (4, 16, 700), (2, 64, 1300)):
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, device=device).to(dtype)
+
+        query, key, value = draw(2, groups * rows, 64), draw(2, keys, 64), draw(2, keys, 64)
+        mask = torch.zeros(rows, keys, device=device, dtype=dtype)
+        for row in range(rows):
+            mask[row, keys - rows + row + 1 :] = -torch.inf
+        mask[:, : keys // 3] = -torch.inf  # as a window does: whole splits are not seen
+        twin = split_attention(query.float(), key.float(), value.float(), mask.float(), 0.125)
+        worst = max(worst, float((run(query, key, value, mask, 0.125) - twin).abs().max()))
+    return worst
+
+
+AttentionInterface.register(NAME, split_tree_attention)

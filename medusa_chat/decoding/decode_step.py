@@ -1,0 +1,98 @@
+"""Stepper: the steps of an answer: one call where a backbone has it, else their parts."""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.acceptance import Case, Rule
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_result import Here, Outcome, read
+from medusa_chat.decoding.stopwatch import Stopwatch
+from medusa_chat.decoding.tree import ROOT
+
+
+class Stepper:
+    """Steps behind what the backbone's cache holds, which is extended by what they accept."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone, self._watch = backbone, Stopwatch(backbone.device)
+        self._root_tensors = TreeTensors.of(ROOT, backbone.device)
+
+    def advance(self, here: Here, known: Sequence[int]) -> list[Outcome]:
+        """A step, or several: a draft after `known`, whose last token is the root; one pass of the
+        backbone over it; what was accepted is in the cache afterwards, and `here` is where it
+        ended."""
+        cache, whole = self._backbone.cache, self._backbone.whole_step
+        begun = perf_counter()
+        room = self._backbone.context - 1 - cache.length
+        plan = here.drafter.plan(known, room, here.certainty)
+        planning = perf_counter() - begun
+        outcomes = whole and whole.take(plan, known[-1], here)
+        is_booked = plan.grower is not None
+        if whole and outcomes:
+            here.root, here.hidden = None, whole.hidden
+        else:
+            outcomes, is_booked = [self._by_parts(here, plan, known[-1])], False
+        for outcome in outcomes:
+            outcome.heads_seconds += planning / len(outcomes)
+            if not is_booked:
+                here.drafter.learn(outcome.nodes, outcome.path)
+        here.certainty = outcomes[-1].certainty
+        return outcomes
+
+    @torch.inference_mode()
+    def _by_parts(self, here: Here, plan: Plan, root_id: int) -> Outcome:
+        """The same by operators, one after another; the device passes every mark before `read`
+        ends."""
+        cache, watch = self._backbone.cache, self._watch
+        begun = watch.mark()
+        if here.root is None:
+            here.root = torch.tensor([root_id], device=self._backbone.device)
+        draft = here.drafter.fill(plan, here.root, here.hidden)
+        drafted = watch.mark()
+        hidden, logits = self._backbone.run_draft(draft)
+        case = Case(draft, logits, cache.length, here.settings, here.details)
+        ended = watch.mark()
+        accepted = here.rule(case, self._backbone.judge)
+        outcome = read(draft, accepted)
+        if outcome.is_finite:
+            if outcome.path == list(range(len(outcome.path))):
+                cache.extend(len(outcome.path))  # the rows stand where they belong
+            else:
+                cache.keep(accepted.path, len(outcome.path))
+        if plan.least:
+            last = logits[outcome.path[-1]]
+            outcome.certainty = self._certainty(last, outcome, here.settings, plan.least)
+        here.root, here.hidden = accepted.next_token, hidden.index_select(0, accepted.node)
+        outcome.heads_seconds = watch.between(begun, drafted)
+        outcome.backbone_seconds = watch.between(drafted, ended)
+        return outcome
+
+    def after(
+        self,
+        token: int,
+        hidden: Tensor,
+        position: int,
+        rule: Rule,
+        settings: GenerationSettings,
+        least: float,
+    ) -> Outcome:
+        """What follows the text's last token, from the state [1, d] there."""
+        root = torch.tensor([token], device=self._backbone.device)
+        draft = Draft(root, ROOT, self._root_tensors)
+        case = Case(draft, self._backbone.lm_head(hidden), position, settings, False)
+        outcome = read(draft, rule(case, self._backbone.judge))
+        if least:
+            outcome.certainty = self._certainty(case.logits[0], outcome, settings, least)
+        return outcome
+
+    def _certainty(
+        self, logits: Tensor, outcome: Outcome, settings: GenerationSettings, least: float
+    ) -> float:
+        """The backbone's of what comes next; 0 for less than `least`."""
+        found = self._backbone.judge.certainty(logits, outcome.next_token, settings.scale)
+        return found if found >= least else 0.0

@@ -1,0 +1,97 @@
+"""StepCosts: what a step of n nodes was measured to take, and which n pays best. No torch."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+SIZES = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """seconds[i][j]: a whole step of sizes[j] nodes behind lengths[i] tokens in the cache.
+
+    sizes: rising, from 1 (plain decoding). lengths: rising. drafting[j]: seconds of it that the
+    heads took. Raises ValueError on anything else.
+    """
+
+    sizes: tuple[int, ...]
+    lengths: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    drafting: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.sizes[:1] != (1,) or not _rises(self.sizes) or not _rises(self.lengths):
+            raise ValueError("sizes rise from 1, and lengths rise")
+        if len(self.seconds) != len(self.lengths) or not self.lengths:
+            raise ValueError("there is a row of seconds for every length")
+        known = len(self.drafting) in (0, len(self.sizes))
+        if not known or not all(0 <= value < 1e6 for value in self.drafting):
+            raise ValueError("there is a time of drafting for every size")
+        for row in self.seconds:
+            if len(row) != len(self.sizes) or not all(0 < value < 1e6 for value in row):
+                raise ValueError("a row has a positive time for every size")
+
+    def at(self, nodes: int, length: int) -> float:
+        """Seconds of a step, interpolated between what was measured; the line of the two nearest
+        lengths goes on beyond them, for the cost of attention does."""
+        row = [_between(self.sizes, seconds, nodes) for seconds in self.seconds]
+        if len(row) == 1:
+            return row[0]
+        return max(_between(self.lengths, row, max(length, self.lengths[0])), min(row))
+
+    def drafted(self, usual: int, most: int, length: int) -> tuple[float, ...]:
+        """Seconds of steps of 1, 2, ... `most` nodes, each with the draft that one of `usual` nodes
+        has: also a step of which nothing but the root was kept has paid for it. They never fall."""
+        plain, whole = self.at(1, length), self.at(usual, length)
+        drafting = _between(self.sizes, self.drafting, usual) if self.drafting else 0.0
+        first = min(plain + drafting, whole)
+        near = [first + (whole - first) * m / (usual - 1) for m in range(usual - 1)]
+        far = [self.at(m, length) for m in range(usual, most + 1)]
+        return tuple(accumulate([*near, *far], max))[:most]
+
+    def overhead(self, nodes: int, length: int) -> float:
+        """Seconds of a step over those of a plain one (the paper's word)."""
+        return self.at(nodes, length) / self.at(1, length)
+
+
+@dataclass(frozen=True)
+class Pick:
+    """How many nodes pay best. tokens: expected a step; overhead: a step's time over a plain
+    step's; speedup: tokens / overhead, against plain decoding."""
+
+    nodes: int
+    tokens: float
+    overhead: float
+
+    @property
+    def speedup(self) -> float:
+        return self.tokens / self.overhead
+
+
+def pick(costs: StepCosts, expected: Sequence[float], length: int, most: int | None = None) -> Pick:
+    """The measured size with the best expected tokens over step time; plain decoding wins a tie.
+
+    expected[m - 1]: tokens a step with the first m nodes (accept_length.py). most: the largest
+    size that may be chosen. Sizes between the measured ones are not considered, but the whole
+    tree is where it ends between two of them.
+    """
+    end = min(len(expected), most or len(expected), costs.sizes[-1])
+    sizes = [m for m in costs.sizes if m < end] + [end]
+    found = [Pick(m, expected[m - 1], costs.overhead(m, length)) for m in sizes]
+    return max(found, key=lambda p: p.speedup)  # the first of equals: the smallest
+
+
+def _rises(values: Sequence[int]) -> bool:
+    return all(a < b for a, b in zip(values, values[1:], strict=False))
+
+
+def _between(places: Sequence[int], values: Sequence[float], at: int) -> float:
+    """The value at a place: on the line between its neighbours, or on that of the last two."""
+    if len(places) == 1:
+        return values[0]
+    right = min(max(bisect_left(places, at), 1), len(places) - 1)
+    left = right - 1
+    share = (at - places[left]) / (places[right] - places[left])
+    return values[left] + share * (values[right] - values[left])

@@ -1,0 +1,159 @@
+"""Rehearsal: whole decoding steps at made-up places of the cache, for the time they take."""
+
+from collections.abc import Callable, Generator
+from time import perf_counter
+
+import torch
+
+from medusa_chat.decoding.acceptance import exact
+from medusa_chat.decoding.drafters import Drafter
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.medusa import Medusa
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_costs import SIZES, StepCosts
+from medusa_chat.decoding.step_result import Here
+from medusa_chat.decoding.tree import Tree
+
+Clock = Callable[[], float]
+SHORT, LONG = 128, 4096  # tokens in the cache
+MOST_BYTES = 2**28  # of a CPU's cache that may be written, for the first time, to measure
+MIN_ROUNDS, MAX_ROUNDS = 3, 40
+WARM_UPS, WARM_SECONDS = 6, 0.02  # steps of one kind, and their seconds, before one is timed
+DOUBTS = 3  # times that a step is timed again which seems too dear beside a short plain one
+SLOW = 5  # times the budget, after which what there is must do
+AT_ONCE = 16  # tokens of one call, where it has several steps
+SETTINGS = GenerationSettings(drafter="medusa", seed=0)
+
+
+def time_steps(
+    engine: Engine, tree: Tree, budget: float = 1.0, clock: Clock = perf_counter
+) -> Generator[StepCosts | None, None, None]:
+    """Time steps of the first 1, 4, 8, ... nodes of `tree` behind a short and a long text.
+
+    Yields None after every step, so that whoever waits can close the iterator, and StepCosts at
+    the end. A warm-up step of each size, then interleaved rounds, for about
+    `budget` seconds by `clock`: at least three rounds, but where steps are slow one is enough.
+    Of each the least counts: what disturbs a step only adds to it, and on a machine with other
+    work to do half of them are disturbed. What the cache held is held afterwards. The engine must
+    have heads.
+    """
+    stage = Stage(engine, tree)
+    timed: dict[tuple[int, int], list[float]] = {}
+    drafting: dict[int, list[float]] = {}
+
+    def time_one(nodes: int, length: int, is_warm: bool = True) -> float:
+        left = warm_ups(firsts[nodes]) if is_warm else 0
+        while left > 0:
+            left -= stage.step(nodes, length)[0]
+        started = clock()
+        count, heads = stage.step(nodes, length)
+        drafting.setdefault(nodes, []).append(heads)
+        return (clock() - started) / count
+
+    sizes: list[int] = []
+    first, firsts = 0.0, dict[int, float]()
+    began = clock()
+    try:
+        for nodes in [m for m in SIZES if m < len(tree)] + [len(tree)]:
+            started = clock()
+            for length in stage.lengths:
+                stage.try_out(nodes, length)
+            began += clock() - started  # no answer takes that
+            seconds = time_one(nodes, stage.lengths[0], False)
+            yield None
+            first = first or seconds
+            for _ in range(DOUBTS if sizes and first < WARM_SECONDS else 0):
+                if seconds <= first * (tree.depth + 1):
+                    break
+                seconds = min(seconds, time_one(nodes, stage.lengths[0], False))
+                yield None
+            firsts[nodes] = seconds
+            if sizes and (seconds > first * (tree.depth + 1) or clock() - began > SLOW * budget):
+                break  # it could not pay even if a whole path were accepted; or time is up
+            sizes.append(nodes)
+        for number in range(MAX_ROUNDS):
+            for turn in range(len(sizes)):
+                nodes = sizes[(turn + number) % len(sizes)]
+                for length in stage.lengths:
+                    timed.setdefault((nodes, length), []).append(time_one(nodes, length))
+                    yield None
+            spent = clock() - began
+            if spent >= SLOW * budget or (number + 1 >= MIN_ROUNDS and spent >= budget):
+                break
+    finally:
+        stage.leave()
+    rows = [tuple(min(timed[m, length]) for m in sizes) for length in stage.lengths]
+    drafts = tuple(min(drafting[m]) for m in sizes)
+    yield StepCosts(tuple(sizes), stage.lengths, tuple(rows), drafts)
+
+
+def warm_ups(first: float) -> int:
+    """How many steps go before one that is timed, by what the first of its kind took. In an
+    answer a step follows many of its kind: the sixth of a small model takes half of what the
+    first one did."""
+    return min(WARM_UPS, int(WARM_SECONDS / first)) if first else 0
+
+
+class Stage:
+    """The engine between two answers, with a cache that seems as full as one likes."""
+
+    def __init__(self, engine: Engine, tree: Tree) -> None:
+        assert engine.heads is not None
+        self.engine = engine
+        self._tree = tree
+        self._drafters: dict[int, Drafter] = {}
+        self.lengths = _lengths(engine)
+        cache = engine.backbone.cache
+        self._ids, self._length = list(engine._ids), cache.length
+        most = len(tree) + -len(tree) % engine.backbone.rows + AT_ONCE
+        self._kept = {
+            start: cache.rows(start, min(start + most, self._length))
+            for start in self.lengths
+            if start < self._length
+        }
+        cache.fill(self.lengths[-1])
+        weight = engine.heads.bias
+        self._hidden = weight.new_full((1, weight.shape[-1]), 0.1)
+        self._root_id = min(5, engine.backbone.vocabulary - 1)
+        self._root = torch.tensor([self._root_id], device=weight.device)
+
+    def step(self, nodes: int, length: int) -> tuple[int, float]:
+        """A whole step: heads, backbone, acceptance, the copy to the host, rows moved; or as many
+        as answers have in one call. How many there were; the seconds that the heads took of one."""
+        engine = self.engine
+        engine.backbone.cache.length = length
+        here = Here(self._drafter(nodes), exact, SETTINGS, False, self._hidden, self._root)
+        here.most = AT_ONCE
+        taken = engine.stepper.advance(here, [self._root_id])
+        return len(taken), sum(one.heads_seconds for one in taken) / len(taken)
+
+    def try_out(self, nodes: int, length: int) -> None:
+        """Let such steps become what they will be (see WholeStep)."""
+        whole = self.engine.backbone.whole_step
+        for _ in range(whole.tries if whole is not None else 0):
+            self.step(nodes, length)
+
+    def _drafter(self, nodes: int) -> Drafter:
+        if nodes not in self._drafters:
+            backbone, heads = self.engine.backbone, self.engine.heads
+            assert heads is not None
+            tree, head = self._tree.head(nodes), backbone.lm_head
+            self._drafters[nodes] = Medusa(heads, head, tree, backbone.vocabulary, False)
+        return self._drafters[nodes]
+
+    def leave(self) -> None:
+        """Put everything back."""
+        cache = self.engine.backbone.cache
+        for start, kept in self._kept.items():
+            cache.put_back(start, kept, self._length)
+        cache.length, self.engine._ids = self._length, self._ids
+
+
+def _lengths(engine: Engine) -> tuple[int, ...]:
+    """A short and a long text, as far as the context goes (with room for the deepest tree)."""
+    backbone = engine.backbone
+    longest = min(backbone.context - 16, LONG)
+    if backbone.device.type == "cpu":
+        row = max(backbone.cache.nbytes // backbone.cache.capacity, 1)
+        longest = min(longest, max(MOST_BYTES // row, SHORT))
+    return tuple(sorted({max(min(SHORT, longest), 1), max(longest, 1)}))

@@ -1,0 +1,133 @@
+"""Compare: one prompt answered twice, plain and with a drafter, one after the other.
+
+What makes the two fair: both go through the session's queue, never at the same time; they share
+weights, precision, seed and every other setting; each starts from an empty cache (messages.Fresh),
+so that the second finds no prompt already read; a short warm-up of each comes before, and no figure
+counts it; who goes first is the caller's choice, to be alternated. All times are the ones that
+the events carry, measured beside the model.
+"""
+
+import math
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from medusa_chat.decoding.events import Event, Finished
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import MedusaChatError, ModelError, UsageError
+from medusa_chat.messages import Fresh, Peek, PeekRequest, Text
+from medusa_chat.runtime.recordings import Comparison, Difference, compared
+from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.session import Session
+
+Side = Literal["plain", "drafted"]
+Stage = Literal["waiting", "warming up", "running"]
+SIDES: tuple[Side, Side] = ("plain", "drafted")
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What happens now. place: 1 or 2. ahead: jobs before this one, while it waits."""
+
+    side: Side
+    place: int
+    stage: Stage
+    ahead: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def compare(
+    session: Session,
+    text: Text,
+    settings: GenerationSettings,
+    *,
+    plain_first: bool = True,
+    poll_seconds: float = 0.1,
+) -> Iterator[Progress | Comparison]:
+    """Answer plain and as `settings` say, one after the other: Progress, then one Comparison.
+
+    Yields at least every `poll_seconds`; with 0 it never waits, and the caller has to. Closing the
+    iterator stops what runs. Raises MedusaChatError when a side fails or is stopped.
+    """
+    if settings.drafter == "none":
+        raise UsageError("both sides would be plain decoding: choose another drafter than none")
+    seed = secrets.randbits(32) if settings.seed is None else settings.seed
+    of_side = {
+        "plain": settings.resolved(drafter="none", seed=seed),
+        "drafted": settings.resolved(seed=seed),
+    }
+    order = SIDES if plain_first else SIDES[::-1]
+    short = min(WARM_UP_TOKENS, settings.max_new_tokens)
+    for place, side in enumerate(order, 1):
+        job = session.submit(Fresh(text), of_side[side].resolved(max_new_tokens=short))
+        yield from _follow(session, job, Progress(side, place, "warming up"), poll_seconds)
+    traces: dict[Side, list[Event]] = {}
+    for place, side in enumerate(order, 1):
+        job = session.submit(Fresh(text), of_side[side])
+        yield from _follow(session, job, Progress(side, place, "running"), poll_seconds)
+        traces[side] = job.trace
+    yield compared(traces["plain"], traces["drafted"], plain_first)
+
+
+def with_gap(session: Session, found: Comparison, timeout: float | None = None) -> Comparison:
+    """The comparison with the gap of its difference, asked of the model; waits its turn.
+
+    Raises ModelError when the model cannot say: gone, another, or busy beyond `timeout`.
+    """
+    request = gap_request(session, found)
+    return found if request is None else add_gap(found, session.peek(request, timeout))
+
+
+def gap_request(session: Session, found: Comparison) -> PeekRequest | None:
+    """What to ask for the gap; None where nothing is to be asked. Raises ModelError when the
+    model that answered is no longer the one that is loaded."""
+    parts, plain = found.difference, found.plain.token_ids
+    if parts is None or parts.index >= min(len(plain), len(found.drafted.token_ids)):
+        return None
+    model = session.state.model
+    if model is None or (model.name, model.precision) != (found.model, found.precision):
+        raise ModelError("another model is loaded now")
+    both = plain[parts.index], found.drafted.token_ids[parts.index]
+    return PeekRequest((*found.prompt_token_ids, *plain[: parts.index]), tokens=both)
+
+
+def add_gap(found: Comparison, peek: Peek) -> Comparison:
+    """The comparison with what the model said to `gap_request`."""
+    one, two = peek.asked
+    parts, gap = found.difference, None
+    assert parts is not None
+    if one.probability > 0 and two.probability > 0:
+        gap = math.log(one.probability) - math.log(two.probability)
+    return replace(found, difference=Difference(parts.index, one.text, two.text, gap))
+
+
+def _follow(session: Session, job: Job, begun: Progress, poll_seconds: float) -> Iterator[Progress]:
+    """The progress of one job until it has ended well; raises why it has not."""
+    taken, tokens, seconds = 0, 0, 0.0
+    try:
+        while True:
+            is_over = job.done.wait(poll_seconds)
+            for event in job.trace[taken:]:
+                taken += 1
+                if not isinstance(event, Finished):
+                    tokens, seconds = tokens + len(event.token_ids), seconds + event.seconds
+            is_waiting = job.state == "waiting"
+            stage = "waiting" if is_waiting else begun.stage
+            ahead = session.position(job) if is_waiting else 0
+            yield Progress(begun.side, begun.place, stage, ahead, tokens, seconds)
+            if is_over:
+                break
+    finally:
+        if not job.done.is_set():
+            session.stop(job)
+    if job.error:
+        raise MedusaChatError(job.error)
+    last = job.trace[-1]
+    assert isinstance(last, Finished)
+    if last.reason == "cancelled":
+        raise MedusaChatError("stopped: a comparison needs both answers whole")
+    if last.reason == "error":
+        raise MedusaChatError(last.message)

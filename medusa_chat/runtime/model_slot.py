@@ -1,0 +1,52 @@
+"""Holder: the one model of a process, and how it gives way to the next."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from medusa_chat.checkpoints.memory import release
+from medusa_chat.errors import LoadStopped
+from medusa_chat.messages import BEFORE_READING, DeviceMemory, LoadPhase, LoadRequest
+
+if TYPE_CHECKING:
+    from medusa_chat.checkpoints.load import LoadedModel
+
+
+class Holder:
+    """loaded: the model, None before the first load and after one that failed while reading."""
+
+    def __init__(self) -> None:
+        self.loaded: LoadedModel | None = None
+
+    def load(
+        self, request: LoadRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[LoadPhase]:
+        """Load phase by phase. The model that is here stays until the files of the next one are,
+        and is freed before they are read. Raises what the checkpoint refuses, and LoadStopped
+        at the first phase, or piece of news of a download, at which should_stop() is true."""
+        from medusa_chat.checkpoints.load import load
+
+        with closing(load(request)) as phases:
+            for phase, model in phases:
+                if phase.name not in BEFORE_READING:
+                    self._give_way(model)
+                yield phase
+                if phase.model is None and should_stop():
+                    raise LoadStopped(self._stopped(request, phase))
+
+    def room_on(self, device: str) -> DeviceMemory:
+        """What the next model may take of a device. Raises DeviceError."""
+        from medusa_chat.checkpoints.devices import device_memory
+
+        return device_memory(device, self.loaded.info.memory_bytes if self.loaded else 0)
+
+    def _give_way(self, model: "LoadedModel | None") -> None:
+        before, self.loaded = self.loaded, model
+        if before is not None and model is None:
+            del before
+            release()
+
+    def _stopped(self, request: LoadRequest, phase: LoadPhase) -> str:
+        kept = "; what came is kept" if phase.name == "download" else ""
+        here = f"{self.loaded.info.name} stays loaded" if self.loaded else "no model is loaded"
+        return f"loading {request.checkpoint} was stopped{kept}: {here}"

@@ -1,0 +1,147 @@
+"""Personal: the tree of the user's own chats. What is counted of them, kept, and made of it."""
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from medusa_chat import paths
+from medusa_chat.decoding.events import Prefilled, Step
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import ModelInfo, PersonalTree, TreeFacts
+from medusa_chat.runtime.scheduler import Tune
+from medusa_chat.runtime.session import Session
+from medusa_chat.trees.acceptance_counts import Tally
+from medusa_chat.trees.suggestion import Offer, better
+
+VERSION = 1
+MOST_BYTES = 4_000_000
+
+
+@dataclass
+class Kept:
+    """What is known of one model's heads: counts, and the tree that was chosen, if any."""
+
+    tally: Tally = field(default_factory=Tally)
+    tree: PersonalTree | None = None
+
+
+class Personal:
+    """Counts of every model that chatted here, one file each. folder: None keeps them nowhere.
+
+    Every method may be called from any thread. A file that cannot be read is set aside; a disk
+    that cannot be written costs only the memory of it.
+    """
+
+    def __init__(self, session: Session, folder: Path | None = None) -> None:
+        self.session = session
+        self.folder = folder
+        self._kept: dict[str, Kept] = {}
+        self._offers: dict[str, tuple[object, Offer | None]] = {}
+        self._lock = threading.RLock()
+        session.keeper.on_model = self.welcome
+        if session.state.model is not None:
+            self.welcome(session.state.model)
+
+    def welcome(self, model: ModelInfo) -> None:
+        """A model is there: the tree that was chosen for it is used again."""
+        facts = model.tree_facts
+        if facts is None or facts.is_personal:
+            return
+        tree = self.of(facts).tree
+        if tree is not None:
+            self.session.submit_tree(tree)
+
+    def of(self, facts: TreeFacts) -> Kept:
+        """What is known of these heads."""
+        with self._lock:
+            if facts.key not in self._kept:
+                self._kept[facts.key] = self._read(facts.key)
+            return self._kept[facts.key]
+
+    def learn(self, first: Prefilled | None, steps: Sequence[Step]) -> None:
+        """`take`, in a thread of its own: whoever commits an answer does not wait for a disk."""
+        threading.Thread(target=self.take, args=(first, steps), daemon=True).start()
+
+    def take(self, first: Prefilled | None, steps: Sequence[Step]) -> None:
+        """Count an answer that has ended, of the model that is loaded."""
+        model = self.session.state.model
+        if first is None or model is None or model.tree_facts is None or first.model != model.name:
+            return
+        with self._lock:
+            kept = self.of(model.tree_facts)
+            if kept.tally.take(first, steps, model.heads):
+                self._write(model.tree_facts.key, kept)
+
+    def use(self, tree: PersonalTree | None) -> Tune:
+        """Choose a tree for the loaded model, None for the checkpoint's own; from the next answer
+        on, and after a restart. Raises UsageError without a model that has heads."""
+        model = self.session.state.model
+        if model is None or model.tree_facts is None:
+            raise UsageError("there is no model with heads: load one first")
+        with self._lock:
+            kept = self.of(model.tree_facts)
+            kept.tree = tree
+            self._write(model.tree_facts.key, kept)
+        return self.session.submit_tree(tree)
+
+    def offer(self, model: ModelInfo) -> Offer | None:
+        """A better tree than the one in use, if there is one."""
+        facts = model.tree_facts
+        if facts is None:
+            return None
+        with self._lock:
+            tally = self.of(facts).tally
+            state = (tally.answers, facts.choices, facts.seconds, model.nodes)
+            if self._offers.get(facts.key, (None,))[0] != state:
+                self._offers[facts.key] = state, better(tally, facts, model.nodes)
+            return self._offers[facts.key][1]
+
+    def _file(self, key: str) -> Path | None:
+        return self.folder / f"{key}.json" if self.folder else None
+
+    def _read(self, key: str) -> Kept:
+        file = self._file(key)
+        if file is None or not file.exists():
+            return Kept()
+        try:
+            with open(file, "rb") as stream:
+                return kept_from(json.loads(stream.read(MOST_BYTES)))
+        except OSError:
+            return Kept()
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError):
+            with suppress(OSError):
+                file.replace(file.with_name(f"{file.name}.corrupt-{time.time_ns()}"))
+            return Kept()
+
+    def _write(self, key: str, kept: Kept) -> None:
+        file = self._file(key)
+        if file is not None:
+            with suppress(OSError):
+                paths.write_text(file, json.dumps(kept_json(kept)) + "\n")
+
+
+def kept_json(kept: Kept) -> dict[str, Any]:
+    """As the file holds it."""
+    tree = kept.tree
+    chosen = tree and {"accuracies": tree.accuracies, "choices": tree.choices}
+    return {"version": VERSION, **kept.tally.to_json(), "tree": chosen}
+
+
+def kept_from(values: Any) -> Kept:
+    """Raises ValueError, KeyError, TypeError, AttributeError or UsageError for what is none."""
+    if values["version"] != VERSION:
+        raise ValueError(f"version {values['version']}")
+    chosen = values["tree"]
+    if chosen is None:
+        return Kept(Tally.from_json(values))
+    table = tuple(tuple(float(a) for a in row) for row in chosen["accuracies"])
+    tree = Tree.from_choices(chosen["choices"])
+    if any(not 0 <= a <= 1 for row in table for a in row):
+        raise ValueError("accuracies are shares")
+    return Kept(Tally.from_json(values), PersonalTree(table, tree.choices[1:]))

@@ -1,0 +1,206 @@
+"""Two answers to one prompt, as they came: what is equal, what is not, and how fast each was."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
+from medusa_chat.errors import MedusaChatError
+
+END_OF_TEXT = "end of text"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What one event added. seconds: since the request was begun, prefill and steps summed up."""
+
+    seconds: float
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One answer as it came. token_texts: the own text of each token. stats: the answer's own."""
+
+    drafter: str
+    frames: tuple[Frame, ...]
+    token_ids: tuple[int, ...]
+    token_texts: tuple[str, ...]
+    text: str
+    reason: Reason
+    stats: Stats
+
+    @classmethod
+    def of(cls, trace: Sequence[Event]) -> Self:
+        """From a whole trace: Prefilled, steps, Finished."""
+        first, *steps, last = trace
+        assert isinstance(first, Prefilled) and isinstance(last, Finished)
+        return cls(
+            drafter=first.settings.get("drafter") or "",
+            frames=tuple(_frames(trace)),
+            token_ids=last.token_ids,
+            token_texts=_token_texts(last.token_ids, [s for s in steps if isinstance(s, Step)]),
+            text=last.text,
+            reason=last.reason,
+            stats=last.stats,
+        )
+
+    @property
+    def first_token_seconds(self) -> float:
+        """Time to the first token: the prefill, which gives it."""
+        return self.stats.prefill_seconds
+
+    @property
+    def total_seconds(self) -> float:
+        """Prefill and all steps."""
+        return self.stats.prefill_seconds + self.stats.seconds
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean time of a step; None without one."""
+        return self.stats.seconds / self.stats.steps if self.stats.steps else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two answers part: the token's place from 0, both tokens as text.
+
+    gap: log p of plain's token less log p of the other at that place, by the backbone at
+    temperature 1; None while nobody asked (`with_gap`), or where an answer had ended.
+    """
+
+    index: int
+    plain: str
+    drafted: str
+    gap: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two recordings of one prompt. settings: the drafted side's, resolved; plain's differ from
+    them in the drafter and its tree alone. difference: None when the answers are identical."""
+
+    plain: Recording
+    drafted: Recording
+    is_plain_first: bool
+    model: str
+    precision: str
+    device: str
+    settings: dict[str, Any]
+    prompt_token_ids: tuple[int, ...]
+    difference: Difference | None
+
+    @property
+    def baseline(self) -> str:
+        """What the speedup is against."""
+        return f"our plain decoding, {self.precision}, {self.device}, same weights"
+
+    @property
+    def acceleration_rate(self) -> float | None:
+        """Tokens per step of the drafted side."""
+        return self.drafted.stats.acceleration_rate
+
+    @property
+    def overhead(self) -> float | None:
+        """Milliseconds per tree step over milliseconds per plain step."""
+        ours, plain = self.drafted.step_seconds, self.plain.step_seconds
+        return ours / plain if ours and plain else None
+
+    @property
+    def speedup(self) -> float | None:
+        """Acceleration rate / overhead: how many times the tokens per second, prefill apart."""
+        rate, overhead = self.acceleration_rate, self.overhead
+        return rate / overhead if rate and overhead else None
+
+    @property
+    def wall_clock_ratio(self) -> float | None:
+        """Plain's decoding seconds over the drafted side's, as measured for the whole answers.
+
+        The speedup itself when both have as many tokens; answers of different lengths do
+        different amounts of work, and then only the speedup compares like with like.
+        """
+        return _ratio(self.plain.stats.seconds, self.drafted.stats.seconds)
+
+    @property
+    def total_ratio(self) -> float | None:
+        """The same with the prefill, which no drafter makes faster."""
+        return _ratio(self.plain.total_seconds, self.drafted.total_seconds)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether the acceptance may change the text: then a difference is expected."""
+        is_greedy = self.settings.get("temperature", 0.0) < 1e-3
+        return self.settings.get("acceptance") != "exact" and not is_greedy
+
+
+def compared(
+    plain: Sequence[Event], drafted: Sequence[Event], is_plain_first: bool = True
+) -> Comparison:
+    """Two whole traces side by side. Raises MedusaChatError when they cannot be compared."""
+    first, other = plain[0], drafted[0]
+    assert isinstance(first, Prefilled) and isinstance(other, Prefilled)
+    if _start(first) != _start(other):
+        raise MedusaChatError("the model was changed between the two runs: run both again")
+    one, two = Recording.of(plain), Recording.of(drafted)
+    return Comparison(
+        plain=one,
+        drafted=two,
+        is_plain_first=is_plain_first,
+        model=first.model,
+        precision=first.precision,
+        device=first.device,
+        settings=other.settings,
+        prompt_token_ids=first.prompt_token_ids,
+        difference=first_difference(one, two),
+    )
+
+
+def first_difference(plain: Recording, drafted: Recording) -> Difference | None:
+    """Where the answers part; an answer that is over has "end of text" there."""
+    ids = plain.token_ids, drafted.token_ids
+    if ids[0] == ids[1]:
+        return None
+    pairs = enumerate(zip(*ids, strict=False))
+    index = next((i for i, (a, b) in pairs if a != b), min(map(len, ids)))
+    return Difference(index, _token_at(plain, index), _token_at(drafted, index))
+
+
+def _frames(trace: Sequence[Event]) -> Iterator[Frame]:
+    seconds = 0.0
+    for event in trace:
+        if isinstance(event, Finished):
+            if event.tail:
+                yield Frame(seconds, event.tail, 0)
+        else:
+            seconds += event.seconds
+            yield Frame(seconds, event.text, len(event.token_ids))
+
+
+def _token_texts(ids: Sequence[int], steps: Sequence[Step]) -> tuple[str, ...]:
+    """Every token but the last one stands in a draft, which names it: as the next step's root."""
+    texts: dict[int, str] = {}
+    for step in steps:
+        if step.draft is not None:
+            texts |= dict(zip(step.draft.tokens, step.draft.texts, strict=False))
+    if steps and ids and len(steps[-1].token_ids) == 1:
+        texts.setdefault(ids[-1], steps[-1].text)
+    return tuple(texts.get(token) or f"token {token}" for token in ids)
+
+
+def _token_at(recording: Recording, index: int) -> str:
+    texts = recording.token_texts
+    return texts[index] if index < len(texts) else END_OF_TEXT
+
+
+def _start(first: Prefilled) -> tuple[object, ...]:
+    """What both runs must share: the model, how it runs, the prompt, and what of it was cached."""
+    ids = first.prompt_token_ids
+    return first.model, first.precision, first.device, ids, first.reused_tokens
+
+
+def _ratio(plain: float, drafted: float) -> float | None:
+    return plain / drafted if plain and drafted else None
+
+
+PLAIN_STEPS = 8  # fewer say nothing about a speed

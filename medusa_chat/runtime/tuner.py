@@ -1,0 +1,152 @@
+"""tune(): time the steps of a loaded model, keep the result, choose the nodes of `--tree auto`."""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from medusa_chat.checkpoints.load import Calibration, LoadedModel, tuning_place
+from medusa_chat.decoding.candidate_budget import Grower
+from medusa_chat.decoding.draft_budget import Governor
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_costs import StepCosts
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.errors import ModelError, UsageError
+from medusa_chat.messages import ModelInfo, PersonalTree, TreeFacts
+from medusa_chat.trees.auto_tree import (
+    auto_tree,
+    candidates,
+    rank_accuracies,
+    source_tree,
+    tree_facts,
+)
+from medusa_chat.trees.tuning_store import Tuning, write
+
+if TYPE_CHECKING:
+    from medusa_chat.decoding.step_profiler import Clock
+
+SECONDS = 1.0
+
+
+def tune(
+    loaded: LoadedModel, budget: float = SECONDS, clock: "Clock" = perf_counter
+) -> Generator[Tuning | None, None, None]:
+    """Measure for about `budget` seconds and keep what was found: None after each step, so that
+    whoever waits can close the iterator at once, and the Tuning at the end.
+
+    The loaded model's auto tree and its info then follow it. Yields nothing without heads.
+    """
+    if not loaded.info.heads:
+        return
+    from medusa_chat.decoding.step_profiler import time_steps
+
+    source = source_tree(loaded.calibration, loaded.info.heads)
+    with closing(time_steps(loaded.engine, source, budget, clock)) as steps:
+        for costs in steps:
+            yield None if costs is None else _kept(loaded, costs)
+
+
+def tuned(
+    loaded: LoadedModel | None, should_stop: Callable[[], bool], again: bool = False
+) -> Iterator[ModelInfo]:
+    """Let the tuner measure, unless there is nothing to or, where it is not asked to `again`, it
+    has before; what the loaded model then is. Nothing where it was stopped."""
+    if loaded is None:
+        return
+    if not loaded.info.heads or (loaded.tuned is not None and not again):
+        yield loaded.info
+        return
+    with closing(tune(loaded)) as steps:  # closed, it puts everything back
+        for tuning in steps:
+            if tuning is not None:
+                yield loaded.info
+            elif should_stop():
+                return
+
+
+def _kept(loaded: LoadedModel, costs: StepCosts) -> Tuning:
+    info, device = loaded.info, loaded.engine.backbone.device
+    place = tuning_place(info.name, info.precision, device)
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    measured = loaded.tuned.measured if loaded.tuned is not None else {}
+    tuning = Tuning(place, info.parameters, costs, date, measured)
+    adopt(loaded, tuning)
+    assert loaded.tuned is not None
+    return loaded.tuned
+
+
+def adopt(loaded: LoadedModel, tuning: Tuning) -> None:
+    """Keep a tuning on disk and let the loaded model's auto tree follow it.
+
+    A disk that is full or read-only costs only the memory of it: the next load measures again.
+    """
+    info, device = loaded.info, loaded.engine.backbone.device
+    tree, why = auto_tree(loaded.calibration, info.heads, device, loaded.usual_nodes, tuned=tuning)
+    tuning = replace(tuning, chosen=why)
+    loaded.tuned, loaded.governor = tuning, None
+    loaded.trees.clear()
+    loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
+    with suppress(OSError):
+        write(tuning)
+
+
+def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> None:
+    """Let the auto tree be cut from a personal one, or from the checkpoint's own again (None).
+
+    Answers that begin from now on follow it. Raises UsageError for a tree the heads cannot draft.
+    """
+    info, device = loaded.info, loaded.engine.backbone.device
+    stored = loaded.stored if _is_personal(loaded.calibration) else loaded.calibration
+    calibration = stored
+    if personal is not None:
+        tree = Tree.from_choices(personal.choices)
+        if not 1 <= tree.depth <= min(info.heads, len(personal.accuracies)):
+            raise UsageError(f"the tree is {tree.depth} deep: {info.name} has {info.heads} heads")
+        calibration = Calibration(personal.accuracies, tree, is_personal=True)
+    loaded.stored, loaded.calibration, loaded.governor = stored, calibration, None
+    loaded.trees.clear()
+    if loaded.tuned is not None:
+        adopt(loaded, loaded.tuned)
+        return
+    tree, why = auto_tree(calibration, info.heads, device, loaded.usual_nodes)
+    loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
+
+
+def with_tree(loaded: LoadedModel | None, personal: PersonalTree | None) -> Iterator[ModelInfo]:
+    """The model with a personal tree behind `--tree auto`, or with the checkpoint's own again."""
+    if loaded is None:
+        raise ModelError("no model is loaded: load one first")
+    use_tree(loaded, personal)
+    yield loaded.info
+
+
+def _is_personal(calibration: Calibration | None) -> bool:
+    return calibration is not None and calibration.is_personal
+
+
+def _facts(loaded: LoadedModel) -> TreeFacts | None:
+    info = loaded.info
+    stored = loaded.stored if _is_personal(loaded.calibration) else None
+    return tree_facts(
+        info.name, info.parameters, info.heads, loaded.calibration, loaded.tuned, stored
+    )
+
+
+def governor_of(loaded: LoadedModel, asked: GenerationSettings) -> Governor | Grower | None:
+    """Who may cut the tree of these settings at each step: somebody where the tree is auto, none
+    has said how many nodes it has, and the costs were measured."""
+    if loaded.tuned is None or asked.tree != "auto" or asked.nodes is not None:
+        return None
+    if not loaded.info.heads:
+        return None
+    if loaded.governor is None:
+        device, info = loaded.engine.backbone.device, loaded.info
+        tree, _ = auto_tree(
+            loaded.calibration, info.heads, device, loaded.usual_nodes, tuned=loaded.tuned
+        )
+        accuracies = rank_accuracies(loaded.calibration)
+        found = candidates(loaded.calibration, info.heads, device, tree)
+        loaded.governor = loaded.tuned.governor(tree, accuracies, found)
+    return loaded.governor

@@ -1,0 +1,178 @@
+"""The worker: what is asked of a loaded model, an answer or a look into it. Runs beside torch."""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from medusa_chat.checkpoints.load import LoadedModel
+from medusa_chat.checkpoints.memory import fitting
+from medusa_chat.checkpoints.memory_fit import smaller
+from medusa_chat.decoding.events import Event, Finished
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.errors import ModelError, UsageError
+from medusa_chat.messages import Fresh, Message, Peek, PeekRequest, Prompt, Ranked, Text
+from medusa_chat.runtime.tuner import governor_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def reply(
+    loaded: LoadedModel | None,
+    prompt: Prompt,
+    settings: GenerationSettings,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Answer a conversation, or continue a raw text. Raises what cannot be answered."""
+    from medusa_chat.decoding.detokenizer import with_text
+
+    if loaded is None:
+        raise ModelError("no model is loaded: load one first")
+    if isinstance(prompt, Fresh):
+        loaded.engine.forget()
+        loaded.said, prompt = ("", []), prompt.text
+    resolved, tree = resolve(loaded, settings)
+    ids, text = encode(loaded, prompt)
+    engine = loaded.engine
+    drafter = engine.drafter(resolved, tree, governor=governor_of(loaded, settings))
+    events = engine.generate(ids, drafter, resolved)
+    advice = _Advice(loaded, resolved)
+    try:
+        with fitting(advice):
+            texts = with_text(events, loaded.tokenizer, loaded.texts, resolved.stop, should_stop)
+            for event in texts:
+                advice.has_begun = True
+                if isinstance(event, Finished) and not isinstance(prompt, str):
+                    loaded.said = _said(loaded, text, ids, event)
+                yield event
+    finally:
+        events.close()
+
+
+class _Advice:
+    """The line for an answer that ran out of memory: what would fit, before or after its start."""
+
+    def __init__(self, loaded: LoadedModel, settings: GenerationSettings) -> None:
+        self.info, self.nodes, self.has_begun = loaded.info, settings.nodes or 1, False
+
+    def __call__(self) -> str:
+        less = smaller(self.info.precision)
+        tries = [f"--nodes {self.nodes // 2}"] if self.has_begun and self.nodes > 1 else []
+        tries += [f"a --max-context below {self.info.context}", "a shorter chat"]
+        tries += [f"--precision {less[-1]}"] if less else []
+        when = "in the middle of the answer" if self.has_begun else "while the prompt was read"
+        return f"out of memory {when}: try {', '.join(tries[:-1])} or {tries[-1]}"
+
+
+def peek(loaded: LoadedModel | None, request: PeekRequest) -> Peek:
+    """The most probable tokens after a text, from the backbone and from one of its heads."""
+    if loaded is None:
+        raise ModelError("no model is loaded: load one first")
+    with fitting(lambda: "out of memory: try a shorter chat"):
+        logits, drafted = loaded.engine.peek(request.token_ids, request.path, request.head)
+    found = _ranked(loaded, logits, request.temperature or 1.0, request)
+    at_head = ((), ()) if drafted is None else _ranked(loaded, drafted, 1.0, request)
+    return Peek(found[0], at_head[0], found[1], at_head[1])
+
+
+def _ranked(
+    loaded: LoadedModel, logits: "Tensor", temperature: float, request: PeekRequest
+) -> tuple[tuple[Ranked, ...], tuple[Ranked, ...]]:
+    """(the first `top`, the tokens asked for), with their probabilities."""
+    shares = (logits.float() / temperature).softmax(-1).cpu()
+    best = shares.topk(min(request.top, len(shares))).indices.tolist()
+
+    def places(tokens: Sequence[int]) -> tuple[Ranked, ...]:
+        return tuple(
+            Ranked(t, loaded.texts(t), float(shares[t]), int((shares > shares[t]).sum()) + 1)
+            for t in tokens
+        )
+
+    known = [token for token in request.tokens if 0 <= token < len(shares)]
+    return places(best), places(known)
+
+
+def _said(loaded: LoadedModel, text: str, ids: list[int], event: Finished) -> tuple[str, list[int]]:
+    """The conversation as the model has it, text and ids; empty where the answer's text is not
+    all that its ids say (a stop string, half a character, an error)."""
+    whole = loaded.tokenizer.decode(list(event.token_ids), clean_up_tokenization_spaces=False)
+    if event.reason == "error" or whole != event.text:
+        return "", []
+    return text + event.text, [*ids, *event.token_ids]
+
+
+def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[GenerationSettings, Tree]:
+    """Fill in drafter, tree, nodes and seed; the tree itself. Raises UsageError."""
+    from medusa_chat.trees.presets import load_tree
+
+    info = loaded.info
+    drafter = settings.drafter or ("medusa" if info.heads else "prompt-lookup")
+    if drafter == "none":
+        tree, name = ROOT, "none"
+    elif settings.tree != "auto":
+        tree, name = load_tree(settings.tree, settings.nodes), settings.tree
+    else:
+        tree, name = _auto_tree(loaded, settings.nodes), "auto"
+    if drafter == "prompt-lookup":
+        name = "prompt-lookup"  # its tree is made anew at every step; only the size was chosen
+    seed = secrets.randbits(32) if settings.seed is None else settings.seed
+    return settings.resolved(drafter=drafter, tree=name, nodes=len(tree), seed=seed), tree
+
+
+def _auto_tree(loaded: LoadedModel, nodes: int | None) -> Tree:
+    """Found once: that takes half a millisecond, as long as a short prompt."""
+    from medusa_chat.checkpoints.load import auto_tree
+
+    if nodes not in loaded.trees:
+        device, usual = loaded.engine.backbone.device, loaded.usual_nodes
+        known = loaded.calibration, loaded.info.heads, device, usual
+        loaded.trees[nodes], _ = auto_tree(*known, nodes, loaded.tuned)
+    return loaded.trees[nodes]
+
+
+def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
+    """The prompt's token ids and the text they stand for.
+
+    A conversation is rendered by the tokenizer's chat template; where its last message is the
+    assistant's, the text ends inside it and the answer goes on from there. What the last answer
+    made of it keeps its exact ids: only the text after it is tokenised, so that the cache is
+    reused whole.
+    """
+    tokenizer = loaded.tokenizer
+    if isinstance(prompt, str):
+        return tokenizer(prompt)["input_ids"], prompt
+    if not tokenizer.chat_template:
+        raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
+    messages = [_neutral(tokenizer, message) for message in prompt]
+    try:
+        text = _rendered(tokenizer, messages)
+    except Exception as error:  # a template may refuse roles or their order in its own words
+        raise UsageError(f"the chat template refuses this conversation: {error}") from error
+    said, ids = loaded.said
+    if said and text.startswith(said):
+        rest = tokenizer(text[len(said) :], add_special_tokens=False)["input_ids"]
+        return [*ids, *rest], text
+    return tokenizer(text, add_special_tokens=False)["input_ids"], text
+
+
+def _rendered(tokenizer: Any, messages: list[Message]) -> str:
+    """The conversation as text, up to where the assistant's next token belongs."""
+    if not messages or messages[-1]["role"] != "assistant":
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    else:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+        ending = messages[-1]["content"]
+        trimmed = ending.rstrip()  # some templates strip a message; what it ends with is its own
+        if not text.endswith(ending) and text.endswith(trimmed):
+            text += ending[len(trimmed) :]
+    return str(text)
+
+
+def _neutral(tokenizer: Any, message: Message) -> Message:
+    """The message with special tokens in its text broken up, so that they stay plain text."""
+    content = message["content"]
+    added = tokenizer.added_tokens_decoder.values()
+    for token in {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}:
+        content = content.replace(token, f"{token[:1]}\u200b{token[1:]}")
+    return {**message, "content": content}

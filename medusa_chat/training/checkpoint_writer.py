@@ -1,0 +1,219 @@
+"""The checkpoint that a training leaves: a folder that every other command takes, written whole."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from medusa_chat import __version__
+from medusa_chat.checkpoints.load import CALIBRATION_FILE, HEADS_FILE
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.errors import MedusaChatError, UsageError, first_line
+from medusa_chat.training.path_search import Answer, search_paths, tokens_per_step
+from medusa_chat.training.recipe import Recipe
+from medusa_chat.training.tree_search import expected_length, search_tree
+
+TREE_NODES = 64
+USED_NODES = 16  # the size for which a tree is searched; the nodes behind follow
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Rank accuracies a[k][i], the tree searched, and what was measured on. rates: nodes -> tokens
+    a step that the answers themselves would have had, where they were searched. shortlist: the
+    tokens that drafts are to be taken from; none: from all."""
+
+    accuracies: tuple[tuple[float, ...], ...]
+    choices: tuple[tuple[int, ...], ...]
+    measured_on: str
+    positions: int
+    rates: Mapping[int, float] = field(default_factory=dict)
+    shortlist: tuple[int, ...] = ()
+
+    @classmethod
+    def search(
+        cls,
+        accuracies: Sequence[Sequence[float]],
+        nodes: int,
+        measured_on: str,
+        positions: int,
+        answers: Sequence[Answer] = (),
+    ) -> "Calibrated":
+        """With the best tree of at most `nodes` nodes: by the paths of whole answers where they
+        are known, else by products of accuracies. Raises UsageError."""
+        table = tuple(tuple(round(a, 5) for a in row) for row in accuracies)
+        if not answers:
+            return cls(table, search_tree(table, nodes).choices[1:], measured_on, positions)
+        tree = search_paths(answers, nodes, min(nodes, USED_NODES))
+        rates = {n: round(tokens_per_step(answers, tree.head(n)), 3) for n in _sizes(tree)}
+        return cls(table, tree.choices[1:], measured_on, positions, rates)
+
+    @property
+    def tree(self) -> Tree:
+        return Tree.from_choices(self.choices)
+
+    @property
+    def expected(self) -> dict[int, float]:
+        """Nodes -> tokens a step, at every size up to the tree's: what the answers would have had
+        where they were searched, else what the table promises."""
+        found = {n: expected_length(self.tree.head(n), self.accuracies) for n in _sizes(self.tree)}
+        return found | dict(self.rates)
+
+    def to_json(self, nodes: int | None = None) -> dict[str, Any]:
+        """As medusa_calibration.json holds it."""
+        shown = {"version": 1, "accuracies": self.accuracies, "choices": self.choices}
+        chosen = {} if nodes is None else {"nodes": nodes}
+        rates = {"tokens_per_step": {str(n): rate for n, rate in self.rates.items()}}
+        origin = {"measured_on": self.measured_on, "positions": self.positions}
+        short = {"shortlist": self.shortlist} if self.shortlist else {}
+        return {**shown, **chosen, **origin, **(rates if self.rates else {}), **short}
+
+
+def _sizes(tree: Tree) -> list[int]:
+    return sorted({*(n for n in SIZES if n < len(tree)), len(tree)})
+
+
+@dataclass(frozen=True)
+class Base:
+    """The backbone that heads belong to. name: as the user gave it; folder: None for a Hub id."""
+
+    name: str
+    folder: Path | None
+
+    def seen_from(self, output: Path) -> str:
+        """What `base_model_name_or_path` says in `output`: a Hub id, a folder beside or below as
+        a relative path, so that both can be moved together, else the whole path."""
+        if self.folder is None:
+            return self.name
+        folder, near = self.folder.resolve(), output.resolve().parent
+        return os.path.relpath(folder, near) if folder.is_relative_to(near) else str(folder)
+
+
+def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
+    """`fill` a folder beside `output`, then put it in place at once. Returns its bytes.
+
+    Raises UsageError where something is in the way, MedusaChatError where the disk is full;
+    nothing half done stays."""
+    from safetensors import SafetensorError
+
+    partial = output.with_name(f".{output.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        fill(partial)
+        if output.exists():
+            raise UsageError(f"{output} exists: give another --output, or move it away")
+        partial.replace(output)
+    except (OSError, SafetensorError) as error:
+        raise MedusaChatError(
+            f"{output} cannot be written ({first_line(error)}): make room and "
+            "run the same command with --resume"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+
+
+def write_heads(folder: Path, heads: MedusaHeads, calibrated: Calibrated) -> None:
+    """The heads and what was measured of them."""
+    from safetensors.torch import save_file
+
+    save_file(heads.to("cpu").to_tensors(), folder / HEADS_FILE)
+    (folder / CALIBRATION_FILE).write_text(json.dumps(calibrated.to_json()) + "\n", "utf-8")
+
+
+def heads_config(heads: MedusaHeads, base: str) -> dict[str, Any]:
+    """config.json of a folder that holds heads alone, as the reference writes it."""
+    return {
+        "base_model_name_or_path": base,
+        "medusa_num_heads": len(heads),
+        "medusa_num_layers": heads.weight.shape[0],
+        "version": "2" if heads.is_shared else "1",
+    }
+
+
+def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+
+
+def write_adapter(
+    folder: Path, tensors: dict[str, Tensor], names: Sequence[str], recipe: Recipe, base: str
+) -> Path:
+    """The adapter and its config, as peft and `load` read them. Returns the weights' file."""
+    from safetensors.torch import save_file
+
+    file = folder / "adapter_model.safetensors"
+    save_file(tensors, file)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": recipe.lora_rank,
+        "lora_alpha": recipe.lora_alpha,
+        "lora_dropout": recipe.lora_dropout,
+        "target_modules": list(names),
+        "bias": "none",
+    }
+    write_json(folder / "adapter_config.json", config)
+    return file
+
+
+def model_card(base: Base, recipe: Recipe, data: Sequence[str], calibrated: Calibrated) -> str:
+    """README.md of the checkpoint."""
+    front = ["---", "library_name: medusa-chat", "tags: [medusa, speculative-decoding]"]
+    if base.folder is None:
+        front.append(f"base_model: {base.name}")
+    rows = [
+        f"| {head} | {row[0]:.3f} | {sum(row[:5]):.3f} |"
+        for head, row in enumerate(calibrated.accuracies, start=1)
+    ]
+    promised = ", ".join(f"{tokens:.2f} with {n}" for n, tokens in calibrated.expected.items())
+    whole = recipe.method == "medusa-2" and recipe.output == "merged"
+    kind = "A whole model with its heads" if whole else "Heads; the backbone is not in here"
+    answers = " (its prompts, answered by the backbone itself)" if recipe.distill else ""
+    lm = "an LM head each" if recipe.own_lm_head else "the backbone's LM head"
+    return "\n".join(
+        [
+            *front,
+            "---",
+            "",
+            f"# Medusa heads for {base.name}",
+            "",
+            f"{kind}. {recipe.heads} heads of {recipe.head_layers} residual layers, with {lm}; "
+            f"{recipe.method}, recipe {recipe.name}, made by medusa-chat {__version__}.",
+            "",
+            f"- Backbone: {base.name}",
+            f"- Data: {', '.join(data)}{answers}",
+            f"- Settings: {_settings(recipe)}",
+            "",
+            f"Measured on {calibrated.measured_on} ({calibrated.positions:,} positions):",
+            "",
+            "| head | top-1 | top-5 |",
+            "|---|---|---|",
+            *rows,
+            "",
+            f"Tokens a step expected of the tree in `{CALIBRATION_FILE}`, by nodes: {promised}.",
+            "",
+            "    medusa-chat --checkpoint THIS_FOLDER",
+            "",
+        ]
+    )
+
+
+def _settings(recipe: Recipe) -> str:
+    shown = [
+        f"learning rate {recipe.learning_rate:g} (heads {recipe.head_learning_rate:g})",
+        f"{recipe.max_steps} steps" if recipe.max_steps else f"{recipe.epochs} epochs",
+        f"{recipe.batch_tokens} tokens a batch",
+        f"decay {recipe.decay:g}, seed {recipe.seed}",
+    ]
+    if recipe.method == "medusa-2":
+        shown.append(f"LoRA {recipe.lora_rank}, lambda0 {recipe.lambda0:g}")
+    return ", ".join(shown)

@@ -1,0 +1,62 @@
+"""Calibration: measured rank accuracies of heads, and the tree searched from them, on disk."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.errors import ModelError, UsageError
+
+CALIBRATION_FILE = "medusa_calibration.json"
+
+
+MISSHAPEN = (ValueError, TypeError, AttributeError, UsageError)  # what is there is no calibration
+
+
+def _tokens(listed: object) -> tuple[int, ...]:
+    """Token ids, each once. Raises ValueError for anything else."""
+    if not isinstance(listed, list) or any(type(token) is not int for token in listed):
+        raise ValueError("its shortlist is no list of token ids")
+    return tuple(sorted(set(listed)))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Measured rank accuracies a[k][i] (head k's (i+1)-th prediction is right) and the tree
+    searched from them, in order of value.
+
+    measured_on, positions: of how many places of what, as far as it is said. rates: (nodes, tokens
+    a step) that the tree gave there. is_personal: counted in the user's own chats. shortlist: the
+    tokens that drafts are taken from, where not from all.
+    """
+
+    accuracies: tuple[tuple[float, ...], ...]
+    tree: Tree
+    measured_on: str = ""
+    positions: int = 0
+    rates: tuple[tuple[int, float], ...] = ()
+    is_personal: bool = False
+    shortlist: tuple[int, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """Whose tree it is, in words."""
+        return "your personal tree" if self.is_personal else "the checkpoint's calibrated tree"
+
+    @classmethod
+    def read(cls, file: Path) -> "Calibration":
+        """Raises ModelError when the file is not a calibration."""
+        try:
+            values = json.loads(file.read_text("utf-8"))
+            table = tuple(tuple(map(float, row)) for row in values["accuracies"])
+            rates = sorted((int(n), float(r)) for n, r in values.get("tokens_per_step", {}).items())
+            return cls(
+                table,
+                Tree.from_choices(values["choices"]),
+                measured_on=str(values.get("measured_on", "")),
+                positions=int(values.get("positions", 0)),
+                rates=tuple(rates),
+                shortlist=_tokens(values.get("shortlist", [])),
+            )
+        except (OSError, ArithmeticError, LookupError, *MISSHAPEN) as error:
+            raise ModelError(f"{file} is no calibration ({error}): delete or renew it") from error

@@ -1,0 +1,173 @@
+"""Guard: what reaches the page. Host and Origin checks, a cap on bodies, security headers."""
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from medusa_chat.ui.access.throttle import SLOW_DOWN, Throttle
+
+GUEST = "medusa_chat.guest"  # the door's mark in a request's scope; its user name for Gradio
+GUEST_HEADER = "x-medusa-guest"  # the same mark where only headers arrive
+MAX_BODY = 4 * 1024 * 1024
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+READING = ("GET", "HEAD", "OPTIONS")
+
+# Gradio 6.31 runs inline scripts and compiles templates: escaping stays the first defence.
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
+    "media-src 'self' blob:; connect-src 'self'; worker-src 'self' blob:; frame-src 'none'; "
+    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class Guard:
+    """ASGI middleware that answers 403, 413 and 429 before Gradio sees a request.
+
+    hosts: names allowed in Host beside the local ones, without a port. allow_addresses: let in
+    every bare IP address, which no page can rebind; for a server that listens on all interfaces.
+    origins: hosts of a proxy in front, allowed in Origin. Guests of a shared link come through
+    the door, which has checked their Host.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Iterable[str] = (),
+        *,
+        allow_addresses: bool = False,
+        origins: Iterable[str] = (),
+        max_body: int = MAX_BODY,
+    ) -> None:
+        self.app = app
+        self.origins = {origin.lower() for origin in origins}
+        named = {name_of(origin) for origin in self.origins}
+        self.hosts = {*LOCAL_HOSTS, *(host.lower().strip("[]") for host in hosts), *named}
+        self.allow_addresses = allow_addresses
+        self.max_body = max_body
+        self.throttle = Throttle()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+        elif reason := self.refusal(scope):
+            await self._refuse(scope, receive, send, 403, reason)
+        elif scope["type"] == "websocket" or scope["method"] in READING:
+            await self.app(scope, receive, with_headers(send))
+        elif not scope["path"].rstrip("/").endswith("/login"):
+            await self._with_body(scope, receive, send)
+        elif self.throttle.is_shut(address := (scope.get("client") or ("",))[0]):
+            await self._refuse(scope, receive, send, 429, SLOW_DOWN)
+        else:
+            await self._with_body(scope, receive, self._counting(address, send))
+
+    def refusal(self, scope: Scope) -> str:
+        """Why a request may not pass; empty when it may."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        is_known = GUEST in scope or self.knows(name_of(host))
+        if len(headers.getlist("host")) != 1 or not is_known:
+            return "this host name is not allowed: open the address medusa-chat printed"
+        if scope["type"] == "http" and scope["method"] in READING:
+            return ""
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() not in {
+            host.lower(),
+            *self.origins,
+        }:
+            return "a request from another site is not allowed"
+        if headers.get("sec-fetch-site", "same-origin") == "cross-site":
+            return "a request from another site is not allowed"
+        return ""
+
+    def knows(self, name: str) -> bool:
+        """Whether a Host header may carry this name."""
+        return name in self.hosts or (self.allow_addresses and _is_address(name))
+
+    def _counting(self, address: str, send: Send) -> Send:
+        """Count a login until it succeeds: Gradio itself lets everybody try for ever."""
+        self.throttle.count(address)
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                self.throttle.forgive(address)
+            await send(message)
+
+        return sending
+
+    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the whole body, counting what really arrives, then hand it on."""
+        declared = Headers(scope=scope).get("content-length", "0")
+        messages: list[Message] = []
+        total = int(declared) if declared.isdecimal() else self.max_body + 1
+        if total <= self.max_body:
+            total, more = 0, True
+            while more and total <= self.max_body:
+                messages.append(await receive())
+                total += len(messages[-1].get("body", b""))
+                more = messages[-1].get("more_body", False)
+        if total > self.max_body:
+            reason = f"the request is too large: at most {self.max_body // 1024} KB"
+            return await self._refuse(scope, receive, send, 413, reason)
+
+        async def replay() -> Message:
+            return messages.pop(0) if messages else await receive()
+
+        await self.app(scope, replay, with_headers(send))
+
+    async def _refuse(
+        self, scope: Scope, receive: Receive, send: Send, status: int, reason: str
+    ) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": reason})
+        else:
+            answer = PlainTextResponse(reason, status, headers={"Connection": "close"})
+            await answer(scope, receive, with_headers(send))
+
+
+def name_of(host: str) -> str:
+    """The name in a Host header or netloc: lower case, without port and brackets."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_guest(request: Any) -> bool:
+    """Whether an event (gr.Request) comes from a guest of a shared link."""
+    return GUEST_HEADER in request.headers or request.username == GUEST
+
+
+def with_headers(send: Send) -> Send:
+    """The answer with our security headers."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers[name] = value
+        await send(message)
+
+    return sending

@@ -1,0 +1,181 @@
+"""Answer: the events of one job folded into text and rates. No gradio."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Step
+from medusa_chat.messages import Message
+from medusa_chat.runtime.recordings import PLAIN_STEPS
+from medusa_chat.ui.chat.reasoning_spans import spans, within
+from medusa_chat.ui.page.tree_view import to_line
+
+NOTES = {
+    "cancelled": "stopped",
+    "length": "stopped: the limit of new tokens is reached",
+    "context": "stopped: the context is full",
+    "error": "stopped: {message}",
+}
+Piece = tuple[str, int]  # a text, and how many tokens came in the step that gave it
+
+
+@dataclass(eq=False)
+class Answer:
+    """One answer as far as it has come. before: what it goes on from, when it is continued.
+
+    live: JSON lines that only ever grow, so that a browser gets the new ones alone: a list is
+    pieces of text, [tokens, text, tokens, text ...]; an object a status. pieces: all of them.
+    """
+
+    number: int = 0
+    before: Sequence[Piece] = ()
+    prefilled: Prefilled | None = None
+    steps: list[Step] = field(default_factory=list)
+    finished: Finished | None = None
+    live: str = ""
+    text: str = ""
+    pieces: list[Piece] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+    backbone_seconds: float = 0.0
+    heads_seconds: float = 0.0
+    first_seconds: float | None = None  # from asking to the first token; None: not known
+    is_kept: bool = False  # whether anything of it may be written to the owner's disk
+    _status: str = ""
+
+    def __post_init__(self) -> None:
+        self._append(self.before)
+
+    def take(self, events: Iterable[Event]) -> None:
+        """Fold in what is new in the trace."""
+        new: list[Piece] = []
+        for event in events:
+            if isinstance(event, Step):
+                self.steps.append(event)
+                self.tokens += len(event.token_ids)
+                self.seconds += event.seconds
+                self.backbone_seconds += event.backbone_seconds
+                self.heads_seconds += event.heads_seconds
+                new.append((event.text, len(event.token_ids)))
+            elif isinstance(event, Prefilled):
+                self.prefilled = event
+                new.append((event.text, 1))
+            else:
+                self.finished = event
+                new.append((event.tail, len(self.steps[-1].token_ids) if self.steps else 1))
+        self._append(new)
+
+    def say(self, status: str) -> None:
+        """Tell what happens while there is no text."""
+        if status != self._status:
+            self._status = status
+            self.live += to_line({"status": status}) + "\n"
+
+    def forget(self) -> None:
+        """Let go of the trees of the steps, which are nearly all of the memory."""
+        self.steps = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was generated."""
+        return len(self.pieces) == len([piece for piece in self.before if piece[0]])
+
+    @property
+    def note(self) -> str:
+        """Why the answer ended before its end; empty when it did not."""
+        if self.finished is None:
+            return NOTES["cancelled"]
+        return NOTES.get(self.finished.reason, "").format(message=self.finished.message)
+
+    @property
+    def model_key(self) -> tuple[str, str, str] | None:
+        """What a speed belongs to."""
+        first = self.prefilled
+        return (first.model, first.precision, first.device) if first else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is plain decoding: drafter "none"."""
+        return self.prefilled is not None and self.prefilled.settings.get("drafter") == "none"
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second of decoding, prefill left out."""
+        if self.finished is not None and self.finished.stats.tokens_per_second:
+            return self.finished.stats.tokens_per_second
+        return self.tokens / self.seconds if self.seconds > 0 else None
+
+    @property
+    def plain_rate(self) -> float | None:
+        """The plain speed this answer measured; None when it is no such measurement."""
+        ended = self.finished is not None and self.finished.reason != "error"
+        return self.rate if ended and self.is_plain and len(self.steps) >= PLAIN_STEPS else None
+
+    def _append(self, pieces: Sequence[Piece]) -> None:
+        pieces = [piece for piece in pieces if piece[0]]
+        if pieces:
+            self.pieces += pieces
+            self.text += "".join(text for text, _ in pieces)
+            self.live += pieces_line(pieces) + "\n"
+
+
+def pieces_line(pieces: Iterable[Piece]) -> str:
+    """Pieces as the page reads them: tokens and text in turn."""
+    return to_line([part for text, tokens in pieces for part in (tokens, text)])
+
+
+class Row(NamedTuple):
+    """One row of the drawn conversation. position: of the message; start: of the text in it.
+
+    kind: "text" can be edited, "thought" is folded, "note" says why an answer was cut short.
+    """
+
+    position: int
+    kind: str
+    text: str
+    pieces: tuple[Piece, ...] = ()
+    start: int = 0
+
+
+def rows(
+    messages: Sequence[Message],
+    notes: Mapping[int, str],
+    answers: Mapping[int, Answer],
+    first: int = 0,
+) -> Iterator[Row]:
+    """What is drawn of each message from `first` on: thoughts, texts, and why it was cut short."""
+    for position in range(first, len(messages)):
+        yield from _rows_of(position, messages[position], answers.get(position))
+        if note := notes.get(position):
+            yield Row(position, "note", note)
+
+
+def _rows_of(position: int, message: Message, answer: Answer | None) -> Iterator[Row]:
+    text = message["content"]
+    if message["role"] != "assistant":
+        yield Row(position, "text", text)
+        return
+    pieces = answer.pieces if answer and answer.text == text else ()
+    found = spans(text)
+    if not found:
+        yield Row(position, "note", "the model ended its answer at once")
+    for span in found:
+        kind = "thought" if span.is_thought else "text"
+        inside = () if span.is_thought else tuple(within(pieces, span))
+        yield Row(position, kind, text[span.start : span.end], inside, span.start)
+
+
+def drawn_row(row: Row, role: str) -> dict[str, Any]:
+    """A row as gr.Chatbot takes it without changing a character."""
+    text = (
+        f'<span class="answer-note">{_inert(row.text)}</span>' if row.kind == "note" else row.text
+    )
+    entry: dict[str, Any] = {"role": role, "content": [{"type": "text", "text": text}]}
+    if row.kind == "thought":
+        entry["metadata"] = {"title": "Thought", "status": "done"}
+    return entry
+
+
+def _inert(text: str) -> str:
+    """A line that neither HTML nor Markdown changes."""
+    return "".join(c if c.isalnum() or c in " .,:;" else f"&#{ord(c)};" for c in text)

@@ -1,0 +1,272 @@
+"""Room: one browser's conversation and the answer that runs, kept by the server. No gradio.
+
+Tabs only look: they come, reload and go, and the answer neither stops nor ends twice.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import Message
+from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.chat.answer import Answer, Piece
+from medusa_chat.ui.chat.transcript import Talk, Turn
+from medusa_chat.ui.page.inputs import Inputs
+
+GRACE_SECONDS = 20.0  # how long an answer goes on that no tab looks at
+LOOK_SECONDS = 0.2  # how often that is asked
+IDLE_SECONDS = 3 * 24 * 3600.0
+MAX_PENDING = 8
+NOTHING_TO_ADD = "the model has nothing to add: its answer is complete"
+BUSY = "An answer is still running: stop it, or wait for its end."
+
+
+class Room:
+    """One browser's conversation. Every method may be called from any thread.
+
+    version grows with each change, talk_version with each change of what has been said. A refusal
+    is a UsageError and changes nothing. is_kept: whether it may be written to disk; `changed` is
+    called with each change of what would be written.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        session: Session,
+        ended: Callable[[Answer], None],
+        changed: Callable[["Room"], None] = lambda room: None,
+    ) -> None:
+        self.token = token
+        self.session = session
+        self.talk = Talk()
+        self.answer = Answer()
+        self.pending: list[Inputs] = []
+        self.system = ""
+        self.error = ""
+        self.version = 1
+        self.talk_version = 1
+        self.is_running = False
+        self.is_kept = False  # until its owner has come
+        self.seen_at = time.monotonic()
+        self._ended = ended
+        self._changed = changed
+        self._watching = 0
+        self._job: Job | None = None
+        self._turn: Turn | None = None
+        self._taken = 0
+        self._returned = ""
+        self._lock = threading.RLock()
+
+    # ---- what a person does ----
+
+    def ask(self, inputs: Inputs) -> None:
+        """Send a message; while an answer runs it waits its turn."""
+        with self._lock:
+            if self.is_running and len(self.pending) >= MAX_PENDING:
+                raise UsageError(f"{MAX_PENDING} messages wait already: drop one, or let them go")
+            if self.is_running:
+                self.pending.append(inputs)
+            else:
+                self._ask(inputs)
+            self._change()
+
+    def drop(self, place: int) -> None:
+        """Forget a message that waits."""
+        with self._lock:
+            if place < len(self.pending):
+                del self.pending[place]
+                self._change()
+
+    def regenerate(self, inputs: Inputs) -> None:
+        """Answer the last message of the user again."""
+        with self._idle():
+            length = self._length_before_answer()
+            if not length:
+                raise UsageError("there is no answer to regenerate: send a message first")
+            self._begin(self.talk.head(length), Turn(inputs, before=self.talk))
+
+    def proceed(self, inputs: Inputs) -> None:
+        """Go on with the last answer: its text stays, new tokens come after it."""
+        with self._idle():
+            place = len(self.talk.messages) - 1
+            if place < 0 or self.talk.messages[place]["role"] != "assistant":
+                raise UsageError("there is no answer to continue: send a message first")
+            text, last = self.talk.messages[place]["content"], self.talk.answers.get(place)
+            before = last.pieces if last and last.text == text else [(text, 0)]
+            self._begin(self.talk.head(place), Turn(inputs, before=self.talk), before)
+
+    def undo(self) -> str:
+        """Take the last turn back; the text of the user, for the box."""
+        with self._idle():
+            length = self._length_before_answer()
+            if not length:
+                raise UsageError("there is nothing to undo")
+            text = self.talk.messages[length - 1]["content"]
+            self._say(self.talk.head(length - 1))
+            return text
+
+    def edit(self, place: int, inputs: Inputs) -> None:
+        """Change a message. One of the user is sent again, and what came after it is dropped."""
+        with self._idle():
+            if place >= len(self.talk.messages):
+                raise UsageError("this message is not there any more")
+            if self.talk.messages[place]["role"] == "user":
+                self._ask(inputs, self.talk.head(place))
+                return
+            kept, rest = self.talk.head(place), self.talk.messages[place + 1 :]
+            changed = Talk((*kept.messages, {"role": "assistant", "content": inputs.text}, *rest))
+            answers = {at: answer for at, answer in self.talk.answers.items() if at != place}
+            notes = {at: note for at, note in self.talk.notes.items() if at != place}
+            self._say(replace(changed, notes=notes, answers=answers))
+
+    def clear(self) -> None:
+        """A new conversation; the answer that runs is ended, the system prompt stays."""
+        with self._lock:
+            if self._job is not None:
+                self.session.stop(self._job)
+            self._job, self._turn, self.is_running = None, None, False
+            self.pending, self._returned = [], ""
+            self.answer = Answer(self.answer.number + 1)
+            self._say(Talk())
+
+    def stop(self) -> None:
+        """End the answer at its next step; the text so far is kept."""
+        with self._lock:
+            if self._job is not None:
+                self.session.stop(self._job)
+
+    def say_system(self, text: str) -> None:
+        """Set the system prompt of the turns to come."""
+        with self._lock:
+            if text != self.system:
+                self.system = text
+                self._changed(self)
+                self._change()
+
+    # ---- what tabs do ----
+
+    def enter(self) -> None:
+        """A tab looks at the answer from now on."""
+        with self._lock:
+            self._watching += 1
+
+    def leave(self) -> None:
+        """It looks no longer."""
+        with self._lock:
+            self._watching -= 1
+            self.seen_at = time.monotonic()
+
+    def touch(self) -> None:
+        """A tab is there. Messages that waited for one are sent."""
+        with self._lock:
+            self.seen_at = time.monotonic()
+            if self.pending and not self.is_running:
+                self._ask(self.pending.pop(0))
+
+    def fold(self, status: Callable[[Job], str] = lambda job: "") -> None:
+        """Fold what is new in the trace into the answer. status: what to say before any text."""
+        with self._lock:
+            if self._job is None:
+                return
+            events = self._job.trace[self._taken :]
+            self._taken += len(events)
+            self.answer.take(events)
+            self.answer.first_seconds = self._job.first_seconds
+            self.answer.say("" if self.answer.prefilled else status(self._job))
+
+    def take_returned(self) -> str:
+        """A message that came to nothing, for the box of whoever asks first."""
+        with self._lock:
+            text, self._returned = self._returned, ""
+            return text
+
+    @property
+    def is_left(self) -> bool:
+        """Whether no tab has looked for a while."""
+        return not self._watching and time.monotonic() - self.seen_at > GRACE_SECONDS
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody will miss it."""
+        return not self.is_running and time.monotonic() - self.seen_at > IDLE_SECONDS
+
+    # ---- what follows ----
+
+    def _ask(self, inputs: Inputs, talk: Talk | None = None) -> None:
+        kept = self.talk if talk is None else talk
+        self.system = inputs.system
+        self._begin(kept.plus("user", inputs.text), Turn(inputs, inputs.text, self.talk))
+
+    def _begin(self, talk: Talk, turn: Turn, before: Sequence[Piece] = ()) -> None:
+        """Queue a job. before: the text of the answer that it goes on from."""
+        self.answer = Answer(self.answer.number + 1, before)
+        messages = list(talk.messages)
+        if self.answer.text:
+            messages.append({"role": "assistant", "content": self.answer.text})
+        system = turn.inputs.system
+        head: list[Message] = [{"role": "system", "content": system}] if system else []
+        self._turn, self._taken, self.is_running = turn, 0, True
+        self._job = self.session.submit([*head, *messages], turn.inputs.settings)
+        self._say(talk)
+        follower = threading.Thread(target=self._follow, args=(self._job,), daemon=True)
+        follower.start()
+
+    def _follow(self, job: Job) -> None:
+        """See an answer to its end, whatever tabs do. The only place where one is committed."""
+        while not job.done.wait(LOOK_SECONDS):
+            if self.is_left:
+                self.session.stop(job)
+        with self._lock:
+            if job is self._job:
+                self._settle(job)
+
+    def _settle(self, job: Job) -> None:
+        """Move what was generated into the conversation; send what waits."""
+        self.fold()
+        answer, turn = self.answer, self._turn
+        assert turn is not None
+        self._job, self._turn, self.is_running = None, None, False
+        answer.is_kept = self.is_kept
+        self._ended(answer)
+        note = f"stopped: {job.error}" if job.error else answer.note
+        failed = job.error or (answer.finished.message if answer.finished else "")
+        if answer.is_empty and (note or answer.before):
+            self._returned = turn.text
+            self._say(turn.before, failed or note or NOTHING_TO_ADD)
+        else:
+            self._say(self.talk.plus("assistant", answer.text, answer, note), failed)
+        if failed:  # what waits was written for an answer that is not there
+            self._returned = "\n\n".join(
+                text for text in (self._returned, *(i.text for i in self.pending)) if text
+            )
+            self.pending = []
+        elif self.pending and not self.is_left:
+            self._ask(self.pending.pop(0))
+
+    def _length_before_answer(self) -> int:
+        """How many messages there are up to the last one of the user; 0 without one."""
+        for place in range(len(self.talk.messages) - 1, -1, -1):
+            if self.talk.messages[place]["role"] == "user":
+                return place + 1
+        return 0
+
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """The room's lock; refused while an answer runs."""
+        with self._lock:
+            if self.is_running:
+                raise UsageError(BUSY)
+            yield
+
+    def _say(self, talk: Talk, error: str = "") -> None:
+        self.talk, self.error = talk, error
+        self.talk_version += 1
+        self._changed(self)
+        self._change()
+
+    def _change(self) -> None:
+        self.version += 1

@@ -1,0 +1,106 @@
+"""Peek: what the model would have said at one node of a recorded step, asked on a click."""
+
+import asyncio
+from typing import Any
+
+from medusa_chat.decoding.events import Step
+from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.messages import PeekRequest, Ranked
+from medusa_chat.runtime.scheduler import Look
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.chat.answer import Answer
+from medusa_chat.ui.page.tree_view import printable, to_line
+
+POLL_SECONDS = 0.04
+WAIT_SECONDS = 20.0  # then the browser is told to ask again: no request stays open for minutes
+
+
+def peek_request(answer: Answer, index: int, node: int) -> PeekRequest:
+    """What asks the model for the candidates beside `node` of step `index`, at its parent; for the
+    root, at the end of the text before it. Raises UsageError where nothing was recorded."""
+    first, step = answer.prefilled, _step(answer, index)
+    draft = step.draft
+    if first is None or draft is None or not 0 <= node < len(draft.tokens):
+        raise UsageError(f"step {index + 1} has no recorded node {node}")
+    path, depth, at = [], 0, draft.parents[node]
+    while at >= 0:
+        path.append(draft.tokens[at])
+        at = draft.parents[at]
+        depth += 1
+    is_drafted = node > 0 and first.settings.get("drafter") == "medusa"
+    return PeekRequest(
+        token_ids=text_before(answer, index),
+        path=tuple(reversed(path)),
+        head=depth if is_drafted else 0,
+        temperature=first.settings.get("temperature") or 1.0,
+        tokens=(draft.tokens[node],),
+    )
+
+
+def text_before(answer: Answer, index: int) -> tuple[int, ...]:
+    """The token ids that were certain before step `index`, without the root of its tree."""
+    assert answer.prefilled is not None
+    first = answer.prefilled
+    said = [*first.token_ids, *(t for step in answer.steps[:index] for t in step.token_ids)]
+    return (*first.prompt_token_ids, *said[:-1])
+
+
+async def card_line(session: Session, answer: Answer, index: object, node: object) -> str:
+    """JSON for the card of one node: both top 10s, or {"error"}, or {"wait"}: ask again."""
+    asked: dict[str, Any] = {"answer": answer.number, "step": index, "node": node}
+    try:
+        if not _is_count(index) or not _is_count(node):
+            raise UsageError("no such node")
+        request = peek_request(answer, index, node)  # type: ignore[arg-type]
+        _require_same_model(session, answer)
+        look = await _looked(session, request)
+    except MedusaChatError as error:
+        return to_line(asked | {"error": str(error)})
+    if not look.done.is_set():
+        return to_line(asked | {"wait": True})
+    if look.peek is None:
+        return to_line(asked | {"error": look.error})
+    found = look.peek
+    return to_line(
+        asked
+        | {
+            "temperature": request.temperature,
+            "head": request.head,
+            "backbone_top": [_row(r) for r in found.backbone],
+            "head_top": [_row(r) for r in found.head],
+            "backbone_own": [_row(r) for r in found.asked],
+            "head_own": [_row(r) for r in found.asked_head],
+        }
+    )
+
+
+async def _looked(session: Session, request: PeekRequest) -> Look:
+    look = session.submit_look(request)
+    try:
+        for _ in range(round(WAIT_SECONDS / POLL_SECONDS)):
+            if look.done.is_set():
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        return look
+    finally:
+        look.is_cancelled = True  # nobody waits for it any more
+
+
+def _require_same_model(session: Session, answer: Answer) -> None:
+    model, first = session.state.model, answer.prefilled
+    if model and first and (model.name, model.precision) != (first.model, first.precision):
+        raise UsageError(f"this answer is from {first.model}, and {model.name} is loaded now")
+
+
+def _step(answer: Answer, index: int) -> Step:
+    if not 0 <= index < len(answer.steps):
+        raise UsageError(f"there is no step {index + 1}")
+    return answer.steps[index]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _row(found: Ranked) -> list[Any]:
+    return [found.id, printable(found.text), float(f"{found.probability:.4g}"), found.rank]

@@ -1,0 +1,147 @@
+"""The panel beside the talk as data: figures, bars, and the picture of one step. No gradio."""
+
+from itertools import islice
+from typing import Any
+
+from medusa_chat.decoding.events import Step
+from medusa_chat.ui.chat.answer import Answer
+from medusa_chat.ui.page.tree_view import step_view, to_line
+
+LIVE_BARS = 240  # of an answer that runs, for who comes in the middle of it
+MOST_BARS = 900  # of one that is looked at: sent on a click
+LOW_RATE = 1.6  # tokens per step; below it the heads guess too seldom to pay
+SPLIT = ("backbone", "heads", "rest")
+
+
+def figures(answer: Answer, plain: float | None) -> dict[str, Any]:
+    """The numbers beside the picture. plain: tokens per second of plain decoding, measured
+    on this model. split_ms: mean per step of SPLIT, which adds up to ms; null without a record."""
+    first, steps = answer.prefilled, len(answer.steps)
+    used = first.prompt_tokens + len(first.token_ids) + answer.tokens if first else None
+    per_step = answer.tokens / steps if steps else None
+    ms = answer.seconds / steps * 1000 if steps else None
+    pays = plain and not answer.is_plain
+    return {
+        "rate": _round(answer.rate),
+        "recent": _round(recent_rate(answer)),
+        "per_step": _round(per_step),
+        "ms": _round(ms),
+        "split_ms": split_ms(answer),
+        "steps": steps,
+        "used": used,
+        "context": first.context or None if first else None,
+        "plain": _round(plain),
+        "ratio": _round(answer.rate / plain if answer.rate and plain else None),
+        "overhead": _round(ms * plain / 1000 if ms and plain and pays else None),
+        "slower": verdict(answer, plain),
+        "is_plain": answer.is_plain,
+        "prefill_ms": _round(first.seconds * 1000 if first else None),
+        "prompt": first.prompt_tokens if first else None,
+        "reused": first.reused_tokens if first else None,
+        "first_ms": _round(_first_ms(answer)),
+    }
+
+
+def recent_rate(answer: Answer) -> float | None:
+    """Tokens per second over the last second of decoding, or all of it where it is shorter."""
+    tokens, seconds = 0, 0.0
+    for step in reversed(answer.steps):
+        tokens, seconds = tokens + len(step.token_ids), seconds + step.seconds
+        if seconds > 0.999:  # sums of floats
+            break
+    return tokens / seconds if seconds > 0 else None
+
+
+def split_ms(answer: Answer) -> list[float] | None:
+    """Milliseconds per step of SPLIT; the parts add up to the mean step."""
+    steps = len(answer.steps)
+    if not steps or not answer.backbone_seconds:
+        return None
+    rest = max(0.0, answer.seconds - answer.backbone_seconds - answer.heads_seconds)
+    parts = (answer.backbone_seconds, answer.heads_seconds, rest)
+    return [float(f"{part / steps * 1000:.4g}") for part in parts]
+
+
+def verdict(answer: Answer, plain: float | None) -> str:
+    """Why Medusa loses to plain decoding here, in a sentence; empty where it does not.
+
+    speedup = tokens per step / overhead, and overhead = ms per step / ms per plain step.
+    """
+    steps, rate = len(answer.steps), answer.rate
+    if not plain or not rate or not steps or answer.is_plain or rate >= plain:
+        return ""
+    per_step, overhead = answer.tokens / steps, answer.seconds / steps * plain
+    low = f"low acceptance, {per_step:.2f} tokens per step"
+    dear = f"the tree's overhead, a step costs {overhead:.2f} plain ones"
+    if per_step >= LOW_RATE:
+        return f"Slower than plain decoding here: {dear}. Try fewer nodes."
+    if overhead <= LOW_RATE:
+        return f"Slower than plain decoding here: {low}."
+    return f"Slower than plain decoding here: {low}, and {dear}. Try fewer nodes."
+
+
+def panel_line(
+    answer: Answer, plain: float | None, index: int | None = None, since: int = 0
+) -> str:
+    """JSON for the picture: figures, bars, and step `index` (None: the latest). since: of how
+    many steps the reader has the bars."""
+    settings = answer.prefilled.settings if answer.prefilled else {}
+    is_pinned = index is not None and index < len(answer.steps)
+    place = index if is_pinned and index is not None else len(answer.steps) - 1
+    first, shown = bars_around(answer, place, is_pinned, since)
+    step = answer.steps[place] if answer.steps else None
+    return to_line(
+        {
+            "answer": answer.number,
+            "pinned": is_pinned,
+            "ended": answer.finished is not None,
+            "drafter": settings.get("drafter"),
+            "acceptance": settings.get("acceptance"),
+            "temperature": settings.get("temperature"),
+            "epsilon": settings.get("posterior_threshold"),
+            "delta": settings.get("posterior_alpha"),
+            "figures": figures(answer, plain),
+            "first": first,
+            "bars": [len(step.token_ids) for step in shown],
+            "times": [_short_ms(step.seconds) for step in shown],
+            "step": _view(answer, step, place) if step else None,
+        }
+    )
+
+
+def bars_around(
+    answer: Answer, place: int, is_pinned: bool, since: int = 0
+) -> tuple[int, list[Step]]:
+    """The steps whose bars are sent, and the index of the first: the last ones while the answer
+    runs, a wider window around `place` when it is looked at. The browser keeps what it got."""
+    most = MOST_BARS if is_pinned or answer.finished else LIVE_BARS
+    first = max(0, len(answer.steps) - most, since)
+    if is_pinned:
+        first = max(0, min(first, place - most // 2))
+    return first, list(islice(answer.steps, first, first + most))
+
+
+def _view(answer: Answer, step: Step, place: int) -> dict[str, Any]:
+    """The step, with how many tokens stand before its root: the keys every node sees."""
+    prefilled = answer.prefilled
+    if prefilled is None:
+        return step_view(step)
+    view = step_view(step, prefilled.settings.get("posterior_threshold"))
+    after = sum(len(later.token_ids) for later in islice(answer.steps, place, None))
+    said = len(prefilled.token_ids) + answer.tokens - after
+    return view | {"prefix": prefilled.prompt_tokens + said - 1}
+
+
+def _first_ms(answer: Answer) -> float | None:
+    """Milliseconds from asking to the first token; prefill alone where the asking is not known."""
+    if answer.first_seconds is not None:
+        return answer.first_seconds * 1000
+    return answer.prefilled.seconds * 1000 if answer.prefilled else None
+
+
+def _short_ms(seconds: float) -> float:
+    return float(f"{seconds * 1000:.3g}")
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")

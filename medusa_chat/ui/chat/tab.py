@@ -1,0 +1,151 @@
+"""The Chat tab: talk on the left, the numbers and the tree of every step on the right."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from medusa_chat.runtime.history import History
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.chat.controller import SETTINGS, Desk
+from medusa_chat.ui.chat.settings_panel import build_controls
+from medusa_chat.ui.chat.view import Tab, View
+from medusa_chat.ui.page.html_blocks import AT_ONCE, drawn, kept, page
+
+EXAMPLES = (
+    "Book a table for two in San Jose",
+    "What is the capital of Spain?",
+    "Tell me a story about a fox",
+    "Why are you fast?",
+)
+WELCOME = (
+    '<div class="welcome"><h2>Chat, and see why it is fast</h2><p>Every step proposes a tree of '
+    "candidate tokens; the picture shows which path was accepted, and why the rest was not.</p>"
+    "</div>"
+)
+STEADY: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
+TEXT_SO_FAR = "() => window.medusaSaid"  # follow.js puts it there
+
+
+@dataclass(frozen=True)
+class ChatParts:
+    """What other tabs need of this one. settings: the components in the order of desk.SETTINGS."""
+
+    desk: Desk
+    tab: gr.State
+    settings: list[gr.components.Component]
+
+
+def build_chat(session: Session, trees: Sequence[str], history: History | None = None) -> ChatParts:
+    """Put the Chat tab into the gr.Blocks that is open. trees: presets beside "auto"."""
+    desk = Desk(session, trees, history)
+    tab = gr.State(Tab())
+    with gr.Row(elem_id="columns"):
+        with gr.Column(elem_id="left", scale=5, min_width=320):
+            parts = _talk()
+            parts |= _composer()
+        with gr.Column(elem_id="right", scale=6, min_width=320):
+            controls = build_controls(trees, parts["vanilla"])
+            panel, card = drawn("tree"), drawn("peek")
+    drawn("keys")
+    parts |= {"panel": panel, "card": card, "system": controls["system"]}
+    settings = [controls[name] for name in SETTINGS]
+    _connect(desk, tab, parts, settings)
+    return ChatParts(desk, tab, settings)
+
+
+def _talk() -> dict[str, Any]:
+    """The conversation and the answer that is being written."""
+    parts: dict[str, Any] = {}
+    with gr.Column(elem_id="talk"):
+        with gr.Column(elem_id="empty") as parts["empty"]:
+            gr.HTML(WELCOME, js_on_load=None)
+            with gr.Row(elem_id="examples"):
+                parts["examples"] = [gr.Button(text, size="sm") for text in EXAMPLES]
+        parts["history"] = gr.Chatbot(
+            elem_id="history",
+            label="Conversation",
+            show_label=False,
+            container=False,
+            height=None,
+            buttons=["copy"],
+            editable="all",
+            layout="bubble",
+            feedback_options=None,
+            group_consecutive_messages=False,
+            placeholder=" ",
+        )
+        parts["text"] = _prose()
+        parts["live"] = drawn("live")
+        parts["next"] = drawn("next")
+    return parts
+
+
+def _prose() -> gr.Markdown:
+    """The text that comes, drawn as the conversation will draw it: nothing jumps at the end."""
+    prose = gr.Markdown(elem_id="live-text", elem_classes=["live-text"], line_breaks=True)
+    # Gradio would take indentation and tabs away here, and only here.
+    prose.postprocess = lambda value: value
+    return prose
+
+
+def _composer() -> dict[str, Any]:
+    """Where the user writes, and what can be done with the conversation."""
+    parts: dict[str, Any] = {}
+    with gr.Column(elem_id="composer"):
+        with gr.Row(elem_id="turns"):
+            for name, label in (("regenerate", "Regenerate"), ("proceed", "Continue")):
+                parts[name] = gr.Button(label, elem_id=name, size="sm", interactive=False)
+            parts["undo"] = gr.Button("Undo", elem_id="undo", size="sm", interactive=False)
+            parts["tint"] = drawn("tint")
+        parts["box"] = gr.Textbox(
+            elem_id="box",
+            label="Message",
+            show_label=False,
+            container=False,
+            placeholder="Write a message",
+            lines=1,
+            max_lines=8,
+            autofocus=True,
+        )
+        with gr.Row(elem_id="actions"):
+            parts["vanilla"] = gr.Checkbox(
+                label="Vanilla (plain)", elem_id="vanilla", container=False
+            )
+            parts["clear"] = gr.Button("New chat", elem_id="clear", size="sm")
+            parts["send"] = gr.Button("Send", elem_id="send", size="sm", variant="primary")
+            parts["stop"] = gr.Button(
+                "Stop", elem_id="stop", size="sm", variant="stop", visible=False
+            )
+    return parts
+
+
+def _connect(
+    desk: Desk, tab: gr.State, parts: dict[str, Any], settings: list[gr.components.Component]
+) -> None:
+    """Which event does what. Every view may ask the tab's script, through `next`, to look again
+    or to follow the answer that runs: so an answer is followed whoever began it."""
+    view = [parts[name] for name in View._fields]
+    box, history, following = parts["box"], parts["history"], parts["next"]
+
+    page().load(desk.attach, [tab, following], view, js=kept("medusa-chat", 1), **AT_ONCE)
+    following.tick(desk.tick, [tab], [following], **AT_ONCE)
+    following.look(desk.look, [tab, box], view, **AT_ONCE)
+    following.write(None, None, [parts["text"]], js=TEXT_SO_FAR, **STEADY)
+    following.drop(desk.drop, [tab], view, **AT_ONCE)
+
+    for event, source in ((box.submit, box), (parts["send"].click, box)):
+        event(desk.begin, [tab, source, *settings], view, **AT_ONCE)
+    for example in parts["examples"]:
+        example.click(desk.begin, [tab, example, *settings], view, **AT_ONCE)
+    parts["regenerate"].click(desk.regenerate, [tab, *settings], view, **AT_ONCE)
+    parts["proceed"].click(desk.proceed, [tab, *settings], view, **AT_ONCE)
+    history.edit(desk.edit, [tab, *settings], view, **AT_ONCE)
+    history.select(desk.choose, [tab], [parts["panel"]], **AT_ONCE)
+    parts["undo"].click(desk.undo, [tab], view, **AT_ONCE)
+    parts["clear"].click(desk.clear, [tab], view, **AT_ONCE)
+    parts["stop"].click(desk.stop, [tab], None, **AT_ONCE)
+    parts["system"].blur(desk.say_system, [tab, parts["system"]], None, **AT_ONCE)
+    parts["panel"].pick(desk.pick, [tab], [parts["panel"]], **STEADY)
+    parts["panel"].peek(desk.peek, [tab], [parts["card"]], **STEADY)

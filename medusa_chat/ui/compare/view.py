@@ -1,0 +1,170 @@
+"""A comparison as data for the Compare tab: progress, recordings, figures, sentences. No gradio."""
+
+import math
+from typing import Any
+
+from medusa_chat.runtime.compare import Progress
+from medusa_chat.runtime.recordings import PLAIN_STEPS, Comparison, Difference, Recording
+from medusa_chat.ui.page.tree_view import printable
+
+NAMES = {
+    "none": "Plain",
+    "medusa": "Medusa",
+    "prompt-lookup": "Prompt lookup",
+}
+NEAR_TIE = 0.01  # log probability: closer than half precision tells apart
+ENDS = {
+    "eos": "ended by itself",
+    "length": "limit of new tokens",
+    "context": "context full",
+    "stop": "stop text",
+}
+
+
+def progress_view(progress: Progress, limit: int, wait: str) -> dict[str, Any]:
+    """What runs now. limit: tokens at most. wait: why nothing runs yet; empty when it does."""
+    name = "plain" if progress.side == "plain" else "with the drafter"
+    where = f"{name} ({progress.place} of 2)"
+    spoken = ""
+    if progress.stage == "waiting":
+        status = wait
+        spoken = wait if progress.ahead else ""
+    elif progress.stage == "warming up":
+        status = f"warming up {where}: not counted …"
+    else:
+        status = spoken = f"running {where} …"
+    rate = progress.tokens / progress.seconds if progress.seconds else None
+    return {
+        "state": "running",
+        "status": status,
+        "spoken": spoken,  # for screen readers: only what lasts
+        "stage": progress.stage,
+        "side": progress.side,
+        "place": progress.place,
+        "tokens": progress.tokens,
+        "limit": limit,
+        "rate": _short(rate),
+    }
+
+
+def result_view(found: Comparison) -> dict[str, Any]:
+    """Everything the replay and the table show."""
+    one, two = found.plain, found.drafted
+    return {
+        "sides": [_side(one, "plain"), _side(two, "drafted")],
+        "verdict": verdict(found),
+        "is_slower": bool(found.speedup and found.speedup < 1),
+        "speedup": _ratio(found.speedup),
+        "acceleration_rate": _ratio(found.acceleration_rate),
+        "overhead": _ratio(found.overhead),
+        "wall_clock_ratio": _ratio(found.wall_clock_ratio),
+        "total_ratio": _ratio(found.total_ratio),
+        "is_same_length": len(one.token_ids) == len(two.token_ids),
+        "baseline": found.baseline,
+        "how": how(found),
+        "identical": found.difference is None,
+        "tokens": len(one.token_ids),
+        "difference": difference_view(found),
+    }
+
+
+def verdict(found: Comparison) -> str:
+    """The comparison in one sentence or two; plain when the drafter does not pay."""
+    name, speedup = _name(found.drafted), found.speedup
+    if speedup is None:
+        return "The answers are too short to compare: give more tokens."
+    few = min(found.plain.stats.steps, found.drafted.stats.steps) < PLAIN_STEPS
+    hedge = " The answers are short: take it as a hint." if few else ""
+    if speedup >= 1:
+        return f"{name} is {_ratio(speedup):.2f}× as fast as plain decoding.{hedge}"
+    return (
+        f"{name} is slower than plain decoding here: {_ratio(speedup):.2f}×. A step costs "
+        f"{_ratio(found.overhead):.2f} plain steps and gives "
+        f"{_ratio(found.acceleration_rate):.2f} tokens.{hedge}"
+    )
+
+
+def how(found: Comparison) -> str:
+    """What was run: model, settings, order, what the figures leave out."""
+    settings = found.settings
+    tree = "" if _is_lookup(found) else f", tree {settings['tree']} with {settings['nodes']} nodes"
+    test = f" (ε {settings['posterior_threshold']:g}, δ {settings['posterior_alpha']:g})"
+    order = "plain first" if found.is_plain_first else "plain second"
+    return (
+        f"{found.model}, {found.precision}, {found.device}. {settings['acceptance']} acceptance"
+        f"{test if found.is_lossy else ''}, "
+        f"temperature {settings['temperature']:g}, seed {settings['seed']}{tree}. "
+        f"{len(found.prompt_token_ids):,} prompt tokens. "
+        f"One after the other, {order}, each from an empty cache after a warm-up that no figure "
+        "counts."
+    )
+
+
+def difference_view(found: Comparison) -> dict[str, Any] | None:
+    """The first difference with what it means; None when there is none."""
+    parts = found.difference
+    if parts is None:
+        return None
+    return {
+        "index": parts.index,
+        "tokens": [printable(parts.plain), printable(parts.drafted)],
+        "raw": [parts.plain, parts.drafted],
+        "gap": gap_text(parts),
+        "note": difference_note(found),
+    }
+
+
+def gap_text(parts: Difference) -> str:
+    """How far apart the two tokens are for the backbone; empty when it is not known."""
+    if parts.gap is None or not math.isfinite(parts.gap):
+        return ""
+    gap = abs(parts.gap)
+    return f"{f'{gap:.4f}' if gap >= 0.0001 else 'under 0.0001'} in log probability"
+
+
+def difference_note(found: Comparison) -> str:
+    """Whether this difference is to be expected."""
+    parts = found.difference
+    if found.is_lossy:
+        return f"{found.settings['acceptance']} is lossy: a difference is expected."
+    if parts and parts.gap is not None and abs(parts.gap) < NEAR_TIE:
+        return f"A near tie: {found.precision} rounds a tree pass and a one-row pass differently."
+    if found.precision in ("fp32", "fp64"):
+        return f"{found.settings['acceptance']} in {found.precision} should give the same text."
+    return (
+        f"{found.precision} rounds a tree pass and a one-row pass differently: where two tokens "
+        "are nearly equal, either may win."
+    )
+
+
+def _side(side: Recording, key: str) -> dict[str, Any]:
+    return {
+        "key": key,
+        "name": _name(side),
+        "frames": [[round(f.seconds * 1000, 2), f.text, f.tokens] for f in side.frames],
+        "rate": _short(side.stats.tokens_per_second),
+        "first_ms": _short(side.first_token_seconds * 1000),
+        "total_ms": round(side.total_seconds * 1000, 2),
+        "tokens": len(side.token_ids),
+        "steps": side.stats.steps,
+        "per_step": _short(side.stats.acceleration_rate),
+        "step_ms": _short(None if side.step_seconds is None else side.step_seconds * 1000),
+        "end": ENDS.get(side.reason, side.reason),
+    }
+
+
+def _name(side: Recording) -> str:
+    return NAMES.get(side.drafter, side.drafter)
+
+
+def _is_lookup(found: Comparison) -> bool:
+    return found.drafted.drafter == "prompt-lookup"
+
+
+def _ratio(value: float | None) -> float | None:
+    """Rounded here, once: the sentence and the figures must not round a tie differently."""
+    return None if value is None or not math.isfinite(value) else round(value, 2)
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")

@@ -1,0 +1,86 @@
+"""Choices: what the Models tab's boxes say, checked, and the load that comes of it. No gradio."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from medusa_chat.checkpoints.devices import PRECISIONS
+from medusa_chat.errors import UsageError
+from medusa_chat.hub import is_repo_id
+from medusa_chat.messages import LoadRequest
+
+LONGEST = 300  # characters of an id or a folder
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """text: search words, an id or a folder. context: tokens at most, None for as the program was
+    started."""
+
+    text: str = ""
+    backbone: str | None = None
+    precision: str = AUTO
+    context: int | None = None
+
+    @property
+    def words(self) -> list[str]:
+        return self.text.lower().split()
+
+    @property
+    def names_one(self) -> bool:
+        """Whether the text is a checkpoint rather than words to search for."""
+        return is_folder(self.text) or ("/" in self.text and is_repo_id(self.text))
+
+
+def is_folder(name: str) -> bool:
+    """Whether this is a folder of this disk that is written as one: a bare word is none."""
+    if not name.startswith((".", "~")) and "/" not in name and "\\" not in name:
+        return False
+    try:
+        return Path(name).expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def asked_of(text: object, backbone: object, precision: object, context: object) -> Asked:
+    """What was posted while somebody types: wrong values are as if they were not there."""
+    line = " ".join(text.split()) if _is_line(text) else ""  # type: ignore[attr-defined]
+    base = backbone.strip() if _is_line(backbone) else ""  # type: ignore[attr-defined]
+    known = str(precision) if precision in PRECISIONS else AUTO
+    return Asked(line, base or None, known, _tokens(context))
+
+
+def request_of(
+    name: object, posted: Sequence[object], start: LoadRequest, longest: int | None = None
+) -> LoadRequest:
+    """What to load. posted: backbone, precision and context. start: what the program was started
+    with: its device, its limits. longest: tokens that the model can read. Raises UsageError."""
+    backbone, precision, context = posted
+    if not _is_line(name) or not str(name).strip():
+        raise UsageError("choose a checkpoint: a Hub id or a folder")
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision is {precision!r:.40}: choose one of {', '.join(PRECISIONS)}")
+    if not _is_line(backbone):
+        raise UsageError("the backbone is no Hub id and no folder: correct it, or leave it empty")
+    tokens = start.max_context if context == AUTO else _tokens(context)
+    if context != AUTO and tokens is None:
+        raise UsageError(f"context is {context!r:.40}: give a whole number of tokens from 16")
+    return LoadRequest(
+        checkpoint=str(name).strip(),
+        backbone=str(backbone).strip() or None,
+        precision=str(precision),
+        device=start.device,
+        max_context=min(tokens, longest) if tokens and longest else tokens,
+        offline=start.offline,
+    )
+
+
+def _is_line(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST and value.isprintable()
+
+
+def _tokens(value: object) -> int | None:
+    text = str(value)
+    is_count = text.isascii() and text.isdecimal() and len(text) < 8 and int(text) >= 16
+    return int(text) if is_count else None

@@ -1,0 +1,105 @@
+"""How a load goes and what was loaded, as data for the Models tab. No gradio."""
+
+from typing import Any
+
+from medusa_chat.hub import DownloadEvent, gb
+from medusa_chat.messages import LoadRequest, ModelInfo
+from medusa_chat.ui.models.memory_fit import SAME, bytes_for
+from medusa_chat.ui.models.model_catalog import Detail
+from medusa_chat.ui.models.picker import Pick
+
+BOXES = {
+    "leave --backbone out": "leave the box for another backbone empty",
+    "give --backbone ID|DIR, a model": "name another backbone, a model",
+    "give --backbone ID|DIR": "name another backbone",
+    "give another --backbone": "name another backbone",
+    "choose one with --backbone": "name another backbone",
+    "--precision ": "precision ",
+    "--max-context": "context",
+    "remove a model with medusa-chat models rm": "delete a model below",
+    "medusa-chat models search": "the search below",
+    "leave --offline and HF_HUB_OFFLINE out": "start without --offline and HF_HUB_OFFLINE",
+}
+PHASES = {"check": "checking what is here", "wait": "waiting to try again"}
+
+
+def pick_view(pick: Pick, ahead: int = 0, phase: str = "") -> dict[str, Any]:
+    """The card of a load: what happens, how far it is (part, 0 to 1), what became of it.
+
+    ahead: answers that run or wait before it. phase: what loading does now, in words.
+    """
+    name = pick.request.checkpoint if pick.request else ""
+    view: dict[str, Any] = {
+        "stage": pick.stage,
+        "text": "",
+        "figures": "",
+        "part": None,
+        "link": pick.link,
+        "is_running": pick.is_running,
+    }
+    if pick.stage == "checking":
+        view["text"] = f"Looking at {name} …"
+    elif pick.stage == "downloading":
+        view |= _download(name, pick.download)
+    elif pick.stage == "loading":
+        what = "one answer" if ahead == 1 else f"{ahead} answers"
+        now = f"{name} waits for {what} before it" if ahead else f"Loading {name}: {phase}"
+        view["text"] = f"{now} …"
+    elif pick.stage in ("failed", "stopped"):
+        view["text"] = for_page(pick.error if name in pick.error else f"{name}: {pick.error}")
+    elif pick.stage == "done":
+        view["text"] = f"{name} is loaded. The conversation goes on with it."
+    return view
+
+
+def _download(name: str, event: DownloadEvent | None) -> dict[str, Any]:
+    if event is None:
+        return {"text": f"Downloading {name} …", "part": 0.0}
+    figures = [f"{gb(event.done)} of {gb(event.total)}"]
+    if event.speed:
+        figures.append(f"{gb(event.speed)}/s")
+    if event.left_seconds is not None:
+        figures.append(f"{clock(event.left_seconds)} left")
+    figures += [text for text in (event.file, PHASES.get(event.phase, ""), event.note) if text]
+    part = event.done / event.total if event.total else 0.0
+    return {"text": f"Downloading {name}", "figures": " · ".join(figures), "part": round(part, 3)}
+
+
+def for_page(text: str) -> str:
+    """What is said of a command line, said of the boxes and buttons that are here instead."""
+    for flag, box in BOXES.items():
+        text = text.replace(flag, box)
+    return text
+
+
+def clock(seconds: float) -> str:
+    """1:05, or 2:03:04."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def loaded_view(
+    model: ModelInfo | None, request: LoadRequest | None, detail: Detail | None
+) -> dict[str, Any] | None:
+    """The model that is there, with its estimated and its measured memory side by side: weights,
+    heads, keys and values; None before there is one."""
+    if model is None:
+        return None
+    held = model.estimated_bytes or _estimated(model, detail)
+    return {
+        "name": request.checkpoint if request else model.name,
+        "facts": f"{model.precision} on {model.device}, context {model.context:,} tokens",
+        "measured": gb(model.memory_bytes),
+        "estimated": gb(held) if held else "",
+        "ratio": f"{100 * held / max(1, model.memory_bytes):.0f} %" if held else "",
+    }
+
+
+def _estimated(model: ModelInfo, detail: Detail | None) -> int:
+    """From what was looked up of it; 0 where that is not known."""
+    report = detail.report if detail else None
+    parts = report.memory.get(SAME.get(model.precision, model.precision)) if report else None
+    if report is None or parts is None:
+        return 0
+    return bytes_for(parts, report.context, model.context) - parts.step - parts.device

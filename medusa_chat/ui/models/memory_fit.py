@@ -1,0 +1,122 @@
+"""Fit: how much memory a checkpoint would take, and whether that is free. No gradio."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from medusa_chat.checkpoints.inspection import NODES, Inspection
+from medusa_chat.checkpoints.memory_estimate import Estimate, estimate, sizes
+from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.hub import gb
+from medusa_chat.hub.catalog import ModelPreset, shape
+from medusa_chat.messages import DeviceMemory
+from medusa_chat.ui.models.model_catalog import Place
+
+DEFAULT_CONTEXT = 8192  # what a load takes at most when nobody says
+TIGHT = 0.85  # of the free memory: above it, little is left for other programs
+HEADS_UNKNOWN = 5  # of a preset that does not say; each with an LM head of its own
+CPU_COLUMNS = ("fp32", "fp16", "int8", "nf4")  # there fp32 may be the fastest
+GPU_COLUMNS = ("fp16", "int8", "nf4")
+SAME = {"bf16": "fp16"}  # precisions of one size
+WORDS = {"fits": "fits", "tight": "tight", "large": "too large"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What rows are judged by. memory: None before it is known. context: tokens when nobody says.
+    in_use: names that are loaded or being loaded, with their bases; loaded: the one itself."""
+
+    memory: DeviceMemory | None = None
+    place: Place = Place()
+    is_online: bool = True
+    context: int = DEFAULT_CONTEXT
+    in_use: frozenset[str] = frozenset()
+    loaded: str = ""
+
+    @property
+    def is_cpu(self) -> bool:
+        return not self.place.device.startswith("cuda")
+
+
+def bytes_for(parts: Estimate, full: int, context: int) -> int:
+    """An estimate made for `full` tokens, at `context` of them."""
+    cache = parts.cache * (min(context, full) + MAX_NODES) // (full + MAX_NODES)
+    return parts.total - parts.cache + cache
+
+
+def estimates(
+    report: Inspection | None, preset: ModelPreset | None, context: int, place: Place
+) -> dict[str, int]:
+    """Bytes by precision: from the files, else from what the preset says of them; empty where
+    nothing is known of the backbone's shape."""
+    if report is not None and report.memory:
+        full = report.context
+        return {p: bytes_for(e, full, context) for p, e in report.memory.items()}
+    if preset is None or preset.shape is None:
+        return {}
+    return {p: _of_preset(preset, p, context, place) for p in CPU_COLUMNS}
+
+
+def _of_preset(preset: ModelPreset, precision: str, context: int, place: Place) -> int:
+    config = shape(preset.shape or "")
+    found = sizes(config)
+    heads = preset.heads or HEADS_UNKNOWN
+    weights = heads * found.hidden * (found.hidden + found.vocabulary)
+    if preset.base and preset.bytes:
+        weights = preset.bytes // 2  # they are kept in 16 bit
+    parts = estimate(config, None, precision, min(context, found.positions), NODES, *place)
+    logits = heads * NODES * found.vocabulary * 4
+    return parts.total + weights * (4 if precision == "fp32" else 2) + logits
+
+
+def longest_context(report: Inspection | None, preset: ModelPreset | None) -> int | None:
+    """How many tokens the model can read; None where that is not known."""
+    if report is not None and report.memory:
+        return report.context
+    return sizes(shape(preset.shape)).positions if preset and preset.shape else None
+
+
+def fit_of(count: int, memory: DeviceMemory | None) -> str:
+    """ "fits", "tight" or "large"; empty while nobody knows what is free."""
+    if memory is None:
+        return ""
+    return "large" if count > memory.free else "tight" if count > TIGHT * memory.free else "fits"
+
+
+def cells(needed: Mapping[str, int], machine: Machine, precision: str) -> list[dict[str, Any]]:
+    """What a row shows of memory: a cell for each precision. precision: the one chosen."""
+    columns = CPU_COLUMNS if machine.is_cpu else GPU_COLUMNS
+    chosen = SAME.get(precision, precision)
+    known = [column for column in columns if column in needed]
+    fits = {column: fit_of(needed[column], machine.memory) for column in known}
+    return [
+        {
+            "precision": column,
+            "size": gb(needed[column]),
+            "fit": fit,
+            "word": WORDS.get(fit, ""),
+            "chosen": column == chosen,
+        }
+        for column, fit in fits.items()
+    ]
+
+
+def warning(shown: Sequence[Mapping[str, Any]], precision: str) -> str:
+    """What to confirm before a load that will not fit; empty where it may."""
+    large = [cell for cell in shown if cell["fit"] == "large"]
+    chosen = [cell for cell in shown if cell["chosen"]]
+    fitting = [cell["precision"] for cell in shown if cell["fit"] in ("fits", "tight")]
+    is_fine = bool(fitting) if precision == "auto" else not chosen or chosen[0] not in large
+    if not large or is_fine:
+        return ""
+    size = (chosen or large)[-1]["size"]
+    remedy = f"choose {fitting[-1]}" if fitting else "choose a smaller model"
+    return f"It needs about {size}, and less is free: {remedy}, or a smaller context."
+
+
+def memory_line(memory: DeviceMemory | None) -> str:
+    """What is free, for a reader; empty before it is known."""
+    if memory is None:
+        return ""
+    place = "this GPU" if memory.device.startswith("cuda") else "this machine"
+    return f"{place} ({memory.device}) has {gb(memory.free)} of {gb(memory.total)} free for a model"

@@ -1,0 +1,136 @@
+"""Picker: one model chosen in the page at a time: looked at, downloaded, loaded. No gradio.
+
+While it is looked at and downloaded the present model goes on answering; only when every file is
+there does the session change over, in its turn.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from medusa_chat import hub
+from medusa_chat.errors import MedusaChatError, UsageError, first_line
+from medusa_chat.messages import LoadRequest, ModelInfo
+from medusa_chat.runtime.scheduler import Switch
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.models.model_catalog import Detail, Key, Shelf
+
+Stage = Literal["idle", "checking", "downloading", "loading", "done", "failed", "stopped"]
+RUNNING = ("checking", "downloading", "loading")
+STOPPED_BEFORE = "stopped; what has arrived is kept, and the model that is loaded stays"
+STOPPED_LOADING = "stopped; the model that was there before is loaded again"
+
+
+@dataclass(frozen=True)
+class Pick:
+    """How far it is. download: while "downloading". switch: while "loading", in the session's
+    queue. error: why it "failed" or what became of it when "stopped"; link: a page for that.
+    model: what is there once "done"."""
+
+    request: LoadRequest | None = None
+    stage: Stage = "idle"
+    detail: Detail | None = None
+    download: hub.DownloadEvent | None = None
+    switch: Switch | None = None
+    model: ModelInfo | None = None
+    error: str = ""
+    link: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        return self.stage in RUNNING
+
+
+@dataclass
+class Picker:
+    """The choice of all browser tabs together: there is one model."""
+
+    session: Session
+    shelf: Shelf
+    pick: Pick = field(default_factory=Pick)
+    _turn: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, request: LoadRequest, key: Key) -> threading.Thread:
+        """Begin to load; key: what is looked at first. Raises UsageError while another is on."""
+        with self._lock:
+            if self.pick.is_running and self.pick.request is not None:
+                name = self.pick.request.checkpoint
+                raise UsageError(f"{name} is being loaded: wait for it, or cancel it first")
+            self._turn += 1
+            self._stop = threading.Event()
+            self.pick = Pick(request, "checking")
+            run = (self._turn, self._stop, request, key)
+            thread = threading.Thread(target=self._run, args=run, name="picker", daemon=True)
+        thread.start()
+        return thread
+
+    def cancel(self) -> None:
+        """Give up what is on, at once; the model that was there stays or comes back."""
+        with self._lock:
+            if not self.pick.is_running:
+                return
+            self._turn += 1
+            self._stop.set()
+            switch = self.pick.switch
+            is_begun = switch is not None and switch.state == "running"
+            said = STOPPED_LOADING if is_begun else STOPPED_BEFORE
+            self.pick = replace(self.pick, stage="stopped", error=said, download=None)
+        if switch is not None:
+            self.session.cancel(switch)
+
+    def close(self) -> None:
+        """Take the last outcome from the page."""
+        with self._lock:
+            if not self.pick.is_running:
+                self.pick = Pick()
+
+    def _run(self, turn: int, stop: threading.Event, request: LoadRequest, key: Key) -> None:
+        pick = Pick(request, "checking")
+        try:
+            for told in self._steps(pick, stop, key):
+                pick = told
+                if not self._tell(turn, pick):
+                    return
+        except MedusaChatError as error:
+            link = getattr(error, "link", "")
+            self._tell(turn, replace(pick, stage="failed", error=str(error), link=link))
+        except Exception as error:  # shown on the page: the app itself goes on
+            said = f"unexpected {type(error).__name__}: {first_line(error)}"
+            self._tell(turn, replace(pick, stage="failed", error=said))
+
+    def _steps(self, pick: Pick, stop: threading.Event, key: Key) -> Iterator[Pick]:
+        assert pick.request is not None
+        detail = self.shelf.look(key)
+        pick = replace(pick, detail=detail)
+        if detail.error:
+            yield replace(pick, stage="failed", error=detail.error, link=detail.link)
+            return
+        if detail.needs is not None and detail.needs.left:
+            yield (pick := replace(pick, stage="downloading"))
+            with closing(hub.pull(detail.needs, stop, check=False)) as events:
+                for event in events:
+                    yield replace(pick, download=event)
+            self.shelf.forget()
+        if stop.is_set():
+            return
+        switch = self.session.submit_switch(pick.request)
+        yield (pick := replace(pick, stage="loading", switch=switch))
+        switch.done.wait()
+        if switch.error:
+            yield replace(pick, stage="failed", error=switch.error)
+        else:
+            yield replace(pick, stage="done", model=switch.model)
+
+    def _tell(self, turn: int, pick: Pick) -> bool:
+        """Show it, unless it was given up; then whatever was begun of it ends."""
+        with self._lock:
+            if turn == self._turn:
+                self.pick = pick
+                return True
+        if pick.switch is not None:
+            self.session.cancel(pick.switch)
+        return False

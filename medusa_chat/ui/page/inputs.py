@@ -1,0 +1,143 @@
+"""Inputs: the one place where what a browser posted becomes values the program trusts.
+
+Gradio enforces little on the server (ranges, choices and lengths can be posted past it), so every
+event hands what it got to `checked` and goes on with the result only.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import without_broken_characters
+
+MAX_CHARACTERS = 1_000_000
+MAX_STEP = 1_000_000
+MAX_STOPS = 16
+SETTINGS = ("acceptance", "temperature", "top_p", "posterior_threshold", "posterior_alpha")
+WHOLE = ("top_k", "nodes", "max_new_tokens")
+OTHERS = ("drafter", "tree", "seed", "stop", "vanilla", "locked")
+DRAFTERS = ("auto", "medusa", "prompt-lookup")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What an event may use. step: None is the latest. place: a row of the conversation."""
+
+    settings: GenerationSettings
+    text: str = ""
+    system: str = ""
+    step: int | None = None
+    place: int | None = None
+
+
+def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
+    """Everything of one event, checked. What was not posted keeps its default.
+
+    trees: names of presets that may be chosen beside "auto". Raises UsageError: one line, what
+    was wrong and what is allowed.
+    """
+    try:
+        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, "text", "system", "step", "place"}:
+            raise UsageError(f"unknown input {sorted(unknown)[0]!r}")
+        return Inputs(
+            settings=_settings(posted, trees),
+            text=_message(posted["text"]) if "text" in posted else "",
+            system=_clean("the system prompt", posted.get("system", "")).strip(),
+            step=_count("step", posted.get("step")),
+            place=_count("place", posted.get("place")),
+        )
+    except UsageError as error:
+        raise UsageError(_clean_line(str(error))) from None
+
+
+def follows(epsilon: float) -> float:
+    """The delta that belongs to an epsilon: its square root (Medusa, arXiv 2401.10774, 2.3.1)."""
+    return min(math.sqrt(epsilon), 0.999)
+
+
+def _settings(posted: Mapping[str, object], trees: Sequence[str]) -> GenerationSettings:
+    values = {name: posted[name] for name in SETTINGS if name in posted}
+    values |= {name: _whole(posted[name]) for name in WHOLE if name in posted}
+    tree = _choice("tree", posted.get("tree", "auto"), ("auto", *trees))
+    drafter = _choice("drafter", posted.get("drafter", "auto"), DRAFTERS)
+    is_plain = _switch("Vanilla", posted.get("vanilla", False))
+    is_locked = _switch("the lock of delta", posted.get("locked", False))
+    values |= {
+        "tree": tree,
+        "drafter": "none" if is_plain else None if drafter == "auto" else drafter,
+        "seed": _seed(posted.get("seed", "")),
+        "stop": _stops(posted.get("stop", "")),
+    }
+    settings = GenerationSettings.from_json(values)
+    if not is_locked:
+        return settings
+    return settings.resolved(posterior_alpha=follows(settings.posterior_threshold))
+
+
+def _choice(what: str, value: object, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise UsageError(f"{what} is {value!r:.80}: choose one of {', '.join(allowed)}")
+    return value
+
+
+def _switch(what: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{what} is {value!r:.80}: switch it on or off")
+    return value
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    """Stop strings, one a line; an empty line is none."""
+    lines = [line.rstrip("\r") for line in _clean("the stop strings", value).split("\n")]
+    lines = [line for line in lines if line]
+    if len(lines) > MAX_STOPS:
+        raise UsageError(f"there are {len(lines)} stop strings: give at most {MAX_STOPS}")
+    return tuple(lines)
+
+
+def _whole(value: object) -> object:
+    """A float that is a whole number becomes one: browsers know no integers."""
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _seed(value: object) -> int | None:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
+        if len(value.strip()) <= 19:
+            return int(value)
+    raise UsageError(f"seed is {value!r:.80}: give a whole number from 0, or leave it empty")
+
+
+def _message(value: object) -> str:
+    text = _clean("the message", value)
+    if not text.strip():
+        raise UsageError("the message is empty: write something first")
+    return text
+
+
+def _clean(what: str, value: object) -> str:
+    """A text that every later layer can take: no null bytes, no halves of characters."""
+    if not isinstance(value, str):
+        raise UsageError(f"{what} is a {type(value).__name__}: give a text")
+    if len(value) > MAX_CHARACTERS:
+        raise UsageError(f"{what} has {len(value):,} characters: give at most {MAX_CHARACTERS:,}")
+    return without_broken_characters(value)
+
+
+def _count(what: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STEP:
+        raise UsageError(f"{what} is {value!r:.80}: give a whole number from 0 to {MAX_STEP}")
+    return value
+
+
+def _clean_line(text: str) -> str:
+    """An error line that can be shown whatever was posted."""
+    line = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
+    return line if len(line) <= 300 else f"{line[:299]}…"

@@ -1,0 +1,101 @@
+"""The line at the top of the page: which model, where, and what it does or cannot do."""
+
+from typing import Any
+
+from medusa_chat.messages import ModelInfo
+from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.ui.page.tree_view import to_line
+from medusa_chat.units import transfer
+
+PHASES = {
+    "start": "starting the model's process",
+    "restart": "restarting the model's process",
+    "resolve": "looking for the files",
+    "download": "downloading",
+    "read": "reading weights",
+    "quantise": "quantising weights",
+    "check": "checking weights",
+    "warm up": "warming up",
+}
+PARTS = {
+    "resolve": 0.1,
+    "read": 0.2,
+    "quantise": 0.3,
+    "check": 0.7,
+    "warm up": 0.9,
+}  # of the time, about
+LONGEST_NAME = 36  # characters in the bar
+FOR_GUESTS = "The model could not be loaded here. Ask the person who shared this page."
+
+
+def status_line(state: ModelState, memory: int | None = None, is_guest: bool = False) -> str:
+    """JSON: facts of the loaded model with the reasons behind them, else one sentence.
+
+    part: how far loading is, 0 to 1. memory: bytes the model's process holds. A guest is told
+    which model answers, nothing of the machine's folders.
+    """
+    line: dict[str, Any] = {
+        "status": state.status,
+        "text": "",
+        "part": None,
+        "facts": [],
+        "notes": [],
+    }
+    if state.model is not None:
+        line |= _facts(state.model, memory)
+        line["notes"] = [*filter(None, [_capital(state.message)]), *line["notes"]]
+        if is_guest:
+            line |= {"notes": [], "facts": [[*fact[:2], ""] for fact in line["facts"]]}
+            last = state.model.name.replace("\\", "/").rpartition("/")[2]
+            line["facts"][0][1] = _short(last)
+    elif state.status == "loading":
+        why = f"{_capital(state.message)}: " if state.message else "Loading: "
+        line |= {"text": f"{why}{phase_text(state)} …", "part": PARTS.get(state.phase, 0.0)}
+    elif is_guest:
+        line["text"] = FOR_GUESTS
+    else:
+        line["text"] = _capital(state.message) or "No model is loaded."
+    return to_line(line)
+
+
+def phase_text(state: ModelState) -> str:
+    """What loading does now, in words."""
+    words = PHASES.get(state.phase, state.phase)
+    figures = transfer(state.done, state.total, state.rate) if state.total else []
+    return ", ".join([words, *figures])
+
+
+def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
+    """The most important first: a narrow page shows the first ones only."""
+    name = _short(model.name)
+    heads = f"{model.heads} heads" if model.heads else "no Medusa heads"
+    own = _size(model.memory_bytes)
+    process = f"; its process holds {_size(memory)} of main memory" if memory else ""
+    is_here = memory and not model.device.startswith("cuda")
+    return {
+        "facts": [
+            ["model", name, f"{model.name}: {model.family}, {model.parameters:,} parameters"],
+            ["precision", model.precision, ""],
+            ["device", model.device, ""],
+            ["tree", f"{model.tree}, {model.nodes} nodes", model.tree_reason],
+            ["heads", heads, ""],
+            ["memory", _size(memory) if memory and is_here else own, f"model {own}{process}"],
+            ["context", f"{model.context:,} tokens", ""],
+        ],
+        "notes": list(model.notes),
+    }
+
+
+def _short(name: str) -> str:
+    """A name that fits into the bar: of a long one its end, which is where folders differ."""
+    return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
+
+
+def _size(count: int) -> str:
+    """Bytes for people, rounded so that a bar does not flicker."""
+    mebi = count / 2**20
+    return f"{mebi / 1024:.1f} GiB" if mebi >= 1000 else f"{mebi:,.0f} MiB"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,101 @@
+"""The Tune tab's curves over the nodes, as data: tokens, times, speedup. No gradio, no torch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from medusa_chat.decoding.accept_length import Accuracies, expected_lengths
+from medusa_chat.decoding.step_costs import Pick, StepCosts, pick
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.messages import TreeFacts
+from medusa_chat.training.tree_search import search_tree
+from medusa_chat.trees.acceptance_counts import Count, Tally
+
+MOST_NODES = 128  # of the curve of searched trees
+LEAST_MEASURED = 20  # steps before a size counts as measured
+
+
+def token_curves(facts: TreeFacts, tally: Tally, used: Accuracies) -> dict[str, Any]:
+    """Tokens a step: expected of the tree in use and of the tree searched for each size, by the
+    table; measured at calibration and in chats, where there is something."""
+    table = [list(row) for row in used]
+    searched = expected_lengths(search_tree(table, MOST_NODES), table)
+    tree = Tree.from_choices(facts.choices)
+    return {
+        "searched": _thin(searched),
+        "used": _thin(expected_lengths(tree, table)),
+        "calibration": [[nodes, short(rate)] for nodes, rate in facts.rates],
+        "chats": measured(tally.by_nodes),
+    }
+
+
+def measured(by_nodes: dict[int, Count]) -> list[list[float]]:
+    """[nodes, tokens a step, steps] of each size of which enough was seen."""
+    return [
+        [nodes, short(tokens / steps), steps]
+        for nodes, (steps, tokens) in sorted(by_nodes.items())
+        if steps >= LEAST_MEASURED
+    ]
+
+
+def times_view(costs: StepCosts | None, date: str) -> dict[str, Any] | None:
+    """Milliseconds of a step by nodes, a line for each length of text that was measured."""
+    if costs is None:
+        return None
+    lines = [
+        {"length": length, "ms": [short(second * 1000) for second in row]}
+        for length, row in zip(costs.lengths, costs.seconds, strict=True)
+    ]
+    return {"nodes": list(costs.sizes), "lines": lines, "date": date[:10]}
+
+
+def speedup_view(
+    facts: TreeFacts, used: Accuracies, costs: StepCosts | None
+) -> dict[str, Any] | None:
+    """Predicted speedup of the tree in use over plain decoding, cut to each number of nodes."""
+    if costs is None:
+        return None
+    expected = expected_lengths(Tree.from_choices(facts.choices), used)
+    sizes = [m for m in range(1, min(len(expected), costs.sizes[-1]) + 1)]
+    lines = []
+    for length in costs.lengths:
+        best = pick(costs, expected, length)
+        points = [
+            [m, short(expected[m - 1] / costs.overhead(m, length))] for m in _thin_sizes(sizes)
+        ]
+        lines.append({"length": length, "points": points, "best": _pick(best)})
+    return {"lines": lines, "plain": plain_wins(costs, expected)}
+
+
+def plain_wins(costs: StepCosts, expected: Sequence[float]) -> str:
+    """A sentence where plain decoding is predicted to be faster than every draft; else empty."""
+    length = costs.lengths[0]
+    if pick(costs, expected, length).nodes > 1:
+        return ""
+    sizes = [m for m in costs.sizes if 1 < m <= len(expected)]
+    if not sizes:
+        return "Plain decoding is faster here: no draft is cheap enough to pay."
+    speeds = {m: expected[m - 1] / costs.overhead(m, length) for m in sizes}
+    best = max(sizes, key=lambda m: speeds[m])
+    return (
+        f"Plain decoding is faster than Medusa here: the best draft, {best} nodes, would reach "
+        f"{speeds[best]:.2f} of its speed."
+    )
+
+
+def _pick(best: Pick) -> dict[str, Any]:
+    figures = {"speedup": best.speedup, "tokens": best.tokens, "overhead": best.overhead}
+    return {"nodes": best.nodes} | {name: round(value, 2) for name, value in figures.items()}
+
+
+def _thin(values: Sequence[float]) -> list[list[float]]:
+    """[nodes, value] at every size up to 32 and every fourth beyond."""
+    return [[m, short(values[m - 1])] for m in _thin_sizes(range(1, len(values) + 1))]
+
+
+def _thin_sizes(sizes: Sequence[int]) -> list[int]:
+    return [m for m in sizes if m <= 32 or m % 4 == 0 or m == sizes[-1]]
+
+
+def short(value: float) -> float:
+    """Four significant digits."""
+    return float(f"{value:.4g}")

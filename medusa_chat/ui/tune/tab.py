@@ -1,0 +1,212 @@
+"""The Tune tab: what the heads are worth here, the tree in use, and a better one when there is."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from medusa_chat.decoding.accept_length import expected_lengths
+from medusa_chat.errors import MedusaChatError
+from medusa_chat.runtime.personal_tree import Personal
+from medusa_chat.runtime.scheduler import Tune
+from medusa_chat.runtime.session import Session
+from medusa_chat.training.hardware import GPUS, SHAPES
+from medusa_chat.training.run_log import Run, latest
+from medusa_chat.training.tree_search import search_tree
+from medusa_chat.ui.access.guard import is_guest
+from medusa_chat.ui.page.html_blocks import AT_ONCE, drawn
+from medusa_chat.ui.page.tree_view import to_line
+from medusa_chat.ui.tune.roofline import (
+    BATCHES,
+    CONTEXTS,
+    NODES,
+    PAPER_NODES,
+    roof_view,
+    setting_of,
+)
+from medusa_chat.ui.tune.training_view import train_view
+from medusa_chat.ui.tune.view import Work, tune_view
+
+FIRST = ("A100-80GB-PCIe", "7B", "1024", "1", "64", "paper")
+NOT_YOURS = "Only the person who shared this page may change its tree."
+WHOSE = [("the paper's 7B", "paper"), ("this model's", "loaded")]
+
+
+@dataclass
+class Seen:
+    """One browser tab: what it shows already."""
+
+    line: str = ""
+    training: str = ""
+
+
+class TuneDesk:
+    """What the tab's events do; shared by all browser tabs. Guests look and change nothing."""
+
+    def __init__(self, session: Session, personal: Personal) -> None:
+        self.session = session
+        self.personal = personal
+        self._asked: Tune | None = None
+        self._began = 0.0
+        self._run: Run | None = None
+
+    # ---- events ----
+
+    def look(self, seen: Seen, request: gr.Request) -> tuple[Any, Any]:
+        """(picture, training) where they have changed; asked for about once a second by a tab in
+        sight."""
+        guest = is_guest(request)
+        line = to_line(self.view(guest))
+        run = train_view(self.latest(), guest)
+        training = to_line(run) if run else ""
+        now = (
+            gr.skip() if line == seen.line else line,
+            (gr.skip() if training == seen.training else training),
+        )
+        seen.line, seen.training = line, training
+        return now
+
+    def halt(self, seen: Seen, request: gr.Request) -> tuple[Any, Any]:
+        """Ask the training that runs to stop at its next step."""
+        run = self.latest()
+        if is_guest(request):
+            gr.Info(NOT_YOURS)
+        elif run is not None and run.can_stop and run.is_running:
+            try:
+                run.ask_to_stop()
+            except OSError as error:
+                gr.Warning(f"The training cannot be stopped from here: {error.strerror}")
+        return self.look(seen, request)
+
+    def measure(self, seen: Seen, request: gr.Request) -> Any:
+        """Time the steps anew, behind the answers that were asked for before."""
+        return self._do(seen, request, self._measure)
+
+    def use_offer(self, seen: Seen, request: gr.Request) -> Any:
+        """Use the tree that is offered, from the next answer on."""
+        return self._do(seen, request, self._use_offer)
+
+    def use_stored(self, seen: Seen, request: gr.Request) -> Any:
+        """Go back to the checkpoint's own tree."""
+        return self._do(seen, request, lambda: self.personal.use(None))
+
+    def model(self, *posted: object) -> Any:
+        """The hardware model for what was chosen: GPU, size, context, batch, nodes, whose heads."""
+        try:
+            chosen = setting_of(*posted[:-1])
+        except (MedusaChatError, TypeError) as error:
+            gr.Warning(str(error))
+            return gr.skip()
+        return to_line(roof_view(chosen, self.tokens() if posted[-1] == "loaded" else None))
+
+    # ---- what they need ----
+
+    def view(self, guest: bool = False) -> dict[str, Any]:
+        """What the tab shows now."""
+        state = self.session.state
+        model = state.model
+        facts = model.tree_facts if model else None
+        kept = self.personal.of(facts) if facts else None
+        offer = self.personal.offer(model) if model else None
+        return tune_view(state, kept, offer, self._work(), guest)
+
+    def latest(self) -> Run | None:
+        """The training of this user that was begun last."""
+        self._run = latest(known=self._run)
+        return self._run
+
+    def tokens(self) -> float | None:
+        """Tokens a step that the loaded model's heads promise at 64 nodes; None without heads."""
+        model = self.session.state.model
+        if model is None or model.tree_facts is None:
+            return None
+        table = model.tree_facts.accuracies
+        return expected_lengths(search_tree(table, PAPER_NODES), table)[-1]
+
+    def _do(self, seen: Seen, request: gr.Request, act: Any) -> Any:
+        if is_guest(request):
+            gr.Info(NOT_YOURS)
+        else:
+            try:
+                self._ask(act)
+            except MedusaChatError as error:
+                gr.Info(str(error))
+        return self.look(seen, request)
+
+    def _ask(self, act: Any) -> None:
+        if self._asked is None or self._asked.done.is_set():  # else a second click on the same
+            self._asked, self._began = act(), time.monotonic()
+
+    def _measure(self) -> Tune:
+        return self.session.submit_tune()
+
+    def _use_offer(self) -> Tune | None:
+        model = self.session.state.model
+        offer = self.personal.offer(model) if model else None
+        return self.personal.use(offer.tree) if offer else None
+
+    def _work(self) -> Work:
+        """What became of the last wish."""
+        asked = self._asked
+        if asked is None:
+            return Work()
+        what = "Timing the steps" if asked.is_measuring else "Changing the tree"
+        if asked.state == "waiting":
+            ahead = self.session.position(asked)
+            return Work(f"{what}: waiting, {ahead} ahead …" if ahead else f"{what} …", True)
+        if asked.state == "running":
+            return Work(f"{what}, {time.monotonic() - self._began:.0f} s …", True)
+        if asked.error:
+            return Work(f"{what} failed: {asked.error}", is_failed=True)
+        if asked.model is None:
+            return Work(f"{what} was stopped.", is_failed=True)
+        if asked.is_measuring:
+            return Work(f"Measured: {asked.model.nodes} nodes are used.")
+        whose = "Your personal tree" if asked.tree else "The stored tree"
+        return Work(f"{whose} is used from the next answer on.")
+
+
+def build_tune(session: Session, personal: Personal) -> TuneDesk:
+    """Put the Tune tab into the gr.Blocks that is open."""
+    desk = TuneDesk(session, personal)
+    seen = gr.State(Seen())
+    with gr.Column(elem_id="tune-column"):
+        picture = drawn("tune")
+        training = drawn("train")
+        with gr.Column(elem_id="roof-card"):
+            gr.HTML(ROOF_TITLE, elem_id="roof-title", js_on_load=None)
+            with gr.Row(elem_id="roof-ask"):
+                boxes = _boxes()
+            roof = drawn("roof", to_line(roof_view(setting_of(*FIRST[:-1]))))
+    picture.look(desk.look, [seen], [picture, training], **AT_ONCE)
+    picture.measure(desk.measure, [seen], [picture, training], **AT_ONCE)
+    picture.use_offer(desk.use_offer, [seen], [picture, training], **AT_ONCE)
+    picture.use_stored(desk.use_stored, [seen], [picture, training], **AT_ONCE)
+    training.halt(desk.halt, [seen], [picture, training], **AT_ONCE)
+    for box in boxes:
+        box.input(desk.model, boxes, [roof], **AT_ONCE)
+    return desk
+
+
+ROOF_TITLE = (
+    "<h3>On another GPU</h3><p>The paper's hardware model (appendix G): what a tree of some size "
+    "costs and brings on a named GPU, by arithmetic. Nothing here was measured.</p>"
+)
+
+
+def _boxes() -> list[Any]:
+    """In the order of `FIRST`."""
+    gpu, shape, context, batch, nodes, whose = FIRST
+    return [
+        gr.Dropdown([g.name for g in GPUS], value=gpu, label="GPU", min_width=190),
+        gr.Dropdown([s.name for s in SHAPES], value=shape, label="Model size", min_width=100),
+        gr.Dropdown(_numbers(CONTEXTS), value=context, label="Context", min_width=130),
+        gr.Dropdown(_numbers(BATCHES), value=batch, label="Batch", min_width=110),
+        gr.Dropdown(_numbers(NODES), value=nodes, label="Nodes", min_width=110),
+        gr.Dropdown(WHOSE, value=whose, label="Tokens a step", min_width=210),
+    ]
+
+
+def _numbers(values: tuple[int, ...]) -> list[tuple[str, str]]:
+    return [(f"{value:,}", str(value)) for value in values]

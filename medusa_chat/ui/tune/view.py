@@ -1,0 +1,183 @@
+"""The Tune tab as data: accuracies, the tree, its curves, what is offered. No gradio, no torch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from medusa_chat.decoding.accept_length import Accuracies, node_value
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.messages import ModelInfo, TreeFacts
+from medusa_chat.runtime.personal_tree import Kept
+from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.trees.acceptance_counts import Fold, Tally
+from medusa_chat.trees.suggestion import LEAST_STEPS, Offer, costs_of
+from medusa_chat.ui.tune.curves import short, speedup_view, times_view, token_curves
+
+EMPTY = {
+    "empty": "No model is loaded. Choose one in the Models tab: its heads, its tree and what they "
+    "cost on this machine are shown here.",
+    "failed": "No model is loaded: the last one could not be. The Models tab says why.",
+    "loading": "The model is being loaded. Its heads and its tree are shown here as soon as it is.",
+}
+NO_HEADS = (
+    "This model has no Medusa heads, so there is no tree to tune: it drafts by prompt lookup. "
+    "`medusa-chat train --backbone ID --data FILE --output DIR` makes heads for it."
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a visitor asked the tuner for: a sentence while it waits, runs or has failed."""
+
+    text: str = ""
+    is_running: bool = False
+    is_failed: bool = False
+
+
+def tune_view(
+    state: ModelState,
+    kept: Kept | None,
+    offer: Offer | None,
+    work: Work = Work(),
+    is_guest: bool = False,
+) -> dict[str, Any]:
+    """Everything the tab draws. kept: of the loaded heads; None where there are none. A guest sees
+    the same, but for the names of files and folders, and may change nothing."""
+    model = state.model
+    if model is None:
+        return {"text": EMPTY.get(state.status, EMPTY["empty"]), "guest": is_guest}
+    name = model.name.replace("\\", "/").rpartition("/")[2] if is_guest else model.name
+    if model.tree_facts is None or kept is None:
+        return {"text": NO_HEADS, "guest": is_guest, "model": name}
+    facts = model.tree_facts
+    used = used_accuracies(facts, kept)
+    costs = costs_of(facts)
+    return {
+        "text": "",
+        "guest": is_guest,
+        "model": name,
+        "device": f"{model.precision}, {model.device}",
+        "tables": tables(facts, kept.tally, is_guest),
+        "tree": tree_view(model, facts, used),
+        "tokens": token_curves(facts, kept.tally, used),
+        "times": times_view(costs, facts.date),
+        "speedup": speedup_view(facts, used, costs),
+        "chats": chats_view(kept.tally),
+        "offer": None if offer is None else offer_view(offer),
+        "work": work_view(Work() if is_guest else work),
+    }
+
+
+def work_view(work: Work) -> dict[str, Any]:
+    """What became of the last wish."""
+    return {"text": work.text, "running": work.is_running, "failed": work.is_failed}
+
+
+def used_accuracies(facts: TreeFacts, kept: Kept) -> Accuracies:
+    """The table by which the tree in use is cut."""
+    return kept.tree.accuracies if facts.is_personal and kept.tree else facts.accuracies
+
+
+# ---- accuracies ----
+
+
+def tables(facts: TreeFacts, tally: Tally, is_guest: bool = False) -> list[dict[str, Any]]:
+    """The checkpoint's rank accuracies, and with what was counted in chats once there is any."""
+    found = [{"name": _origin(facts), "note": _note(facts, is_guest), "rows": _round(facts)}]
+    if tally.steps:
+        whole = tally.whole
+        note = (
+            f"{_count(tally.steps)} steps of {_plural(tally.answers, 'answer')} with this model, "
+            "where what the heads guessed was compared with what came. Few counts are drawn "
+            "towards the table before; a rank that was never asked for keeps its value."
+        )
+        rows = [[short(a) for a in row] for row in whole.table(facts.accuracies)]
+        asked = asked_of(whole, facts)
+        found.append({"name": "Counted in your chats", "note": note, "rows": rows, "asked": asked})
+    return found
+
+
+def asked_of(fold: Fold, facts: TreeFacts) -> list[list[int]]:
+    """How often each rank of each head was compared with what came."""
+    return [
+        [fold.ranks.get((head, rank), [0, 0])[1] for rank in range(len(row))]
+        for head, row in enumerate(facts.accuracies)
+    ]
+
+
+def _origin(facts: TreeFacts) -> str:
+    return "Calibration of the checkpoint" if facts.is_calibrated else "Published heads"
+
+
+def _note(facts: TreeFacts, is_guest: bool) -> str:
+    if not facts.is_calibrated:
+        return (
+            "These heads were never measured: taken are the accuracies published for the first "
+            "Medusa heads (7B). `medusa-chat calibrate` measures these ones."
+        )
+    what = facts.measured_on if facts.measured_on and not is_guest else "Held-out answers"
+    places = f", {_count(facts.positions)} positions" if facts.positions else ""
+    return f"{what}{places}: how often each prediction of each head, alone, was the token."
+
+
+def _round(facts: TreeFacts) -> list[list[float]]:
+    return [[short(a) for a in row] for row in facts.accuracies]
+
+
+# ---- the tree ----
+
+
+def tree_view(model: ModelInfo, facts: TreeFacts, used: Accuracies) -> dict[str, Any]:
+    """The tree in use, a list entry per node, the root first. rank counts from 1; worth: the chance
+    that the whole path to a node is what comes, by the table."""
+    whole = Tree.from_choices(facts.choices)
+    tree = whole.head(model.nodes)
+    origin = "personal" if facts.is_personal else "calibrated" if facts.is_calibrated else "mc_sim"
+    return {
+        "name": {
+            "personal": "Your personal tree",
+            "calibrated": "The checkpoint's calibrated tree",
+            "mc_sim": "The published tree mc_sim_7b_63",
+        }[origin],
+        "nodes": len(tree),
+        "whole": len(whole),
+        "depth": tree.depth,
+        "heads": model.heads,
+        "reason": model.tree_reason,
+        "personal": facts.is_personal,
+        "parent": list(tree.parents),
+        "rank": [None if rank < 0 else rank + 1 for rank in tree.ranks],
+        "worth": [short(node_value(choice, used)) for choice in tree.choices],
+    }
+
+
+# ---- chats and the offer ----
+
+
+def chats_view(tally: Tally) -> dict[str, Any]:
+    """How much was counted, and what it still takes to search a tree."""
+    left = LEAST_STEPS - tally.steps
+    text = (
+        f"{_count(tally.steps)} steps of {_plural(tally.answers, 'answer')} are counted."
+        if tally.steps
+        else "Nothing is counted yet: chat with this model, and its own accuracies grow here."
+    )
+    more = f" A tree is searched in them from {LEAST_STEPS} on." if left > 0 and tally.steps else ""
+    return {"steps": tally.steps, "answers": tally.answers, "text": text + more}
+
+
+def offer_view(offer: Offer) -> dict[str, Any]:
+    """The better tree in a sentence."""
+    return {
+        "text": f"A better tree for your chats: expected {offer.tokens:.2f} instead of "
+        f"{offer.now:.2f} tokens a step.",
+        "note": f"{offer.nodes} nodes; {(offer.gain - 1) * 100:.1f} % faster, judged by the half "
+        "of your chats that it was not searched in. It is used from the next answer on.",
+    }
+
+
+def _count(value: int) -> str:
+    return f"{value:,}"
+
+
+def _plural(value: int, word: str) -> str:
+    return f"{value:,} {word}" if value == 1 else f"{value:,} {word}s"
