@@ -21,9 +21,9 @@ from pathlib import Path
 from time import monotonic, process_time
 
 import torch
-from checkpoints import layered, with_bias, with_own
 from safetensors import safe_open
 from safetensors.torch import save
+from support.checkpoints import layered, with_bias, with_own
 
 from medusa_chat.checkpoints import pickle_sandbox
 from medusa_chat.checkpoints.layouts.headers import read_header

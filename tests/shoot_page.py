@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from test_page import CHROMIUM, send, wait_end
+from support.page import CHROMIUM, send, wait_end
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.process import Child

@@ -1,0 +1,184 @@
+"""What is told about a checkpoint before it is loaded, and how near the memory estimate comes."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.checkpoints import (
+    heads_folder,
+    layered,
+    layout_a_pt,
+    layout_b_safetensors,
+    layout_c_single,
+    layout_g,
+    layout_i,
+    with_own,
+    write_checkpoint,
+)
+from support.families import FAMILIES, tiny
+from support.inspected import VICUNA
+from support.loading import loaded
+
+from medusa_chat.checkpoints.inspection import inspect
+from medusa_chat.checkpoints.memory_estimate import estimate, sizes
+from medusa_chat.cli.main import main
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.errors import ModelError
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("inspect") / "backbone", heads=0)
+
+
+@pytest.fixture
+def beside(backbone, tmp_path):
+    """A folder that holds `backbone`."""
+    shutil.copytree(backbone, tmp_path / "backbone")
+    return tmp_path
+
+
+def test_heads_alone_say_what_they_are_and_what_they_need(beside, capsys):
+    layout_a_pt(beside / "heads", beside / "backbone")
+    assert main(["inspect", str(beside / "heads")]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "layout    A: heads alone, each with an LM head of its own" in out
+    assert "3 of 1 layer, an LM head each, hidden 32, 256 tokens, F32" in out
+    assert "medusa_lm_head.pt" in out
+    assert f"backbone  {beside / 'backbone'}" in out or "../backbone" in out
+    assert "config.json says 2 heads, the file has 3" in out
+    for precision in ("fp32", "fp16", "int8", "nf4"):
+        assert f"\n  {precision}" in out
+    assert out.endswith("no problems found\n")
+
+
+def test_json_has_the_same_as_plain_values(beside, capsys):
+    layout_a_pt(beside / "heads", beside / "backbone")
+    assert main(["inspect", str(beside / "heads"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["heads"]["layout"] == "A" and report["heads"]["heads"] == 3
+    assert report["is_here"] and report["family"] == "llama" and report["problems"] == []
+    parts = dict(report["memory"]["fp16"])
+    assert parts.pop("total") == sum(parts.values())
+
+
+def test_a_problem_is_told_and_exits_with_4(beside, capsys):
+    layout_g(beside / "heads", beside / "backbone")
+    assert main(["inspect", str(beside / "heads")]) == 4
+    out, err = capsys.readouterr()
+    assert "problem   it names no backbone: give --backbone ID|DIR" in out
+    assert err.count("\n") == 1
+    assert main(["inspect", str(beside / "heads"), "--backbone", str(beside / "backbone")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda f: (f / "medusa_lm_head.safetensors").write_bytes(b"x"), "cut short"),
+        (lambda f: save_file(layered(heads=17), f / "medusa_lm_head.safetensors"), "17|16"),
+        (lambda f: (f / "medusa_lm_head.safetensors").unlink(), "neither Medusa heads nor a model"),
+        (
+            lambda f: save_file(
+                {"0.0.linear.weight": torch.zeros(8, 8)}, f / "medusa_lm_head.safetensors"
+            ),
+            "hidden size 8 and the backbone has 32",
+        ),
+        (
+            lambda f: save_file(
+                with_own(layered(), torch.zeros(99, 32)), f / "medusa_lm_head.safetensors"
+            ),
+            "for 99 tokens and the backbone has 256",
+        ),
+        (lambda f: (f.parent / "backbone" / "tokenizer.json").unlink(), "no tokenizer"),
+        (lambda f: (f.parent / "backbone" / "model.safetensors").unlink(), "holds no model"),
+    ],
+)
+def test_what_is_wrong_stands_in_the_report(spoil, says, beside):
+    layout_b_safetensors(beside / "heads", beside / "backbone")
+    spoil(beside / "heads")
+    problems = inspect(str(beside / "heads")).problems
+    assert len(problems) == 1
+    assert any(word in problems[0] for word in says.split("|")), problems
+
+
+def test_a_backbone_elsewhere_is_named_and_not_looked_for(beside):
+    heads_folder(beside / "heads", base_model_name_or_path="nobody/nothing")
+    save_file(layered(), beside / "heads" / "medusa_lm_head.safetensors")
+    report = inspect(str(beside / "heads"))
+    assert report.backbone == "nobody/nothing" and not report.is_here and report.memory == {}
+    assert any("out of reach" in note for note in report.notes)
+
+
+def test_whole_models_and_adapters_are_told(beside):
+    layout_c_single(beside / "whole", beside / "backbone")
+    assert inspect(str(beside / "whole")).heads.layout == "C"
+    assert inspect(str(beside / "whole"), backbone="x/y").problems
+    layout_i(beside / "lora", beside / "backbone")
+    assert "adapter   adapter_model.safetensors" in "\n".join(inspect(str(beside / "lora")).lines())
+
+
+def test_inspect_reads_headers_and_no_weights(beside, monkeypatch):
+    """A hole in the data is not noticed, torch is not imported."""
+    layout_b_safetensors(beside / "heads", beside / "backbone")
+    file = beside / "backbone" / "model.safetensors"
+    with open(file, "r+b") as stream:
+        stream.seek(-100, 2)
+        stream.write(b"\xff" * 100)
+    code = (
+        "import sys; from medusa_chat.cli.main import main;"
+        f"code = main(['inspect', {str(beside / 'heads')!r}]);"
+        "print([n for n in ('torch', 'transformers', 'safetensors') if n in sys.modules], code)"
+    )
+    import subprocess
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "[] 0", result.stderr
+
+
+# The estimate.
+
+
+def test_the_estimate_of_vicuna_7b_is_its_known_size():
+    """6 738 415 616 parameters; 2 * 32 * 32 * 128 numbers of keys and values for each token."""
+    assert sizes(VICUNA).parameters == 6_738_415_616
+    parts = estimate(VICUNA, None, "fp16", 2048, 64)
+    assert parts.weights == 2 * 6_738_415_616
+    assert parts.cache == 2 * 32 * 32 * 128 * 2 * (2048 + 256)
+    four = estimate(VICUNA, None, "nf4", 2048, 64).weights
+    assert 4.0e9 < four < 4.1e9  # the scales of merged linears are in fp32: 0.2e9 of it
+    assert estimate(VICUNA, None, "fp16", 2048, 64, "cpu").device == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_and_cache_are_counted_right_for_every_family(family):
+    """Within 10 % even at this size, where norms and biases weigh most."""
+    model = tiny(family, hidden_size=64, intermediate_size=160)
+    backbone = Backbone(model, 80)
+    parts = estimate(model.config.to_dict(), None, "fp32", 80, 64, "cpu")
+    measured = sum(p.numel() for p in model.parameters()) * 4
+    assert parts.weights == pytest.approx(measured, rel=0.1)
+    assert parts.cache == backbone.cache.nbytes
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "nf4"])
+def test_the_estimate_is_within_a_tenth_of_what_loads(precision, beside):
+    layout_a_pt(beside / "heads", beside / "backbone")
+    model = loaded(beside / "heads", precision=precision, max_context=200)
+    near = 0.12 if precision == "nf4" else 0.1  # whole blocks weigh most in the smallest model
+    assert model.info.memory_bytes == pytest.approx(model.info.estimated_bytes, rel=near)
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, True, "many", 10**12, 1.5])
+def test_a_config_with_an_odd_number_is_refused(value):
+    with pytest.raises(ModelError, match="no valid hidden_size"):
+        sizes(VICUNA | {"hidden_size": value})
+
+
+def test_the_weights_of_the_backbone_are_those_of_its_header(backbone):
+    config = json.loads((backbone / "config.json").read_text())
+    weights = load_file(backbone / "model.safetensors")
+    assert sizes(config).parameters == sum(t.numel() for t in weights.values())

@@ -1,0 +1,271 @@
+"""What fits in memory: the estimate against what is held, what is chosen, and what is said."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.checkpoints import write_checkpoint
+from support.engines import engine_of, tokens
+from support.families import tiny
+from support.inspected import VICUNA
+from support.loading import answer, loaded
+
+from medusa_chat.checkpoints import device_plan, weights
+from medusa_chat.checkpoints.layer_split import spread
+from medusa_chat.checkpoints.layouts.contents import backbone_of
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.memory import fitting, held_bytes
+from medusa_chat.checkpoints.memory_estimate import Cpu
+from medusa_chat.checkpoints.memory_fit import Needs
+from medusa_chat.cli.main import main
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.fused_layers import replace_submodules
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.errors import OutOfMemoryError
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.runner import InProcess
+from medusa_chat.runtime.session import Session
+
+GB = 10**9
+SMALL = {
+    "vocab_size": 1100,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+
+
+def bare(folder: Any) -> Checkpoint:
+    """A backbone's folder without tokenizer and heads."""
+    files = backbone_of(LocalFolder(folder))
+    assert files is not None
+    return Checkpoint(str(folder), folder, folder, files, None, None, None)
+
+
+def read(folder: Any, precision: str, device_map: Any = None) -> Any:
+    config = weights.read_config(folder)
+    device = torch.device("cpu")
+    return weights.read_backbone(bare(folder), config, precision, device, device_map)[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3", "gemma", "gpt-neox", "gpt2"])
+def test_the_estimate_is_within_a_tenth_of_what_a_model_holds(family, tmp_path):
+    changes = SMALL | ({"head_dim": 32} if family in ("qwen3", "gemma") else {})
+    tiny(family, **changes).save_pretrained(tmp_path)
+    cpu = Cpu(has_amx=torch.cpu._is_amx_tile_supported())
+    needs = Needs(bare(tmp_path), 96, "cpu", None, cpu)
+    for precision in ("fp32", "bf16", "int8", "nf4"):
+        model = read(tmp_path, precision)
+        backbone = Backbone(model, 96)
+        replace_submodules(model)
+        held = held_bytes(model) + backbone.cache.nbytes
+        assert needs.at(precision).held == pytest.approx(held, rel=0.1), precision
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path, precision):
+    tiny("llama", **SMALL).save_pretrained(tmp_path)
+    needs = Needs(bare(tmp_path), 96, "cpu", None, Cpu(has_compiler=True))
+    model = read(tmp_path, precision)
+    replace_submodules(model, packs=False)
+    backbone = Backbone(model, 96, numbers=native.NUMBERS)
+    assert native.adopt(backbone, None, native.Team(library, 1))
+    held = held_bytes(model, *backbone.beside) + backbone.cache.nbytes
+    assert needs.at(precision).held == pytest.approx(held, rel=0.1)
+
+
+# What is chosen, with pretended memory.
+
+
+def vicuna(free: int | None) -> Needs:
+    found = SimpleNamespace(
+        name="vicuna", heads=None, weights=SimpleNamespace(config=VICUNA), backbone=None
+    )
+    return Needs(found, 2048, "cuda:0", free)
+
+
+@pytest.mark.parametrize(
+    ("free", "chosen"),
+    [(24 * GB, "bf16"), (11 * GB, "int8"), (7 * GB, "nf4"), (4 * GB, None), (None, "bf16")],
+)
+def test_auto_takes_the_largest_precision_that_fits(free, chosen):
+    assert vicuna(free).choose("bf16") == chosen
+
+
+@pytest.mark.parametrize(
+    ("free", "remedy"),
+    [
+        (11 * GB, "--precision int8 would fit"),
+        (7 * GB, "--precision nf4 would fit"),
+        (5 * GB, "--precision nf4 --max-context 512 would fit"),
+        (1 * GB, "choose a smaller model"),
+        (24 * GB, "close other programs"),
+        (None, "try --precision nf4, a smaller --max-context or a smaller model"),
+    ],
+)
+def test_what_does_not_fit_is_told_what_would(free, remedy):
+    line = vicuna(free).advice("bf16")
+    assert remedy in line and "vicuna does not fit on cuda:0 at bf16" in line
+    assert "\n" not in line
+
+
+# Several devices, with pretended memory.
+
+
+def wide_config() -> Any:
+    return tiny("llama", num_hidden_layers=8, **SMALL).config
+
+
+def wide_needs(config: Any) -> Needs:
+    parts = SimpleNamespace(config=config.to_dict())
+    found = SimpleNamespace(name="wide", heads=None, weights=parts)
+    return Needs(found, 96, "cuda:0", 0)
+
+
+def layers_of(found: Any) -> list[Any]:
+    """Where each decoder layer lies."""
+    places = found.device_map
+    keys = [(f"model.layers.{i}", "model.layers", "model", "") for i in range(8)]
+    return [next(places[k] for k in key if k in places) for key in keys]
+
+
+def test_a_model_too_large_for_one_gpu_is_spread_in_order_over_several():
+    config = wide_config()
+    needs = wide_needs(config)
+    whole = needs.at("bf16").total
+    found = spread(config, needs, ("bf16", "int8", "nf4"), {0: whole * 8 // 10, 1: whole}, 0)
+    assert found.precision == "bf16" and "no single GPU" in found.why
+    places = layers_of(found)
+    assert places == sorted(places) and set(places) == {0, 1}
+    used = {p: sum(needs.at("bf16").weights / 8 for q in places if q == p) for p in (0, 1)}
+    assert used[0] < whole * 8 // 10
+    smaller = spread(config, needs, ("bf16", "nf4"), {0: whole * 4 // 10, 1: whole * 4 // 10}, 0)
+    assert smaller.precision == "nf4"
+
+
+def test_layers_that_fit_on_no_gpu_lie_in_main_memory_unquantised_or_nowhere():
+    config = wide_config()
+    needs = wide_needs(config)
+    whole = needs.at("bf16").total
+    found = spread(config, needs, ("bf16", "int8", "nf4"), {0: whole * 8 // 10}, 100 * whole)
+    assert found.precision == "bf16" and set(layers_of(found)) == {0, "cpu"}
+    assert "main memory" in found.why and "slow" in found.why
+    assert spread(config, needs, ("int8", "nf4"), {0: whole // 100}, 100 * whole) is None
+    assert spread(config, needs, ("bf16",), {0: whole // 100}, whole // 100) is None
+
+
+def test_an_offloaded_model_decodes_the_same_tokens(tmp_path):
+    """Weights that accelerate brings in for each layer, here from disk: the hooks are the same."""
+    tiny("llama").save_pretrained(tmp_path)
+    parts = ("embed_tokens", "layers.0", "norm", "rotary_emb")
+    places = {f"model.{part}": "cpu" for part in parts} | {"lm_head": "cpu"}
+    model = read(tmp_path, "fp32", places | {"model.layers.1": "disk"})
+    assert {p.device.type for p in model.model.layers[1].parameters()} == {"meta"}
+    whole = engine_of(tiny("llama"))
+    offloaded = Engine(Backbone(model, 96), whole.heads, frozenset())
+    medusa = GenerationSettings(drafter="medusa", seed=11)
+    tree = Tree.from_choices([(0,), (1,), (0, 0), (0, 1), (1, 0)])
+    plain = tokens(whole)
+    assert tokens(offloaded) == plain
+    assert tokens(offloaded, drafter=offloaded.drafter(medusa, tree)) == plain
+
+
+# Out of memory.
+
+
+def test_what_the_cpu_says_when_memory_is_out_becomes_one_line():
+    with (
+        pytest.raises(OutOfMemoryError, match="^too much$") as refusal,
+        fitting(lambda: "too much"),
+    ):
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert refusal.value.exit_code == 5
+    with pytest.raises(RuntimeError, match="size"), fitting(lambda: "too much"):
+        torch.ones(2) @ torch.ones(3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("fit") / "model")
+
+
+def test_a_context_that_cannot_be_allocated_exits_with_5(folder, tmp_path, capsys):
+    endless = write_checkpoint(tmp_path / "endless")
+    config = json.loads((endless / "config.json").read_text())
+    config["max_position_embeddings"] = 10**12
+    (endless / "config.json").write_text(json.dumps(config))
+    options = ["--checkpoint", str(endless), "--max-context", str(10**12), "--raw"]
+    assert main(["generate", "--prompt", "x", *options]) == 5
+    assert "smaller --max-context" in capsys.readouterr().err
+
+
+def test_main_memory_that_is_too_small_is_told_before_anything_is_read(folder, monkeypatch):
+    monkeypatch.setattr(device_plan, "free_bytes", lambda device: 200_000)
+    with pytest.raises(OutOfMemoryError, match=r"does not fit on cpu at fp32 \(it needs"):
+        loaded(folder, precision="fp32")
+
+
+@pytest.mark.parametrize(("failing", "remedy"), [(0, "--max-context"), (3, "--nodes")])
+def test_memory_that_runs_out_in_an_answer_costs_only_that_answer(
+    folder, monkeypatch, failing, remedy
+):
+    session = Session(InProcess())
+    list(session.load(LoadRequest(str(folder))))
+    settings = GenerationSettings(max_new_tokens=12, seed=1)
+    expected = list(session.reply("hello there", settings))[-1].token_ids
+    backbone = session.runner._holder.loaded.engine.backbone
+    backbone.whole_step = None  # that asks for no memory while it decodes
+    session.runner._holder.loaded.engine.forget()
+    calls, run = iter(range(10**6)), backbone._run
+
+    def broken(*arguments):
+        if next(calls) == failing:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return run(*arguments)
+
+    monkeypatch.setattr(backbone, "_run", broken)
+    job = session.submit("hello there", settings)
+    assert job.done.wait(60)
+    assert "out of memory" in job.error and remedy in job.error and "\n" not in job.error
+    assert bool(job.trace) == (failing > 0) and session.state.status == "ready"
+    again = session.submit("hello there", settings)
+    assert again.done.wait(60) and again.trace[-1].token_ids == expected
+    session.close()
+
+
+# Odd models load as what they are.
+
+
+def test_every_end_token_of_config_and_template_ends_the_text(tmp_path):
+    made = write_checkpoint(tmp_path / "m", heads=0)
+    values = json.loads((made / "generation_config.json").read_text())
+    values["eos_token_id"] = [7, 255, 99_999]
+    (made / "generation_config.json").write_text(json.dumps(values))
+    assert {7, 255} <= loaded(made).engine.eos <= set(range(256))
+
+
+def test_a_tied_lm_head_and_a_padded_vocabulary_decode_alike_with_every_drafter(tmp_path):
+    """More rows than the tokenizer has tokens, as many models have."""
+    made = write_checkpoint(tmp_path / "m")
+    model = tiny("llama", vocab_size=320, max_position_embeddings=256, tie_word_embeddings=True)
+    model.save_pretrained(made)
+    assert "lm_head.weight" not in load_file(made / "model.safetensors")
+    one = loaded(made)
+    plain = answer(one, drafter="none")
+    assert answer(one, drafter="medusa")[-1].token_ids == plain[-1].token_ids
+    assert one.info.parameters == sum(t.numel() for t in model.parameters())
+    assert one.info.memory_bytes == pytest.approx(one.info.estimated_bytes, rel=0.1)
+    heads = load_file(made / "medusa_lm_head.safetensors")
+    own = {f"{head}.1.weight": torch.zeros(384, 32) for head in range(3)}  # padded beyond both
+    save_file(heads | own, made / "medusa_lm_head.safetensors")
+    padded = loaded(made)
+    assert any("64 padded rows" in note for note in padded.info.notes)
+    assert answer(padded, drafter="medusa")[-1].token_ids == plain[-1].token_ids

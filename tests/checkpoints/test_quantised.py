@@ -1,0 +1,94 @@
+"""A backbone that was quantised once is read again without its source, or not at all."""
+
+import os
+import resource
+import weakref
+
+import pytest
+from safetensors.torch import load_file
+from support.checkpoints import write_checkpoint
+from support.quantised import opened, texts
+
+from medusa_chat import paths
+from medusa_chat.checkpoints import quantised
+from medusa_chat.cli.main import main
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.model_slot import Holder
+
+
+def blank(file):
+    """Overwrite the data behind a file's header; its size and time of change stay."""
+    stat = file.stat()
+    data = file.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    file.write_bytes(data[:start] + bytes(len(data) - start))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize("precision", ["int8", "nf4"])
+def test_the_second_load_reads_nothing_of_the_source_and_says_the_same(tmp_path, precision):
+    folder = write_checkpoint(tmp_path / "model")
+    names, model = opened(folder, precision)
+    assert "quantise" in names
+    first = texts(model)
+    tensors = load_file(folder / "model.safetensors").values()
+    assert model.info.parameters == sum(tensor.numel() for tensor in tensors)
+    (kept,) = quantised.kept()
+    assert (kept.name, kept.precision) == (str(folder), precision)
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    blank(file)
+    names, model = opened(folder, precision)
+    assert "quantise" not in names and texts(model) == first
+    assert any("quantised before" in note for note in model.info.notes)
+    file.write_bytes(data)  # changed since, as far as one can tell without reading it
+    names, model = opened(folder, precision)
+    assert "quantise" in names and texts(model) == first
+    assert len(quantised.kept()) == 1  # that of the source as it was is gone
+
+
+def test_a_damaged_copy_is_made_anew(tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    first = texts(opened(folder, "nf4")[1])
+    (kept,) = quantised.kept()
+    file = kept.folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert texts(opened(folder, "nf4")[1]) == first
+    assert texts(opened(folder, "nf4")[1]) == first and len(quantised.kept()) == 1
+
+
+def test_a_full_disk_leaves_nothing_half_written_and_the_model_loads(tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        _, model = opened(folder, "nf4")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert any("not kept" in note for note in model.info.notes)
+    assert quantised.kept() == () and not list((paths.cache_dir() / "quantised").iterdir())
+
+
+def test_models_lists_what_is_kept_and_rm_frees_it(tmp_path, capsys):
+    folder = write_checkpoint(tmp_path / "model")
+    opened(folder, "nf4")
+    size = quantised.kept()[0].bytes
+    assert main(["models", "list"]) == 0
+    assert f"{folder}  (nf4" in capsys.readouterr().out
+    assert main(["models", "rm", str(folder), "--json"]) == 0
+    assert str(size) in capsys.readouterr().out and quantised.kept() == ()
+    assert main(["models", "rm", str(folder)]) == 4
+
+
+def test_every_tensor_of_the_old_model_is_gone_before_the_next_is_read(tmp_path):
+    folders = [write_checkpoint(tmp_path / name) for name in ("one", "two")]
+    holder = Holder()
+    watched = []
+    for turn in range(6):
+        for phase in holder.load(LoadRequest(str(folders[turn % 2]))):
+            if phase.name == "read":
+                assert not [ref for ref in watched if ref() is not None]
+        engine = holder.loaded.engine
+        parts = [*engine.backbone.model.parameters(), *engine.heads.parameters()]
+        watched = [weakref.ref(tensor) for tensor in [*parts, *engine.backbone.cache._blocks]]
+        del engine, parts

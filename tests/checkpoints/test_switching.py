@@ -1,0 +1,234 @@
+"""Loading: what a load downloads, how it is stopped, and what is there afterwards."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+from support.checkpoints import (
+    heads_folder,
+    layered,
+    lm_head_of,
+    with_bias,
+    with_own,
+    write_checkpoint,
+)
+from support.hub_files import use
+from support.hub_server import Fault, Hub, HubRepo, serving
+from support.loading import answer
+from support.waiting import wait_for
+
+from medusa_chat import hub
+from medusa_chat.checkpoints.load import load
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import LoadStopped, ModelError
+from medusa_chat.hub.catalog import model_presets, template_for
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.runner import InProcess
+from medusa_chat.runtime.session import Session
+
+BASE = "someone/base"
+HEADS = "someone/medusa-heads"
+SETTINGS = GenerationSettings(max_new_tokens=6, seed=1)
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("loading") / "backbone", heads=0)
+
+
+@pytest.fixture(scope="module")
+def heads(backbone: Path) -> Path:
+    folder = heads_folder(backbone.parent / "heads", base_model_name_or_path=BASE)
+    save_file(with_bias(layered()), folder / "medusa_lm_head.safetensors")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.fixture
+def server(
+    backbone: Path, heads: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Hub]:
+    """A Hub with heads and the base that they name; for this process and its children."""
+    repos = {BASE: HubRepo(contents(backbone)), HEADS: HubRepo(contents(heads))}
+    with serving(repos) as running:
+        use(running, monkeypatch, tmp_path)
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield running
+
+
+# The download.
+
+
+def test_a_load_of_a_hub_id_downloads_heads_and_base_and_counts_their_bytes(server: Hub) -> None:
+    total = hub.plan(HEADS).total
+    phases = list(load(LoadRequest(HEADS)))
+    names = list(dict.fromkeys(phase.name for phase, _ in phases))
+    assert names == ["resolve", "download", "read", "check", "warm up", "ready"]
+    news = [phase for phase, _ in phases if phase.name == "download"]
+    assert news[-1].done == news[-1].total == total > 100_000
+    assert all(a.done <= b.done <= b.total for a, b in zip(news, news[1:], strict=False))
+    model = phases[-1][1]
+    assert model is not None and model.info.heads == 3
+    assert answer(model)[-1].token_ids
+    asked = len(server.requests)
+    again = [phase.name for phase, _ in load(LoadRequest(HEADS))]
+    assert "download" not in again and len(server.requests) == asked
+
+
+def test_a_local_folder_of_heads_downloads_only_its_base(server: Hub, heads: Path) -> None:
+    news = [p for p, _ in load(LoadRequest(str(heads))) if p.name == "download"]
+    assert news[-1].done == hub.plan(BASE).total and not server.asked(HEADS)
+
+
+def test_heads_that_name_no_base_take_the_presets_base(server: Hub, backbone: Path) -> None:
+    """As Lepton's do (layout G)."""
+    preset = next(p for p in model_presets() if p.layout == "G" and p.base)
+    folder = heads_folder(server_folder(server), base_model_name_or_path="N/A")
+    save_file(with_own(layered(), lm_head_of(backbone)), folder / "model.safetensors")
+    server.repos[preset.id] = HubRepo(contents(folder))
+    server.repos[str(preset.base)] = HubRepo(contents(backbone))
+    model = list(load(LoadRequest(preset.id)))[-1][1]
+    assert model is not None and model.info.heads == 3
+    server.repos["someone/unknown"] = HubRepo(contents(folder))
+    with pytest.raises(ModelError, match="names no backbone: give --backbone"):
+        list(load(LoadRequest("someone/unknown")))
+
+
+def server_folder(server: Hub) -> Path:
+    """A new folder for this test's files."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).parent / "made"
+
+
+def test_a_known_repo_without_a_chat_template_gets_ours_and_says_so(
+    server: Hub, tmp_path: Path
+) -> None:
+    known = next(p for p in model_presets() if p.chat_template and p.base and not p.revision)
+    bare = write_checkpoint(tmp_path / "bare", template=None)
+    server.repos[known.id] = HubRepo(contents(bare))
+    model = list(load(LoadRequest(known.id)))[-1][1]
+    assert model is not None and model.info.has_template
+    assert model.tokenizer.chat_template == template_for(known.id)
+    assert any("chat template" in note and known.id in note for note in model.info.notes)
+    # heads of one's own on the same base: known by the base's id
+    server.repos[str(known.base)] = HubRepo(contents(bare))
+    folder = heads_folder(tmp_path / "mine", base_model_name_or_path=known.base)
+    save_file(with_bias(layered()), folder / "medusa_lm_head.safetensors")
+    model = list(load(LoadRequest(str(folder))))[-1][1]
+    assert model is not None and model.tokenizer.chat_template == template_for(str(known.base))
+    model = list(load(LoadRequest(str(bare))))[-1][1]
+    assert model is not None and not model.info.has_template
+
+
+# Stopping.
+
+
+@pytest.mark.parametrize("name", ["resolve", "read", "quantise", "check", "warm up"])
+def test_a_load_stops_at_each_phase_and_says_what_is_there(backbone: Path, name: str) -> None:
+    runner = InProcess()
+    list(runner.load(LoadRequest(str(backbone))))
+    seen = []
+    with pytest.raises(LoadStopped) as refusal:
+        for phase in runner.load(LoadRequest(str(backbone), precision="nf4")):
+            seen.append(phase.name)
+            if phase.name == name:
+                runner.stop()
+    assert seen[-1] == name
+    if name == "resolve":  # the next model's files were not all here: nothing was freed
+        assert f"{backbone} stays loaded" in str(refusal.value)
+        assert list(runner.reply("hi", SETTINGS))
+    else:
+        assert "no model is loaded" in str(refusal.value)
+        with pytest.raises(ModelError, match="load one first"):
+            list(runner.reply("hi", SETTINGS))
+    assert [p.name for p in runner.load(LoadRequest(str(backbone)))][-1] == "ready"
+
+
+@pytest.fixture(scope="module")
+def far(
+    backbone: Path, heads: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Hub, Session]]:
+    """A Hub, and a session whose process knows it; one for all, since it starts slowly."""
+    folder = tmp_path_factory.mktemp("far")
+    repos = {BASE: HubRepo(contents(backbone)), HEADS: HubRepo(contents(heads))}
+    with serving(repos) as running, pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HF_ENDPOINT", running.url)
+        patched.setenv("HF_HUB_OFFLINE", "0")
+        patched.setenv("HF_HUB_CACHE", str(folder / "cache"))
+        session = Session(Child())
+        yield running, session
+        session.close()
+
+
+@pytest.fixture
+def child(far: tuple[Hub, Session], backbone: Path) -> Session:
+    """The session with the backbone loaded."""
+    _, session = far
+    session.submit_load(LoadRequest(str(backbone)))
+    wait_for(lambda: session.state.status == "ready" and not session.state.message, 240)
+    return session
+
+
+def test_a_download_stops_keeps_the_old_model_and_goes_on_later(
+    child: Session, far: tuple[Hub, Session], backbone: Path
+) -> None:
+    server, _ = far
+    size = (backbone / "model.safetensors").stat().st_size
+    server.faults.append(Fault(r"/model\.safetensors", "slow", after=size // 2, rate=2000))
+    pid = child.runner.pid
+    child.submit_load(LoadRequest(HEADS))
+    wait_for(lambda: child.state.phase == "download" and child.state.done > size // 3)
+    assert child.state.total > size
+    child.stop_load()
+    wait_for(lambda: child.state.status == "ready")
+    assert child.state.model is not None and child.state.model.name == str(backbone)
+    assert f"{HEADS} was stopped; what came is kept" in child.state.message
+    job = child.submit("hi", SETTINGS)
+    assert job.done.wait(60) and not job.error and child.runner.pid == pid
+    server.faults.clear()
+    before = server.sent
+    child.submit_load(LoadRequest(HEADS))
+    wait_for(lambda: child.state.model is not None and child.state.model.name == HEADS)
+    assert server.sent - before < size - size // 3  # it went on where it had stopped
+    assert child.state.message == ""
+
+
+def test_a_refused_id_leaves_the_old_model_and_says_why(child: Session) -> None:
+    child.submit_load(LoadRequest("nobody/nothing"))
+    job = child.submit("hi", SETTINGS)
+    assert job.done.wait(60) and not job.error
+    assert child.state.status == "ready" and "nobody/nothing" in child.state.message
+
+
+def test_a_load_inside_one_long_call_is_ended_with_its_process(
+    child: Session, backbone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("medusa_chat.runtime.process.PATIENCE", {True: 0.2, False: 0.2})
+    assert isinstance(child.runner, Child) and child.runner.pid
+    os.kill(child.runner.pid, signal.SIGSTOP)  # it heeds nothing any more
+    child.submit_load(LoadRequest(str(backbone)))
+    wait_for(lambda: child.runner._load is not None)
+    child.stop_load()
+    wait_for(lambda: child.state.status == "empty")
+    assert "was stopped: no model is loaded" in child.state.message
+    child.submit_load(LoadRequest(str(backbone)))
+    wait_for(lambda: child.state.status == "ready", 240)
+
+
+def test_a_load_that_waits_is_taken_back(child: Session, backbone: Path) -> None:
+    job = child.submit("hi", GenerationSettings(max_new_tokens=200, seed=1))
+    wait_for(lambda: job.trace)
+    child.submit_load(LoadRequest("nobody/nothing"))
+    child.stop_load()
+    assert job.done.wait(60)
+    assert child.state.status == "ready" and child.state.message == ""

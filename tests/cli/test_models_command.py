@@ -1,0 +1,329 @@
+"""`medusa-chat models`; in a process of its own where only that shows it: kill, quota, offline."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.checkpoints import write_checkpoint
+from support.hub_files import (
+    BASE,
+    HEADS,
+    MB,
+    WHOLE,
+    base_files,
+    heads_files,
+    use,
+    weights,
+    whole_files,
+)
+from support.hub_server import Fault, Hub, HubRepo, read_folder, serving
+
+from medusa_chat import hub
+from medusa_chat.cli.main import main
+
+TINY, TINY_HEADS, TINY_BASE = "tiny/medusa-whole", "tiny/medusa-heads", "tiny/base"
+# Every way to the network raises, and says so; nothing is imported before.
+WATCHED = """
+import sys
+def watch(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+        print("NETWORK", event, arguments, file=sys.stderr)
+        raise OSError("the network was used")
+sys.addaudithook(watch)
+from medusa_chat.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, HubRepo]:
+    """Repos with a real tiny model: whole, and the same as heads and a base."""
+    files = read_folder(write_checkpoint(tmp_path_factory.mktemp("tiny") / "model"))
+    names = {"medusa_lm_head.safetensors"}
+    heads = {name: files[name] for name in names}
+    heads["config.json"] = json.dumps({"base_model_name_or_path": TINY_BASE}).encode()
+    base = {name: content for name, content in files.items() if name not in names}
+    return {TINY: HubRepo(files), TINY_HEADS: HubRepo(heads), TINY_BASE: HubRepo(base)}
+
+
+@pytest.fixture
+def server(tiny: dict[str, HubRepo]) -> Iterator[Hub]:
+    own = {BASE: base_files(), HEADS: heads_files(), WHOLE: whole_files()}
+    with serving({name: HubRepo(files) for name, files in own.items()} | tiny) as running:
+        yield running
+
+
+@pytest.fixture
+def here(server: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
+    """The server for commands that run in this process."""
+    use(server, monkeypatch, tmp_path)
+    return server
+
+
+def environment(server: Hub, folder: Path, **more: str) -> dict[str, str]:
+    own = {
+        "HF_ENDPOINT": server.url,
+        "HF_HOME": str(folder / "hf"),
+        "HF_HUB_DOWNLOAD_TIMEOUT": "60",
+    }
+    own["HF_HUB_ETAG_TIMEOUT"] = "60"  # a busy machine is no fault
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+    return kept | own | more
+
+
+def run(
+    server: Hub, folder: Path, *arguments: str, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """medusa-chat in a process of its own that cannot know what this one imported."""
+    code = options.pop(
+        "code", "import sys; from medusa_chat.cli.main import main; sys.exit(main())"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment(server, folder, **options.pop("env", {})),
+        capture_output=True,
+        text=True,
+        timeout=900,
+        **options,
+    )
+
+
+def one_line(result: subprocess.CompletedProcess[str], says: str) -> None:
+    assert result.returncode == 4, result.stderr
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("medusa-chat: ") and says in last, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_pulled_checkpoint_decodes_offline(server: Hub, tmp_path: Path) -> None:
+    pulled = run(server, tmp_path, "models", "pull", TINY, "--json")
+    assert pulled.returncode == 0, pulled.stderr
+    told = json.loads(pulled.stdout)
+    assert told["id"] == TINY and told["base"] is None
+    assert told["fetched_bytes"] == told["total_bytes"] > 10_000
+    asked = len(server.requests)
+    answered = run(
+        *(server, tmp_path, "generate", "--checkpoint", TINY, "--offline", "--json"),
+        *("--prompt", "hello", "--max-new-tokens", "8", "--tree", "dense-2-2"),
+        code=WATCHED,
+    )
+    assert answered.returncode == 0, answered.stderr
+    events = [json.loads(line) for line in answered.stdout.splitlines()]
+    assert events[0]["model"] == TINY and events[0]["settings"]["drafter"] == "medusa"
+    assert len(events[-1]["token_ids"]) == 8
+    assert len(server.requests) == asked and "NETWORK" not in answered.stderr
+
+
+def test_pulled_heads_decode_on_their_pulled_base_offline(server: Hub, tmp_path: Path) -> None:
+    pulled = run(server, tmp_path, "models", "pull", TINY_HEADS)
+    assert pulled.returncode == 0, pulled.stderr
+    assert f"the base of these heads: {TINY_BASE}" in pulled.stderr
+    answered = run(
+        *(server, tmp_path, "generate", "--checkpoint", TINY_HEADS, "--backbone", TINY_BASE),
+        *("--prompt", "hello", "--max-new-tokens", "8", "--tree", "dense-2-2"),
+        code=WATCHED,
+        env={"HF_HUB_OFFLINE": "1"},
+    )
+    assert answered.returncode == 0, answered.stderr
+
+
+def test_generate_downloads_what_is_not_here(server: Hub, tmp_path: Path) -> None:
+    options = ("--prompt", "x", "--max-new-tokens", "2", "--tree", "dense-2-2")
+    answered = run(server, tmp_path, "generate", "--checkpoint", TINY, *options)
+    assert answered.returncode == 0, answered.stderr
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("models", "list"), 0),
+        (("models", "search", "vicuna"), 4),
+        (("models", "pull", "a/b"), 4),
+        (("generate", "--prompt", "x", "--checkpoint", "a/b"), 4),
+    ],
+)
+def test_offline_opens_no_socket(
+    server: Hub, tmp_path: Path, arguments: tuple[str, ...], code: int, how: str
+) -> None:
+    option = ("--offline",) if how == "option" else ()
+    variable = {} if how == "option" else {"HF_HUB_OFFLINE": "1"}
+    result = run(server, tmp_path, *arguments, *option, code=WATCHED, env=variable)
+    assert result.returncode == code, result.stderr
+    assert "NETWORK" not in result.stderr and not server.requests
+
+
+def wait_until(condition: Any, seconds: float = 600) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.02)
+
+
+def begun_bytes(folder: Path) -> int:
+    files = (folder / "hf" / "hub").rglob("*.incomplete")
+    return sum(file.stat().st_size for file in files)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_killed_pull_goes_on_where_it_was(server: Hub, tmp_path: Path, sign: int) -> None:
+    name = "model-00001-of-00002.safetensors"
+    server.repos[BASE].files[name] = weights(4 * MB, 9)
+    server.faults = [Fault(f"/cdn/.*{name}", "slow", 1, after=2 * MB, rate=20_000)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "medusa_chat", "models", "pull", BASE],
+        env=environment(server, tmp_path),
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: begun_bytes(tmp_path) > 1.5 * MB)
+    process.send_signal(sign)
+    start = time.monotonic()
+    assert process.wait(timeout=120) == (130 if sign == signal.SIGINT else -sign)
+    assert time.monotonic() - start < 60
+    kept = begun_bytes(tmp_path)
+    assert kept > 1.5 * MB
+    offline = run(server, tmp_path, "generate", "--prompt", "x", "--checkpoint", BASE, "--offline")
+    one_line(offline, "not in the cache as a whole")
+    before = server.sent
+    again = run(server, tmp_path, "models", "pull", BASE, "--json")
+    assert again.returncode == 0, again.stderr
+    told = json.loads(again.stdout)
+    assert told["fetched_bytes"] <= told["total_bytes"] - kept
+    late = 200_000  # what the server still wrote to the one that was killed
+    assert server.sent - before <= told["fetched_bytes"] + late
+    place = Path(told["folders"][BASE]) / name
+    assert place.read_bytes() == server.repos[BASE].files[name]
+
+
+def test_what_huggingface_hub_keeps_of_a_killed_download(server: Hub, tmp_path: Path) -> None:
+    """Nothing: why a pull here does not go through snapshot_download."""
+    name = "model-00001-of-00002.safetensors"
+    server.repos[BASE].files[name] = weights(24 * MB, 9)
+    server.faults = [Fault(f"/cdn/.*{name}", "slow", 1, after=22 * MB, rate=10_000)]
+    code = f"import huggingface_hub as h; h.hf_hub_download({BASE!r}, {name!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment(server, tmp_path))
+    wait_until(lambda: begun_bytes(tmp_path) >= 20 * MB)
+    process.kill()
+    process.wait()
+    before = server.sent
+    subprocess.run([sys.executable, "-c", code], env=environment(server, tmp_path), check=True)
+    assert server.sent - before >= 24 * MB
+
+
+def test_a_full_disk_is_one_line_and_the_rest_comes_later(server: Hub, tmp_path: Path) -> None:
+    name = "model-00001-of-00002.safetensors"
+    server.repos[BASE].files[name] = weights(3 * MB, 9)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MB, resource.RLIM_INFINITY))
+
+    full = run(server, tmp_path, "models", "pull", BASE, preexec_fn=limit)
+    one_line(full, "is full in the middle of model-00001-of-00002.safetensors")
+    assert 0 < begun_bytes(tmp_path) <= MB
+    again = run(server, tmp_path, "models", "pull", BASE)
+    assert again.returncode == 0, again.stderr
+
+
+def test_list_search_and_rm_in_json(here: Hub, capsys: Any) -> None:
+    assert main(["models", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["cached"] == [] and len(listed["known"]) > 10
+    assert main(["models", "pull", HEADS, "--json"]) == 0
+    pulled = json.loads(capsys.readouterr().out)
+    assert pulled["base"] == BASE and pulled["fetched_bytes"] == pulled["total_bytes"]
+    assert main(["models", "list", "--json"]) == 0
+    cached = {row["id"]: row for row in json.loads(capsys.readouterr().out)["cached"]}
+    assert cached[HEADS]["has_heads"] and cached[BASE]["whole"]
+    assert main(["models", "rm", BASE, "--json"]) == 0
+    freed = json.loads(capsys.readouterr().out)
+    assert freed["id"] == BASE and 0 < freed["freed_bytes"] <= cached[BASE]["bytes"] + 5000
+    assert main(["models", "search", "heads", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fresh"] and {row["id"] for row in found["found"]} == {HEADS, TINY_HEADS}
+
+
+def test_list_search_and_rm_for_a_reader(here: Hub, capsys: Any) -> None:
+    assert main(["models", "list"]) == 0
+    assert "nothing is on this disk yet" in capsys.readouterr().out
+    assert main(["models", "pull", WHOLE]) == 0
+    out, err = capsys.readouterr()
+    assert f"medusa-chat --checkpoint {WHOLE}" in out and "to fetch of" in err
+    assert main(["models", "list"]) == 0
+    out = capsys.readouterr().out
+    assert f"{WHOLE}  (with Medusa heads)" in out and "FasterDecoding/" in out
+    assert main(["models", "search", "whole"]) == 0
+    assert WHOLE in capsys.readouterr().out
+    assert main(["models", "rm", WHOLE]) == 0
+    assert "are free again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("pull", "nobody/nothing"), 4, "there is no nobody/nothing"),
+        (("pull", "someone/medusa-haeds"), 4, f"did you mean {HEADS}"),
+        (("pull", "no id"), 4, "no Hub id"),
+        (("rm", "nobody/nothing"), 4, "not in the cache"),
+        (("search", "qwertz"), 4, "holds Medusa heads"),
+        (("pull",), 2, "ID"),
+        (("dance",), 2, "dance"),
+        ((), 2, "command"),
+    ],
+)
+def test_refusals_are_one_line(
+    here: Hub, capsys: Any, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    assert main(["models", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("medusa-chat: ") and err.count("\n") == 1
+    assert says.lower() in err.lower()
+
+
+def test_a_gated_base_is_said_before_anything_is_fetched(here: Hub, capsys: Any) -> None:
+    here.repos[BASE].gated = "manual"
+    assert main(["models", "pull", HEADS]) == 4
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"{here.url}/{BASE}" in last and "hf auth login" in last
+    assert hub.find(HEADS) is None
+
+
+def test_a_search_without_the_hub_shows_the_last_one(
+    here: Hub, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    assert main(["models", "search", "heads"]) == 0
+    fresh = capsys.readouterr().out
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert main(["models", "search", "heads"]) == 0
+    out, err = capsys.readouterr()
+    assert out == fresh and "last search" in err
+
+
+def test_a_terminal_sees_one_line_that_changes(
+    here: Hub, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert main(["models", "pull", WHOLE]) == 0
+    err = capsys.readouterr().err
+    assert "\r\x1b[K100%" in err
+
+
+def test_progress_says_bytes_speed_and_time() -> None:
+    from medusa_chat.cli.models import progress_line
+    from medusa_chat.units import clock
+
+    event = hub.DownloadEvent("download", "model.safetensors", 25 * MB, 100 * MB, 5e6, 15.0)
+    assert progress_line(event) == "25%  25 MB of 100 MB  5 MB/s  0:15 left  model.safetensors"
+    assert [clock(s) for s in (0, 59.7, 3725)] == ["0:00", "1:00", "1:02:05"]
+    sizes = {13_476_839_424: "13.5 GB", 999_600: "1 MB", 99_960: "100 kB", 999: "999 bytes"}
+    assert {hub.gb(size) for size in sizes} == set(sizes.values())
+    assert hub.gb(3.2e12) == "3200 GB"

@@ -1,0 +1,568 @@
+"""The C decoder against torch's operators, and its promise: a row has the bits it has alone."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.drafts import draft_of
+from support.engines import TREES, decode, drafters_of, engine_of, tokens
+from support.families import CONTEXT, VOCABULARY, tiny
+from support.native_engines import native_engine
+
+from medusa_chat.checkpoints import devices, native_build
+from medusa_chat.checkpoints.memory_estimate import sizes
+from medusa_chat.decoding import drafters
+from medusa_chat.decoding.acceptance import TORCH, Case, exact, typical
+from medusa_chat.decoding.backbone import LogitHead
+from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.backends.native.heads import NativeHeads
+from medusa_chat.decoding.backends.native.linear import NativeLinear
+from medusa_chat.decoding.backends.native.verify import NativeJudge
+from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.events import Step
+from medusa_chat.decoding.fused_layers import replace_submodules
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_result import Here
+from medusa_chat.decoding.tree import ROOT, Tree
+
+NATIVE = ("llama", "mistral", "mistral-window", "qwen2")
+DTYPES = [torch.float32, torch.bfloat16]
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("outs", "ins", "has_bias"), [(40, 24, True), (1003, 19, False), (8, 8, True)]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_linear_has_the_same_bits_whatever_the_rows(library, outs, ins, has_bias, threads, dtype):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(ins, outs, has_bias).requires_grad_(False).to(dtype)
+    ours = NativeLinear(linear, native.Team(library, threads))
+    alone = NativeLinear(linear, native.Team(library, 1))
+    x = torch.randn(33, ins)
+    whole = ours(x)
+    bias = None if linear.bias is None else linear.bias.float()
+    expected = torch.nn.functional.linear(x.to(dtype).float(), linear.weight.float(), bias)
+    assert torch.allclose(whole, expected, atol=1e-5)
+    for rows in range(1, 12):
+        assert torch.equal(ours(x[:rows]), whole[:rows])
+        assert torch.equal(alone(x[20 : 20 + rows]), whole[20 : 20 + rows])
+    assert ours(x[None, :3]).shape == (1, 3, outs)
+
+
+def test_what_is_multiplied_with_bf16_is_rounded_as_torch_rounds(library):
+    """To the nearest, ties to even; what is infinite or no number stays that."""
+    linear = torch.nn.Linear(8, 8, False).requires_grad_(False).bfloat16()
+    linear.weight.copy_(torch.eye(8))
+    ours = NativeLinear(linear, native.Team(library, 1))
+    ties = torch.tensor([[1.00390625, 1.01171875, -1.00390625, 3.1415927, 1e30, -2e-30, 0.0, 7.0]])
+    assert torch.equal(ours(ties), ties.bfloat16().float())
+    for odd in (float("inf"), -float("inf"), float("nan")):
+        x = torch.zeros(1, 8)
+        x[0, 3] = odd
+        assert not ours(x).isfinite().all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("family", NATIVE)
+def test_it_decodes_to_what_torch_decodes_to(family, threads, library):
+    engine, twin = native_engine(family, library, threads), engine_of(tiny(family))
+    assert engine.backbone.check() < 1e-4
+    for temperature in (0.0, 0.8):
+        plain = tokens(engine, temperature=temperature)
+        assert plain == tokens(twin, temperature=temperature)
+        for tree in TREES.values():
+            for drafter in drafters_of(engine, plain, tree, temperature):
+                assert tokens(engine, drafter=drafter, temperature=temperature) == plain
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("family", NATIVE)
+def test_in_bf16_every_drafter_gives_plain_tokens(family, threads, library):
+    engine = native_engine(family, library, threads, torch.bfloat16)
+    engine.backbone.check()
+    for temperature in (0.0, 0.8):
+        plain = tokens(engine, temperature=temperature)
+        for tree in TREES.values():
+            for drafter in drafters_of(engine, plain, tree, temperature):
+                assert tokens(engine, drafter=drafter, temperature=temperature) == plain
+
+
+@pytest.mark.parametrize("family", NATIVE)
+def test_in_bf16_it_is_nearer_to_fp32_than_torchs_operators(family, library):
+    ids, found = torch.arange(40) * 7 % VOCABULARY, []
+    for engine in (
+        engine_of(tiny(family).bfloat16().float()),
+        engine_of(tiny(family).bfloat16()),
+        native_engine(family, library, 1, torch.bfloat16),
+    ):
+        with torch.inference_mode():
+            found.append(engine.backbone.run_chunk(ids).float())
+    exact_ones, torchs, ours = found
+    assert (ours - exact_ones).norm() < (torchs - exact_ones).norm() < 0.1 * exact_ones.norm()
+
+
+WIDE = {"head_dim": 32, "intermediate_size": 64}  # heads of whole panels: parts have their own
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [*((family, {}) for family in NATIVE), ("llama", WIDE), ("qwen2", {"intermediate_size": 13})],
+)
+def test_a_row_of_a_tree_has_the_bits_of_the_row_alone(family, changes, dtype, library):
+    """Behind texts of several lengths, for every path, by one thread, by two and by three."""
+    engine = native_engine(family, library, 1, dtype, **changes)
+    backbone = engine.backbone
+    others = [native_engine(family, library, n, dtype, **changes).backbone for n in (2, 3)]
+    tree = Tree.from_choices([(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0), (0, 0, 0, 0)])
+    tensors = TreeTensors.of(tree, backbone.device)
+    ids = torch.arange(len(tree)) * 5 % VOCABULARY
+    with torch.inference_mode():
+        for length in (1, 7, 16, 40):
+            text = torch.arange(length) * 3 % VOCABULARY
+            for one in (backbone, *others):
+                one.cache.crop(0)
+                one.run_chunk(text)
+            logits = backbone.lm_head(backbone.run_tree(ids, tree, tensors))
+            for other in others:
+                assert torch.equal(logits, other.lm_head(other.run_tree(ids, tree, tensors)))
+            for leaf in tree.leaves:
+                backbone.cache.crop(length)
+                path = list(tree.paths[leaf])
+                rows = [backbone.lm_head(backbone.run_chunk(ids[i : i + 1])) for i in path]
+                assert torch.equal(torch.cat(rows), logits[path])
+
+
+def test_a_prompt_read_in_pieces_leaves_the_same_bits(library):
+    backbone = native_engine("llama", library).backbone
+    text = torch.arange(30) * 7 % VOCABULARY
+    with torch.inference_mode():
+        whole = backbone.run_chunk(text)
+        backbone.cache.crop(0)
+        pieces = [backbone.run_chunk(part) for part in text.split([9, 1, 17, 3])]
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+def test_what_is_no_text_behind_the_cache_is_the_twins(library):
+    """The captured step writes its rows where a tensor says."""
+    engine = native_engine("llama", library)
+    backbone = engine.backbone
+    backbone.cache.length = 4
+    places = torch.tensor([4, 5])
+    layers = backbone.cache.fixed(places, 16)
+    mask = {None: torch.zeros(2, 16)}
+    with torch.inference_mode():
+        hidden = backbone.run_fixed(torch.tensor([3, 4]), places, mask, layers)
+        by_twin = backbone.decoder._twin(
+            torch.tensor([[3, 4]]), places[None], layers, mask[None][None, None]
+        )
+    assert torch.equal(hidden, by_twin.last_hidden_state[0])
+
+
+@pytest.mark.parametrize("vocabulary", [48, 1003])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_judge_reads_logits_as_torch_does(library, vocabulary, threads):
+    judge = NativeJudge(native.Team(library, threads))
+    tree = TREES["dense"] if "dense" in TREES else next(iter(TREES.values()))
+    torch.manual_seed(3)
+    draft = draft_of(tree, torch.randint(vocabulary, (len(tree),)).tolist())
+    for scale in (0.1, 3.0, 40.0):
+        logits = scale * torch.randn(len(tree), vocabulary)
+        logits[0, 5] = logits[0, 9] = logits[0].max() + 1  # a tie
+        assert torch.equal(judge.argmax(logits), logits.argmax(-1))
+        assert judge.argmax(logits)[0] == 5
+        for temperature in (0.3, 1.0, 1.7):
+            ours, theirs = (j.figures(draft, logits, temperature) for j in (judge, TORCH))
+            assert torch.allclose(ours[0], theirs[0], atol=1e-4, rtol=1e-5)
+            assert torch.allclose(ours[1], theirs[1], atol=1e-4)
+        for seed in (0, 7, 2**40 + 3):
+            settings = GenerationSettings(temperature=0.8, seed=seed)
+            ours, theirs = (
+                j.own_tokens(logits, draft.tensors, 31, settings) for j in (judge, TORCH)
+            )
+            assert torch.equal(ours, theirs)
+
+
+def test_the_judge_gives_every_rule_the_same_outcome(library):
+    judge = NativeJudge(native.Team(library, 1))
+    tree = next(iter(TREES.values()))
+    torch.manual_seed(4)
+    for number in range(40):
+        draft = draft_of(tree, torch.randint(6, (len(tree),)).tolist())
+        logits = 2 * torch.randn(len(tree), 61)
+        settings = GenerationSettings(temperature=(number % 4) / 2, seed=number)
+        for rule in (exact, typical):
+            case = Case(draft, logits, 3, settings, True)
+            ours, theirs = rule(case, judge), rule(case, TORCH)
+            for name in ("path", "length", "node", "next_token", "is_finite"):
+                assert torch.equal(getattr(ours, name), getattr(theirs, name))
+            assert torch.allclose(ours.details.entropies, theirs.details.entropies, atol=1e-4)
+
+
+def test_top_k_and_top_p_are_left_to_torch(library):
+    judge = NativeJudge(native.Team(library, 1))
+    tree = next(iter(TREES.values()))
+    draft, logits = draft_of(tree, [1] * len(tree)), torch.randn(len(tree), 40)
+    for settings in (GenerationSettings(top_k=2, seed=1), GenerationSettings(top_p=0.4, seed=1)):
+        settings = replace(settings, temperature=1.0)
+        ours, theirs = (j.own_tokens(logits, draft.tensors, 0, settings) for j in (judge, TORCH))
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("size", [32, 40])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 0.2)])
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_heads_give_what_torch_gives(library, layers, dtype, limit, size):
+    torch.manual_seed(5)
+    heads = MedusaHeads(4, size, layers, dtype=dtype).requires_grad_(False)
+    torch.nn.init.normal_(heads.weight, std=0.3)
+    torch.nn.init.normal_(heads.bias)
+    team = native.Team(library, 2)
+    lm_head = LogitHead(NativeLinear(torch.nn.Linear(size, 1003), team), None)
+    twin = NativeHeads(heads, lm_head, team)
+    hidden = torch.randn(1, size)
+    for count in (1, 4):
+        assert torch.allclose(
+            twin.hidden_states(hidden, count),
+            heads.hidden_states(hidden, count).float(),
+            atol=limit,
+        )
+    logits = torch.randn(4, 1003)
+    logits[1, 3] = logits[1, 700] = 9.0
+    values, places, sums = twin.best(logits, 10)
+    assert torch.equal(values, logits.topk(10).values)
+    assert torch.equal(logits.gather(1, places), values) and places[1, :2].tolist() == [3, 700]
+    assert torch.allclose(sums, logits.logsumexp(-1), atol=1e-5)
+    halves = logits.bfloat16()  # of heads with LM heads of their own, which are torch's
+    values, places, _ = twin.best(halves, 1)
+    assert torch.equal(values, halves.max(-1, keepdim=True).values.float())
+    assert torch.equal(places, halves.float().argmax(-1, keepdim=True))
+
+
+def test_the_best_guesses_are_torchs_in_any_order_and_number(library):
+    """Rising and falling logits, ties, and sizes beyond whole vectors."""
+    heads = MedusaHeads(1, 32).requires_grad_(False)
+    team = native.Team(library, 1)
+    twin = NativeHeads(heads, LogitHead(NativeLinear(torch.nn.Linear(32, 40), team), None), team)
+    judge = NativeJudge(team)
+    for size in (7, 32, 33, 100, 1003):
+        rising = torch.arange(size).float()
+        for row in (rising, -rising, torch.randn(size), torch.zeros(size)):
+            for count in (1, 5, min(40, size)):
+                values, places, _ = twin.best(row[None], count)
+                assert torch.equal(values[0], row.topk(count).values)
+                assert (
+                    torch.equal(row[places[0]], values[0]) and len(set(places[0].tolist())) == count
+                )
+            assert torch.equal(judge.argmax(row[None]), row[None].argmax(-1))
+    assert judge.argmax(torch.zeros(1, 100)).item() == 0
+
+
+def test_weights_that_were_laid_out_anew_are_not_kept_as_they_were(library):
+    engine = native_engine("llama", library, tie_word_embeddings=True)
+    names = [name for name, _ in engine.backbone.model.named_parameters()]
+    assert names and all("norm" in name or "embed_tokens" in name for name in names)
+
+
+def test_invalid_numbers_end_the_answer(library):
+    engine = native_engine("llama", library)
+    engine.backbone.decoder._kept[-1].fill_(float("nan"))
+    last = decode(engine)[-1]
+    assert last.reason == "error" and "invalid numbers" in last.message
+
+
+def test_exponential_and_logarithm_hold_over_their_range(library):
+    """Through what uses them: shares of extreme logits sum to one, and noise is Gumbel's."""
+    judge = NativeJudge(native.Team(library, 1))
+    draft = draft_of(Tree.from_choices([(0,)]), [0, 1])
+    logits = torch.tensor([[0.0, -1e4, -50.0, -float("inf")], [80.0, 80.0, -80.0, 3.0]])
+    at_parent, entropy = judge.figures(draft, logits, 1.0)
+    assert at_parent[1].item() == pytest.approx(-1e4)
+    assert entropy.tolist() == pytest.approx([0.0, 0.6931472], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen2-mixed", {}),
+        ("gemma", {}),
+        ("qwen3", {}),
+        ("llama", {"hidden_size": 36, "head_dim": 8}),
+    ],
+)
+def test_what_it_cannot_run_is_known_before(family, changes):
+    assert not native.can_run(tiny(family, **changes))
+
+
+def test_fp16_a_mixture_of_numbers_and_growing_angles_are_not_its():
+    assert not native.can_run(tiny("llama").half())
+    mixed = tiny("llama").bfloat16()
+    mixed.lm_head.float()
+    assert not native.can_run(mixed)
+    assert not native.can_run(tiny("llama", rope_parameters=DYNAMIC))
+
+
+def test_wrong_numbers_leave_torchs_operators(library, monkeypatch, caplog):
+    model = tiny("llama")
+    replace_submodules(model, packs=False)
+    engine = engine_of(model)
+    team = native.Team(library, 1)
+    monkeypatch.setattr(team, "run", lambda job: 0)  # it leaves what memory holds
+    assert not native.adopt(engine.backbone, engine.heads, team)
+    assert "the decoder runs by torch's operators" in caplog.text
+    assert tokens(engine) == tokens(engine_of(tiny("llama")))
+
+
+LOAD = """
+from medusa_chat.checkpoints.load import load
+from medusa_chat.messages import LoadRequest
+for phase, loaded in load(LoadRequest()):
+    pass
+print(" ".join(loaded.info.notes))
+"""
+
+
+def load_demo(tmp_path, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        env=os.environ
+        | {"MEDUSA_CHAT_DATA_DIR": str(tmp_path), "MEDUSA_CHAT_NATIVE": ""}
+        | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_demo_is_decoded_by_it_and_the_library_kept(library, tmp_path):
+    assert "a step is one call into C" in load_demo(tmp_path).stdout
+    (file,) = (tmp_path / "cache" / "native").iterdir()
+    before = file.stat().st_mtime_ns
+    assert "a step is one call into C" in load_demo(tmp_path).stdout
+    assert file.stat().st_mtime_ns == before
+
+
+def test_the_library_follows_from_every_file(library, tmp_path, monkeypatch):
+    """A changed header is a library of another name."""
+    command = native_build.compiler()
+    name = native_build._name(command)
+    for file in native_build.SOURCES.glob("*.[ch]"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(native_build, "SOURCES", tmp_path)
+    assert native_build._name(command) == name
+    assert native_build._name([*command, "-O0"]) != name
+    with (tmp_path / "vectors.h").open("a") as header:
+        header.write("/* changed */")
+    assert native_build._name(command) != name
+
+
+@pytest.mark.parametrize(
+    ("multiplies", "runs_in_c", "precision"),
+    [(1, True, "bf16"), (1, False, "fp32"), (0, True, "fp32")],
+)
+def test_bf16_is_chosen_where_c_multiplies_it(monkeypatch, multiplies, runs_in_c, precision):
+    library = SimpleNamespace(multiplies_half=lambda: multiplies)
+    monkeypatch.setattr(native_build, "library", lambda: library)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert devices.choose_precision("auto", torch.device("cpu"), runs_in_c)[0] == precision
+    monkeypatch.setattr(native_build, "library", lambda: None)
+    assert devices.choose_precision("auto", torch.device("cpu"), runs_in_c)[0] == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "is_reached"),
+    [
+        *((family, {}, True) for family in NATIVE),
+        *(("qwen2-mixed", {}, False), ("qwen3", {}, False), ("gemma", {}, False)),
+        ("llama", {"hidden_size": 36, "head_dim": 8}, False),
+        ("llama", {"hidden_act": "gelu"}, False),
+        ("llama", {"rope_parameters": DYNAMIC}, False),
+    ],
+)
+def test_the_estimate_and_the_model_agree_on_what_c_decodes(family, changes, is_reached):
+    model = tiny(family, **changes)
+    assert native.can_run(model) == sizes(model.config.to_dict()).is_reached == is_reached
+
+
+@pytest.mark.parametrize("variables", [{"MEDUSA_CHAT_NATIVE": "0"}, {"CC": "no-such-compiler"}])
+def test_without_a_compiler_torch_does_it(variables, tmp_path):
+    done = load_demo(tmp_path, **variables)
+    assert "one call into C" not in done.stdout and "Traceback" not in done.stderr
+    assert "with a C compiler (gcc or clang) several times faster" in done.stdout
+
+
+def test_a_compiler_that_fails_is_told_once_and_torch_does_it(tmp_path):
+    done = load_demo(tmp_path, CC=shutil.which("false") or "false")
+    assert "one call into C" not in done.stdout
+    assert done.stderr.count("the C library cannot be compiled") == 1
+    assert not list((tmp_path / "cache" / "native").iterdir())
+
+
+def test_two_answers_at_once_and_a_fork_do_not_wait_for_each_other(library):
+    """The team has one job at a time; who comes meanwhile, or after a fork, works alone."""
+    import threading
+
+    linear = torch.nn.Linear(64, 256).requires_grad_(False)
+    ours = NativeLinear(linear, native.Team(library, 3))
+    x = torch.randn(40, 64)
+    expected = ours(x)
+    wrong = []
+
+    def work() -> None:
+        for _ in range(300):
+            if not torch.equal(ours(x), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+    busy = threading.Thread(target=work)
+    busy.start()
+    for _ in range(8):  # into the midst of the other thread's job
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if all(torch.equal(ours(x), expected) for _ in range(20)) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    busy.join(60)
+    assert not wrong
+
+
+def test_what_lies_outside_is_refused_as_torch_refuses_it(library):
+    backbone = native_engine("llama", library).backbone
+    with torch.inference_mode(), pytest.raises(IndexError):
+        backbone.run_chunk(torch.tensor([3, VOCABULARY]))
+    with torch.inference_mode(), pytest.raises(IndexError):
+        backbone.run_chunk(torch.tensor([-1]))
+    backbone.cache.length = backbone.cache.capacity - 1
+    with torch.inference_mode(), pytest.raises(RuntimeError):
+        backbone.run_chunk(torch.tensor([3, 3]))
+
+
+def test_context_is_what_the_cache_holds(library):
+    engine = native_engine("llama", library)
+    prompt = [3] * (CONTEXT - 6)
+    last = decode(engine, prompt, max_new_tokens=50)[-1]
+    assert last.reason == "context"
+
+
+def steps_of(engine, tree, drafter, **settings):
+    """(path, tokens, record) of every step of an answer."""
+    asked = GenerationSettings(drafter=drafter, seed=0, nodes=len(tree))
+    events = decode(engine, drafter=engine.drafter(asked, tree), **settings)
+    return [(e.path, e.token_ids, e.draft) for e in events if isinstance(e, Step)]
+
+
+@pytest.mark.parametrize(("threads", "dtype"), [(1, DTYPES[0]), (3, DTYPES[0]), (2, DTYPES[1])])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"drafter": "none"},
+        {"drafter": "medusa"},
+        {"drafter": "prompt-lookup"},
+        {"drafter": "medusa", "temperature": 0.8},
+        {"drafter": "medusa", "temperature": 0.8, "acceptance": "typical"},
+    ],
+)
+def test_a_whole_step_is_what_its_parts_make(library, settings, threads, dtype):
+    engine = native_engine("llama", library, threads, dtype)
+    tree = Tree.from_choices([(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0)])
+    whole = steps_of(engine, tree, **settings)
+    assert len(whole) > 3
+    engine.forget()
+    engine.backbone.whole_step = None
+    for ours, theirs in zip(whole, steps_of(engine, tree, **settings), strict=True):
+        assert ours[:2] == theirs[:2]
+        assert ours[2].tokens == theirs[2].tokens and ours[2].sampled == theirs[2].sampled
+        for name in ("probabilities", "entropies", "thresholds", "draft_probabilities"):
+            for a, b in zip(getattr(ours[2], name), getattr(theirs[2], name), strict=True):
+                assert a == pytest.approx(b, abs=1e-5), name
+
+
+def test_a_whole_step_leaves_to_its_parts_what_it_does_not_know(library):
+    engine = native_engine("mistral-window", library)
+    whole, window = engine.backbone.whole_step, engine.backbone.windows[0]
+    hidden, plan = torch.zeros(1, whole.hidden.shape[1]), drafters.Autoregressive
+    plan = plan(torch.device("cpu"))
+    greedy = GenerationSettings(drafter="none", seed=0)
+    cut = replace(greedy, temperature=0.7, top_k=5)
+    here = Here(plan, exact, greedy, False, hidden)
+    plan = plan.plan([3], 4)
+    for settings in (cut, replace(greedy, temperature=0.7, acceptance="typical-sampled")):
+        assert whole.take(plan, 3, replace(here, settings=settings)) is None
+    engine.backbone.cache.length = window
+    assert whole.take(plan, 3, here) is None
+    engine.backbone.cache.length = window - 1
+    assert [step.path for step in whole.take(plan, 3, replace(here, most=9))] == [[0]]
+    assert engine.backbone.cache.length == window
+    for outside in (-1, VOCABULARY):
+        strange = replace(plan, tokens=[outside])
+        engine.backbone.cache.length = 4
+        assert whole.take(strange, outside, here) is None
+
+
+def test_logits_beyond_the_embeddings_are_not_drafted_from_in_one_call(library):
+    model = tiny("llama")
+    wide = torch.nn.Linear(model.config.hidden_size, VOCABULARY + 8, bias=False)
+    model.lm_head = wide.requires_grad_(False)
+    replace_submodules(model, packs=False)
+    engine = engine_of(model)
+    assert native.adopt(engine.backbone, engine.heads, native.Team(library, 1))
+    assert engine.backbone.whole_step is None
+
+
+def test_a_team_whose_cores_are_taken_computes_the_same(library):
+    """Where a thread waits for one that is not running, the caller goes on alone."""
+    engine = native_engine("llama", library, 2)
+    quiet = tokens(engine, temperature=0.8)
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        for _ in range(5):
+            engine.forget()
+            assert tokens(engine, temperature=0.8) == quiet
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def test_a_long_text_is_mixed_in_stretches_to_the_same_bits(library):
+    """Values of so many dimensions leave the near cache, so that all pairs have some of the text
+    before they have the rest: sums go on as they would have, in a tree too."""
+    model = tiny("llama", head_dim=256, max_position_embeddings=400)
+    engine = engine_of(model, context=300)
+    ids = torch.arange(280) * 11 % VOCABULARY
+    expected = engine.backbone.run_chunk(ids)
+    replace_submodules(model, packs=False)
+    engine = engine_of(model, context=300)
+    assert native.adopt(engine.backbone, engine.heads, native.Team(library, 2))
+    found = []
+    for count in (280, 1, 5):
+        engine.backbone.cache.crop(0)
+        found.append(torch.cat([engine.backbone.run_chunk(part) for part in ids.split(count)]))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert (found[0] - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_a_temperature_that_is_as_good_as_none_is_greedy_in_c_too(library):
+    """By whole steps, and figures are those of temperature 0."""
+    engine, found = native_engine("llama", library), []
+    for temperature in (0.0, 9e-4):
+        engine.forget()
+        settings = GenerationSettings("none", temperature=temperature, seed=5, max_new_tokens=24)
+        drafter = engine.drafter(settings, ROOT)
+        events = list(engine.generate([5, 9, 13, 5], drafter, settings))
+        found.append([(e.token_ids, e.draft.entropies) for e in events[1:-1]])
+    assert found[0] == found[1] and len(found[0]) == 23

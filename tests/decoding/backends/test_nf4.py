@@ -1,0 +1,145 @@
+"""Products with NF4 weights: the torch twin against bitsandbytes, and the kernel against its twin
+where Triton is there (in its interpreter, so that no GPU is needed)."""
+
+import pytest
+import torch
+from support.linear4 import linear4, quantised_model, weights_of
+
+from medusa_chat.decoding.backends import nf4
+from medusa_chat.decoding.backends.kernels.nf4_decoder import decoder
+from medusa_chat.decoding.fused_layers import replace_submodules
+from medusa_chat.decoding.linear4 import absmax
+
+SIZES = [(64, 128), (96, 320), (200, 64), (320, 1088)]  # outputs, inputs; some no whole tiles
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_what_is_repacked_can_be_unpacked(outputs, inputs):
+    linear = linear4(outputs, inputs)
+    tiles = nf4.tiles_of(linear)
+    packed, scales = nf4.unpack(tiles)
+    assert torch.equal(packed, linear.weight.data.reshape(-1, 1))
+    assert torch.equal(scales, absmax(linear.weight.quant_state))
+    assert tiles.codes.is_contiguous() and tiles.scales.is_contiguous()
+
+
+def test_the_layout_is_what_its_docstring_says():
+    linear = linear4(96, 320)
+    tiles, weights = nf4.tiles_of(linear), linear.weight.data.flatten()
+    for n, k in ((0, 0), (1, 63), (63, 64), (64, 127), (95, 200), (5, 319)):
+        byte = int(weights[(n * 320 + k) // 2])
+        wanted = byte >> 4 if k % 2 == 0 else byte & 15
+        found = int(tiles.codes[n // 64, k // 128, n % 64, k % 64])
+        assert (found >> 4 if k % 128 >= 64 else found & 15) == wanted
+        scale = absmax(linear.weight.quant_state)[(n * 320 + k) // 64]
+        assert tiles.scales[n // 64, k // 128, k % 128 // 64, n % 64] == scale
+    assert not tiles.scales[1, :, :, 32:].any() and not tiles.scales[:, 2, 1].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64])
+def test_the_twin_gives_what_bitsandbytes_dequantised_and_multiplied_gives(rows, dtype):
+    for outputs, inputs in SIZES:
+        linear = linear4(outputs, inputs, seed=rows, dtype=dtype)
+        assert torch.equal(linear.weight.quant_state.code, torch.tensor(nf4.TABLE))
+        tiles, wanted = nf4.tiles_of(linear), weights_of(linear)
+        assert torch.equal(nf4.dequantise(tiles, dtype), wanted)  # to the last bit
+        x = torch.randn(rows, inputs).to(dtype)
+        assert torch.equal(nf4.product(tiles, x), x @ wanted.T)
+
+
+def test_the_kernel_is_for_8_to_64_rows():
+    buckets = {rows: nf4.bucket_of(rows) for rows in (1, 7, 8, 16, 17, 32, 33, 64, 65)}
+    assert list(buckets.values()) == [None, None, 16, 16, 32, 32, 64, 64, None]
+
+
+def test_by_default_no_model_has_the_kernel_and_without_one_none_gets_it(folder):
+    model = quantised_model(folder["llama"])
+    replace_submodules(model)
+    assert not any(isinstance(module, nf4.Nf4Linear) for module in model.modules())
+    notes = nf4.adopt(model, lambda call: pytest.fail("timed what cannot run"))
+    assert notes == ["no kernel of ours for 4-bit products here"]
+    assert not any(isinstance(module, nf4.Nf4Linear) for module in model.modules())
+
+
+def test_it_is_adopted_where_it_measures_faster_and_nowhere_else(folder, monkeypatch):
+    model = quantised_model(folder["llama"])
+    replace_submodules(model)
+    ids = torch.randint(3, 48, (1, 20), generator=torch.Generator().manual_seed(0))
+    wanted, calls = model(ids).logits, []
+
+    def own(self, hidden):
+        calls.append(hidden.shape[-2])
+        x = hidden.flatten(0, -2)
+        out = nf4.product(nf4.Tiles(self.codes, self.scales, *self.sizes), x)
+        return out.unflatten(0, hidden.shape[:-1])
+
+    def timer(call):  # as if ours were faster at 32 rows only
+        before = len(calls)
+        call()
+        return 0.5 if calls[before:] == [32] else 0.7 if len(calls) > before else 0.6
+
+    monkeypatch.setattr(nf4, "has_kernel", lambda *device: True)
+    monkeypatch.setattr(nf4.Nf4Linear, "own", own)
+    notes = nf4.adopt(model, timer)
+    layer = model.model.layers[1]
+    assert {type(p) for p in (layer.qkv, layer.out, layer.gate_up, layer.down)} == {nf4.Nf4Linear}
+    assert layer.qkv.buckets == {32} and len(notes) == 4 and all(": 32" in n for n in notes)
+    calls.clear()
+    model.set_attn_implementation("medusa_tree")
+    assert torch.allclose(model(ids).logits, wanted, atol=2e-4)
+    assert calls == [20] * 8  # four products of each of two layers
+    model(ids[:, :4])
+    assert len(calls) == 8
+
+
+def test_a_kernel_that_fails_or_is_wrong_is_said_once_and_not_used(monkeypatch, caplog):
+    def fail(*device):
+        raise RuntimeError("no compiler here")
+
+    for difference, word in ((fail, "no compiler"), (lambda *d: 0.5, "off by 0.5")):
+        nf4.has_kernel.cache_clear()
+        caplog.clear()
+        monkeypatch.setattr(nf4, "difference", difference)
+        device = torch.device("cuda")
+        assert not nf4.has_kernel(device) and not nf4.has_kernel(device)
+        assert len(caplog.records) == 1 and word in caplog.text
+    nf4.has_kernel.cache_clear()
+
+
+def prmt(a, b, selector):
+    """PTX's byte permutation (PTX ISA, prmt, default mode)."""
+    pool = a.to_bytes(4, "little") + b.to_bytes(4, "little")
+    picks = [(selector >> 4 * i) & 15 for i in range(4)]
+    chosen = [pool[p & 7] if p < 8 else 255 * (pool[p & 7] >> 7) for p in picks]
+    return int.from_bytes(bytes(chosen), "little")
+
+
+def executed(text, word):
+    """What the assembler leaves in $0 to $3 for four bytes in $4."""
+    steps = {
+        "and": lambda a, b: a & b,
+        "or": lambda a, b: a | b,
+        "shr": lambda a, b: a >> b,
+        "prmt": prmt,
+    }
+    held = {"$4": word}
+    for line in text.splitlines()[2:-1]:
+        name, _, rest = line.rstrip(";").partition(" ")
+        target, *sources = rest.split(", ")
+        values = [held[s] if s in held else int(s, 0) for s in sources]
+        held[target] = steps[name.partition(".")[0]](*values)
+    return [held[f"${i}"] for i in range(4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_assembler_decodes_every_byte(dtype):
+    text, table = decoder(dtype), torch.tensor(nf4.TABLE).to(dtype)
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(0)).tolist()
+    for start in range(0, 256, 4):
+        four = order[start : start + 4]
+        out = executed(text, int.from_bytes(bytes(four), "little"))
+        data = b"".join(word.to_bytes(4, "little") for word in out)
+        numbers = torch.frombuffer(bytearray(data), dtype=dtype)
+        wanted = [table[b & 15] for b in four] + [table[b >> 4] for b in four]
+        assert torch.equal(numbers, torch.stack(wanted)), four

@@ -1,0 +1,184 @@
+"""Acceptance rules against slow literal versions of their formulas."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from support.drafts import CPU, draft_of
+
+from medusa_chat.decoding.acceptance import (
+    Case,
+    exact,
+    thresholds,
+    typical,
+    typical_sampled,
+)
+from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.sampling import filtered, gumbel, own_tokens
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import Tree, cartesian, chain
+
+TREE = Tree.from_choices([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1)])
+
+
+def literal_typical(tree, tokens, logits, settings) -> tuple[list[int], int]:
+    """Section 2.3.1 word for word: the longest accepted prefix over all candidates; ties by the
+    sum of log p, then the lowest node. The next token is greedy."""
+
+    def p(node):
+        row = [x / settings.temperature for x in logits[node].tolist()]
+        top = max(row)
+        exps = [math.exp(x - top) for x in row]
+        return [e / sum(exps) for e in exps]
+
+    best = ((1, 0.0, 0), [0])
+    for node in range(1, len(tree)):
+        total, ok = 0.0, True
+        for child in tree.paths[node][1:]:
+            row = p(tree.parents[child])
+            entropy = -sum(x * math.log(x) for x in row if x > 0)
+            limit = min(settings.posterior_threshold, settings.posterior_alpha * math.exp(-entropy))
+            ok = ok and row[tokens[child]] > limit
+            total += math.log(row[tokens[child]])
+        path = list(tree.paths[node])
+        if ok and (len(path), total, -node) > best[0]:
+            best = ((len(path), total, -node), path)
+    path = best[1]
+    return path, max(range(logits.shape[1]), key=lambda i: (float(logits[path[-1], i]), -i))
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    temperature=st.sampled_from([0.3, 0.7, 1.0, 1.6]),
+    epsilon=st.sampled_from([0.01, 0.09, 0.25, 0.9]),
+    alpha=st.sampled_from([0.1, 0.3, 0.5, 0.95]),
+    scale=st.sampled_from([0.5, 2.0, 6.0]),
+)
+def test_typical_equals_its_formula(seed, temperature, epsilon, alpha, scale):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(TREE), 7, generator=generator, dtype=torch.float64) * scale
+    tokens = torch.randint(0, 7, (len(TREE),), generator=generator).tolist()
+    settings = GenerationSettings(
+        temperature=temperature, posterior_threshold=epsilon, posterior_alpha=alpha, seed=seed
+    )
+    path, next_token = literal_typical(TREE, tokens, logits, settings)
+    got = typical(Case(draft_of(TREE, tokens), logits, 3, settings, True))
+    assert got.path[: int(got.length)].tolist() == path
+    assert int(got.next_token) == next_token
+    sampled = typical_sampled(Case(draft_of(TREE, tokens), logits, 3, settings, True))
+    assert sampled.path.tolist() == got.path.tolist()
+    log_p = torch.log_softmax(logits[path[-1]] / temperature, -1)
+    limit = thresholds(log_p[None].float(), settings)
+    assert float(log_p[int(sampled.next_token)].exp()) > float(limit) - 1e-6
+
+
+def test_the_most_probable_token_always_passes_below_delta_one():
+    log_p = torch.log_softmax(torch.randn(20_000, 50) * torch.rand(20_000, 1) * 8, -1)
+    settings = GenerationSettings(posterior_threshold=1.0, posterior_alpha=0.999)
+    assert (log_p.max(-1).values.exp() > thresholds(log_p, settings)).all()
+
+
+@pytest.mark.parametrize("rule", [typical, typical_sampled])
+def test_at_temperature_zero_every_rule_is_greedy(rule):
+    logits = torch.randn(len(TREE), 7, generator=torch.Generator().manual_seed(0))
+    tokens = [1, *logits.argmax(-1)[list(TREE.parents[1:])].tolist()]
+    settings = GenerationSettings(seed=1)
+    a = rule(Case(draft_of(TREE, tokens), logits, 0, settings, False))
+    b = exact(Case(draft_of(TREE, tokens), logits, 0, settings, False))
+    assert a.path.tolist() == b.path.tolist() and int(a.next_token) == int(b.next_token)
+
+
+def test_typical_does_not_depend_on_the_seed():
+    logits = torch.randn(len(TREE), 7, generator=torch.Generator().manual_seed(4))
+    draft = draft_of(TREE, [1, 2, 3, 4, 5, 6, 0, 1, 2])
+    found = {
+        (tuple(r.path.tolist()), int(r.next_token))
+        for seed in range(20)
+        for r in [
+            typical(Case(draft, logits, 0, GenerationSettings(temperature=1.0, seed=seed), False))
+        ]
+    }
+    assert len(found) == 1
+
+
+def test_ties_take_the_lowest_node_and_token():
+    tree = cartesian(2)
+    logits = torch.zeros(3, 5)
+    settings = GenerationSettings(temperature=1.0, seed=0)
+    got = typical(Case(draft_of(tree, [0, 3, 4]), logits, 0, settings, False))
+    assert got.path.tolist() == [0, 1] and int(got.next_token) == 0
+
+
+def samples(settings_of, logits, count):
+    """`count` draws for one row of logits, 200 places at a time, a seed for each time."""
+    tensors = TreeTensors.of(chain(199), CPU)
+    rows = logits.expand(200, -1)
+    draws = [own_tokens(rows, tensors, 0, settings_of(seed)) for seed in range(count // 200)]
+    return torch.cat(draws)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.9}])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.8])
+def test_samples_have_the_models_distribution(options, temperature):
+    logits = torch.tensor([[2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0]])
+
+    def settings_of(seed):
+        return GenerationSettings(temperature=temperature, seed=seed, **options)
+
+    drawn = samples(settings_of, logits, 20_000)
+    expected = torch.softmax(filtered(logits / temperature, settings_of(0)), -1)[0]
+    counts = torch.bincount(drawn, minlength=8).float()
+    assert counts[expected == 0].sum() == 0
+    kept = expected > 0
+    assert chisquare(counts[kept], expected[kept] / expected[kept].sum() * 20_000).pvalue > 1e-4
+
+
+def test_the_chi_square_catches_a_broken_sampler():
+    logits = torch.tensor([[2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0]])
+    drawn = samples(lambda seed: GenerationSettings(temperature=1.1, seed=seed), logits, 20_000)
+    counts = torch.bincount(drawn, minlength=8).float()
+    assert chisquare(counts, torch.softmax(logits, -1)[0] * 20_000).pvalue < 1e-4
+
+
+def test_two_tokens_of_a_drafted_step_have_the_joint_distribution():
+    """A root with two children: the pair (first, second) follows p(first) p(second | first)."""
+    tree = cartesian(2)
+    rows = torch.tensor([[1.0, 0.3, -0.2], [0.0, 1.2, 0.4], [0.9, -0.8, 0.1]])
+    draft = draft_of(tree, [0, 0, 1])
+    counts = torch.zeros(3, 3)
+    for place in range(0, 8_000, 2):
+        settings = GenerationSettings(temperature=1.0, seed=17)
+        got = exact(Case(draft, rows, place, settings, True))
+        first = int(got.details.sampled[0])
+        accepted = int(got.length) == 2
+        assert accepted == (first in (0, 1))
+        if accepted:
+            counts[first, int(got.next_token)] += 1
+    p = torch.softmax(rows, -1)
+    expected = (p[0, :2, None] * p[1:]).flatten()
+    expected = expected / expected.sum() * counts.sum()
+    assert chisquare(counts[:2].flatten(), expected).pvalue > 1e-4
+
+
+def test_noise_depends_on_seed_position_and_token_alone():
+    places = torch.arange(5, 25)
+    whole = gumbel(123456789012345, places, 300)
+    assert torch.equal(whole[3:4], gumbel(123456789012345, places[3:4], 300))
+    assert not torch.equal(whole, gumbel(123456789012346, places, 300))
+    assert not torch.equal(whole, gumbel(123456789012345 + (1 << 32), places, 300))
+    assert torch.isfinite(whole).all()
+    assert abs(float(whole.mean()) - 0.5772) < 0.05 and abs(float(whole.var()) - 1.6449) < 0.1
+    neighbours = torch.corrcoef(torch.stack((whole[:-1].flatten(), whole[1:].flatten())))
+    assert abs(float(neighbours[0, 1])) < 0.05
+
+
+def test_top_p_keeps_the_smallest_set_and_always_one_token():
+    scores = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+
+    def kept(p):
+        return int(torch.isfinite(filtered(scores, GenerationSettings(top_p=p))).sum())
+
+    assert [kept(p) for p in (0.0, 0.4, 0.5, 0.6, 0.81, 0.99)] == [1, 1, 1, 2, 3, 4]

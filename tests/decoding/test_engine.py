@@ -1,0 +1,397 @@
+"""The engine's invariants, on tiny random models in fp32."""
+
+import itertools
+import time
+from statistics import median
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from support.engines import NEW, PROMPT, TREES, Oracle, decode, drafters_of, engine_of, tokens
+from support.families import CONTEXT, FAMILIES, VOCABULARY, tiny
+
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.events import Finished, Prefilled, from_json, to_json
+from medusa_chat.decoding.fused_layers import replace_submodules
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
+from medusa_chat.errors import ContextError, ModelError, UsageError
+
+IMPLEMENTATIONS = ("medusa_tree", "sdpa", "eager")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_drafter_gives_plain_tokens(family, implementation):
+    engine = engine_of(tiny(family), implementation)
+    assert engine.backbone.check() < 1e-4
+    for temperature in (0.0, 0.8, 1.5):
+        plain = tokens(engine, temperature=temperature)
+        assert len(set(plain)) > 3
+        for name, tree in TREES.items():
+            for drafter in drafters_of(engine, plain, tree, temperature):
+                got = tokens(engine, drafter=drafter, temperature=temperature)
+                assert got == plain, (temperature, name, drafter.name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_transformers_generate(family):
+    model = tiny(family)
+    plain = tokens(engine_of(model))
+    model.set_attn_implementation("eager")
+    ids = torch.tensor([PROMPT])
+    expected = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=NEW,
+        eos_token_id=None,
+        pad_token_id=0,
+    )[0, len(PROMPT) :].tolist()
+    assert plain == expected
+
+
+@pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.5}])
+def test_seeded_sampling_with_top_k_and_top_p_equals_plain(options):
+    engine = engine_of(tiny("llama"))
+    for seed in range(5):
+        plain = tokens(engine, temperature=1.2, seed=seed, **options)
+        drafter = Oracle(plain, TREES["dense"])
+        events = decode(engine, drafter=drafter, temperature=1.2, seed=seed, **options)
+        assert list(events[-1].token_ids) == plain
+        assert events[-1].stats.acceleration_rate > 1.5
+
+
+@st.composite
+def trees(draw) -> Tree:
+    choices, size = [()], draw(st.integers(1, 23))
+    for _ in range(size):
+        parent = draw(st.sampled_from([c for c in choices if len(c) < 4]))
+        ranks = [c[-1] for c in choices if c[:-1] == parent and c]
+        choices.append((*parent, max(ranks, default=-1) + 1))
+    return Tree.from_choices(choices[1:])
+
+
+@pytest.fixture(scope="module")
+def llama() -> Engine:
+    return engine_of(tiny("llama"))
+
+
+@hypothesis_settings(max_examples=30)
+@given(tree=trees(), seed=st.integers(0, 2**63 - 1), hot=st.booleans(), period=st.integers(1, 6))
+def test_any_tree_gives_plain_tokens(llama, tree, seed, hot, period):
+    temperature = 1.1 if hot else 0.0
+    plain = tokens(llama, temperature=temperature, seed=seed, max_new_tokens=16)
+    for drafter in (Oracle(plain, tree, period), llama.drafter(medusa(), tree)):
+        options = {"temperature": temperature, "seed": seed, "max_new_tokens": 16}
+        assert tokens(llama, drafter=drafter, **options) == plain
+
+
+def medusa(**options) -> GenerationSettings:
+    return GenerationSettings(drafter="medusa", **options)
+
+
+def test_a_right_draft_is_accepted_whole(llama):
+    """The oracle's tree holds the answer among wrong siblings: every step but the last, which
+    the budget cuts, takes a whole path of it."""
+    plain = tokens(llama)
+    events = decode(llama, drafter=Oracle(plain, cartesian(2, 2, 2), period=10**6))
+    assert list(events[-1].token_ids) == plain
+    assert {len(step.path) for step in events[1:-2]} == {4}
+    assert {len(step.token_ids) for step in events[1:-2]} == {4}
+
+
+def test_wrong_drafts_are_never_accepted(llama):
+    plain = tokens(llama)
+    wrong = [(token + 1) % VOCABULARY for token in plain]
+    events = decode(llama, drafter=Oracle(wrong, cartesian(1, 1), period=10**6))
+    assert list(events[-1].token_ids) == plain
+    assert {step.path for step in events[1:-1]} == {(0,)}
+
+
+def test_padding_is_never_accepted():
+    """Token id 0, the padding of every shorter path, is the argmax everywhere."""
+    model = tiny("llama")
+    model.lm_head.weight.zero_()  # all logits equal: the lowest index, 0, wins
+    engine = engine_of(model)
+    ragged = Tree.from_choices([(0,), (1,), (0, 0), (0, 0, 0), (0, 0, 0, 0)])
+    events = decode(engine, drafter=Oracle([7] * 60, ragged, period=10**6))
+    assert list(events[-1].token_ids) == [0] * NEW
+    assert {step.path for step in events[1:-1]} == {(0,)}
+    lookup = decode(
+        engine, drafter=engine.drafter(GenerationSettings(drafter="prompt-lookup", nodes=12), ROOT)
+    )
+    assert list(lookup[-1].token_ids) == [0] * NEW
+
+
+@pytest.mark.parametrize("fault", ["nan", "constant", "adversarial", "infinite"])
+def test_bad_heads_never_change_exact_output(fault):
+    engine = engine_of(tiny("qwen3"))
+    for temperature in (0.0, 1.0):
+        plain = tokens(engine, temperature=temperature)
+        weight = engine.heads.weight
+        if fault == "nan":
+            weight.fill_(torch.nan)
+        elif fault == "infinite":
+            engine.heads.bias.fill_(torch.inf)
+        elif fault == "constant":
+            weight.zero_()
+        else:
+            weight.normal_(std=50.0)
+        drafter = engine.drafter(medusa(), TREES["dense"])
+        assert tokens(engine, drafter=drafter, temperature=temperature) == plain
+
+
+def test_cache_after_500_steps_equals_a_fresh_prefill(llama):
+    steps = 0
+    for seed in range(20):
+        options = {"temperature": 1.0, "seed": seed, "max_new_tokens": 80}
+        plain = tokens(llama, **options)
+        drafter = Oracle(plain, TREES["dense"], period=3)
+        steps += decode(llama, drafter=drafter, **options)[-1].stats.steps
+    assert steps > 500
+    length, ids = llama.backbone.cache.length, list(llama._ids)
+    assert length == len(ids)
+    kept = [block[:, :, :, :length].clone() for block in llama.backbone.cache._blocks]
+    fresh = engine_of(tiny("llama"))
+    with torch.inference_mode():
+        fresh.backbone.run_chunk(torch.tensor(ids))
+    for mine, theirs in zip(kept, fresh.backbone.cache._blocks, strict=True):
+        assert torch.allclose(mine, theirs[:, :, :, :length], atol=1e-5)
+
+
+def test_cancel_at_any_step_leaves_the_engine_usable():
+    engine = engine_of(tiny("llama"))
+    plain = tokens(engine)
+    for cut in range(12):
+        events = engine.generate(PROMPT, Oracle(plain, TREES["dense"]), greedy())
+        list(itertools.islice(events, cut))
+        events.close()
+        assert engine.backbone.cache.length == len(engine._ids)
+        assert tokens(engine, drafter=Oracle(plain, TREES["chain"])) == plain
+
+
+def greedy() -> GenerationSettings:
+    return GenerationSettings(drafter="none", max_new_tokens=NEW)
+
+
+def test_a_failing_pass_leaves_the_engine_usable(monkeypatch):
+    engine = engine_of(tiny("llama"))
+    plain = tokens(engine)
+    for failing in range(6):
+        calls = itertools.count()
+        run = engine.backbone._run
+
+        def broken(*arguments, calls=calls, run=run, failing=failing):
+            if next(calls) == failing:
+                raise torch.OutOfMemoryError("planted")
+            return run(*arguments)
+
+        monkeypatch.setattr(engine.backbone, "_run", broken)
+        engine._ids = engine._ids[:4]
+        with pytest.raises(torch.OutOfMemoryError):
+            tokens(engine)
+        monkeypatch.setattr(engine.backbone, "_run", run)
+        assert tokens(engine) == plain
+
+
+def test_multi_turn_equals_one_shot():
+    kept = engine_of(tiny("mistral-window"))
+    text = list(PROMPT)
+    for turn in range(3):
+        fresh = engine_of(tiny("mistral-window"))
+        events = decode(kept, text, max_new_tokens=12, temperature=0.9, seed=turn)
+        assert events[0].reused_tokens == (len(text) - 5 if turn else 0)
+        answer = list(events[-1].token_ids)
+        assert answer == tokens(fresh, text, max_new_tokens=12, temperature=0.9, seed=turn)
+        text += [*answer, 3, 4, 6 + turn, 7]
+
+
+def test_an_edited_turn_reuses_the_part_before_it():
+    engine = engine_of(tiny("llama"))
+    decode(engine)
+    events = decode(engine, [*PROMPT[:6], 40, 41])
+    assert events[0].reused_tokens == 6
+    assert events[-1].token_ids == tuple(tokens(engine_of(tiny("llama")), [*PROMPT[:6], 40, 41]))
+
+
+def test_nothing_follows_an_end_token():
+    model = tiny("llama")
+    plain = tokens(engine_of(model))
+    for place in (0, 1, 4, 9):
+        end = plain[place]
+        first = plain.index(end)
+        engine = engine_of(model, eos=[end, 47 if 47 not in plain else end])
+        for drafter in drafters_of(engine, plain, TREES["dense"], 0.0):
+            events = decode(engine, drafter=drafter)
+            assert events[-1].reason == "eos" and list(events[-1].token_ids) == plain[:first]
+            shown = [t for event in events[:-1] for t in event.token_ids]
+            assert shown == plain[:first]
+            if first:
+                last = events[-2]
+                assert len(last.path) - len(last.token_ids) in (1, 2)  # 2: the end was drafted
+
+
+def test_an_end_token_counts_as_emitted():
+    model = tiny("llama")
+    plain = tokens(engine_of(model))
+    end = next(t for i, t in enumerate(plain) if i > 3 and t not in plain[:i])
+    stats = decode(engine_of(model, eos=[end]))[-1].stats
+    assert stats.acceleration_rate == 1.0 and stats.steps == stats.new_tokens
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 7])
+def test_the_budget_is_in_tokens(llama, budget):
+    plain = tokens(llama)
+    events = decode(llama, drafter=Oracle(plain, TREES["dense"]), max_new_tokens=budget)
+    assert list(events[-1].token_ids) == plain[:budget] and events[-1].reason == "length"
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral-window"])
+def test_the_context_is_filled_and_never_overrun(family):
+    model = tiny(family)
+    for length in (20, 25, 30, 31):
+        engine = engine_of(model, context=32)
+        prompt = [(3 * i) % VOCABULARY for i in range(length)]
+        plain = decode(engine, prompt, max_new_tokens=100)
+        assert plain[-1].reason == "context"
+        assert len(plain[-1].token_ids) == 32 - length
+        for drafter in drafters_of(engine, list(plain[-1].token_ids), TREES["dense"], 0.0):
+            drafted = decode(engine, prompt, drafter=drafter, max_new_tokens=100)
+            assert drafted[-1].token_ids == plain[-1].token_ids
+            assert drafted[-1].reason == "context"
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(llama):
+    with pytest.raises(ContextError, match=r"96 tokens and the context holds 96"):
+        tokens(llama, [5] * CONTEXT)
+    with pytest.raises(UsageError, match="empty"):
+        tokens(llama, [])
+
+
+def test_invalid_numbers_end_with_an_error_and_are_not_kept():
+    model = tiny("llama")
+    engine = engine_of(model)
+    plain = tokens(engine)
+    weight = model.lm_head.weight.clone()
+    model.lm_head.weight.fill_(torch.nan)
+    events = decode(engine)
+    assert events[-1].reason == "error" and "invalid numbers" in events[-1].message
+    model.lm_head.weight.copy_(weight)
+    assert tokens(engine) == plain
+
+
+def test_a_tree_deeper_than_the_heads_is_refused(llama):
+    with pytest.raises(UsageError, match="5 deep and the checkpoint has 4 heads"):
+        llama.drafter(medusa(), chain(5))
+
+
+def test_a_checkpoint_without_heads_says_what_to_use():
+    engine = Engine(Backbone(tiny("llama"), CONTEXT))
+    with pytest.raises(UsageError, match="prompt-lookup"):
+        engine.drafter(medusa(), ROOT)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("Mamba", {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}),
+        ("Bloom", {"vocab_size": 32, "hidden_size": 16, "n_layer": 1, "n_head": 2}),
+        ("Jamba", {"vocab_size": 32}),
+        ("GPTNeo", {"vocab_size": 32}),
+    ],
+)
+def test_families_that_cannot_work_are_refused_by_name(name, values):
+    import transformers
+
+    from medusa_chat.decoding.backbone import refuse_unfit
+
+    config = getattr(transformers, f"{name}Config")(**values)
+    with pytest.raises(ModelError, match=config.model_type):
+        refuse_unfit(config)
+
+
+def test_the_load_check_notices_a_broken_attention():
+    model = tiny("llama")
+    backbone = Backbone(model, CONTEXT)
+    backbone.windows = (3,)  # a window that the model does not have
+    with pytest.raises(ModelError, match="differs from a causal pass"):
+        backbone.check()
+
+
+def test_sums_and_records_hold(llama):
+    events = decode(llama, drafter=llama.drafter(medusa(), TREES["dense"]), temperature=0.9)
+    prefilled, steps, finished = events[0], events[1:-1], events[-1]
+    assert isinstance(prefilled, Prefilled) and isinstance(finished, Finished)
+    assert prefilled.token_ids + tuple(t for s in steps for t in s.token_ids) == finished.token_ids
+    assert finished.stats.steps == len(steps)
+    for step in steps:
+        draft = step.draft
+        for node in range(1, len(draft.tokens)):
+            parent_sample = draft.sampled[draft.parents[node]]
+            is_child = node in step.path
+            reachable = draft.parents[node] in step.path
+            assert is_child == (reachable and draft.tokens[node] == parent_sample)
+            assert 0 <= draft.probabilities[node] <= 1
+            assert 0 <= draft.draft_probabilities[node] <= 1
+        assert all(entropy >= 0 for entropy in draft.entropies)
+
+
+def test_the_parts_of_a_step_fit_into_it(llama):
+    for name, tree in (("medusa", TREES["dense"]), ("none", ROOT)):
+        drafter = llama.drafter(GenerationSettings(drafter=name), tree)
+        for step in decode(llama, drafter=drafter)[1:-1]:
+            assert step.backbone_seconds > 0 and step.heads_seconds >= 0
+            assert step.backbone_seconds + step.heads_seconds <= step.seconds
+
+
+def test_the_backbones_share_is_the_backbones(llama, monkeypatch):
+    run_tree = llama.backbone.run_tree
+
+    def slow(*arguments):
+        time.sleep(0.05)
+        return run_tree(*arguments)
+
+    monkeypatch.setattr(llama.backbone, "run_tree", slow)
+    steps = decode(llama, drafter=llama.drafter(medusa(), TREES["dense"]))[1:-1]
+    assert min(step.backbone_seconds for step in steps) >= 0.05
+    assert median(step.heads_seconds for step in steps) < 0.05
+
+
+def test_a_trace_line_of_another_version_is_read(llama):
+    step = decode(llama)[1]
+    line = to_json(step) | {"surprise": [1]}
+    assert from_json(line) == step
+    del line["backbone_seconds"]
+    assert from_json(line).backbone_seconds == 0.0
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "mistral-window", "qwen2", "qwen2-mixed"])
+def test_merged_layers_decode_like_the_stock_ones(family):
+    expected = [tokens(engine_of(tiny(family)), temperature=t) for t in (0.0, 1.0)]
+    model = tiny(family)
+    notes = replace_submodules(model)
+    assert "2 layers merged" in notes and "5 norms fused" in notes
+    engine = engine_of(model)
+    assert engine.backbone.check() < 1e-4  # against the stock layers' eager attention
+    for temperature, plain in zip((0.0, 1.0), expected, strict=True):
+        assert tokens(engine, temperature=temperature) == plain
+        for drafter in drafters_of(engine, plain, TREES["dense"], temperature):
+            assert tokens(engine, drafter=drafter, temperature=temperature) == plain
+
+
+@pytest.mark.parametrize("family", ["gemma", "gpt2", "phi3", "cohere"])
+def test_layers_of_other_families_stay_as_they_are(family):
+    assert not any("merged" in note for note in replace_submodules(tiny(family)))
+
+
+def test_merged_weights_are_held_once():
+    model = tiny("llama")
+    replace_submodules(model)
+    layer = model.model.layers[0]
+    merged = layer.qkv.weight.untyped_storage().data_ptr()
+    projections = (layer.stock.self_attn.q_proj, layer.stock.self_attn.v_proj)
+    assert {p.weight.untyped_storage().data_ptr() for p in projections} == {merged}

@@ -1,0 +1,154 @@
+"""The shortlist: drafts of few tokens, the text of all."""
+
+import json
+
+import pytest
+import torch
+from support.engines import TREES, decode, engine_of, tokens
+from support.families import VOCABULARY, tiny
+from support.graphs import answer, assert_same, settings_of
+from support.shortlists import LISTED, shortened
+
+from medusa_chat.checkpoints.load import load
+from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.backends.pipelined_graphs import Ahead
+from medusa_chat.decoding.events import Step
+from medusa_chat.decoding.fused_layers import replace_submodules
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import cartesian
+from medusa_chat.errors import ModelError
+from medusa_chat.messages import LoadRequest
+from medusa_chat.paths import asset
+from medusa_chat.training.checkpoint_writer import Calibrated
+from medusa_chat.training.shortlist import shortlist
+from medusa_chat.trees.calibration import Calibration
+
+
+def drafted(engine, tree, **settings):
+    """The tokens of every step's draft but its root."""
+    asked = GenerationSettings(drafter="medusa", seed=0, nodes=len(tree))
+    events = decode(engine, drafter=engine.drafter(asked, tree), **settings)
+    steps = [event.draft for event in events if isinstance(event, Step)]
+    return [(draft.tokens[1:], draft.draft_probabilities[1:]) for draft in steps]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "cohere", "gpt2", "granite"])
+def test_drafts_hold_its_tokens_alone_and_the_text_is_the_same(family):
+    engine, whole = shortened(family), engine_of(tiny(family))
+    for temperature in (0.0, 0.8):
+        wanted = tokens(whole, temperature=temperature)
+        for tree in TREES.values():
+            asked = GenerationSettings(drafter="medusa", nodes=len(tree), seed=1)
+            drafter = engine.drafter(asked, tree)
+            assert tokens(engine, drafter=drafter, temperature=temperature) == wanted
+    tree = next(tree for tree in TREES.values() if tree.width <= len(LISTED) and len(tree) > 3)
+    found = drafted(engine, tree)
+    assert found and {token for ids, _ in found for token in ids} <= set(LISTED)
+    assert {t for ids, _ in drafted(whole, tree) for t in ids} - set(LISTED)
+    assert all(0 < share <= 1 for _, shares in found for share in shares)
+
+
+def test_c_drafts_what_torch_drafts(library):
+    ours, twin = shortened("llama", library), shortened("llama")
+    assert ours.backbone.whole_step is not None
+    for tree in TREES.values():
+        for settings in ({}, {"temperature": 0.8}):
+            mine, its = drafted(ours, tree, **settings), drafted(twin, tree, **settings)
+            assert [ids for ids, _ in mine] == [ids for ids, _ in its]
+            for (_, a), (_, b) in zip(mine, its, strict=True):
+                assert a == pytest.approx(b, abs=1e-5)
+
+
+def test_a_tree_wider_than_the_list_drafts_from_all(library):
+    tree = next(tree for tree in TREES.values() if tree.width > 1)
+    for known in (None, library):
+        model = tiny("llama")
+        if known is not None:
+            replace_submodules(model, packs=False)
+        engine = engine_of(model)
+        assert engine.heads.shorten([5], engine.backbone.lm_head)
+        if known is not None:
+            assert native.adopt(engine.backbone, engine.heads, native.Team(library, 1))
+        assert {token for ids, _ in drafted(engine, tree) for token in ids} - {5}
+
+
+def test_the_captured_step_drafts_from_it_too():
+    engine, tree = shortened("llama"), cartesian(3, 2)
+    wanted = answer(engine, None, tree, settings_of())
+    assert_same(answer(engine, Ahead(engine.backbone), tree, settings_of()), wanted)
+    drafted = {token for event in wanted[1:-1] for token in event.draft.tokens[1:]}
+    assert drafted and drafted <= set(LISTED)
+
+
+def test_heads_with_lm_heads_of_their_own_have_none():
+    model = tiny("llama")
+    engine = engine_of(model)
+    own = MedusaHeads(4, model.config.hidden_size, vocabulary=VOCABULARY)
+    assert not own.shorten(LISTED, engine.backbone.lm_head) and own.short is None
+    engine.backbone.lm_head.linear.weight = torch.nn.Parameter(
+        torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False
+    )
+    assert not engine.heads.shorten(LISTED, engine.backbone.lm_head)
+
+
+def test_it_holds_the_fewest_tokens_that_make_up_most_answers():
+    often = [[token] * 100 for token in range(300)]
+    rare = [[token] for token in range(300, 900)]
+    found = shortlist([*often, *rare], 4096)
+    assert len(found) == 512 and set(range(295)) <= set(found)
+    assert list(found) == sorted(found)
+    assert shortlist([*often, *rare], 1000) == ()  # over half of the vocabulary
+    assert shortlist([[token] for token in range(300)], 4096) == ()  # seen too seldom
+    assert shortlist([], 4096) == ()
+
+
+def test_a_load_says_what_drafts_are_taken_from(tmp_path):
+    import shutil
+
+    folder = tmp_path / "demo"
+    shutil.copytree(asset("demo"), folder, ignore=shutil.ignore_patterns("*.py", "draft"))
+    file = folder / "medusa_calibration.json"
+    values = json.loads(file.read_text("utf-8"))
+
+    def notes(listed):
+        file.write_text(json.dumps(values | {"shortlist": listed}), "utf-8")
+        *_, (_, loaded) = load(LoadRequest(str(folder), precision="fp32", device="cpu"))
+        return " ".join(loaded.info.notes), loaded.engine.heads
+
+    said, heads = notes(list(range(1000)))
+    assert "drafts are taken from 1,000 of 4,096 tokens" in said and len(heads.shortlist) == 1000
+    said, heads = notes([3, 4096])
+    assert "shortlist is left out" in said and heads.short is None
+    said, heads = notes([])
+    assert "drafts are taken" not in said and heads.short is None
+    said, heads = notes(list(range(2049)))
+    assert "over half of the vocabulary" in said and heads.short is None
+
+
+@pytest.mark.parametrize("listed", ['["x"]', "[Infinity]", "[1.5]", "[true]", '"12"', '{"5": 1}'])
+def test_a_shortlist_that_is_none_is_refused(tmp_path, listed):
+    file = tmp_path / "medusa_calibration.json"
+    file.write_text(f'{{"accuracies": [[0.5]], "choices": [[0]], "shortlist": {listed}}}', "utf-8")
+    with pytest.raises(ModelError, match="is no calibration"):
+        Calibration.read(file)
+    file.write_text('{"accuracies": [[0.5]], "choices": [[0]], "shortlist": [7, 3, 7]}', "utf-8")
+    assert Calibration.read(file).shortlist == (3, 7)
+
+
+def test_a_step_makes_nothing_anew():
+    engine, tree = shortened("llama"), next(t for t in TREES.values() if t.depth > 1)
+    drafters = [
+        engine.drafter(GenerationSettings(drafter="medusa", nodes=len(tree), seed=0), tree)
+        for _ in range(2)
+    ]
+    for drafter in drafters:
+        tokens(engine, drafter=drafter)
+    first, second = ({id(plan) for plan in d._plans.values()} for d in drafters)
+    assert first == second and len(drafters[0]._plans) <= tree.depth + 1
+
+
+def test_train_writes_it_and_calibrate_keeps_it():
+    calibrated = Calibrated(((0.5,),), ((0,),), "here", 1, shortlist=(3, 7))
+    assert calibrated.to_json()["shortlist"] == (3, 7)
+    assert "shortlist" not in Calibrated(((0.5,),), ((0,),), "here", 1).to_json()

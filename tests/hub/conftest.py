@@ -1,0 +1,3 @@
+"""A Hub of their own for these tests."""
+
+from support.hub_files import server  # noqa: F401

@@ -1,0 +1,207 @@
+"""The queue, the traces, and a worker process that dies."""
+
+import os
+import signal
+import time
+
+import pytest
+from support.checkpoints import write_checkpoint
+from support.scripted import ScriptedRunner
+from support.waiting import wait_for
+
+from medusa_chat.decoding.events import Finished, Prefilled
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import ModelError
+from medusa_chat.messages import LoadPhase, LoadRequest
+from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.runner import InProcess, WorkerGone
+from medusa_chat.runtime.session import Session
+
+SETTINGS = GenerationSettings(max_new_tokens=12, seed=1)
+LONG = GenerationSettings(max_new_tokens=200, seed=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("session") / "model")
+
+
+@pytest.fixture
+def child(folder):
+    session = Session(Child())
+    session.submit_load(LoadRequest(str(folder), precision="fp32"))
+    yield session
+    session.close()
+
+
+def test_the_child_answers_like_this_process(child, folder):
+    here = Session(InProcess())
+    list(here.load(LoadRequest(str(folder), precision="fp32")))
+    job = child.submit("hello", SETTINGS)
+    assert job.done.wait(90), child.state
+    assert not job.error
+    mine = [event for event in here.reply("hello", SETTINGS)]
+    assert job.trace[-1].token_ids == mine[-1].token_ids
+    assert isinstance(job.trace[0], Prefilled) and isinstance(job.trace[-1], Finished)
+
+
+def test_jobs_wait_in_order_and_can_be_stopped(child):
+    jobs = [child.submit("hello", LONG) for _ in range(3)]
+    wait_for(lambda: jobs[0].trace)
+    assert [child.position(job) for job in jobs] == [0, 1, 2]
+    child.stop(jobs[2])
+    child.stop(jobs[0])
+    assert jobs[0].done.wait(30) and jobs[0].trace[-1].reason == "cancelled"
+    assert jobs[1].done.wait(60) and jobs[1].trace[-1].reason == "length"
+    assert jobs[2].done.wait(30) and jobs[2].trace[-1].reason == "cancelled"
+    assert len(jobs[2].trace) == 1
+
+
+def test_a_refused_answer_leaves_the_worker_ready(child):
+    job = child.submit("x" * 5000, SETTINGS)
+    assert job.done.wait(90) and "context holds" in job.error
+    again = child.submit("hello", SETTINGS)
+    assert again.done.wait(30) and not again.error
+
+
+def test_a_killed_worker_is_restarted_and_waiting_jobs_still_run(child):
+    first = child.submit("hello", LONG)
+    second = child.submit("hello", SETTINGS)
+    wait_for(lambda: first.trace)
+    os.kill(child.runner.pid, signal.SIGKILL)
+    started = time.monotonic()
+    assert first.done.wait(10) and time.monotonic() - started < 5
+    assert "restarted" in first.error
+    assert second.done.wait(90) and not second.error, second.error
+    assert second.trace[-1].reason == "length"
+
+
+def is_ready(session):
+    return session.state.status == "ready"
+
+
+def test_a_worker_killed_while_idle_is_noticed_within_a_second_and_replaced(child):
+    wait_for(lambda: is_ready(child))
+    pid = child.runner.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not is_ready(child), seconds=1)
+    assert child.state.status == "loading" and "signal 9" in child.state.message
+    wait_for(lambda: is_ready(child))
+    assert child.runner.pid != pid
+    job = child.submit("hello", SETTINGS)
+    assert job.done.wait(60) and not job.error
+
+
+def test_a_worker_killed_while_loading_is_replaced_and_waiting_jobs_still_run(child):
+    job, pid = child.submit("hello", SETTINGS), child.runner.pid
+    os.kill(pid, signal.SIGKILL)  # before its load or in it: only the latter is worth a word
+    wait_for(lambda: child.runner.pid != pid, seconds=60)
+    assert job.done.wait(90) and not job.error, job.error
+
+
+class Dying:
+    """A runner whose loads end the worker, until it is told to live."""
+
+    on_gone = None
+
+    def __init__(self):
+        self.loads, self.lives = 0, False
+
+    def load(self, request):
+        self.loads += 1
+        yield LoadPhase("read")
+        if not self.lives:
+            raise WorkerGone("the model's process ended (signal 9)")
+        yield LoadPhase("ready", ScriptedRunner().model)
+
+    def reply(self, prompt, settings):
+        yield from ScriptedRunner(delay=0, prefill=0, steps=2).reply(prompt, settings)
+
+    def gone(self):
+        return None if self.lives else WorkerGone("the model's process ended (signal 9)")
+
+    def stop(self): ...
+    def close(self): ...
+
+
+def test_a_worker_that_keeps_ending_is_not_restarted_for_ever():
+    session = Session(Dying())
+    session.submit_load(LoadRequest())
+    wait_for(lambda: session.state.status == "failed")
+    assert session.runner.loads == 3
+    assert "signal 9" in session.state.message and "--max-context" in session.state.message
+    job = session.submit("hello", SETTINGS)
+    assert job.done.wait(10) and "again and again" in job.error
+    assert session.runner.loads == 4 and session.state.status == "failed"
+    session.runner.lives = True
+    job = session.submit("hello", SETTINGS)
+    assert job.done.wait(10) and not job.error
+    session.runner.lives = False
+    session.runner.on_gone()  # while idle: the row begins again
+    wait_for(lambda: session.state.status == "failed")
+    assert session.runner.loads == 7
+    session.close()
+
+
+def test_a_load_that_was_given_up_is_not_tried_again_once_another_was_asked_for():
+    session = Session(Dying())
+    session.submit_load(LoadRequest())
+    wait_for(lambda: session.state.status == "failed")
+    session.runner.lives = True
+    session.submit_load(LoadRequest("/another"))
+    wait_for(lambda: session.state.status == "ready")
+    job = session.submit("hello", SETTINGS)
+    assert job.done.wait(10) and not job.error
+    assert session.runner.loads == 4 and session.keeper.request == LoadRequest("/another")
+    session.close()
+
+
+def test_a_failed_load_says_why_and_refuses_jobs():
+    session = Session(InProcess())
+    session.submit_load(LoadRequest("/no/such/folder"))
+    job = session.submit("hello", SETTINGS)
+    assert job.done.wait(90) and "no checkpoint" in job.error
+    assert session.state.status == "failed" and "no checkpoint" in session.state.message
+    session.close()
+
+
+def test_closing_a_childs_reply_leaves_nothing_for_the_next(child):
+    job = child.submit("hello", SETTINGS)
+    assert job.done.wait(90)
+    events = child.reply("hello", LONG)
+    next(events), next(events)
+    events.close()
+    again = list(child.reply("hello", SETTINGS))
+    assert isinstance(again[0], Prefilled)
+    assert again[-1].token_ids == job.trace[-1].token_ids
+
+
+def test_closing_ends_the_jobs_that_wait(child):
+    jobs = [child.submit("hello", LONG) for _ in range(3)]
+    child.close()
+    assert all(job.done.wait(10) for job in jobs[1:])
+    assert "closed" in jobs[2].error
+
+
+def test_closing_a_reply_cancels_and_the_model_stays_usable(folder):
+    session = Session(InProcess())
+    with pytest.raises(ModelError, match="no model is loaded"):
+        list(session.reply("hello", SETTINGS))
+    list(session.load(LoadRequest(str(folder))))
+    whole = list(session.reply("hello", SETTINGS))[-1].token_ids
+    events = session.reply("hello", SETTINGS)
+    next(events)
+    events.close()
+    assert list(session.reply("hello", SETTINGS))[-1].token_ids == whole
+
+
+def test_stop_from_outside_ends_the_answer_at_a_step(folder):
+    session = Session(InProcess())
+    list(session.load(LoadRequest(str(folder))))
+    seen = []
+    for event in session.reply("hello", LONG):
+        seen.append(event)
+        if len(seen) == 3:
+            session.runner.stop()
+    assert seen[-1].reason == "cancelled" and len(seen) == 5
+    assert "".join(e.text for e in seen[:-1]) + seen[-1].tail == seen[-1].text

@@ -1,0 +1,639 @@
+"""The tuner, the governor and what is kept of them. Every clock and every cost here is made up."""
+
+import json
+import random
+from dataclasses import replace
+from itertools import groupby
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.checkpoints import write_checkpoint
+from support.step_costs import ACCURACIES, EXPECTED, TREE, costs_of
+
+from medusa_chat.checkpoints.load import auto_tree, load, rank_accuracies, source_tree
+from medusa_chat.cli.doctor import examine
+from medusa_chat.decoding import draft_budget as governing
+from medusa_chat.decoding.accept_length import expected_length
+from medusa_chat.decoding.candidate_budget import Grower
+from medusa_chat.decoding.draft_budget import Governor
+from medusa_chat.decoding.events import Step, from_json, to_json
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_costs import SIZES, StepCosts, pick
+from medusa_chat.decoding.step_profiler import SLOW, time_steps, warm_ups
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import LoadRequest, PersonalTree
+from medusa_chat.runtime import tuner
+from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.tuner import tune, tuned, with_tree
+from medusa_chat.runtime.worker import reply, resolve
+from medusa_chat.trees import tuning_store
+from medusa_chat.trees.auto_tree import candidates
+from medusa_chat.trees.presets import load_tree, published_accuracies
+
+CPU = torch.device("cpu")
+BRIEF = 0.03  # seconds of a clock on which a plain step takes 0.001: the fewest rounds
+PLACE = tuning_store.Place("demo", "fp32", "a CPU, 2 threads", "torch 2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("tuned") / "model")
+
+
+@pytest.fixture(scope="module")
+def shared(folder):
+    return loaded_from(folder)
+
+
+def loaded_from(folder):
+    return list(load(LoadRequest(str(folder), precision="fp32", device="cpu")))[-1][1]
+
+
+@pytest.fixture
+def loaded(shared):
+    """The model as just loaded, with nothing tuned."""
+    shared.tuned = shared.governor = None
+    shared.trees.clear()
+    shared.engine.forget()
+    shared.said = ("", [])
+    return shared
+
+
+class Clock:
+    """Time that passes only while a step is rehearsed, as much as the made-up costs say."""
+
+    def __init__(self, monkeypatch, costs: StepCosts) -> None:
+        from medusa_chat.decoding.step_profiler import Stage
+
+        self.now, self.steps, real = 0.0, [], Stage.step
+
+        def step(stage, nodes, length):
+            self.steps.append((nodes, length))
+            self.now += costs.at(nodes, length) / 1000
+            real(stage, nodes, length)
+            return 1, 0.1e-3 * (nodes > 1)  # of it the heads'
+
+        monkeypatch.setattr(Stage, "step", step)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# Choosing.
+
+
+def test_expectation_of_a_prefix_is_that_of_the_cut_tree():
+    for nodes in (1, 4, 17, 64):
+        assert EXPECTED[nodes - 1] == pytest.approx(expected_length(TREE.head(nodes), ACCURACIES))
+
+
+def test_pick_is_the_best_ratio_of_all_measured_sizes():
+    costs = costs_of(0.02)
+    best = max(
+        (m for m in SIZES if m <= 64), key=lambda m: EXPECTED[m - 1] / costs.overhead(m, 100)
+    )
+    found = pick(costs, EXPECTED, 100)
+    assert found.nodes == best > 1
+    assert found.speedup == pytest.approx(EXPECTED[best - 1] / costs.overhead(best, 100))
+
+
+def test_free_nodes_are_all_taken_and_dear_ones_never():
+    assert pick(costs_of(0.0), EXPECTED, 100).nodes == 64
+    assert pick(costs_of(1.0), EXPECTED, 100).nodes == 1
+
+
+def test_plain_decoding_wins_a_tie():
+    costs = StepCosts((1, 4), (100,), ((1.0, 2.0),))
+    assert pick(costs, (1.0, 1.5, 1.8, 2.0), 100).nodes == 1
+
+
+def test_a_long_text_gets_fewer_nodes_where_attention_makes_them_dear():
+    costs = costs_of(0.005, per_token=0.0001)
+    assert pick(costs, EXPECTED, 1100).nodes < pick(costs, EXPECTED, 100).nodes
+
+
+def test_costs_meet_what_was_measured_and_lie_between_it():
+    costs = costs_of(0.1, per_token=0.001)
+    for row, length in zip(costs.seconds, costs.lengths, strict=True):
+        for value, nodes in zip(row, costs.sizes, strict=True):
+            assert costs.at(nodes, length) == pytest.approx(value)
+    assert costs.at(6, 600) == pytest.approx((costs.at(4, 600) + costs.at(8, 600)) / 2)
+    assert costs.at(16, 2100) > costs.at(16, 1100) > costs.at(16, 100)
+    assert costs.at(16, 3) == costs.at(16, 100)
+
+
+@pytest.mark.parametrize(
+    "sizes, lengths, seconds",
+    [
+        ((4,), (1,), ((1.0,),)),
+        ((1, 1), (1,), ((1.0, 1.0),)),
+        ((1,), (), ()),
+        ((1,), (1, 2), ((1.0,),)),
+        ((1,), (1,), ((0.0,),)),
+        ((1,), (1,), ((float("nan"),),)),
+    ],
+)
+def test_costs_that_make_no_sense_are_refused(sizes, lengths, seconds):
+    with pytest.raises(ValueError):
+        StepCosts(sizes, lengths, seconds)
+
+
+def test_published_accuracies_promise_what_the_paper_of_their_tree_does():
+    """The published 64-node tree over the published table: about 2.5 tokens a step."""
+    tree, table = load_tree("mc_sim_7b_63"), published_accuracies()
+    assert 2.3 < expected_length(tree, table) < 2.7
+    assert all(sum(row) <= 1 and list(row) == sorted(row, reverse=True) for row in table)
+
+
+# Measuring.
+
+
+def test_measuring_finds_the_costs_and_takes_about_the_budget(monkeypatch, loaded):
+    costs = costs_of(0.04)
+    clock = Clock(monkeypatch, costs)
+    *waits, found = time_steps(loaded.engine, TREE, 0.15, clock)
+    warm = len(found.sizes)
+    rounds = (len(waits) - warm) / warm
+    each = [1 + warm_ups(costs.at(nodes, 128) / 1000) for nodes in found.sizes]
+    assert not any(waits) and len(clock.steps) == warm + rounds * sum(each)
+    for length in found.lengths:
+        for nodes in found.sizes:
+            assert found.overhead(nodes, length) == pytest.approx(costs.overhead(nodes, length))
+    assert found.sizes == (1, 4, 8, 16, 24, 32, 48, 64)
+    assert 0.15 <= clock.now < 1.0
+
+
+def test_steps_that_other_work_disturbed_do_not_count(monkeypatch, loaded):
+    """Two of three take up to nine times as long, as where others want the same cores."""
+    from medusa_chat.decoding.step_profiler import Stage
+
+    costs, dice = costs_of(0.04), random.Random(3)
+    clock = Clock(monkeypatch, costs)
+    calm = Stage.step
+
+    def disturbed(stage, nodes, length):
+        found = calm(stage, nodes, length)
+        if dice.random() < 2 / 3:
+            clock.now += costs.at(nodes, length) / 1000 * dice.uniform(1, 8)
+        return found
+
+    monkeypatch.setattr(Stage, "step", disturbed)
+    *_, found = time_steps(loaded.engine, TREE, 4.0, clock)
+    for nodes in found.sizes:
+        assert found.overhead(nodes, 128) == pytest.approx(costs.overhead(nodes, 128))
+
+
+def test_one_disturbed_look_at_a_size_leaves_it_in(monkeypatch, loaded):
+    """The first step of every size takes thirty times as long: a size is not judged by it."""
+    from medusa_chat.decoding.step_profiler import Stage
+
+    costs, seen = costs_of(0.04), set()
+    clock = Clock(monkeypatch, costs)
+    calm = Stage.step
+
+    def disturbed(stage, nodes, length):
+        found = calm(stage, nodes, length)
+        if nodes > 1 and nodes not in seen:
+            clock.now += 30 * costs.at(nodes, length) / 1000
+        seen.add(nodes)
+        return found
+
+    monkeypatch.setattr(Stage, "step", disturbed)
+    *_, found = time_steps(loaded.engine, TREE, 1.0, clock)
+    assert found.sizes == tuple(m for m in SIZES if m <= len(TREE))
+
+
+def test_a_short_tree_grows_from_its_own_nodes_and_a_longer_one_from_more():
+    cpu = torch.device("cpu")
+    found = {n: candidates(None, 4, cpu, source_tree(None, 4).head(n)) for n in (4, 8)}
+    assert len(found[4]) == 4 and len(found[8]) == 16
+    assert candidates(None, 4, cpu, source_tree(None, 4).head(1)) is None
+
+
+def test_measuring_is_interleaved_and_each_size_is_measured_equally_often(monkeypatch, loaded):
+    clock = Clock(monkeypatch, costs_of(0.01))
+    found = list(time_steps(loaded.engine, TREE, BRIEF, clock))[-1]
+    timed = clock.steps[len(found.sizes) :]
+    rounds = [kind for kind, _ in groupby(timed)]  # each follows its own kind
+    per_round = len(found.sizes) * len(found.lengths)
+    assert len(rounds) >= 2 * per_round and len(rounds) % per_round == 0
+    for start in range(0, len(rounds), per_round):
+        assert len(set(rounds[start : start + per_round])) == per_round
+
+
+def test_slow_steps_end_the_measurement_early(monkeypatch, loaded):
+    slow = StepCosts(SIZES, (100,), (tuple(1000.0 + n for n in SIZES),))  # a second a step
+    clock = Clock(monkeypatch, slow)
+    found = list(time_steps(loaded.engine, TREE, 1.0, clock))[-1]
+    assert clock.now < 3 * SLOW * len(found.lengths)
+
+
+def test_a_size_that_can_never_pay_is_not_measured_again(monkeypatch, loaded):
+    clock = Clock(monkeypatch, costs_of(1.0))  # 4 nodes cost 4 steps, the tree is 3 deep
+    found = list(time_steps(loaded.engine, TREE, BRIEF, clock))[-1]
+    assert max(found.sizes) <= 4
+    assert pick(found, EXPECTED, 100).nodes == 1
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 7, None])
+def test_measuring_leaves_the_conversation_as_it_was(monkeypatch, loaded, stop_after):
+    """Stopped anywhere, or run to its end: the next turn reuses the cache and says the same."""
+    engine = loaded.engine
+    settings = GenerationSettings(drafter="none", max_new_tokens=24, seed=1, nodes=1)
+    text = [7 * i % 250 for i in range(200)]
+    plain = engine.drafter(settings, TREE.head(1))
+    answer = list(engine.generate(text, plain, settings))[-1].token_ids
+    longer = [*text, *answer]
+    before = [block.clone() for block in engine.backbone.cache._blocks]
+    held, ids = engine.backbone.cache.length, list(engine._ids)
+    steps = time_steps(engine, TREE, BRIEF, Clock(monkeypatch, costs_of(0.01)))
+    for number, _ in enumerate(steps):
+        if number == stop_after:
+            break
+    steps.close()
+    assert engine.backbone.cache.length == held and engine._ids == ids
+    for old, new in zip(before, engine.backbone.cache._blocks, strict=True):
+        assert torch.equal(old[:, :, :, :held], new[:, :, :, :held])
+    events = list(engine.generate(longer, engine.drafter(settings, TREE.head(1)), settings))
+    assert events[0].reused_tokens >= len(longer) - 2
+    engine.forget()
+    again = list(engine.generate(longer, engine.drafter(settings, TREE.head(1)), settings))
+    assert events[-1].token_ids == again[-1].token_ids
+
+
+# What --tree auto makes of it.
+
+
+def test_auto_takes_the_tuned_nodes_and_says_why(monkeypatch, loaded):
+    clock = Clock(monkeypatch, costs_of(0.02))
+    found = list(tuner.tune(loaded, BRIEF, clock))[-1]
+    source = source_tree(loaded.calibration, 3)
+    best = found.pick(source, rank_accuracies(loaded.calibration))
+    assert best.nodes > 1
+    settings, tree = resolve(loaded, GenerationSettings())
+    assert settings.nodes == len(tree) == loaded.info.nodes == best.nodes
+    assert f"{best.nodes} nodes" in loaded.info.tree_reason
+    assert "times plain decoding" in loaded.info.tree_reason
+
+
+def test_auto_says_plainly_when_plain_decoding_is_faster(monkeypatch, loaded):
+    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.9))))
+    assert resolve(loaded, GenerationSettings())[1] == TREE.head(1)
+    assert "plain decoding is faster than Medusa here" in loaded.info.tree_reason
+
+
+def test_explicit_nodes_and_trees_are_left_alone(monkeypatch, loaded):
+    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.9))))
+    assert resolve(loaded, GenerationSettings(nodes=7))[0].nodes == 7
+    assert resolve(loaded, GenerationSettings(tree="chain-3"))[0].nodes == 4
+    for asked in (GenerationSettings(nodes=7), GenerationSettings(tree="chain-3")):
+        assert tuner.governor_of(loaded, asked) is None
+
+
+def test_without_a_tuning_auto_is_what_it_was(loaded):
+    tree, why = auto_tree(None, 3, CPU, 4)
+    assert len(tree) == 4 and "4 nodes for cpu" in why
+    assert tuner.governor_of(loaded, GenerationSettings()) is None
+
+
+def test_too_many_nodes_are_still_refused_with_a_tuning():
+    found = tuning_store.Tuning(PLACE, 1, costs_of(0.01), "2026-01-01")
+    with pytest.raises(UsageError, match="nodes"):
+        auto_tree(None, 3, CPU, 4, 200, found)
+
+
+def test_a_long_context_is_named_where_its_choice_is_another():
+    found = tuning_store.Tuning(PLACE, 1, costs_of(0.005, per_token=0.0001), "2026-01-01")
+    assert "at 1,100 tokens" in found.reason(TREE, ACCURACIES)
+    flat = tuning_store.Tuning(PLACE, 1, costs_of(0.005), "2026-01-01")
+    assert "tokens;" not in flat.reason(TREE, ACCURACIES)
+    assert "1,100" not in flat.reason(TREE, ACCURACIES)
+
+
+def test_what_bench_found_faster_is_said():
+    found = tuning_store.Tuning(
+        PLACE, 1, costs_of(0.02), "2026-01-01", {"medusa": 90.0, "plain": 60.0}
+    )
+    assert "bench" not in found.reason(TREE, ACCURACIES)
+    worse = replace(found, measured={"medusa": 90.0, "plain": 60.0, "prompt-lookup": 120.0})
+    assert "prompt-lookup faster than Medusa" in worse.reason(TREE, ACCURACIES)
+
+
+# What is kept.
+
+
+def test_a_tuning_outlives_the_process(monkeypatch, loaded, folder):
+    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
+    again = loaded_from(folder)
+    assert again.tuned == loaded.tuned
+    assert again.info.nodes == loaded.info.nodes
+    assert again.info.tree_reason == loaded.info.tree_reason
+    facts = examine().sections["tuner"]
+    assert any("1.06 at 4" in text and "nodes" in text for text in facts.values())
+
+
+def test_another_place_or_size_is_measured_anew():
+    found = tuning_store.Tuning(PLACE, 1000, costs_of(0.02), "2026-01-01")
+    tuning_store.write(found)
+    assert tuning_store.read(PLACE, 1000) == tuning_store.read(PLACE) == found
+    assert tuning_store.read(PLACE, 1001) is None
+    for name in ("model", "precision", "device", "software"):
+        assert tuning_store.read(replace(PLACE, **{name: "another"})) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda v: "",
+        lambda v: "[]",
+        lambda v: json.dumps(v)[:-20],
+        lambda v: json.dumps(v | {"version": 99}),
+        lambda v: json.dumps(v | {"costs": {"sizes": [1], "lengths": [1], "seconds": [[-1]]}}),
+        lambda v: json.dumps(v | {"measured": 3}),
+        lambda v: "[" * 60_000,
+    ],
+)
+def test_a_damaged_file_is_no_tuning_and_no_error(damage):
+    tuning_store.write(tuning_store.Tuning(PLACE, 1000, costs_of(0.02), "2026-01-01"))
+    values = json.loads(PLACE.file.read_text("utf-8"))
+    PLACE.file.write_text(damage(values), "utf-8")
+    assert tuning_store.read(PLACE) is None
+    assert list(tuning_store.known()) == []
+
+
+def test_a_disk_that_takes_nothing_stops_nobody(monkeypatch, loaded):
+    def refuse(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(tuning_store.paths, "write_text", refuse)
+    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
+    assert loaded.tuned is not None and tuning_store.read(loaded.tuned.place) is None
+
+
+def test_what_was_measured_once_is_not_measured_again(monkeypatch, loaded):
+    clock = Clock(monkeypatch, costs_of(0.02))
+    list(tuner.tune(loaded, BRIEF, clock))
+    count = len(clock.steps)
+    assert list(tuned(loaded, lambda: False)) == [loaded.info]
+    assert len(clock.steps) == count
+
+
+def test_a_job_that_comes_ends_the_measurement_at_the_next_step(monkeypatch, loaded):
+    clock = Clock(monkeypatch, costs_of(0.02))
+    assert list(tuned(loaded, lambda: len(clock.steps) >= 5)) == []
+    assert len(clock.steps) == 5 and loaded.tuned is None
+
+
+# Never slower than plain decoding.
+
+
+def decode(governor: Governor, path_lengths, length: int = 100):
+    """(cost of the steps, cost of plain decoding) of steps whose path is min(nodes, asked)."""
+    spent = plain = 0.0
+    sizes = []
+    for wanted in path_lengths:
+        nodes = governor.choose(length)
+        sizes.append(nodes)
+        tokens = min(wanted, 1 if nodes == 1 else TREE.head(nodes).depth + 1)
+        governor.record(nodes, tokens, length)
+        spent += governor.costs.at(nodes, length)
+        plain += tokens * governor.costs.at(1, length)
+        length += tokens
+    return spent, plain, sizes
+
+
+@given(
+    st.floats(0.0, 2.0),
+    st.floats(0.0, 0.001),
+    st.integers(1, 3000),
+    st.lists(st.integers(1, 4), min_size=1, max_size=300),
+)
+def test_no_text_makes_the_steps_dearer_than_plain_decoding_and_a_fixed_sum(
+    per_node, per_token, length, path_lengths
+):
+    """The governor's promise, for any costs and any acceptance: its docstring's inequality."""
+    costs = costs_of(per_node, per_token)
+    governor = Governor(costs, EXPECTED)
+    spent, plain, _ = decode(governor, path_lengths, length)
+    overhead = max(costs.at(64, n) - costs.at(1, n) for n in costs.lengths)
+    slack = 1e-3 * plain  # costs are looked up every 64 tokens
+    stride = per_token * 64 * 64 * len(path_lengths)
+    limit = (1 + governing.SHARE) * plain + governing.PATIENCE * overhead + slack + stride
+    assert spent <= limit
+
+
+def test_a_hostile_text_falls_to_plain_decoding_and_is_tried_again():
+    spent, plain, sizes = decode(Governor(costs_of(0.02), EXPECTED), [1] * 600)
+    assert sizes[0] > 4 and sizes[100:].count(1) > 0.7 * 500
+    assert 1 < max(sizes[100:]) <= 4, "it is tried again, with the smallest draft"
+    assert plain / spent > 0.97
+
+
+def test_a_text_that_turns_friendly_gets_its_tree_back():
+    governor = Governor(costs_of(0.02), EXPECTED)
+    first = governor.choose(100)
+    decode(governor, [1] * 300)
+    *_, sizes = decode(governor, [4] * 300)
+    assert sizes[-1] >= first
+
+
+def test_a_friendly_text_keeps_the_tuners_pick():
+    dice = random.Random(0)
+    costs = costs_of(0.02)
+    best = pick(costs, EXPECTED, 100).nodes
+    governor = Governor(costs, EXPECTED[:best])
+    paths = TREE.head(best).paths
+    sizes = []
+    for _ in range(300):
+        nodes = governor.choose(100)
+        right = {c: dice.random() for c in range(1, 4)}  # one draw a depth, as a real token is
+        tokens = 1
+        for node in range(1, nodes):
+            ranks = [TREE.ranks[n] for n in paths[node][1:]]
+            if all(_hits(right[d + 1], d, rank) for d, rank in enumerate(ranks)):
+                tokens = max(tokens, len(ranks) + 1)
+        governor.record(nodes, tokens, 100)
+        sizes.append(nodes)
+    assert sizes.count(best) > 0.8 * len(sizes)
+    assert governor.trust == pytest.approx(1, abs=0.6)
+
+
+def _hits(draw: float, depth: int, rank: int) -> bool:
+    row = ACCURACIES[depth]
+    return sum(row[:rank]) <= draw < sum(row[: rank + 1])
+
+
+def test_where_no_draft_pays_even_a_trusted_one_is_only_tried():
+    _, _, sizes = decode(Governor(costs_of(1.5), EXPECTED[:4]), [4] * 200)
+    assert sizes.count(1) > 0.8 * len(sizes)
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "top_p": 0.9}])
+def test_governed_decoding_says_what_plain_decoding_says(monkeypatch, loaded, settings):
+    """Exactness: random heads are as hostile as it gets; the tree shrinks, the text is the same."""
+    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
+    asked = GenerationSettings(max_new_tokens=80, seed=5, **settings)
+    text = "the same words, and the same words again"
+    plain = list(reply(loaded, text, replace(asked, drafter="none")))
+    medusa = list(reply(loaded, text, replace(asked, drafter="medusa")))
+    assert medusa[-1].token_ids == plain[-1].token_ids
+    steps = [event for event in medusa if isinstance(event, Step)]
+    assert isinstance(loaded.governor, Grower)
+    assert all(step.nodes == len(step.draft.tokens) for step in steps)
+    assert all(step.nodes == 1 for step in plain if isinstance(step, Step))
+
+
+def test_typical_acceptance_keeps_its_tree_for_its_text_depends_on_it(monkeypatch, loaded):
+    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
+    asked = GenerationSettings(acceptance="typical", temperature=0.7, max_new_tokens=60, seed=5)
+    steps = [e for e in reply(loaded, "some words", asked) if isinstance(e, Step)]
+    assert {step.nodes for step in steps} == {loaded.info.nodes}
+
+
+def test_a_step_keeps_its_nodes_in_a_trace_and_an_older_trace_is_read():
+    step = Step(0, (5,), "", 0.1, (0,), nodes=8)
+    line = to_json(step)
+    assert line["nodes"] == 8 and from_json(line) == step
+    line.pop("nodes")
+    assert from_json(line).nodes == 0
+
+
+# The page.
+
+
+class Tuned:
+    """A runner whose tuner waits to be stopped as often as `holds` says."""
+
+    on_gone = None
+
+    def __init__(self, holds: int) -> None:
+        import threading
+
+        from support.scripted import ScriptedRunner
+
+        self.script = ScriptedRunner(delay=0, prefill=0, steps=2)
+        self.holds, self.calls, self.stopped = holds, 0, threading.Event()
+        self.began = threading.Event()
+
+    def tune(self):
+        self.calls += 1
+        self.stopped.clear()
+        self.began.set()
+        if self.calls <= self.holds:
+            self.stopped.wait(60)
+            return
+        yield from self.script.tune()
+
+    def stop(self):
+        self.stopped.set()
+
+    def __getattr__(self, name):
+        return getattr(self.script, name)
+
+
+@pytest.fixture
+def session_of(monkeypatch):
+    monkeypatch.setattr("medusa_chat.runtime.job_thread.IDLE_SECONDS", 0.01)
+    made = []
+
+    def make(runner, **options):
+        made.append(Session(runner, **options))
+        made[-1].submit_load(LoadRequest())
+        return made[-1]
+
+    yield make
+    for session in made:
+        session.close()
+
+
+def wait_for(what):
+    import time
+
+    end = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_an_idle_session_tunes_once_and_shows_it(session_of):
+    runner = Tuned(holds=0)
+    session = session_of(runner, tunes=True)
+    wait_for(lambda: session.state.model and session.state.model.nodes == 24)
+    assert "measured here" in session.state.model.tree_reason
+    for _ in range(3):
+        assert session.submit("hello", GenerationSettings()).done.wait(60)
+    assert runner.calls == 1
+
+
+def test_a_job_stops_the_tuner_and_runs_and_tuning_comes_back(session_of):
+    runner = Tuned(holds=1)
+    session = session_of(runner, tunes=True)
+    assert runner.began.wait(60)
+    job = session.submit("hello", GenerationSettings())
+    assert job.done.wait(60) and not job.error and job.trace
+    wait_for(lambda: session.state.model.nodes == 24)
+    assert runner.calls == 2
+
+
+def test_a_session_that_was_not_asked_to_never_tunes(session_of):
+    runner = Tuned(holds=0)
+    session = session_of(runner)
+    assert session.submit("hello", GenerationSettings()).done.wait(60)
+    assert not runner.began.wait(0.2)
+
+
+# A personal tree.
+
+
+def test_a_personal_tree_stands_behind_auto_until_it_is_given_back(monkeypatch, loaded):
+    clock = Clock(monkeypatch, costs_of(0.02))
+    monkeypatch.setattr(tuner, "tune", lambda m: tune(m, BRIEF, clock))
+    list(tuned(loaded, lambda: False))
+    before = loaded.info
+    mine = PersonalTree(ACCURACIES, ((1,), (0,), (1, 2), (1, 2, 3)))
+    (info,) = list(with_tree(loaded, mine))
+    assert info.tree_facts.is_personal and info.tree_facts.choices == mine.choices
+    assert info.tree_reason.startswith("your personal tree, ")
+    assert info.tree_facts.accuracies == before.tree_facts.accuracies, "the checkpoint's stay"
+    assert info.tree_facts.key == before.tree_facts.key
+    _, tree = resolve(loaded, GenerationSettings())
+    assert tree.choices[1:] == mine.choices[: len(tree) - 1] and tree.choices[1] == (1,)
+    list(tuned(loaded, lambda: False, again=True))
+    assert loaded.info.tree_facts.is_personal, "timing the steps anew keeps it"
+    list(with_tree(loaded, None))
+    assert loaded.info.tree_facts.choices == before.tree_facts.choices
+    assert not loaded.info.tree_facts.is_personal
+
+
+def test_a_personal_tree_gives_the_same_text(loaded):
+    """Exact acceptance: the tree decides the speed alone."""
+    settings = GenerationSettings(max_new_tokens=24, seed=1, temperature=0.8)
+    one = list(reply(loaded, "some text", settings))[-1].token_ids
+    list(with_tree(loaded, PersonalTree(ACCURACIES, ((2,), (2, 0)))))
+    assert list(reply(loaded, "some text", settings))[-1].token_ids == one
+    list(with_tree(loaded, None))
+
+
+@pytest.mark.parametrize("choices", [((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)), (), ((0, 0),)])
+def test_a_personal_tree_the_heads_cannot_draft_is_refused(loaded, choices):
+    with pytest.raises(UsageError):
+        list(with_tree(loaded, PersonalTree(ACCURACIES, choices)))
+    assert not loaded.info.tree_facts.is_personal
+
+
+def test_timing_again_measures_again(monkeypatch, loaded):
+    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
+    clock = Clock(monkeypatch, costs_of(0.02))
+    monkeypatch.setattr(tuner, "tune", lambda m: tune(m, BRIEF, clock))
+    assert list(tuned(loaded, lambda: False)) == [loaded.info] and not clock.steps
+    assert list(tuned(loaded, lambda: False, again=True)) == [loaded.info] and clock.steps
+
+
+def test_a_wish_for_a_tree_waits_behind_an_answer_and_tells_what_came_of_it(session_of):
+    session = session_of(Tuned(holds=0))
+    job = session.submit("hello", GenerationSettings())
+    wish = session.submit_tree(None)
+    assert wish.done.wait(60) and job.done.is_set() and not wish.error
+    assert wish.model is session.state.model

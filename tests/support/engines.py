@@ -1,0 +1,87 @@
+"""Engines of tiny models, whole answers of theirs, and a drafter that knows the answer."""
+
+import torch
+
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
+from medusa_chat.trees.presets import load_tree
+from support.families import CONTEXT, VOCABULARY
+
+NEW = 16
+
+
+TREES = {
+    "chain": chain(4),
+    "dense": cartesian(3, 2, 1, 1),
+    "walkthrough": cartesian(2, 3),
+    "wide": cartesian(10),
+    "mc_sim_7b_63": load_tree("mc_sim_7b_63"),
+    "zephyr-24": load_tree("zephyr_stage2", 24),
+}
+
+
+PROMPT = [5, 9, 13, 5, 9, 17, 30, 5, 9]
+
+
+class Oracle:
+    """A drafter that knows the answer: hides it among wrong siblings, now and then errs."""
+
+    name = "oracle"
+
+    def __init__(self, answer: list[int], tree: Tree, period: int = 4) -> None:
+        self.answer, self.tree, self.period = answer, tree, period
+        self.seen = -len(PROMPT)
+
+    least = 0.0
+
+    def plan(self, tokens, depth, certainty=1.0):
+        self.seen += len(tokens)
+        tree = self.tree if depth >= self.tree.depth else self.tree.pruned(depth)
+        ids = [tokens[-1]]
+        for node in range(1, len(tree)):
+            place = self.seen + tree.depths[node] - 1
+            right = self.answer[place] if place < len(self.answer) else 3
+            is_right = tree.ranks[node] == place % 2 and place % self.period
+            ids.append(right if is_right else (right + 1 + tree.ranks[node]) % VOCABULARY)
+        return Plan(tree, TreeTensors.of(tree, torch.device("cpu")), ids)
+
+    def fill(self, plan, root, hidden):
+        assert int(root) == plan.tokens[0]
+        return Draft(torch.tensor(plan.tokens), plan.tree, plan.tensors)
+
+    def learn(self, nodes, path): ...
+
+
+def engine_of(
+    model, implementation="medusa_tree", context=CONTEXT, heads=4, eos=(), numbers=None
+) -> Engine:
+    random = MedusaHeads(heads, model.config.hidden_size, dtype=model.dtype).requires_grad_(False)
+    torch.manual_seed(1)
+    torch.nn.init.normal_(random.weight, std=0.3)
+    backbone = Backbone(model, context, implementation, numbers)
+    return Engine(backbone, random, frozenset(eos))
+
+
+def decode(engine, prompt=PROMPT, drafter=None, tree=ROOT, **settings):
+    """All events of one answer."""
+    chosen = GenerationSettings(
+        **{"drafter": "none", "seed": 11, "max_new_tokens": NEW, "nodes": 16} | settings
+    )
+    drafter = drafter or engine.drafter(chosen, tree)
+    return list(engine.generate(prompt, drafter, chosen))
+
+
+def tokens(engine, *arguments, **keywords):
+    return list(decode(engine, *arguments, **keywords)[-1].token_ids)
+
+
+def drafters_of(engine: Engine, plain: list[int], tree: Tree, temperature: float):
+    """One drafter of each kind for `tree`, and one that is nearly always right."""
+    for name in ("medusa", "prompt-lookup"):
+        chosen = GenerationSettings(drafter=name, nodes=len(tree), temperature=temperature, seed=1)
+        yield engine.drafter(chosen, tree)
+    yield Oracle(plain, tree)

@@ -1,0 +1,45 @@
+"""Answers with recorded steps beside answers without."""
+
+import pytest
+
+from medusa_chat.decoding.events import to_json
+from medusa_chat.decoding.settings import GenerationSettings
+from support.engines import PROMPT
+
+NEW = 24
+
+
+def settings_of(**changes):
+    return GenerationSettings(**{"drafter": "none", "seed": 3, "max_new_tokens": NEW} | changes)
+
+
+def answer(engine, way, tree, settings, details=True, prompt=PROMPT, drafter=None):
+    """All events of an answer from an empty cache, by this WholeStep or (None) by parts."""
+    engine.backbone.whole_step = way
+    engine.forget()
+    if len(tree) > 1:
+        settings = settings.resolved(drafter="medusa")
+    drafter = drafter or engine.drafter(settings, tree, details)
+    return list(engine.generate(prompt, drafter, settings, details))
+
+
+def without_times(event):
+    values = to_json(event)
+    values.get("stats", {}).clear()
+    return {name: value for name, value in values.items() if "seconds" not in name}
+
+
+def assert_same(ours, theirs):
+    """Of events: the same but for times, and figures to rounding."""
+    assert len(ours) == len(theirs)
+    for one, other in zip(map(without_times, ours), map(without_times, theirs), strict=True):
+        drafts = [values.pop("draft", None) for values in (one, other)]
+        assert one == other
+        if None not in drafts:
+            for name in drafts[0]:
+                mine, others = (draft[name] for draft in drafts)
+                assert mine == pytest.approx(others, abs=1e-4, nan_ok=True), name
+
+
+def tokens(events):
+    return events[-1].token_ids

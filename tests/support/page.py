@@ -1,0 +1,136 @@
+"""The page with a scripted model in a real browser."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.session import Session
+from support.scripted import ScriptedRunner
+
+CHROMIUM = shutil.which("chromium")
+
+
+def _browser_or_skip() -> None:
+    """Skips with the reason, but never in CI."""
+    try:
+        import playwright.sync_api  # noqa: F401
+    except ImportError:
+        reason = "playwright is not installed: pip install playwright"
+    else:
+        reason = "" if CHROMIUM else "chromium is not on the PATH: apt install chromium"
+    if reason and os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
+
+
+@dataclass
+class Served:
+    """A page that is open. runner: None when a real model answers."""
+
+    url: str
+    session: Session
+    runner: ScriptedRunner | None
+
+
+def scripted_session() -> Session:
+    """A session that answers at once; a real one goes into the fixture's params beside it."""
+    session = Session(ScriptedRunner(delay=0.03, prefill=0.15, steps=50, nodes=16))
+    session.submit_load(LoadRequest())
+    return session
+
+
+@pytest.fixture(scope="module", params=[scripted_session])
+def served(request) -> Iterator[Served]:
+    _browser_or_skip()
+    from medusa_chat.ui.app import PageOptions, open_page
+
+    session = request.param()
+    page = open_page(session, PageOptions(trees=("chain",)))
+    runner = session.runner if isinstance(session.runner, ScriptedRunner) else None
+    yield Served(page.url, session, runner)
+    page.close()
+    session.close()
+
+
+@pytest.fixture(scope="module")
+def browser(served) -> Iterator:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        chrome = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chrome
+        chrome.close()
+
+
+@pytest.fixture
+def open_tab(served, browser) -> Iterator:
+    """Opens tabs in which every outside address is blocked, recorded and a failure. person: tabs
+    of one number share a browser, its storage and so its conversation."""
+    contexts, outside, faults = {}, [], []
+    local = re.compile(rf"^({re.escape(served.url)}|data:|blob:)")
+
+    def context_of(person):
+        if person not in contexts:
+            contexts[person] = browser.new_context(viewport={"width": 1280, "height": 900})
+            contexts[person].set_default_timeout(60_000)
+            contexts[person].route("**/*", gate)
+        return contexts[person]
+
+    def gate(route):
+        if local.match(route.request.url):
+            route.continue_()
+        else:
+            outside.append(route.request.url)
+            route.abort()
+
+    def opened(person=0):
+        tab = context_of(person).new_page()
+        tab.on("pageerror", lambda error: faults.append(str(error)))
+        tab.goto(served.url)
+        tab.wait_for_selector('.status-line[data-status="ready"]')
+        wait_attached(tab)
+        return tab
+
+    yield opened
+    for context in contexts.values():
+        context.close()
+    assert outside == [], "the page asked for something outside this machine"
+    assert faults == [], "a script of the page failed"
+
+
+def wait_attached(tab) -> None:
+    """Wait until the tab shows its room: the server's token is in the browser's storage."""
+    tab.wait_for_function("localStorage.getItem('medusa-chat') !== null")
+
+
+def send(tab, text: str) -> None:
+    """Send and wait until the answer runs, or is over already: the demo says hello within less
+    time than a busy browser takes to draw Stop."""
+    before = tab.locator("#history .user-row").count()
+    tab.fill("#box textarea", text)
+    tab.click("#send")
+    tab.wait_for_function(
+        """n => document.querySelector('#stop')?.checkVisibility() ||
+          document.querySelectorAll('#history .user-row').length > n""",
+        arg=before,
+    )
+
+
+def wait_end(tab) -> None:
+    tab.wait_for_selector("#stop", state="hidden")
+    tab.wait_for_selector("#send", state="visible")
+
+
+def last_answer(tab) -> str:
+    return tab.locator("#history .bot .message-content").last.inner_text()
+
+
+def drawn_path(tab) -> list[int]:
+    chips = tab.locator('svg.tree [data-state="accepted"]')
+    return chips.evaluate_all("all => all.map(e => Number(e.dataset.node))")

@@ -1,0 +1,86 @@
+"""The page with a share link, and visitors of it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.access.tunnel import Tunnel
+from medusa_chat.ui.app import Page, PageOptions, open_page
+from support.page import CHROMIUM, _browser_or_skip
+from support.scripted import ScriptedRunner
+
+SHARED = "http://abc123.gradio.live"
+
+
+READY = '.status-line[data-status="ready"]'
+
+
+SECONDS = 180_000
+
+
+DESK = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
+
+
+def scripted(**options) -> Session:
+    session = Session(ScriptedRunner(delay=0.01, prefill=0.01, steps=12, **options))
+    session.submit_load(LoadRequest())
+    return session
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Page]:
+    _browser_or_skip()
+    session = scripted()
+    page = open_page(session, PageOptions(trees=("chain",)))
+    yield page
+    page.close()
+    session.close()
+
+
+@pytest.fixture(scope="module")
+def guest_browser(opened) -> Iterator:
+    """A browser for which every shared link is the entrance for guests."""
+    from playwright.sync_api import sync_playwright
+
+    rules = f"--host-resolver-rules=MAP *.gradio.live 127.0.0.1:{opened.entrance.open()}"
+    with sync_playwright() as play:
+        chrome = play.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", rules]
+        )
+        yield chrome
+        chrome.close()
+
+
+@pytest.fixture
+def visitor(guest_browser) -> Iterator:
+    """Opens pages, each in a browser profile of its own."""
+    contexts = []
+
+    def opens(url: str, selector: str = READY, **options):
+        context = guest_browser.new_context(**DESK | options)
+        context.set_default_timeout(SECONDS)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.goto(url)
+        tab.wait_for_selector(selector)
+        return tab
+
+    yield opens
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def tunnel(opened) -> Iterator[list[Tunnel]]:
+    """The tunnels that were made; they lead into the same machine."""
+    made: list[Tunnel] = []
+
+    def make(port: int) -> Tunnel:
+        made.append(Tunnel(SHARED, lambda: None))
+        return made[-1]
+
+    opened.share._open = make
+    yield made
+    opened.share.stop()

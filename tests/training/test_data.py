@@ -1,0 +1,212 @@
+"""What can be trained on: every kind of row, its labels, and packing that keeps rows apart."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.training_models import LETTERS, letter_tokenizer, talks, write_backbone, write_rows
+from transformers import AutoModelForCausalLM
+
+from medusa_chat.errors import UsageError
+from medusa_chat.hub import HubError
+from medusa_chat.hub.dataset import chosen_files, dataset_files
+from medusa_chat.training.conversations import read_conversations
+from medusa_chat.training.data import Example, collate, collate_packed, packed, shuffled
+from medusa_chat.training.examples import encode_all, split
+from medusa_chat.training.loss import IGNORED, hidden_and_targets
+
+ASKED, ANSWERED = "ab", "cde"
+KINDS = {
+    "messages": {"messages": talks(1)[0]["messages"][:2]},
+    "conversations by role": {
+        "conversations": [{"role": "user", "content": ASKED}, {"role": "assistant", "content": "c"}]
+    },
+    "sharegpt": {
+        "conversations": [{"from": "human", "value": ASKED}, {"from": "gpt", "value": ANSWERED}]
+    },
+    "ultrachat": {"id": "1", "data": [ASKED, ANSWERED]},
+    "alpaca": {"instruction": ASKED, "input": "", "output": ANSWERED},
+    "text": {"text": ASKED},
+}
+PROMPTS = {
+    "mt-bench": ({"question_id": 1, "turns": ["ab", "cd"]}, ("ab", "cd")),
+    "alpaca-eval": ({"instruction": "ab", "output": "x", "generator": "y"}, ("ab",)),
+    "prompt": ({"prompt": "ab"}, ("ab",)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_every_kind_of_row_is_read_with_its_place(tmp_path: Path, kind: str, suffix: str) -> None:
+    file = tmp_path / f"data{suffix}"
+    rows = [KINDS[kind], KINDS[kind]]
+    lines = "\n".join(map(json.dumps, rows))
+    file.write_text(lines if suffix == ".jsonl" else json.dumps(rows, indent=1), "utf-8")
+    found = list(read_conversations(file))
+    assert len(found) == 2 and found[0].place.startswith(f"{file}:")
+    assert found[0].text or [m["role"] for m in found[0].messages] == ["user", "assistant"]
+    line = int(found[1].place.rpartition(":")[2])
+    assert (
+        json.dumps(rows[1], indent=1).split("\n")[0]
+        in file.read_text("utf-8").split("\n")[line - 1]
+        or suffix == ".jsonl"
+    )
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_prompt_files_give_their_questions_in_order(tmp_path: Path, kind: str) -> None:
+    row, asked = PROMPTS[kind]
+    (found,) = read_conversations(write_rows(tmp_path / "p.jsonl", [row]), prompts=True)
+    assert found.asked == asked
+
+
+def test_prompts_without_answers_are_no_training_data(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "p.jsonl", [{"turns": ["a", "b"]}])
+    with pytest.raises(UsageError, match=r"p\.jsonl:1: .*--distill"):
+        list(read_conversations(file))
+
+
+def test_sharegpt_row_loses_what_comes_before_the_first_question(tmp_path: Path) -> None:
+    turns = [("gpt", "x"), ("human", "a"), ("human", "b"), ("gpt", "c")]
+    rows = [
+        {"conversations": [{"from": who, "value": text} for who, text in turns]},
+        {"conversations": []},
+    ]
+    (found,) = read_conversations(write_rows(tmp_path / "s.jsonl", rows))
+    assert [m["content"] for m in found.messages] == ["a\n\nb", "c"]
+
+
+def test_bad_row_of_an_array_is_refused_with_the_line_it_begins_in(tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    file.write_text(json.dumps([KINDS["sharegpt"], {"odd": 1}], indent=1), "utf-8")
+    line = file.read_text("utf-8").split("\n").index(" {", 2) + 1
+    with pytest.raises(UsageError, match=rf"s\.json:{line}: a row needs"):
+        list(read_conversations(file))
+
+
+def test_plain_text_is_one_text_or_a_prompt_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "t.txt"
+    file.write_text("abc\n\ndef\n", "utf-8")
+    assert [found.text for found in read_conversations(file)] == ["abc\n\ndef\n"]
+    assert [found.asked for found in read_conversations(file, True)] == [("abc",), ("def",)]
+
+
+def test_parquet_without_pyarrow_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "d.parquet").touch()
+    with pytest.raises(UsageError, match="pip install pyarrow"):
+        list(read_conversations(tmp_path / "d.parquet"))
+
+
+# ------------------------------------------------------------------------------- encoding
+
+
+def encoded(rows: list[dict], tmp_path: Path, length: int = 64, vocabulary: int = 99):
+    found = list(read_conversations(write_rows(tmp_path / "d.jsonl", rows)))
+    return encode_all(letter_tokenizer(), found, length, vocabulary)
+
+
+def test_long_row_is_cut_and_a_row_without_answer_in_reach_is_left_out(tmp_path: Path) -> None:
+    rows = talks(2)
+    rows[1]["messages"][0]["content"] = LETTERS * 3
+    found = encoded(rows, tmp_path, length=30)
+    assert (len(found.examples), found.cut, found.left_out) == (1, 2, 1)
+    assert len(found.examples[0].ids) == 30
+
+
+def test_data_without_any_answer_in_reach_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no row to learn"):
+        encoded([{"messages": talks(1)[0]["messages"]}], tmp_path, length=5)
+
+
+def test_token_beyond_the_vocabulary_names_its_row(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"d\.jsonl:1: the tokenizer gives token"):
+        encoded(talks(1), tmp_path, vocabulary=8)
+
+
+def test_held_out_conversations_are_not_learnt() -> None:
+    for count in (2, 3, 100, 10_000):
+        rows = [
+            Example((n, turn), (True,) * 2, f"row {n}") for n in range(count) for turn in (1, 2)
+        ]
+        learnt, held_out = split(rows, 0)
+        assert sorted(e.ids for e in learnt + held_out) == [e.ids for e in rows]
+        places = {e.place for e in held_out}
+        assert 1 <= len(places) <= 128 and not places & {e.place for e in learnt}
+
+
+def test_plain_text_is_learnt_in_parts_and_whole(tmp_path: Path) -> None:
+    file = tmp_path / "t.txt"
+    file.write_text(LETTERS * 4, "utf-8")
+    found = encode_all(letter_tokenizer(None), read_conversations(file), 20, 99)
+    assert [len(e.ids) for e in found.examples] == [20, 20, 20, 4]
+    assert all(all(e.is_label) for e in found.examples) and not found.cut
+    assert len({e.place for e in found.examples}) == 4
+
+
+# -------------------------------------------------------------------------------- packing
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(0, 5))
+def test_packing_keeps_every_example_once_within_the_length(sizes: list[int], seed: int) -> None:
+    examples = [Example((2,) * n, (True,) * n, str(i)) for i, n in enumerate(sizes)]
+    rows = packed(examples, 32, seed)
+    assert sorted(e.place for row in rows for e in row) == sorted(e.place for e in examples)
+    assert all(sum(len(e.ids) for e in row) <= 32 or len(row) == 1 for row in rows)
+    fills = [sum(len(e.ids) for e in row) for row in rows]
+    assert sum(fill <= 16 for fill in fills) <= 1  # two such rows would have been one
+    batches = shuffled(rows, 3, seed)
+    assert sum(map(len, batches)) == len(rows)
+
+
+def test_packed_examples_see_and_predict_nothing_of_each_other(tmp_path: Path) -> None:
+    folder = write_backbone(tmp_path / "b", tied=True, num_hidden_layers=2)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    generator = torch.Generator().manual_seed(0)
+    examples = []
+    for size in (9, 14, 5, 11, 7):
+        ids = torch.randint(2, 20, (size,), generator=generator).tolist()
+        examples.append(Example(tuple(ids), (False,) + (True,) * (size - 1), str(size)))
+    rows = packed(examples, 24, 0)
+    batch = collate_packed(rows)
+    assert len(rows) < len(examples)
+    for implementation in ("eager", "sdpa"):
+        model.set_attn_implementation(implementation)
+        hidden, targets, owners = hidden_and_targets(model, batch, 3)
+        for number, example in enumerate(batch.examples):
+            alone, wanted, _ = hidden_and_targets(model, collate([example]), 3)
+            mine = owners == number
+            torch.testing.assert_close(hidden[mine], alone, atol=1e-5, rtol=1e-4)
+            assert torch.equal(targets[mine], wanted)
+
+
+def test_first_token_of_a_packed_example_is_never_a_label() -> None:
+    examples = [Example((3, 4, 5), (True,) * 3, str(i)) for i in range(4)]
+    batch = collate_packed([examples])
+    assert batch.positions is not None and batch.owners is not None
+    assert not batch.is_label[batch.positions == 0].any()
+    assert batch.positions.tolist() == [[0, 1, 2] * 4]
+    assert IGNORED not in batch.ids
+
+
+# ---------------------------------------------------------------------------------- hub
+
+
+def test_of_a_data_set_only_what_is_for_training_is_read() -> None:
+    ultrachat = ["README.md", "data/test_sft-0.parquet", "data/train_sft-0.parquet"]
+    assert chosen_files(ultrachat) == ["data/train_sft-0.parquet"]
+    plain = ["ShareGPT_V4.json", "dataset_infos.json", "LICENSE.txt", "b.jsonl"]
+    assert chosen_files(plain) == ["ShareGPT_V4.json", "b.jsonl"]
+
+
+def test_name_that_is_no_data_set_is_refused_without_the_network() -> None:
+    with pytest.raises(HubError, match="no Hub data set"):
+        dataset_files("owner/..")
+    with pytest.raises(HubError, match="network is off"):
+        dataset_files("owner/never-fetched")

@@ -1,0 +1,111 @@
+"""Self-talk: the backbone asks itself, and answers. The tiny one asks "bcd" and says "abcd"."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.training_models import CONTEXT, write_backbone
+
+from medusa_chat.errors import UsageError
+from medusa_chat.training import whole_conversations
+from medusa_chat.training.answerers import Batches
+from medusa_chat.training.conversations import Conversation
+from medusa_chat.training.distill import DistillRecipe
+from medusa_chat.training.recipe import Recipe
+
+END, USER, A = 1, 3, 5
+B, D, E = A + 1, A + 3, A + 4
+QUICK = DistillRecipe(max_new_tokens=8, temperatures=(0.0,), rows=2)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """(answerer, tokenizer); questions are greedy here, so that they are known."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = write_backbone(tmp_path / "backbone")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    table, head = model.get_input_embeddings().weight, model.lm_head.weight
+    with torch.no_grad():
+        head[END] = 8 * table[D]  # "d" ends a turn
+        head[E] = 0
+        head[B] += 8 * table[USER]  # and "b" begins the user's
+    monkeypatch.setattr(whole_conversations, "QUESTION_TEMPERATURE", 0.0)
+    return Batches(model, [END]), AutoTokenizer.from_pretrained(folder)
+
+
+def conversation(*asked):
+    return Conversation(tuple({"role": "user", "content": text} for text in asked), "here:1")
+
+
+def texts(tokenizer, events):
+    return [tokenizer.decode(event.example.ids) for event in events]
+
+
+def test_it_goes_on_with_questions_of_its_own(world, tmp_path):
+    answerer, tokenizer = world
+    found = [conversation("ab"), conversation("c", "a")]
+    events = list(
+        whole_conversations.answer_conversations(
+            answerer, tokenizer, found, QUICK, CONTEXT, tmp_path / "t", 2
+        )
+    )
+    assert [event.done for event in events] == list(range(1, 8))
+    assert events[-1].total == 7  # (1 + 2) + (2 + 2)
+    last = texts(tokenizer, events)[-2:]
+    asked = "<user>bcd</s><assistant>abcd</s>" * 2
+    assert f"<user>ab</s><assistant>abcd</s>{asked}" in last + texts(tokenizer, events)
+    assert any(text.endswith(asked) and text.startswith("<user>c</s>") for text in last)
+    # the labels are the answers' tokens and never the questions'
+    for event in events:
+        assert (
+            tokenizer.decode(
+                [
+                    i
+                    for i, is_label in zip(event.example.ids, event.example.is_label, strict=True)
+                    if is_label
+                ]
+            )
+            == "abcd</s>"
+        )
+
+
+def test_without_it_nothing_more_is_asked(world, tmp_path):
+    answerer, tokenizer = world
+    events = whole_conversations.answer_conversations(
+        answerer, tokenizer, [conversation("ab")], QUICK, CONTEXT, tmp_path / "t"
+    )
+    assert len(list(events)) == 1
+    assert not list((tmp_path / "t").glob("questions-*"))
+
+
+def test_a_question_without_an_end_ends_the_talk(world, tmp_path, monkeypatch):
+    answerer, tokenizer = world
+    monkeypatch.setattr(whole_conversations, "QUESTION_TOKENS", 2)  # "bc" is all it can say
+    events = list(
+        whole_conversations.answer_conversations(
+            answerer, tokenizer, [conversation("ab")], QUICK, CONTEXT, tmp_path / "t", 3
+        )
+    )
+    assert len(events) == 1
+
+
+def test_an_interrupted_talk_goes_on_to_the_same_answers(world, tmp_path):
+    answerer, tokenizer = world
+    found = [conversation("ab"), conversation("c")]
+    recipe = replace(QUICK, temperatures=(0.7,))
+
+    def said(folder, count):
+        events = whole_conversations.answer_conversations(
+            answerer, tokenizer, found, recipe, CONTEXT, tmp_path / folder, 2
+        )
+        return [event.example for event, _ in zip(events, range(count), strict=False)]
+
+    whole = said("whole", 99)
+    said("cut", 3)
+    assert said("cut", 99) == whole
+
+
+def test_it_is_refused_where_the_backbone_does_not_answer():
+    with pytest.raises(UsageError, match="self-talk is for distill"):
+        Recipe(self_talk=2)

@@ -1,0 +1,391 @@
+"""`medusa-chat train` and `calibrate`, whole: from a tiny backbone to a checkpoint that loads."""
+
+import errno
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.training_models import CONTEXT, talks, write_backbone, write_rows
+
+from medusa_chat.checkpoints.load import load
+from medusa_chat.cli.main import main
+from medusa_chat.cli.training_progress import heads_shown
+from medusa_chat.decoding.events import Finished
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.messages import LoadRequest
+from medusa_chat.paths import data_dir
+from medusa_chat.runtime.history import FILE, History, Kept
+from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
+from medusa_chat.training.run_log import latest
+
+QUICK = ["--device", "cpu", "--precision", "fp32", "--heads", "3", "--batch-tokens", "512"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Models this small are slower on several threads, and much slower on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a backbone, one whose embeddings are tied, conversations and prompts."""
+    folder = tmp_path_factory.mktemp("ground")
+    write_backbone(folder / "backbone")
+    write_backbone(folder / "tied", tied=True)
+    write_rows(folder / "talks.jsonl", talks())
+    write_rows(folder / "prompts.jsonl", [{"turns": ["abc", "de"]}, {"turns": ["fgh"]}] * 3)
+    return folder
+
+
+def command(ground: Path, output: Path, *options: str, data: str = "talks.jsonl") -> list[str]:
+    backbone = str(ground / "backbone")
+    start = ["train", "--backbone", backbone, "--data", str(ground / data)]
+    return [*start, "--output", str(output), *QUICK, *options]
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def loaded_from(folder: Path) -> Any:
+    *_, (_, loaded) = load(LoadRequest(str(folder), precision="fp32", device="cpu"))
+    return loaded
+
+
+def acceleration(loaded: Any, prompt: str) -> float:
+    """Tokens a step of a chain as deep as the heads."""
+    ids = loaded.tokenizer(f"<user>{prompt}</s><assistant>")["input_ids"]
+    chain = Tree.from_choices([(0,) * (k + 1) for k in range(loaded.info.heads)])
+    settings = GenerationSettings(drafter="medusa", max_new_tokens=24, nodes=len(chain), seed=0)
+    drafter = loaded.engine.drafter(settings, chain)
+    *_, last = loaded.engine.generate(ids, drafter, settings)
+    assert isinstance(last, Finished) and last.stats.acceleration_rate is not None
+    return last.stats.acceleration_rate
+
+
+# -------------------------------------------------------------------------------- medusa-1
+
+
+@pytest.fixture(scope="module")
+def trained(ground: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("trained") / "out"
+    options = ("--max-steps", "60", "--learning-rate", "0.015", "--warmup-steps", "2")
+    assert main(command(ground, output, *options)) == 0
+    return output
+
+
+def test_acceleration_rises_with_training(
+    ground: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--max-steps", "1", "--learning-rate", "1e-8")
+    assert main(command(ground, tmp_path / "raw", *options)) == 0
+    raw = acceleration(loaded_from(tmp_path / "raw"), "cde")
+    learnt = acceleration(loaded_from(trained), "cde")
+    assert raw < 1.5 and learnt > 3.0
+
+
+def test_output_is_whole_and_names_its_backbone(ground: Path, trained: Path) -> None:
+    names = {file.name for file in trained.iterdir()}
+    heads = {"medusa_lm_head.safetensors", "medusa_calibration.json"}
+    assert names == heads | {"config.json", "README.md"}
+    assert [file.name for file in trained.parent.iterdir()] == ["out"]
+    loaded = loaded_from(trained)
+    assert loaded.info.heads == 3 and loaded.calibration is not None
+    assert loaded.calibration.accuracies[0][0] > 0.8
+    found = json.loads((trained / "medusa_calibration.json").read_text("utf-8"))
+    assert "greedy answers" in found["measured_on"]
+    assert found["tokens_per_step"]["4"] > 2.5  # the tree is searched on these whole answers
+    assert str(ground / "backbone") in (trained / "README.md").read_text("utf-8")
+
+
+def test_stopped_training_goes_on_to_the_same_bits(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    recipe = ("--recipe", "medusa-1", "--max-steps", "6", "--json")
+    assert main(command(ground, tmp_path / "whole", *recipe)) == 0
+    whole = events_of(capsys.readouterr().out)
+    from medusa_chat.cli import train
+
+    shown = train.TrainingView.show
+
+    def interrupting(view: Any, event: Any) -> None:
+        shown(view, event)
+        if getattr(event, "step", None) == 3:
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(train.TrainingView, "show", interrupting)
+    assert main(command(ground, tmp_path / "cut", *recipe)) == 130
+    assert not (tmp_path / "cut").exists()
+    first = events_of(capsys.readouterr().out)
+    monkeypatch.undo()
+    assert main(command(ground, tmp_path / "cut", *recipe)) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main(command(ground, tmp_path / "cut", *recipe, "--seed", "9", "--resume")) == 2
+    assert "seed" in capsys.readouterr().err
+    assert main(command(ground, tmp_path / "cut", *recipe, "--resume")) == 0
+    rest = events_of(capsys.readouterr().out)
+    steps = [e for e in first + rest if e["event"] == "step"]
+    assert [e["step"] for e in steps] == [1, 2, 3, 4, 5, 6]
+    assert steps == [e for e in whole if e["event"] == "step"]
+    for name in ("medusa_lm_head.safetensors", "medusa_calibration.json"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not (tmp_path / "cut.training").exists()
+
+
+def test_backbone_answers_every_question_in_order(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "short.toml"
+    recipe.write_text("distill = true\nanswer_tokens = 12\n")
+    options = ("--recipe", str(recipe), "--max-steps", "2", "--json")
+    line = command(ground, tmp_path / "out", *options, data="prompts.jsonl")
+    assert main(line) == 0
+    events = events_of(capsys.readouterr().out)
+    answered = [e for e in events if e["event"] == "answered"]
+    assert answered[-1]["done"] == answered[-1]["total"] == 3 * 2 + 3
+    plan = next(e for e in events if e["event"] == "plan")
+    assert plan["rows"] + plan["held_out"] == 9 and plan["seconds"] > 0
+    assert [e["event"] for e in events][-1] == "written"
+
+
+# -------------------------------------------------------------------------------- medusa-2
+
+
+@pytest.mark.parametrize("recipe", ["vicuna-two-stage", "self-distilled-sine"])
+@pytest.mark.parametrize("backbone", ["backbone", "tied"])
+def test_medusa_2_gives_a_whole_model(
+    ground: Path, tmp_path: Path, recipe: str, backbone: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--recipe", recipe, "--max-steps", "3", "--learning-rate", "0.01", "--json"]
+    line = command(ground, tmp_path / "out", *options, "--sequence-length", "48")
+    assert main([*line, "--backbone", str(ground / backbone)]) == 0
+    events = events_of(capsys.readouterr().out)
+    joint = [e for e in events if e["event"] == "step" and e["lm_loss"] is not None]
+    assert [e["step"] for e in joint] == [1, 2, 3]
+    if recipe == "self-distilled-sine":  # a fresh adapter changes nothing
+        assert abs(joint[0]["lm_loss"]) < 1e-5 < joint[-1]["lm_loss"]
+    loaded = loaded_from(tmp_path / "out")
+    assert loaded.info.heads == 3
+    before = load_file(ground / backbone / "model.safetensors")
+    after = load_file(tmp_path / "out" / "model.safetensors")
+    assert any(not torch.equal(before[n], after[n]) for n in before if n in after)
+    table = "model.embed_tokens.weight"
+    assert torch.equal(before[table], after[table])  # the tied head is left alone, too
+
+
+def test_adapter_output_is_what_load_merges(ground: Path, tmp_path: Path) -> None:
+    outputs = {}
+    for kind in ("merged", "adapter"):
+        recipe = tmp_path / f"{kind}.toml"
+        recipe.write_text(
+            f'method = "medusa-2"\noutput = "{kind}"\noptimizer = "adamw"\nlearning_rate = 1e-2\n'
+            "lora_rank = 4\n"
+        )
+        outputs[kind] = tmp_path / kind
+        line = command(ground, outputs[kind], "--recipe", str(recipe), "--max-steps", "2")
+        assert main(line) == 0
+    ids = torch.arange(8)
+    hidden = []
+    for folder in outputs.values():
+        backbone = loaded_from(folder).engine.backbone
+        hidden.append(backbone.lm_head(backbone.run_chunk(ids)))
+    torch.testing.assert_close(*hidden)
+
+
+def test_the_page_watches_a_training_and_may_stop_it(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    from medusa_chat.cli import train
+
+    shown = train.TrainingView.show
+
+    def wishing(view: Any, event: Any) -> None:
+        shown(view, event)
+        if getattr(event, "step", None) == 2:
+            latest().ask_to_stop()  # after the first step, which is in the log by now
+
+    monkeypatch.setattr(train.TrainingView, "show", wishing)
+    recipe = ("--recipe", "medusa-1", "--max-steps", "6", "--json")
+    assert main(command(ground, tmp_path / "out", *recipe)) == 130
+    run = latest()
+    assert run.output == str(tmp_path / "out") and run.ended["reason"] == "stopped"
+    steps = [event for event in run.events if event["event"] == "step"]
+    told = [e for e in events_of(capsys.readouterr().out) if e["event"] == "step"]
+    assert steps and steps[0] == told[0] and len(told) == 2
+    before = run.file
+    assert main(command(ground, tmp_path / "out", *recipe)) == 2, "it holds an unfinished one"
+    assert latest().file == before, "what is refused leaves no log"
+
+
+# ------------------------------------------------------------------------------- calibrate
+
+
+def test_calibration_says_what_it_expects_and_measures(
+    ground: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tree.json"
+    line = ["calibrate", "--checkpoint", str(trained), "--data", str(ground / "prompts.jsonl")]
+    line += ["--nodes", "8", "--output", str(file), "--precision", "fp32", "--device", "cpu"]
+    assert main([*line, "--json"]) == 0
+    events = {e["event"]: e for e in events_of(capsys.readouterr().out)}
+    sizes = events["measured"]["sizes"]
+    assert [nodes for nodes, *_ in sizes][-1] == len(events["calibrated"]["choices"]) + 1 <= 8
+    assert all(abs(expected - measured) < 0.8 for _, expected, measured in sizes)
+    saved = json.loads(file.read_text("utf-8"))
+    assert saved["choices"] == events["calibrated"]["choices"]
+    promised = {int(n): rate for n, rate in saved["tokens_per_step"].items()}
+    assert promised and all(promised[n] == expected for n, expected, _ in sizes)
+    asked = ["generate", "--checkpoint", str(trained), "--tree", str(file), "--prompt", "abc"]
+    assert main([*asked, "--max-new-tokens", "4", "--device", "cpu"]) == 0
+
+
+def test_calibration_of_a_model_that_is_not_ours_needs_a_place(
+    ground: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", "--data", str(ground / "prompts.jsonl")]) == 2
+    assert "--output" in capsys.readouterr().err
+
+
+def test_calibration_asks_the_users_own_chats_again(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = History(data_dir() / FILE)
+    for number in range(3):
+        said = [("user", f"abc {number}"), ("assistant", "a secret")]
+        messages = tuple({"role": role, "content": text} for role, text in said)
+        assert history.save(f"browser {number}", Kept(messages))
+    file = tmp_path / "mine.json"
+    line = ["calibrate", "--checkpoint", str(trained), "--chats", "--output", str(file)]
+    assert main([*line, "--nodes", "8", "--precision", "fp32", "--device", "cpu"]) == 0
+    capsys.readouterr()
+    saved = json.loads(file.read_text("utf-8"))
+    assert saved["measured_on"] == "3 greedy answers of the backbone to the user's own chats"
+    assert "secret" not in json.dumps(saved)
+
+
+@pytest.mark.parametrize(
+    "asked, said", [([], "give --data FILE, or --chats"), (["--chats"], "no chat is kept here yet")]
+)
+def test_calibration_without_anything_to_ask_says_so(
+    asked: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", *asked, "--output", str(tmp_path / "tree.json")]) == 2
+    assert said in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------- bad input
+
+
+def test_recipes_that_ship_are_whole() -> None:
+    names = {"default", "medusa-1", "vicuna-two-stage", "self-distilled-sine"}
+    assert set(recipe_names()) == names
+    sine = read_recipe("self-distilled-sine")
+    assert (sine.lambda0, sine.lambda0_schedule, sine.learning_rate) == (0.01, "sine", 1e-4)
+    two = read_recipe("vicuna-two-stage")
+    assert (two.lambda0, two.head_learning_rate, two.lora_rank) == (0.2, 2e-3, 32)
+    assert isinstance(read_recipe("default"), Recipe)
+
+
+def refusal(line: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()  # what making the files said
+    assert main(line) in (1, 2, 4)
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--heads", "0"], "heads is 0: give 1 to 10"),
+        (["--heads", "11"], "heads is 11: give 1 to 10"),
+        (["--method", "medusa-3"], "choose medusa-1 or medusa-2"),
+        (["--recipe", "no-such"], "there is no recipe"),
+        (["--learning-rate", "nan"], "learning-rate is nan"),
+        (["--sequence-length", str(2 * CONTEXT)], f"context is {CONTEXT}"),
+        (["--data", "no-such-file.json"], "there is no file no-such-file.json"),
+        (["--resume"], "nothing to resume"),
+        (["--backbone", "/no/such/folder"], "no checkpoint at"),
+        (["--precision", "fp8"], "precision is 'fp8'"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: Any, said: str
+) -> None:
+    assert said in refusal(command(ground, tmp_path / "out", *options), capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_output_that_exists_is_left_alone(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    assert "exists" in refusal(command(ground, tmp_path / "out"), capsys)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_empty_set_and_bad_row_are_refused(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "d.jsonl"
+    file.write_text("\n")
+    line = command(ground, tmp_path / "a", data=str(file))
+    assert "the data is empty" in refusal(line, capsys)
+    file.write_text('{"messages": 3}\n')
+    line = command(ground, tmp_path / "b", data=str(file))
+    assert re.search(r"d\.jsonl:1: ", refusal(line, capsys))
+
+
+def test_backbone_that_cannot_be_used_is_refused(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mute = write_backbone(tmp_path / "mute", template=None)
+    line = [*command(ground, tmp_path / "a"), "--backbone", str(mute)]
+    assert "no chat template" in refusal(line, capsys)
+    config = mute / "config.json"
+    config.write_text(json.dumps({"model_type": "mamba", "vocab_size": 23, "hidden_size": 32}))
+    line = [*command(ground, tmp_path / "b"), "--backbone", str(mute)]
+    assert "mamba is refused" in refusal(line, capsys)
+
+
+def test_full_disk_is_refused_before_anything_is_trained(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    import shutil
+
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    line = command(ground, tmp_path / "out", "--max-steps", "2")
+    assert "make room" in refusal(line, capsys)
+
+
+def test_disk_that_fills_up_keeps_the_training(
+    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    from medusa_chat.training import finish
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(finish, "write_heads", full)
+    line = command(ground, tmp_path / "out", "--max-steps", "2")
+    assert main(line) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir() if "out" in file.name] == ["out.training"]
+    monkeypatch.undo()
+    assert main([*line, "--resume"]) == 0 and (tmp_path / "out").is_dir()
+
+
+def test_shares_are_shown_short_and_whole() -> None:
+    assert heads_shown(((0.5, 1.0), (0.0, 0.07))) == ".50 1.00 | .00 .07"

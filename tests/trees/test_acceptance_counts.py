@@ -1,0 +1,129 @@
+"""What is counted in chats, on planted heads whose accuracies are known."""
+
+import json
+import random
+
+import pytest
+from support.counting import EASY, HARD, PRIOR, TREE, answer, counted, prefilled, record
+
+from medusa_chat.decoding.accept_length import expected_length
+from medusa_chat.decoding.events import Step
+from medusa_chat.decoding.tree import cartesian
+from medusa_chat.trees.acceptance_counts import HEAD_WEIGHT, MOST_STEPS, Fold, Tally, is_counted
+from medusa_chat.trees.path_probabilities import Paths
+
+MEAN = [(a + b) / 2 for a, b in zip(EASY, HARD, strict=True)]
+
+
+def test_ranks_come_out_as_planted_whatever_was_accepted_above_them():
+    """Counting only below accepted nodes would find head 2 far better than it is: what is accepted
+    is mostly easy."""
+    tally = counted(TREE)
+    table = tally.whole.table(PRIOR)
+    for head in range(3):
+        for rank in range(4):
+            if tally.whole.ranks.get((head, rank)):
+                assert table[head][rank] == pytest.approx(MEAN[rank], abs=0.03), (head, rank)
+    assert abs(MEAN[0] - PRIOR[0][0]) > 0.2, "the stored table alone would not pass"
+    below = tally.whole.paths[0, 0]
+    assert below[0] / below[1] > MEAN[0] + 0.1, "the plant has the trap"
+
+
+def test_a_rank_that_was_never_drafted_keeps_its_stored_value():
+    tally = counted(cartesian(2, 1), answers=2)
+    assert (0, 2) not in tally.whole.ranks and (2, 0) not in tally.whole.ranks
+    table = tally.whole.table(PRIOR)
+    assert table[0][2:] == list(PRIOR[0][2:]) and table[2] == list(PRIOR[2])
+
+
+def test_few_counts_are_drawn_towards_the_stored_table():
+    fold = Fold()
+    for _ in range(10):
+        fold.count([{7: 0}], [7])
+    assert fold.table([[0.3]]) == [[(10 + HEAD_WEIGHT * 0.3) / (10 + HEAD_WEIGHT)]]
+    assert sum(Fold(ranks={(0, 0): [900, 900]}).table([[0.5, 0.5]])[0]) <= 1 + 1e-9
+
+
+def test_what_lies_behind_the_end_of_an_answer_is_not_counted_as_wrong():
+    tally = Tally()
+    step = Step(0, (1,), "", 0.01, (0,), record(cartesian(1, 1), (0, 1, 2)))
+    tally.take(prefilled(), [step], heads=3)
+    assert dict(tally.whole.ranks) == {(0, 0): [1, 1]}
+
+
+def test_paths_promise_what_steps_give_though_heads_are_right_together():
+    tally = counted(TREE, answers=100)
+    steps, tokens = tally.by_nodes[len(TREE)]
+    promised = Paths(tally.whole, PRIOR).expected(TREE)
+    assert promised[-1] == pytest.approx(tokens / steps, rel=0.04)
+    assert list(promised) == sorted(promised) and len(promised) == len(TREE)
+    multiplied = expected_length(TREE, tally.whole.table(PRIOR))
+    assert abs(multiplied / (tokens / steps) - 1) > 0.06, "ranks alone would not do"
+
+
+@pytest.mark.parametrize(
+    "settings, is_own",
+    [
+        ({}, True),
+        ({"acceptance": "typical"}, False),
+        ({"acceptance": "typical", "temperature": 0}, True),
+        ({"acceptance": "typical-sampled"}, False),
+        ({"drafter": "none"}, False),
+        ({"drafter": "prompt-lookup"}, False),
+    ],
+)
+def test_only_the_backbones_own_answers_are_counted(settings, is_own):
+    assert is_counted(prefilled(**settings)) == is_own
+    tally = Tally()
+    assert tally.take(prefilled(**settings), answer(random.Random(0), TREE, 5), 3) == is_own
+    assert tally.steps == (5 if is_own else 0)
+
+
+def test_answers_go_into_the_folds_in_turn_and_old_counts_fade():
+    tally = counted(TREE, answers=4, steps=10)
+    assert [fold.steps for fold in tally.folds] == [20, 20]
+    tally.folds[0].steps = MOST_STEPS
+    tally.folds[0].ranks[0, 0] = [60, 100]
+    tally.take(prefilled(), [], 3)
+    assert tally.answers == 4, "an answer without a step is none"
+    tally.take(prefilled(), answer(random.Random(1), cartesian(1), 1), 3)
+    assert tally.folds[0].ranks[0, 0][1] == 50 and tally.steps < MOST_STEPS
+
+
+def test_what_is_written_is_numbers_alone_and_reads_back_the_same():
+    tally = counted(TREE, answers=6)
+    line = json.dumps(tally.to_json())
+    again = Tally.from_json(json.loads(line))
+    assert again.to_json() == tally.to_json() and again.steps == tally.steps
+    assert again.whole.table(PRIOR) == tally.whole.table(PRIOR)
+
+    def leaves(value):
+        if isinstance(value, dict):
+            for part in value.values():
+                yield from leaves(part)
+        elif isinstance(value, list):
+            for part in value:
+                yield from leaves(part)
+        else:
+            yield value
+
+    assert {type(leaf) for leaf in leaves(json.loads(line))} == {int}
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda d: d["folds"].pop(),
+        lambda d: d["folds"][0]["ranks"].update({"0.0": [3, 2]}),
+        lambda d: d["folds"][0]["ranks"].update({"0": [1, 2]}),
+        lambda d: d["folds"][1]["paths"].update({"a": [1, 2]}),
+        lambda d: d["folds"][1]["paths"].update({"0.0": 5}),
+        lambda d: d.update(answers=-1),
+        lambda d: d.update(by_nodes={"x": [1, 1]}),
+    ],
+)
+def test_a_damaged_tally_is_refused(harm):
+    values = json.loads(json.dumps(counted(TREE, answers=2, steps=5).to_json()))
+    harm(values)
+    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+        Tally.from_json(values)

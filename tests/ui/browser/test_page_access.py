@@ -1,0 +1,72 @@
+"""What axe-core finds on every state of the page: nothing serious, light and dark."""
+
+from collections.abc import Iterator
+
+import pytest
+from support.access import findings
+from support.page import send, wait_end
+from support.shell import READY, SHARED, scripted
+
+from medusa_chat.ui.app import Page, PageOptions, open_page
+
+
+@pytest.fixture(params=["light", "dark"])
+def look(request) -> str:
+    return request.param
+
+
+def test_the_check_finds_what_is_wrong(opened, visitor):
+    tab = visitor(opened.url)
+    tab.evaluate("document.querySelector('#brand h1').style.color = '#ddd'")
+    tab.evaluate("document.querySelector('#look .tool').removeAttribute('aria-label')")
+    tab.evaluate("document.querySelector('#look .tool').removeAttribute('title')")
+    assert {line.split(":")[0] for line in findings(tab)} == {"color-contrast", "button-name"}
+
+
+def test_the_chat_in_all_its_states_is_accessible(opened, visitor, look):
+    tab = visitor(f"{opened.url}?__theme={look}")
+    assert findings(tab) == [], "empty"
+    tab.click("#settings button")
+    tab.wait_for_selector("#settings input[type=range], #settings input[type=number]")
+    assert findings(tab) == [], "settings open"
+    send(tab, "hello")
+    wait_end(tab)
+    tab.wait_for_selector("svg.tree .chip")
+    assert findings(tab) == [], "with an answer"
+    tab.click("#share .tool")
+    assert findings(tab) == [], "share"
+
+
+def test_the_dialog_with_a_link_is_accessible(opened, visitor, tunnel, look):
+    opened.share.begin(1).join()
+    tab = visitor(f"{opened.url}?__theme={look}")
+    tab.click("#share .tool")
+    tab.wait_for_selector(".share-qr")
+    assert findings(tab) == []
+
+
+def test_the_guests_password_page_is_accessible(opened, visitor, tunnel, look):
+    opened.share.begin(1).join()
+    tab = visitor(SHARED, "form", color_scheme=look)
+    tab.fill("#password", "wrong")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("[role=alert]")
+    assert findings(tab) == []
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Page]:
+    session = scripted()
+    page = open_page(session, PageOptions(auth=("me", "secret")))
+    yield page
+    page.close()
+    session.close()
+
+
+def test_the_owners_login_is_accessible_and_opens(locked, visitor, look):
+    tab = visitor(f"{locked.url}?__theme={look}", "input[type=password]")
+    assert findings(tab) == []
+    tab.locator("input").nth(0).fill("me")
+    tab.locator("input[type=password]").fill("secret")
+    tab.get_by_role("button", name="Login").click()
+    tab.wait_for_selector(READY)

@@ -1,0 +1,398 @@
+"""The chat itself in a real browser, on a scripted model: turns, tint, settings, tabs, keys."""
+
+import re
+import time
+from itertools import pairwise
+
+import pytest
+from support.page import (
+    last_answer,
+    send,
+    wait_attached,
+    wait_end,
+)
+
+WRITTEN = "n => (document.querySelector('#live-text .md')?.textContent.length || 0) > n"
+# Lengths of the live text, as each frame shows it.
+WATCH = """() => {
+  window.lengths = [];
+  const look = () => {
+    window.lengths.push(document.querySelector('#live-text .md')?.textContent.length || 0);
+    requestAnimationFrame(look);
+  };
+  look();
+}"""
+ROWS = "n => document.querySelectorAll('#history .message-row').length === n"
+# Markdown in which « and » stand around what is not drawn.
+MARKED = """Here is some prose with «**»bold text«**», «*»leaning«*» and «`»in-line«`»: 3 * 4 < 5.
+
+«1. »one apple
+«2. »two pears - and 2. again
+
+«```python»
+def pear(p):
+    return [p] * 2  # | not a table
+«```»
+
+«| »a «| »b «|»
+«|---|---|»
+«| »c «| »d «|»
+«| »e f «| »g «|»
+
+«> »quoted «[»link«](https://example.com/next)» then next words - done.
+
+"""
+MARKDOWN = re.sub("[«»]", "", MARKED)
+PIECES = tuple(MARKDOWN[k : k + 3] for k in range(0, len(MARKDOWN), 3))
+# What is drawn of the last answer, character by character, with the level of its tint.
+TINTED = """() => {
+  const target = [...document.querySelectorAll(
+    '#history .bot .message-content:not(:has(.answer-note))')].pop();
+  const levels = new Map();
+  for (let n = 1; n <= 5; n++)
+    for (const range of CSS.highlights.get(`tokens-${n}`)) {
+      const node = range.startContainer;
+      if (!levels.has(node)) levels.set(node, []);
+      for (let k = range.startOffset; k < range.endOffset; k++) levels.get(node)[k] = n;
+    }
+  const walker = document.createTreeWalker(target, NodeFilter.SHOW_TEXT);
+  const all = [];
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    if (node.parentElement.closest('button')) continue;
+    [...node.data].forEach((c, k) => /\\S/.test(c) && all.push([c, levels.get(node)?.[k] || 0]));
+  }
+  return all;
+}"""
+
+
+def wait_for(what, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+def rows(tab, count: int) -> None:
+    tab.wait_for_function(ROWS, arg=count)
+
+
+def ask(tab, text: str) -> None:
+    """Send and wait until the answer stands in the conversation."""
+    users = tab.locator("#history .message-row.user-row").count()
+    tab.fill("#box textarea", text)
+    tab.click("#send")
+    tab.wait_for_function(
+        """n => document.querySelectorAll('#history .user-row').length > n &&
+          [...document.querySelectorAll('#history .message-row')].pop()?.matches('.bot-row')""",
+        arg=users,
+    )
+    wait_end(tab)
+
+
+def edit(tab, row: int, text: str) -> None:
+    tab.get_by_role("button", name="Edit").nth(row).click()
+    tab.locator("#history textarea").fill(text)
+    tab.locator("#history button[aria-label='Submit']").click()
+
+
+@pytest.fixture
+def quick(served, monkeypatch):
+    """Short answers, for what happens between them."""
+    monkeypatch.setattr(served.runner, "steps", 4)
+    monkeypatch.setattr(served.runner, "prefill", 0.02)
+    served.runner.prompts.clear()
+    return served.runner
+
+
+@pytest.fixture
+def slow(served, monkeypatch):
+    """An answer that runs until it is stopped."""
+    monkeypatch.setattr(served.runner, "hold_at", 12)
+    served.runner.prompts.clear()
+    return served.runner
+
+
+def test_turns_are_regenerated_continued_edited_undone_and_cleared(quick, open_tab):
+    tab = open_tab()
+    assert tab.locator("#regenerate").is_disabled() and tab.locator("#undo").is_disabled()
+    ask(tab, "first")
+    rows(tab, 2)
+    first = last_answer(tab)
+
+    tab.keyboard.press("Alt+r")
+    wait_for(lambda: len(quick.prompts) == 2)
+    wait_end(tab)
+    rows(tab, 2)
+    assert quick.prompts == [[{"role": "user", "content": "first"}]] * 2
+
+    before = len(quick.prompts)
+    tab.click("#proceed")
+    tab.wait_for_function(
+        "n => document.querySelector('#history .bot .message-content')?.innerText.length > n",
+        arg=len(first),
+    )
+    wait_end(tab)
+    assert len(quick.prompts) == before + 1 and quick.prompts[-1][-1]["role"] == "assistant"
+    assert last_answer(tab).startswith(first) and tab.locator("#history .bot").count() == 1
+
+    edit(tab, 1, "my own words")
+    tab.wait_for_function(
+        "() => document.querySelector('#history .bot')?.innerText.includes('my own')"
+    )
+    assert len(quick.prompts) == before + 1  # nothing was sent
+
+    edit(tab, 0, "changed")
+    tab.wait_for_function(
+        "() => document.querySelector('#history .user')?.innerText.includes('changed')"
+    )
+    wait_for(lambda: len(quick.prompts) == before + 2)  # it is drawn before it is sent
+    wait_end(tab)
+    rows(tab, 2)
+    assert quick.prompts[-1] == [{"role": "user", "content": "changed"}]
+
+    tab.click("#undo")
+    rows(tab, 0)
+    tab.wait_for_function("() => document.querySelector('#box textarea')?.value === 'changed'")
+    tab.press("#box textarea", "Enter")
+    rows(tab, 2)
+    wait_end(tab)
+    tab.keyboard.press("Control+Shift+O")
+    tab.wait_for_selector("#examples")
+    rows(tab, 0)
+
+
+def test_a_message_written_meanwhile_waits_in_sight_and_can_be_dropped(
+    slow,
+    open_tab,
+):
+    tab = open_tab()
+    send(tab, "first")
+    tab.wait_for_function(WRITTEN, arg=5)
+    for text in ("second", "third"):
+        tab.fill("#box textarea", text)
+        tab.press("#box textarea", "Enter")
+        tab.wait_for_selector(f".next-line:has-text('next: {text}')")
+    assert tab.input_value("#box textarea") == ""
+    tab.get_by_role("button", name="Do not send: second").click()
+    tab.wait_for_selector(".next-line:has-text('second')", state="detached")
+    tab.keyboard.press("Escape")
+    tab.wait_for_function("() => document.querySelectorAll('#history .user').length === 2")
+    assert "third" in tab.locator("#history .user").last.inner_text()
+    tab.wait_for_function(WRITTEN, arg=5)
+    assert [prompt[-1]["content"] for prompt in slow.prompts[-2:]] == ["first", "third"]
+    assert tab.locator(".next-line").count() == 0
+    tab.keyboard.press("Escape")
+    wait_end(tab)
+
+
+def test_the_text_only_grows_while_it_comes(served, open_tab, monkeypatch):
+    monkeypatch.setattr(served.runner, "steps", 50)
+    tab = open_tab()
+    tab.evaluate(WATCH)
+    send(tab, "hi")
+    wait_end(tab)
+    lengths = tab.evaluate("window.lengths")
+    shown = [n for n in lengths if n]
+    assert len(set(shown)) > 5, "it is seen to grow"
+    # markup that is drawn at last takes less room than the signs it was written with
+    assert all(now > before - 12 for before, now in pairwise(shown))
+    assert lengths[lengths.index(shown[0]) :].index(0) == len(shown), "empty once it is over"
+
+
+def test_thoughts_are_folded_while_they_come_and_afterwards(quick, open_tab, monkeypatch):
+    pieces = ("<think>", "Hm, ", "secretly", ".</think>", "Yes", ", it", " is", " so", ".")
+    monkeypatch.setattr(quick, "pieces", pieces)
+    monkeypatch.setattr(quick, "steps", 3)
+    monkeypatch.setattr(quick, "hold_at", 1)
+    tab = open_tab()
+    send(tab, "hi")
+    tab.wait_for_selector(".live-thought")
+    assert tab.locator(".live-thought[open]").count() == 0
+    assert "secretly" not in tab.inner_text("#talk")
+    quick.hold_at = None
+    wait_end(tab)
+    tab.wait_for_selector("#history .thought-group")
+    assert "secretly" not in tab.inner_text("#history")
+    assert "think>" not in tab.inner_text("#history")
+    tab.locator("#history .thought-group .title").first.click()
+    tab.wait_for_function(
+        "() => document.querySelector('#history')?.innerText.includes('secretly')"
+    )
+
+
+def test_the_tint_is_each_steps_own_and_changes_no_text(served, open_tab, monkeypatch):
+    runner = served.runner
+    monkeypatch.setattr(runner, "pieces", PIECES)
+    monkeypatch.setattr(runner, "steps", 400)
+    monkeypatch.setattr(runner, "delay", 0.001)
+    tab = open_tab()
+    tab.click("#settings button")
+    tab.get_by_label("Max new tokens").fill(str(len(PIECES)))
+    tab.click("#settings button")
+    ask(tab, "hi")
+    plain = tab.inner_text("#history")
+    assert tab.evaluate("CSS.highlights.get('tokens-2').size") == 0
+    tab.check("#tint-switch")
+    tab.wait_for_function("() => [...CSS.highlights.values()].some(h => h.size > 0)")
+    shown = tab.evaluate(TINTED)
+    assert tab.inner_text("#history") == plain
+    assert [c for c, level in shown if not level] == []
+    assert levels_of(shown) == expected_levels(runner, shown)
+
+    tab.evaluate(
+        "getSelection().selectAllChildren(document.querySelector('#history .bot .message-content'))"
+    )
+    copied = tab.evaluate("getSelection().toString()")
+    tab.uncheck("#tint-switch")
+    tab.wait_for_function("() => [...CSS.highlights.values()].every(h => h.size === 0)")
+    assert tab.evaluate("getSelection().toString()") == copied and "tokens" not in copied
+
+    tab.check("#tint-switch")
+    tab.reload()
+    tab.wait_for_selector("#history .bot")
+    tab.wait_for_function("() => [...CSS.highlights.values()].some(h => h.size > 0)")
+    assert tab.is_checked("#tint-switch")
+    assert levels_of(tab.evaluate(TINTED)) == levels_of(shown)
+
+
+def levels_of(shown) -> str:
+    return "".join(str(level) for _, level in shown)
+
+
+def expected_levels(runner, shown) -> str:
+    """The level of each drawn character, from the trace; the text may have begun anew."""
+    pieces = [(runner.pieces[0], 1)] + [(s.text, len(s.token_ids)) for s in runner.last]
+    levels = [min(5, n) for text, n in pieces for _ in text]
+    is_drawn, inside = [], False
+    for character in MARKED:
+        if character in "«»":
+            inside = character == "«"
+        else:
+            is_drawn.append(not inside and not character.isspace())
+    size = len(MARKDOWN)
+    places = [k for k in range(len(levels)) if is_drawn[k % size]]
+    assert [MARKDOWN[k % size] for k in places] == [c for c, _ in shown]
+    return "".join(str(levels[k]) for k in places)
+
+
+def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_tab):
+    tab = open_tab()
+    tab.click("#settings button")
+    tab.get_by_label("Seed").fill("11")
+    assert tab.locator("#lock input").is_disabled()
+    assert "no effect" in tab.inner_text("#lock")
+    tab.get_by_label("typical: lossy").check()
+    tab.wait_for_function("() => document.querySelector('#lock input')?.disabled === false")
+    tab.get_by_label("Seed").wait_for()
+    tab.wait_for_function(
+        "() => document.querySelector('#settings')?.innerText.includes('throws no dice')"
+    )
+    assert tab.get_by_label("Seed").is_disabled()
+    assert "locked: δ = √ε" in tab.inner_text("#settings")
+    tab.get_by_label("number input for ε").fill("0.25")
+    tab.get_by_label("number input for ε").blur()
+    tab.wait_for_function(
+        "() => [...document.querySelectorAll('#settings input[type=number]')]"
+        ".some(e => e.getAttribute('aria-label')?.includes('δ') && e.value === '0.5')"
+    )
+    tab.wait_for_function("localStorage.getItem('medusa-chat-settings') !== null")
+    tab.reload()
+    wait_attached(tab)
+    tab.wait_for_selector("#settings button")
+    tab.click("#settings button")
+    tab.wait_for_function(
+        "() => document.querySelector('#acceptance input:checked')?.value==='typical'"
+    )
+    ask(tab, "hello")
+    settings = quick.settings[-1]
+    assert settings.acceptance == "typical" and settings.seed == 11
+    assert (settings.posterior_threshold, settings.posterior_alpha) == (0.25, 0.5)
+    tab.click("#reset")
+    tab.wait_for_function(
+        "() => document.querySelector('#acceptance input:checked')?.value==='exact'"
+    )
+    ask(tab, "again")
+    assert quick.settings[-1].acceptance == "exact" and quick.settings[-1].seed is None
+    assert quick.settings[-1].posterior_alpha == pytest.approx(0.3)
+
+
+def test_a_reload_and_a_second_tab_follow_the_same_answer(slow, open_tab, monkeypatch):
+    monkeypatch.setattr(
+        "medusa_chat.ui.chat.chat_session.GRACE_SECONDS", 300
+    )  # a reload may take its time
+    tab = open_tab()
+    send(tab, "hello there")
+    tab.wait_for_function(WRITTEN, arg=40)
+    before = tab.text_content("#live-text .md")
+    tab.reload()
+    tab.wait_for_function(WRITTEN, arg=len(before) - 1)
+    assert tab.text_content("#live-text .md").startswith(before[:20])
+    assert "hello there" in tab.inner_text("#history .user")
+    tab.wait_for_selector("svg.tree .chip")
+
+    other = open_tab()
+    other.wait_for_function(WRITTEN, arg=len(before) - 1)
+    assert "hello there" in other.inner_text("#history .user")
+    other.fill("#box textarea", "from the other")
+    other.press("#box textarea", "Enter")
+    tab.wait_for_selector(".next-line:has-text('from the other')")
+    slow.hold_at = None
+    for one in (tab, other):
+        rows(one, 4)
+        wait_end(one)
+    assert last_answer(tab) == last_answer(other)
+    assert len(slow.prompts) >= 2 and slow.prompts[-1][-1]["content"] == "from the other"
+    tab.click("#clear")
+    rows(other, 0)
+
+
+def test_keys_focus_and_finished_sentences(quick, open_tab, monkeypatch):
+    monkeypatch.setattr(quick, "steps", 20)
+    tab = open_tab()
+    tab.evaluate("document.activeElement.blur()")
+    tab.keyboard.press("?")
+    tab.wait_for_selector("#shortcuts[open]")
+    assert "stop the answer" in tab.inner_text("#shortcuts")
+    tab.keyboard.press("Escape")
+    tab.wait_for_selector("#shortcuts", state="hidden")
+    tab.keyboard.press("/")
+    assert tab.evaluate("document.activeElement.tagName") == "TEXTAREA"
+    tab.keyboard.type("a/?")
+    tab.keyboard.press("Shift+Enter")
+    tab.keyboard.type("b")
+    assert tab.input_value("#box textarea") == "a/?\nb"
+    tab.keyboard.press("Enter")
+    rows(tab, 2)
+    wait_end(tab)
+    assert quick.prompts[-1][-1]["content"] == "a/?\nb"
+
+    said = tab.evaluate("[...document.querySelectorAll('#voice p')].map(p => p.textContent)")
+    whole = re.sub(r"[\W_]+", "", last_answer(tab))
+    assert re.sub(r"[\W_]+", "", "".join(said)) == whole  # each word once
+    assert all(re.search(r"[.!?…]\s*$", text) for text in said[:-1])
+    live = "#history [aria-live=polite], #live-text[aria-live], #live-text [aria-live]"
+    assert tab.locator(live).count() == 0 and tab.locator("#voice[aria-live=polite]").count() == 1
+
+    tab.evaluate(
+        "() => { window.steps = []; document.querySelector('#tree svg.bars')"
+        ".addEventListener('keydown', e => window.steps.push(e.key)); }"
+    )
+    tab.focus("#box textarea")
+    tab.keyboard.press("ArrowLeft")
+    tab.evaluate("document.activeElement.blur()")
+    tab.keyboard.press("ArrowLeft")
+    tab.keyboard.press("ArrowRight")
+    assert tab.evaluate("window.steps") == ["ArrowLeft", "ArrowRight"]
+
+
+def test_a_click_on_an_earlier_answer_shows_its_steps(quick, open_tab, monkeypatch):
+    tab = open_tab()
+    ask(tab, "first")
+    rows(tab, 2)
+    monkeypatch.setattr(quick, "steps", 7)
+    ask(tab, "second")
+    rows(tab, 4)
+    tab.wait_for_selector('svg.tree[data-step="6"]')
+    tab.locator("#history .bot .message-content").first.click()
+    tab.wait_for_selector('svg.tree[data-step="3"]')

@@ -1,0 +1,325 @@
+"""The Compare tab in a real browser, on a scripted model: the race, its clock, its figures."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from support import scripted
+from support.page import Served, _browser_or_skip
+from support.races import Racer
+
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.session import Session
+
+SLOW = 25_000  # milliseconds for a busy machine
+OVER = "document.querySelectorAll('.lane.is-over').length === 2"
+TEXTS = "[...document.querySelectorAll('.lane-text')].map(e => e.textContent)"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    _browser_or_skip()
+    from medusa_chat.ui.app import PageOptions, open_page
+
+    session = Session(Racer(delay=0.004, prefill=0.02, steps=5000))
+    session.submit_load(LoadRequest())
+    page = open_page(session, PageOptions(trees=("chain",)))
+    yield Served(page.url, session, session.runner)
+    page.close()
+    session.close()
+
+
+@pytest.fixture(scope="module")
+def page(served, browser) -> Iterator:
+    """One page for all tests here, on the Compare tab; it asks nothing outside this machine."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    opened.set_default_timeout(SLOW)
+    asked, faults = [], []
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.goto(served.url)
+    opened.wait_for_selector('.status-line[data-status="ready"]')
+    opened.get_by_role("tab", name="Compare").click()
+    opened.wait_for_selector("#compare-run")
+    yield opened
+    opened.close()
+    local = (served.url, "data:", "blob:")
+    assert [url for url in asked if not url.startswith(local)] == []
+    assert faults == [], "a script of the page failed"
+
+
+@pytest.fixture
+def tab(page):
+    """The page as a user finds it: few tokens asked for, 1280 wide, with motion."""
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.emulate_media(reduced_motion="no-preference")
+    page.fill("#compare-prompt textarea", "a prompt")
+    ask_for(page, 40)
+    return page
+
+
+def ask_for(page, tokens: int) -> None:
+    if not page.get_by_label("Max new tokens").last.is_visible():
+        page.click("#compare-settings button")
+        page.get_by_label("Max new tokens").last.wait_for()
+        page.wait_for_timeout(1000)  # on a busy machine its first value comes after it is drawn
+    page.get_by_label("Max new tokens").last.fill(str(tokens))
+    page.get_by_label("Max new tokens").last.blur()
+
+
+def run_both(page) -> None:
+    """One click, until both have come to their end in the replay."""
+    last = page.get_attribute(".compare-block", "data-race")
+    page.click("#compare-run")
+    page.wait_for_function(
+        "last => ![undefined, last].includes("
+        "document.querySelector('.compare-block')?.dataset.race)",
+        arg=last or "",
+    )
+    page.wait_for_function(OVER)
+    page.wait_for_selector("#compare-run", state="visible")
+
+
+def seek(page, share: float) -> None:
+    page.evaluate(
+        """share => { const at = document.querySelector('.scrub');
+        at.value = share * at.max; at.dispatchEvent(new Event('input')); }""",
+        share,
+    )
+
+
+def listen(page, selector: str) -> None:
+    """window.said: every text this element has from now on."""
+    page.evaluate(
+        """selector => { window.said = []; window.listener?.disconnect();
+        const at = document.querySelector(selector);
+        window.listener = new MutationObserver(() => window.said.push(at.textContent));
+        window.listener.observe(at, {childList: true, characterData: true, subtree: true}); }""",
+        selector,
+    )
+
+
+def figure(page, row: str) -> list[str]:
+    line = page.locator(".compare-table tbody tr", has=page.get_by_text(row, exact=True))
+    return line.locator("td").all_inner_texts()
+
+
+def test_one_click_shows_what_runs_then_both_texts_whole_and_identical(served, tab, monkeypatch):
+    monkeypatch.setattr(served.runner, "delay", 0.03)
+    listen(tab, ".compare-status")
+    run_both(tab)
+    told = "\n".join(tab.evaluate("window.said"))
+    assert re.search(r"running (plain|with the drafter) \(1 of 2\) … \d+ tokens", told)
+    assert re.search(r"running (plain|with the drafter) \(2 of 2\)", told)
+    plain, drafted = tab.evaluate(TEXTS)
+    assert (
+        plain
+        == drafted
+        == "".join(served.runner.pieces[i % len(served.runner.pieces)] for i in range(40))
+    )
+    assert tab.locator(".lane h3").all_inner_texts() == ["Plain", "Medusa"]
+    assert tab.inner_text(".badge") == "✓ identical: all 40 tokens"
+    assert "our plain decoding, fp32, cpu, same weights" in tab.inner_text(".compare-facts")
+    flags = tab.locator(".flag").all_inner_texts()
+    assert flags[0] == "finished" and re.fullmatch(r"⚑ finished first, [\d.]+× faster", flags[1])
+
+
+def test_the_table_adds_up_to_the_speedup(tab):
+    run_both(tab)
+    speedup, rate, overhead = (
+        float(text.rstrip("×")) for text in tab.locator(".term b").all_inner_texts()
+    )
+    assert speedup == pytest.approx(rate / overhead, rel=0.02)
+    plain, drafted = map(float, figure(tab, "tokens/s"))
+    assert speedup == pytest.approx(drafted / plain, rel=0.02)
+    assert figure(tab, "tokens") == ["40", "40"] and figure(tab, "steps")[0] == "39"
+    assert figure(tab, "time to first token") == ["20 ms", "20 ms"]
+    assert f"Medusa is {speedup:.2f}× as fast" in tab.inner_text(".compare-verdict")
+
+
+def test_the_clock_shows_each_text_as_far_as_it_had_come(tab):
+    run_both(tab)
+    whole = tab.evaluate(TEXTS)
+    seek(tab, 0.4)
+    plain, drafted = tab.evaluate(TEXTS)
+    assert 0 < len(plain) < len(drafted) <= len(whole[1])
+    assert whole[0].startswith(plain) and whole[1].startswith(drafted)
+    assert re.fullmatch(r"0\.0\d s of 0\.1\d s", tab.inner_text(".clock"))
+    seek(tab, 0)
+    assert tab.evaluate(TEXTS) == ["", ""]
+    seek(tab, 1)
+    assert tab.evaluate(TEXTS) == whole
+
+
+def test_every_control_works_with_the_keyboard(tab, served, monkeypatch):
+    monkeypatch.setattr(served.runner, "delay", 0.05)  # two seconds to replay
+    run_both(tab)
+    tab.focus(".scrub")
+    tab.keyboard.press("Home")
+    assert tab.evaluate(TEXTS) == ["", ""]
+    for _ in range(20):
+        tab.keyboard.press("ArrowRight")
+    assert all(tab.evaluate(TEXTS))
+    assert "of" in tab.get_attribute(".scrub", "aria-valuetext")
+    tab.focus(".speed[data-speed='0.25']")
+    tab.keyboard.press("Enter")
+    assert tab.get_attribute(".speed[data-speed='0.25']", "aria-pressed") == "true"
+    tab.focus(".replay .play")
+    at = tab.inner_text(".clock")
+    tab.keyboard.press("Space")
+    assert tab.inner_text(".replay .play") == "Pause"
+    tab.wait_for_function(
+        "at => ![undefined, at].includes(document.querySelector('.clock')?.textContent)", arg=at
+    )
+    tab.keyboard.press("Space")
+    still = tab.inner_text(".clock")
+    tab.wait_for_timeout(300)
+    assert tab.inner_text(".clock") == still and tab.inner_text(".replay .play") == "Play"
+    tab.focus(".replay .again")
+    tab.keyboard.press("Enter")
+    assert tab.inner_text(".replay .play") == "Pause"
+    tab.focus(".scrub")
+    tab.keyboard.press("End")
+    tab.wait_for_function(OVER)
+    tab.click(".speed[data-speed='1']")
+
+
+def test_a_difference_is_named_and_marked_in_both_texts(served, tab, monkeypatch):
+    monkeypatch.setattr(served.runner, "differ_at", 7)
+    run_both(tab)
+    tab.wait_for_function("document.querySelector('.badge')?.textContent.includes('Gap')")
+    badge = tab.inner_text(".badge")
+    assert "first difference at token 8" in badge and "in log probability" in badge
+    pieces = served.runner.pieces
+    assert tab.locator(".lane-text mark").all_text_contents() == [pieces[7], pieces[8]]
+    assert tab.locator(".badge code").all_text_contents() == [
+        pieces[7].replace(" ", "·"),
+        pieces[8].replace(" ", "·"),
+    ]
+    tab.get_by_role("button", name="show it in both texts").click()
+    assert tab.locator(".lane-text mark").first.is_visible()
+
+
+def test_a_replay_only_appends(served, tab):
+    ask_for(tab, 900)
+    run_both(tab)
+    assert tab.locator(".lane").first.locator(".lane-chunk").count() > 1
+    tab.evaluate(
+        """() => { window.removed = 0;
+        new MutationObserver(all => all.forEach(m => window.removed += m.removedNodes.length))
+          .observe(document.querySelector('.lane-text'), {childList: true, subtree: true}); }"""
+    )
+    seek(tab, 0.5)  # going back is what empties a lane, once
+    before = tab.evaluate("new Promise(r => setTimeout(() => r(window.removed), 50))")
+    tab.click(".replay .play")
+    tab.wait_for_function(OVER)
+    assert tab.evaluate("window.removed") == before > 0
+
+
+def test_slower_is_said_plainly(tab, monkeypatch):
+    monkeypatch.setattr(scripted, "ACCURACY", (0,) * 10)  # no guess is ever right
+    run_both(tab)
+    assert "slower than plain decoding here: 0.8" in tab.inner_text(".compare-verdict.slower")
+    assert "finished first" in tab.locator(".flag").first.inner_text()
+
+
+def test_the_result_survives_a_look_at_the_chat(tab):
+    run_both(tab)
+    verdict = tab.inner_text(".compare-verdict")
+    tab.get_by_role("tab", name="Chat").click()
+    tab.wait_for_selector("#box", state="visible")
+    tab.get_by_role("tab", name="Compare").click()
+    tab.wait_for_selector(".compare-verdict", state="visible")
+    assert tab.inner_text(".compare-verdict") == verdict and all(tab.evaluate(TEXTS))
+
+
+def test_a_screen_reader_hears_what_runs_and_the_verdict_only(tab):
+    listen(tab, ".compare-spoken")
+    run_both(tab)
+    said = tab.evaluate("window.said")
+    assert 2 <= len(said) <= 7 and len(set(said)) == len(said)
+    assert "as fast as plain decoding" in said[-1] and "identical" in said[-1]
+    assert tab.get_attribute(".compare-spoken", "role") == "status"
+    assert tab.locator(".lane-text[aria-live]").count() == 0
+
+
+def test_without_motion_the_end_is_shown_and_can_be_scrubbed(tab):
+    tab.emulate_media(reduced_motion="reduce")
+    run_both(tab)
+    assert tab.locator(".replay .play").is_hidden() and tab.locator("#compare .speeds").is_hidden()
+    whole = tab.evaluate(TEXTS)
+    tab.focus(".scrub")
+    tab.keyboard.press("Home")
+    assert tab.evaluate(TEXTS) == ["", ""]
+    tab.keyboard.press("End")
+    assert tab.evaluate(TEXTS) == whole
+
+
+def test_stop_and_errors_are_lines_and_the_last_result_stays(served, tab, monkeypatch):
+    run_both(tab)
+    verdict = tab.inner_text(".compare-verdict")
+    tab.fill("#compare-prompt textarea", "   ")
+    tab.click("#compare-run")
+    tab.wait_for_function(
+        "document.querySelector('.compare-error')?.textContent.includes('message is empty')"
+    )
+    assert tab.inner_text(".compare-verdict") == verdict
+    tab.fill("#compare-prompt textarea", "a prompt")
+    monkeypatch.setattr(served.runner, "delay", 0.2)
+    tab.click("#compare-run")
+    tab.wait_for_function(
+        "document.querySelector('.compare-status')?.textContent.includes('running')"
+    )
+    tab.click("#compare-stop")
+    tab.wait_for_function(
+        "document.querySelector('.compare-error')?.textContent.includes('stopped')"
+    )
+    tab.wait_for_selector("#compare-run", state="visible")
+    assert tab.inner_text(".compare-verdict") == verdict
+    monkeypatch.setattr(served.runner, "delay", 0.004)
+    monkeypatch.setattr(served.runner, "fail_at", 2)
+    tab.click("#compare-run")
+    tab.wait_for_function(
+        "document.querySelector('.compare-error')?.textContent.includes('the script says')"
+    )
+    monkeypatch.setattr(served.runner, "fail_at", None)
+    tab.wait_for_selector("#compare-run", state="visible")
+    run_both(tab)
+    assert tab.text_content(".compare-error") == ""
+
+
+def test_behind_another_answer_it_says_its_place(served, tab, monkeypatch):
+    monkeypatch.setattr(served.runner, "delay", 0.1)
+    other = served.session.submit("x", GenerationSettings(max_new_tokens=500, seed=1))
+    tab.click("#compare-run")
+    tab.wait_for_function(
+        "document.querySelector('.compare-status')?.textContent === 'waiting: 1 ahead'"
+    )
+    served.session.stop(other)
+    monkeypatch.setattr(served.runner, "delay", 0.004)
+    tab.wait_for_selector(".compare-block.has-result")
+    tab.wait_for_selector("#compare-run", state="visible")
+
+
+def test_what_a_model_writes_never_runs(served, tab, monkeypatch):
+    hostile = ("<img src=q onerror=window.hit=1>", "${window.hit=1}", "{{window.hit=1}}")
+    monkeypatch.setattr(served.runner, "pieces", (*hostile, "<script>window.hit=1</script>"))
+    monkeypatch.setattr(served.runner, "differ_at", 2)
+    run_both(tab)
+    assert hostile[0] in tab.evaluate(TEXTS)[0] and tab.evaluate("window.hit") is None
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_cut_off_at_the_side(tab, width):
+    tab.set_viewport_size({"width": width, "height": 844})
+    run_both(tab)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = [tab.locator(".lane").nth(i).bounding_box() for i in (0, 1)]
+    is_stacked = boxes[1]["y"] > boxes[0]["y"] + boxes[0]["height"] - 1
+    assert is_stacked == (width == 390)
+    assert all(box["width"] > 300 and box["x"] + box["width"] <= width for box in boxes)
+
+
+def test_the_prompt_has_a_name_for_a_screen_reader(tab):
+    assert tab.get_by_role("textbox", name="Prompt for both").input_value()

@@ -1,0 +1,168 @@
+"""The page in a real browser on the real demo model, in its worker process."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.page import (
+    Served,
+    _browser_or_skip,
+    drawn_path,
+    last_answer,
+    send,
+    wait_end,
+)
+
+import medusa_chat
+from medusa_chat.decoding.events import Finished, Prefilled, Step
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.session import Session
+
+# What the status says, word for word, however short it stays.
+WATCH_STATUS = """() => {
+  window.said = [];
+  const at = document.querySelector('.status-line .sentence');
+  new MutationObserver(() => window.said.push(at.textContent)).observe(at, {childList: true});
+}"""
+
+
+class Recording(Session):
+    """A session that remembers the jobs it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(Child())
+        self.jobs: list[Job] = []
+
+    def submit(self, prompt, settings):
+        self.jobs.append(super().submit(prompt, settings))
+        return self.jobs[-1]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    _browser_or_skip()
+    from medusa_chat.ui.app import PageOptions, open_page
+
+    session = Recording()
+    session.submit_load(LoadRequest("demo", device="cpu"))
+    page = open_page(session, PageOptions(trees=("sparse-16", "mc_sim_7b_63")))
+    yield Served(page.url, session, None)
+    page.close()
+    session.close()
+
+
+@pytest.fixture
+def tab(served, open_tab):
+    """An open tab, once the model is there, with time for a busy machine."""
+    return open_tab()
+
+
+def test_the_demo_answers_and_its_tree_is_the_traces(served, tab):
+    send(tab, "Tell me a story about a fox")
+    wait_end(tab)
+    trace = served.session.jobs[-1].trace
+    assert isinstance(trace[0], Prefilled) and isinstance(trace[-1], Finished)
+    assert last_answer(tab).split() == trace[-1].text.split()
+    last = [event for event in trace if isinstance(event, Step)][-1]
+    tab.wait_for_selector(f'svg.tree[data-step="{last.index}"]')
+    assert drawn_path(tab) == list(last.path)
+    assert tab.locator("svg.tree .chip").count() == len(last.draft.tokens)
+
+
+def test_the_second_turn_reuses_the_cache(served, tab):
+    send(tab, "What is the capital of Spain?")
+    wait_end(tab)
+    first = served.session.jobs[-1].trace
+    send(tab, "and of France?")
+    wait_end(tab)
+    second = served.session.jobs[-1].trace
+    kept = first[0].prompt_tokens + len(first[-1].token_ids)
+    assert second[0].reused_tokens >= kept - 1
+    assert second[0].prompt_token_ids[:kept] == (
+        *first[0].prompt_token_ids,
+        *first[-1].token_ids,
+    )
+
+
+def test_vanilla_and_medusa_say_the_same_with_one_seed(served, tab):
+    tab.click("#settings button")
+    tab.get_by_label("Seed").fill("7")
+    tab.check("#vanilla input")
+    send(tab, "Tell me a story about a lamp")
+    wait_end(tab)
+    plain = served.session.jobs[-1]
+    assert plain.trace[0].settings["drafter"] == "none"
+    tab.click("#clear")
+    tab.wait_for_selector("#history .message-row", state="detached")
+    tab.uncheck("#vanilla input")
+    send(tab, "Tell me a story about a lamp")
+    wait_end(tab)
+    medusa = served.session.jobs[-1]
+    assert medusa.trace[0].settings["drafter"] == "medusa"
+    assert medusa.trace[-1].token_ids == plain.trace[-1].token_ids
+    assert medusa.trace[-1].stats.steps < plain.trace[-1].stats.steps
+    assert "×" in tab.locator("[data-figure='vs plain'] .value").inner_text()
+
+
+def test_a_prompt_over_the_context_is_one_line_and_stays_in_the_box(served, tab):
+    tab.fill("#box textarea", "word " * 3000)
+    tab.click("#send")
+    tab.wait_for_function(
+        "document.querySelector('.live-error')?.textContent.includes('context holds 1024')"
+    )
+    assert tab.input_value("#box textarea").startswith("word word")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills by signal")
+def test_a_dead_worker_is_said_and_replaced(served, tab):
+    send(tab, "hello")
+    wait_end(tab)
+    turns = tab.locator("#history .bot").count()
+    tab.evaluate(WATCH_STATUS)
+    os.kill(served.session.runner.pid, signal.SIGKILL)
+    tab.wait_for_function("window.said.some(text => text.includes('signal 9): restarting'))")
+    tab.wait_for_selector('.status-line[data-status="ready"]', timeout=60_000)
+    assert tab.locator("#history .bot").count() == turns
+    send(tab, "hello again")
+    wait_end(tab)
+    assert tab.locator("#history .bot").count() == turns + 1
+
+
+PAGE_PROCESS = """
+import sys
+
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.app import open_page
+
+if __name__ == "__main__":
+    session = Session(Child())
+    session.submit_load(LoadRequest("demo", device="cpu"))
+    page = open_page(session)
+    job = session.submit([{"role": "user", "content": "hello"}], GenerationSettings())
+    assert job.done.wait(90) and job.trace[-1].text, job.error
+    print([name for name in ("torch", "transformers") if name in sys.modules])
+    page.close()
+    session.close()
+"""
+
+
+def test_the_process_of_a_running_page_has_no_torch(tmp_path):
+    script = tmp_path / "page.py"
+    script.write_text(PAGE_PROCESS)
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=os.environ | {"PYTHONPATH": str(Path(medusa_chat.__file__).parents[1])},
+    )
+    assert done.stdout.strip() == "[]", done.stderr[-2000:]

@@ -1,0 +1,285 @@
+"""What is around the chat, in a real browser: header, first paint, Share, guests, a lost server."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+from support.page import last_answer, send, wait_end
+from support.shell import READY, SHARED, scripted
+
+from medusa_chat.messages import LoadRequest
+from medusa_chat.ui.access.share import qr_of
+from medusa_chat.ui.access.tunnel import NO_INTERNET, ShareError, Tunnel
+from medusa_chat.ui.app import PageOptions, open_page
+
+
+def shows(tab, selector: str, text: str) -> None:
+    tab.wait_for_function(
+        "([s, t]) => document.querySelector(s)?.textContent.includes(t)", arg=[selector, text]
+    )
+
+
+# ---- first paint, layout, colours ----
+
+
+def test_the_page_is_there_before_its_script_and_does_not_jump(opened, visitor, guest_browser):
+    raw = httpx.get(opened.url, headers={"accept": "text/html"}).text
+    assert raw.index('id="first"') < raw.index("<gradio-app")
+    assert "<title>medusa-chat</title>" in raw and 'name="description"' in raw
+    assert 'property="og:' not in raw and "githubusercontent" not in raw
+    context = guest_browser.new_context(viewport={"width": 1280, "height": 900})
+    context.route("**/assets/index-*.js", lambda route: route.abort())
+    tab = context.new_page()
+    tab.goto(opened.url)
+    first = tab.locator(".first-bar").bounding_box()
+    assert tab.inner_text(".first-bar b") == "medusa-chat"
+    context.close()
+    tab = visitor(opened.url)
+    tab.wait_for_selector("#first", state="detached")
+    assert tab.locator("#header").bounding_box()["height"] == first["height"]
+    shift = """() => new Promise(done => new PerformanceObserver(list =>
+        done(list.getEntries().reduce((sum, entry) => sum + entry.value, 0)))
+        .observe({type: 'layout-shift', buffered: true}) || setTimeout(() => done(0), 500))"""
+    assert tab.evaluate(shift) < 0.02
+
+
+def test_the_header_and_the_chat_are_there_before_the_model(visitor):
+    session = scripted(load_delay=3600)
+    page = open_page(session, PageOptions())
+    try:
+        tab = visitor(page.url, '.status-line[data-status="loading"]')
+        shows(tab, ".status-line .sentence", "reading weights")
+        assert tab.is_visible("#box textarea") and tab.is_visible("#brand h1")
+        assert "processing" not in tab.inner_text("#header")
+    finally:
+        page.close()
+
+
+def test_a_failed_load_says_what_to_do(visitor):
+    session = scripted()
+    session.runner.load = lambda request: iter(_refuse())
+    page = open_page(session, PageOptions())
+    try:
+        session.submit_load(LoadRequest())
+        tab = visitor(page.url, '.status-line[data-status="failed"]')
+        assert "No checkpoint here: choose another" in tab.inner_text(".status-line .sentence")
+    finally:
+        page.close()
+        session.close()
+
+
+def _refuse():
+    from medusa_chat.errors import ModelError
+
+    raise ModelError("no checkpoint here: choose another with --checkpoint")
+    yield
+
+
+def test_the_chat_fills_the_window_and_nothing_is_wider_than_a_phone(opened, visitor):
+    tab = visitor(opened.url)
+    left = tab.locator("#left").bounding_box()
+    assert 870 < left["y"] + left["height"] <= 900
+    assert tab.evaluate("document.documentElement.scrollHeight") <= 900
+    phone = visitor(opened.url, viewport={"width": 390, "height": 844}, has_touch=True)
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    for selector in ("#share .tool", "#look .tool", "#tabs [role=tab]"):
+        assert phone.locator(selector).first.bounding_box()["height"] >= 44
+    assert "scripted" in phone.inner_text("#status")
+
+
+def test_the_status_tells_the_facts_and_why(opened, visitor):
+    tab = visitor(opened.url)
+    facts = tab.locator(".status-line .fact").all_inner_texts()
+    names = [fact.split()[0] for fact in facts]
+    assert names == ["model", "precision", "device", "tree", "heads", "memory", "context"]
+    tab.click(".status-line .notes summary")
+    assert "cut to 16 nodes on a CPU" in tab.inner_text(".status-line .notes ul")
+    tab.keyboard.press("Escape")
+    assert not tab.is_visible(".status-line .notes ul")
+
+
+def test_light_or_dark_is_remembered_and_there_from_the_first_frame(opened, visitor):
+    tab = visitor(opened.url, color_scheme="light")
+    is_dark = "document.body.classList.contains('dark')"
+    assert not tab.evaluate(is_dark)
+    for look, dark in (("light", False), ("dark", True)):
+        tab.click("#look .tool")
+        assert tab.get_attribute("#look .tool", "aria-label") == f"Colours: {look}"
+        assert tab.evaluate(is_dark) is dark
+    tab.context.route("**/assets/index-*.js", lambda route: route.abort())
+    tab.reload()
+    tab.wait_for_selector("#first")
+    assert tab.evaluate(is_dark)
+
+
+# ---- sharing ----
+
+
+def test_without_internet_share_is_one_plain_sentence(opened, visitor, tunnel):
+    def offline(port: int) -> Tunnel:
+        raise ShareError(NO_INTERNET)
+
+    opened.share._open = offline
+    tab = visitor(opened.url)
+    tab.get_by_role("button", name="Share", exact=True).click()
+    tab.get_by_role("button", name="Make a link").click()
+    shows(tab, ".share-message", "No internet")
+    tab.keyboard.press("Escape")
+    send(tab, "still here")
+    wait_end(tab)
+
+
+def test_share_shows_the_link_and_a_guest_has_a_chat_of_their_own(opened, visitor, tunnel):
+    owner = visitor(opened.url)
+    send(owner, "the owner's own words")
+    wait_end(owner)
+    owner.get_by_role("button", name="Share", exact=True).click()
+    owner.select_option("#share-hours", "1")
+    owner.get_by_role("button", name="Make a link").click()
+    owner.wait_for_selector(".share-qr")
+    link = opened.share.link
+    assert link.expires - time.time() <= 3600
+    assert owner.get_attribute(".share-qr", "src") == qr_of(link.address)
+    assert owner.input_value("#share-password") == link.password
+    assert "60 minutes" in owner.inner_text(".share-dialog")
+
+    guest = visitor(SHARED, "form")
+    guest.get_by_label("Password").fill("wrong")
+    guest.keyboard.press("Enter")
+    guest.wait_for_selector("[role=alert]")
+    guest.get_by_label("Password").fill(link.password.replace("-", " "))
+    guest.get_by_role("button", name="Come in").click()
+    guest.wait_for_selector(READY)
+    assert "the owner's own words" not in guest.content()
+    assert guest.locator("#history .bot").count() == 0
+    assert not guest.locator("#share").get_by_role("button").is_visible()
+    assert link.password not in guest.content()
+    send(guest, "a guest's words")
+    wait_end(guest)
+    assert last_answer(guest)
+    assert "a guest's words" not in owner.content()
+
+    owner.get_by_role("button", name="Stop sharing").click()
+    shows(guest, "#lost", "This link has ended")
+    guest.reload()
+    assert "This link has ended" in guest.inner_text("body")
+
+
+def test_the_qr_codes_link_lets_in_without_the_password_and_expires(opened, visitor, tunnel):
+    opened.share.begin(1).join()
+    link = opened.share.link
+    guest = visitor(link.address)
+    assert link.key not in guest.url and link.key not in guest.content()
+    past = opened.share._clock
+    opened.share._clock = lambda: link.expires
+    try:
+        shows(guest, "#lost", "This link has ended")
+        guest.goto(link.address)
+        assert "This link has ended" in guest.inner_text("body")
+    finally:
+        opened.share._clock = past
+
+
+# ---- the server is gone and comes back ----
+
+
+@contextlib.contextmanager
+def program(port: int) -> Iterator[subprocess.Popen]:
+    """The program as people start it; killed at the end, as when a laptop is closed."""
+    command = [sys.executable, "-m", "medusa_chat", "--no-browser", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert "is open at" in child.stdout.readline()
+            yield child
+        finally:
+            child.kill()
+
+
+def test_a_lost_server_is_said_and_the_page_comes_back_with_what_was_said(visitor):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with program(port):
+        tab = visitor(f"http://127.0.0.1:{port}/")
+        tab.fill("#box textarea", "What is the capital of Spain?")
+        tab.click("#send")  # the answer may be over before its Stop is seen
+        tab.wait_for_selector("#history .bot .message-content")
+        wait_end(tab)
+        answer = last_answer(tab)
+        tab.fill("#box textarea", "half a sentence")
+    tab.wait_for_selector("#lost >> text=No connection to medusa-chat")
+    assert not tab.locator(".toast-wrap").is_visible()
+    tab.evaluate("window.isOld = true")
+    with program(port):
+        tab.wait_for_function("!window.isOld && document.querySelector('#header')")
+        tab.wait_for_function("document.querySelector('#box textarea')?.value.startsWith('half')")
+        assert not tab.is_visible("#lost")
+        assert last_answer(tab) == answer
+
+
+@contextlib.contextmanager
+def proxied(behind: int, at: int, keeps: bool) -> Iterator[None]:
+    """A small reverse proxy that has the page at /chat. keeps: it leaves the prefix on."""
+    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{behind}", timeout=None)
+
+    async def forward(request: Request) -> StreamingResponse:
+        path = request.url.path if keeps else request.url.path.removeprefix("/chat") or "/"
+        url = httpx.URL(path=path, query=request.url.query.encode())
+        headers = request.headers.raw
+        body = await request.body()
+        asked = client.build_request(request.method, url, headers=headers, content=body)
+        got = await client.send(asked, stream=True)
+        kept = {"content-type", "content-encoding", "location", "set-cookie", "cache-control"}
+        passed = {name: value for name, value in got.headers.items() if name in kept}
+        done = BackgroundTask(got.aclose)
+        return StreamingResponse(got.aiter_raw(), got.status_code, passed, background=done)
+
+    methods = ["GET", "HEAD", "POST", "OPTIONS"]
+    app = Starlette(routes=[Route("/chat{rest:path}", forward, methods=methods)])
+    server = uvicorn.Server(uvicorn.Config(app, port=at, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    try:
+        yield
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(10)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("kind", ["path", "address"])
+def test_the_page_works_behind_a_reverse_proxy(visitor, keeps, kind):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        at = free.getsockname()[1]
+    session = scripted()
+    session.runner.steps = 4000
+    session.runner.delay = 0.3  # 512 tokens take a minute: nobody waits for the end
+    root_path = "/chat" if kind == "path" else f"http://127.0.0.1:{at}/chat"
+    page = open_page(session, PageOptions(root_path=root_path))
+    try:
+        with proxied(page.blocks.server_port, at, keeps):
+            tab = visitor(f"http://127.0.0.1:{at}/chat/")
+            send(tab, "hello through the proxy")
+            tab.wait_for_function("document.querySelector('.live-text')?.textContent.length > 20")
+            tab.dispatch_event("#stop", "click")
+            wait_end(tab)
+            assert last_answer(tab)
+            tab.context.close()
+    finally:
+        page.close()
+        session.close()

@@ -1,0 +1,151 @@
+"""The Tune tab in a real browser, on a scripted model: pictures, the two wishes, its edges."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from support import scripted
+from support.access import findings
+from support.counting import answer, prefilled
+from support.page import Served, _browser_or_skip, send, wait_end
+from support.training_events import step
+
+from medusa_chat.decoding.tree import cartesian
+from medusa_chat.messages import LoadRequest, PersonalTree
+from medusa_chat.paths import DATA_DIR_VARIABLE
+from medusa_chat.runtime.history import History
+from medusa_chat.runtime.session import Session
+from medusa_chat.training.run_log import RunLog
+
+SLOW = 60_000  # milliseconds for a busy machine
+NODES = 9
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[Served]:
+    _browser_or_skip()
+    from medusa_chat.ui.app import PageOptions, open_page
+
+    folder = tmp_path_factory.mktemp("tune")
+    session = Session(scripted.ScriptedRunner(delay=0.002, prefill=0, steps=30, nodes=NODES))
+    page = open_page(session, PageOptions(history=History(folder / "chats.sqlite3")))
+    served = Served(page.url, session, session.runner)
+    served.folder = folder / "trees"
+    yield served
+    page.close()
+    session.close()
+
+
+@pytest.fixture(scope="module")
+def tab(served, browser) -> Iterator:
+    """One page for all tests here, on the Tune tab; it asks nothing outside this machine."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    opened.set_default_timeout(SLOW)
+    asked, faults = [], []
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.goto(served.url)
+    opened.get_by_role("tab", name="Tune").click()
+    opened.wait_for_selector(".roof-block svg.plot .best")
+    yield opened
+    opened.close()
+    assert [url for url in asked if not url.startswith((served.url, "data:", "blob:"))] == []
+    assert faults == [], "a script of the page failed"
+
+
+def says(tab, selector: str, text: str) -> None:
+    tab.wait_for_function(
+        "([at, text]) => document.querySelector(at)?.textContent.includes(text)",
+        arg=[selector, text],
+    )
+
+
+def test_without_a_model_it_says_so_and_the_hardware_model_is_there(tab):
+    says(tab, ".tune-hollow", "No model is loaded")
+    tab.wait_for_selector(".roof-block .roof-pair:not([hidden]) svg.plot")
+    assert tab.locator(".heat").count() == 0
+    assert findings(tab) == []
+
+
+def test_the_loaded_models_heads_and_tree_are_drawn(served, tab):
+    served.session.submit_load(LoadRequest())
+    tab.wait_for_selector(".heat tbody tr")
+    assert tab.locator(".heat tbody tr").count() == 4
+    assert tab.locator(".heat td.tinted").first.inner_text() == "62%"
+    assert tab.locator("svg.shape .chip").count() == NODES
+    says(tab, ".tune-verdict", "not timed on this machine yet")
+    tab.get_by_role("button", name="Mask").focus()
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector(".tune-block svg.mask")
+    assert tab.locator(".tune-block svg.mask .row").count() == NODES
+
+
+def test_measuring_shows_times_and_the_best_point(served, tab):
+    tab.click(".tune-actions .measure")
+    says(tab, ".tune-work", "Measured: 24 nodes are used.")
+    says(tab, ".tune-verdict", "times plain decoding")
+    tab.wait_for_selector(".tune-block .plot .best")
+    assert tab.locator(".tune-block .plot .best").count() == 1
+
+
+def test_a_chat_is_counted_and_nothing_of_it_is_on_the_disk_but_counts(served, tab):
+    tab.get_by_role("tab", name="Chat").click()
+    send(tab, "a secret that nobody may read")
+    wait_end(tab)
+    tab.get_by_role("tab", name="Tune").click()
+    says(tab, ".tune-verdict", "of 1 answer are counted")
+    tab.get_by_role("button", name="Counted in your chats").click()
+    tab.wait_for_selector(".heat td.unasked")
+    (file,) = served.folder.glob("*.json")
+    assert "secret" not in file.read_text() and "Medusa" not in file.read_text()
+
+
+def test_a_better_tree_is_offered_used_and_given_back(served, tab, monkeypatch):
+    wide = cartesian(4, 1)
+    personal = served.session.keeper.on_model.__self__
+    monkeypatch.setattr(served.runner, "nodes", len(wide))
+    monkeypatch.setattr(served.runner, "is_timed", False)
+    personal.use(PersonalTree(served.runner.facts.accuracies, wide.choices[1:])).done.wait(60)
+    tally, dice = personal.of(served.runner.facts).tally, random.Random(0)
+    for _ in range(40):
+        tally.take(prefilled(), answer(dice, wide, 40), 3)
+    says(tab, ".tune-offer", "A better tree for your chats: expected")
+    assert findings(tab) == [], "with an offer"
+    tab.click(".tune-actions .use")
+    says(tab, ".tune-work", "Your personal tree is used from the next answer on.")
+    tab.click(".tune-actions .back")
+    says(tab, ".tune-work", "The stored tree is used from the next answer on.")
+    tab.wait_for_selector(".tune-actions .back", state="hidden")
+
+
+def test_another_gpu_changes_the_modelled_best(tab):
+    before = tab.inner_text(".roof-block .tune-strong")
+    tab.get_by_label("GPU", exact=True).click()
+    tab.get_by_role("option", name="RTX 4090").click()
+    says(tab, ".roof-block", "RTX 4090")
+    assert tab.inner_text(".roof-block .tune-strong") != before
+
+
+def test_a_training_is_watched_and_stopped(served, tab, monkeypatch):
+    monkeypatch.setenv(DATA_DIR_VARIABLE, str(served.folder))
+    with RunLog(served.folder / "mine") as log:
+        for number in range(1, 60):
+            log.tell(step(number))
+        says(tab, ".train-block", "Step 59 of 300, loss 3.803.")
+        assert tab.locator(".train-block svg.plot[role=img] .line").count() == 3
+        assert findings(tab) == [], "training"
+        tab.click(".train-block .halt")
+        while not log.wants_stop():
+            tab.wait_for_timeout(50)
+        log.stopped()
+    says(tab, ".train-block", "Stopped. The same command with --resume goes on.")
+
+
+def test_it_fits_a_phone_and_is_accessible_in_the_dark(tab):
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.wait_for_function("document.querySelector('.tune-block svg.plot')?.clientWidth < 370")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    assert findings(tab) == [], "light"
+    tab.emulate_media(color_scheme="dark")
+    tab.wait_for_function("getComputedStyle(document.body).backgroundColor === 'rgb(13, 19, 17)'")
+    assert findings(tab) == [], "dark"

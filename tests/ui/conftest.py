@@ -1,0 +1,3 @@
+"""What the tests of conversations start from."""
+
+from support.conversations import desk, room  # noqa: F401

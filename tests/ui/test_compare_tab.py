@@ -1,0 +1,219 @@
+"""The Compare tab without a browser: its events, and a comparison as data."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from support.races import SHORT, STORY, Racer, result
+from support.scripted import ScriptedRunner
+
+from medusa_chat.errors import ModelError
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.compare import Progress, add_gap, gap_request, with_gap
+from medusa_chat.runtime.recordings import Difference
+from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.compare import tab as tab
+from medusa_chat.ui.compare.tab import Race, Track
+from medusa_chat.ui.compare.view import gap_text, progress_view, result_view
+
+ASKED = ("exact", 0, "auto", 24, "7")
+
+
+@pytest.fixture
+def session(monkeypatch):
+    monkeypatch.setattr(tab, "POLL_SECONDS", 0.01)
+    made = Session(Racer(delay=0.004, prefill=0.01, steps=200))
+    made.submit_load(LoadRequest())
+    yield made
+    made.close()
+
+
+def pictures(track: Track, race: Race, text: str = "hi", asked=ASKED) -> list[dict]:
+    """All that one click shows, parsed."""
+
+    async def collect() -> list[dict]:
+        return [json.loads(line) async for line in track.stream(race)]
+
+    first = track.begin(race, text, *asked)[0]
+    return [json.loads(first), *asyncio.run(collect())]
+
+
+# ---- events ----
+
+
+def test_one_click_runs_both_and_ends_with_the_result(session):
+    shown = pictures(Track(session, ()), Race())
+    assert [picture["state"] for picture in shown[:-2]] == ["running"] * (len(shown) - 2)
+    told = " ".join(picture["status"] for picture in shown[:-2])
+    assert "running plain (1 of 2)" in told and "running with the drafter (2 of 2)" in told
+    sides = shown[-1]["result"]["sides"]
+    assert [side["name"] for side in sides] == ["Plain", "Medusa"]
+    assert shown[-1]["result"]["identical"]
+
+
+def test_who_goes_first_alternates_whichever_tab_asks(session):
+    track, races = Track(session, ()), [Race(), Race()]
+    for race in (*races, races[0]):
+        pictures(track, race)
+    asked = [s.drafter for s in session.runner.settings if s.max_new_tokens == 24]
+    assert [drafter == "none" for drafter in asked] == [True, False, False, True, True, False]
+
+
+def test_the_plain_rate_is_told_with_the_model_it_belongs_to(session):
+    told = []
+    track = Track(session, (), lambda key, rate: told.append((key, rate)))
+    shown = pictures(track, Race())
+    (key, rate), *rest = told
+    assert not rest and key == ("scripted", "fp32", "cpu")
+    assert rate == pytest.approx(shown[-1]["result"]["sides"][0]["rate"], rel=0.01)
+    pictures(track, Race(), asked=("exact", 0, "auto", 4, ""))
+    assert len(told) == 1  # four tokens say nothing about a speed
+
+
+@pytest.mark.parametrize(
+    "text, asked, said",
+    [
+        ("  ", ASKED, "message is empty"),
+        (None, ASKED, "give a text"),
+        ("hi", ("other", *ASKED[1:]), "acceptance"),
+        ("hi", ("exact", 9, *ASKED[2:]), "temperature"),
+        ("hi", ("exact", 0, "../x", 24, ""), "tree"),
+        ("hi", ("exact", 0, "auto", 1.5, ""), "max_new_tokens"),
+        ("hi", ("exact", 0, "auto", 24, "x"), "seed"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line_and_runs_nothing(session, text, asked, said):
+    race = Race(result={"number": 3})
+    line = json.loads(Track(session, ()).begin(race, text, *asked)[0])
+    assert said in line["error"] and "\n" not in line["error"]
+    assert line["result"] == {"number": 3}  # the last result stays on the page
+    assert not race.is_running and not session.runner.prompts
+
+
+def test_a_failing_side_shows_its_reason_and_the_next_click_works(session):
+    track, race = Track(session, ()), Race()
+    session.runner.fail_at = 3
+    assert "the script says" in pictures(track, race)[-1]["error"]
+    session.runner.fail_at = None
+    assert pictures(track, race)[-1]["result"]["number"] == 2
+
+
+def test_stop_ends_the_running_side_and_keeps_the_last_result(session):
+    track, race = Track(session, ()), Race()
+    pictures(track, race)
+    session.runner.delay = 0.05
+    track.begin(race, "hi", *ASKED)
+
+    async def stop_soon() -> list[dict]:
+        lines = []
+        async for line in track.stream(race):
+            lines.append(json.loads(line))
+            if lines[-1].get("stage") == "running":
+                track.stop(race)
+        return lines
+
+    last = asyncio.run(stop_soon())[-1]
+    assert "stopped" in last["error"] and last["result"]["number"] == 1
+    assert not race.is_running
+    session.runner.delay = 0.004
+    assert pictures(track, race)[-1]["result"]["number"] == 3
+
+
+def test_closing_the_browser_tab_stops_the_run(session):
+    track, race = Track(session, ()), Race()
+    session.runner.delay = 0.05
+    track.begin(race, "hi", *ASKED)
+
+    async def leave() -> None:
+        stream = track.stream(race)
+        async for line in stream:
+            if json.loads(line).get("stage") == "running":
+                break
+        await stream.aclose()
+
+    asyncio.run(leave())
+    job = session.submit(STORY, SHORT.resolved(max_new_tokens=1))
+    assert job.done.wait(10) and len(session.runner.prompts) <= 4
+
+
+def test_a_second_click_while_it_runs_changes_nothing(session):
+    track, race = Track(session, ()), Race()
+    track.begin(race, "hi", *ASKED)
+    track.begin(race, "other", *ASKED)
+    assert race.text == "hi" and race.number == 1
+
+
+# ---- words ----
+
+
+@pytest.mark.parametrize(
+    "stage, ahead, loading, said",
+    [
+        ("waiting", 1, False, "waiting: 1 ahead"),
+        ("waiting", 0, True, "waiting for the model: reading weights"),
+        ("warming up", 0, False, "not counted"),
+        ("running", 0, False, "running plain (1 of 2)"),
+    ],
+)
+def test_progress_says_what_happens(session, stage, ahead, loading, said):
+    session.keeper.state = ModelState("loading", "read") if loading else ModelState("ready")
+    progress = Progress("plain", 1, stage, ahead)
+    wait = Track(session, ())._waiting_for(progress)
+    assert said in progress_view(progress, 24, wait)["status"]
+
+
+def test_a_slower_drafter_is_called_slower_with_the_cause(session):
+    found = result(session)
+    slow = replace(found.drafted.stats, seconds=found.plain.stats.seconds * 2)
+    found = replace(found, drafted=replace(found.drafted, stats=slow))
+    view = result_view(found)
+    assert view["is_slower"] and view["speedup"] == pytest.approx(0.5, rel=0.01)
+    assert "slower than plain decoding here: 0.50×" in view["verdict"]
+    assert f"{found.overhead:.2f} plain steps" in view["verdict"]
+
+
+def test_a_difference_says_whether_it_was_to_be_expected(session):
+    session.runner.differ_at = 5
+    found = result(session)
+    lossy = replace(found, settings=found.settings | {"acceptance": "typical", "temperature": 0.7})
+    assert "should give the same text" in result_view(found)["difference"]["note"]
+    assert "lossy: a difference is expected" in result_view(lossy)["difference"]["note"]
+    half = replace(found, precision="bf16")
+    assert "bf16 rounds" in result_view(half)["difference"]["note"]
+    near = replace(half, difference=Difference(5, "a", "b", 0.001))
+    assert "A near tie" in result_view(near)["difference"]["note"]
+
+
+def test_the_gap_is_asked_where_the_answers_part(session):
+    session.runner.differ_at = 5
+    found = with_gap(session, result(session))
+    (request,) = session.runner.peeks
+    assert request.token_ids == (*found.prompt_token_ids, *found.plain.token_ids[:5])
+    assert request.tokens == (found.plain.token_ids[5], found.drafted.token_ids[5])
+    assert found.difference.gap == 0 and gap_text(found.difference).startswith("under 0.0001")
+
+
+def test_no_gap_is_asked_of_another_model_or_where_there_is_none(session):
+    found = result(session)
+    assert gap_request(session, found) is None
+    session.runner.differ_at = 5
+    found = result(session)
+    with pytest.raises(ModelError, match="another model"):
+        gap_request(session, replace(found, model="other"))
+
+
+def test_an_impossible_token_has_no_gap(session):
+    session.runner.differ_at = 5
+    found = result(session)
+    peek = ScriptedRunner().peek(gap_request(session, found))
+    none = tuple(ranked._replace(probability=0.0) for ranked in peek.asked)
+    assert add_gap(found, replace(peek, asked=none)).difference.gap is None
+
+
+def test_a_result_is_plain_json_without_an_open_tag(session):
+    session.runner.pieces = ("<script>", "${x}", "😀")
+    shown = pictures(Track(session, ()), Race())
+    line = tab.to_line(shown[-1])
+    assert "<" not in line and json.loads(line) == shown[-1]

@@ -1,0 +1,433 @@
+"""The public link without a browser: who comes in, with what, for how long."""
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import segno
+from support.scripted import ScriptedRunner
+
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import LoadRequest, ModelInfo
+from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui import app as page
+from medusa_chat.ui.access import tunnel as tunnels
+from medusa_chat.ui.access.password import COOKIE, SLOW_DOWN
+from medusa_chat.ui.access.share import Share, ShareState, share_view
+from medusa_chat.ui.access.throttle import Throttle
+from medusa_chat.ui.access.tunnel import ShareError, Tunnel
+from medusa_chat.ui.page.status import status_line
+
+HOST = "abc123.gradio.live"
+
+
+class FakeTunnel:
+    """Makes an address at once; port: the local end; closed: how often it was ended."""
+
+    def __init__(self, scheme: str = "https"):
+        self.scheme, self.port, self.closed = scheme, 0, 0
+
+    def __call__(self, port: int) -> Tunnel:
+        self.port = port
+        return Tunnel(f"{self.scheme}://{HOST}", self.close)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Clock:
+    now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# ---- the link ----
+
+
+def test_a_link_has_a_password_a_key_and_an_end():
+    clock, tunnel = Clock(), FakeTunnel()
+    share = Share(lambda: 7, tunnel, clock)
+    share.begin(8).join()
+    link = share.link
+    assert link.host == HOST and tunnel.port == 7
+    assert re.fullmatch(r"[a-z2-9]{4}-[a-z2-9]{4}-[a-z2-9]{4}", link.password)
+    assert len(link.key) >= 32 and link.key in link.address
+    assert link.expires == clock.now + 8 * 3600
+    clock.now += 8 * 3600
+    assert share.link is None
+    share.stop()
+
+
+def test_every_link_is_another_one():
+    share = Share(lambda: 7, FakeTunnel())
+    share.begin(1).join()
+    first = share.link
+    share.begin(1).join()
+    second = share.link
+    assert not {first.password, first.key, first.secret} & {
+        second.password,
+        second.key,
+        second.secret,
+    }
+    share.stop()
+
+
+def test_stop_closes_the_tunnel_once():
+    tunnel = FakeTunnel()
+    share = Share(lambda: 7, tunnel)
+    share.begin(1).join()
+    share.stop()
+    share.stop()
+    assert share.link is None and share.state == ShareState() and tunnel.closed == 1
+
+
+def test_a_link_that_comes_after_stop_is_closed_at_once():
+    gate, tunnel = threading.Event(), FakeTunnel()
+
+    def slow(port: int) -> Tunnel:
+        gate.wait(10)
+        return tunnel(port)
+
+    share = Share(lambda: 7, slow)
+    making = share.begin(1)
+    assert share.state.status == "making"
+    share.stop()
+    gate.set()
+    making.join(10)
+    assert share.link is None and tunnel.closed == 1
+
+
+@pytest.mark.parametrize("hours", [0, 2, -1, 1.5, "24", None, [1], {"a": 1}, True, 10**9])
+def test_hours_are_one_of_the_choices(hours):
+    with pytest.raises(UsageError, match="1, 8, 24, 72"):
+        Share(lambda: 7, FakeTunnel()).begin(hours)
+
+
+def test_a_tunnel_that_fails_is_one_plain_sentence():
+    def offline(port: int) -> Tunnel:
+        raise ShareError(tunnels.NO_INTERNET)
+
+    share = Share(lambda: 7, offline)
+    share.begin().join()
+    assert share.state.status == "off" and share.state.message.startswith("No internet")
+    assert page.share_lines(share) == [f"not shared: {tunnels.NO_INTERNET}"]
+
+
+@pytest.mark.parametrize("fault", [httpx.ConnectError("no route"), httpx.ReadTimeout("slow")])
+def test_without_internet_the_real_tunnel_says_so(monkeypatch, tmp_path, fault):
+    def get(url: str, timeout: float) -> None:
+        assert timeout <= 5
+        raise fault
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(httpx, "get", get)
+    with pytest.raises(ShareError, match="No internet"):
+        tunnels.open_tunnel(7)
+    assert not list(tmp_path.glob(".gradio"))
+
+
+def test_another_program_in_the_tunnels_place_is_deleted_and_not_run(tmp_path):
+    program = tmp_path / "frpc"
+    program.write_bytes(b"something else")
+    with pytest.raises(ShareError, match="deleted"):
+        tunnels._refuse_another_program(program, "0" * 64)
+    assert not program.exists()
+
+
+def test_the_qr_code_is_the_link_that_needs_no_password():
+    share = Share(lambda: 7, FakeTunnel())
+    share.begin(1).join()
+    view = share_view(share.state)
+    same = segno.make(share.link.address, error="m", micro=False)
+    assert view["qr"] == same.svg_data_uri(scale=4, border=3, dark="#16211c", light="#ffffff")
+    assert view["address"] == f"https://{HOST}/?key={share.link.key}"
+    share.stop()
+    assert "password" not in share_view(share.state)
+
+
+# ---- the throttle ----
+
+
+def test_five_failures_a_minute_and_thirty_of_everybody():
+    clock = Clock()
+    throttle = Throttle(clock=clock)
+    for _ in range(5):
+        assert not throttle.is_shut("one")
+        throttle.count("one")
+    assert throttle.is_shut("one") and not throttle.is_shut("two")
+    throttle.forgive("one")
+    assert not throttle.is_shut("one")
+    for number in range(26):
+        throttle.count(f"other {number}")
+    assert throttle.is_shut("two")
+    clock.now += 61
+    assert not throttle.is_shut("one")
+
+
+# ---- the status, as a guest sees it ----
+
+
+def test_a_guest_learns_the_model_and_nothing_of_the_folders():
+    model = ModelInfo(
+        *("/home/me/secret/vicuna", "llama", "fp16", "cpu", 7, 3, 2048, "auto", 16),
+        tree_reason="from /home/me/secret/tree.json",
+        memory_bytes=2**20,
+        has_template=True,
+        notes=("read from /home/me/secret",),
+    )
+    ready, failed = (
+        ModelState("ready", model=model),
+        ModelState("failed", message="/home/me is not here"),
+    )
+    assert "secret" in status_line(ready) and "/home/me" in status_line(failed)
+    assert "vicuna" in status_line(ready, None, is_guest=True)
+    for state in (ready, failed):
+        assert "/home" not in status_line(state, 2**30, is_guest=True)
+
+
+def test_a_long_name_keeps_its_end_in_the_bar_and_is_whole_in_the_reason():
+    name = "/home/me/" + "far/" * 30 + "vicuna-7b"
+    model = ModelInfo(
+        *(name, "llama", "fp16", "cpu", 7, 3, 2048, "auto", 16),
+        tree_reason="",
+        memory_bytes=2**20,
+        has_template=True,
+    )
+    _, shown, why = json.loads(status_line(ModelState("ready", model=model)))["facts"][0]
+    assert shown.startswith("…") and shown.endswith("far/vicuna-7b") and len(shown) <= 36
+    assert name in why
+
+
+# ---- the door, on the real page ----
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[page.Page]:
+    session = Session(ScriptedRunner(delay=0, prefill=0, steps=3))
+    session.submit_load(LoadRequest())
+    shown = page.open_page(session, page.PageOptions(auth=("me", "local-secret")))
+    yield shown
+    shown.close()
+    session.close()
+
+
+@pytest.fixture
+def shared(opened) -> Iterator[tuple[page.Page, FakeTunnel]]:
+    tunnel = FakeTunnel("https")
+    opened.share._open = tunnel
+    opened.share.begin(1).join()
+    assert opened.share.link, opened.share.state
+    yield opened, tunnel
+    opened.share.stop()
+
+
+def guest(tunnel: FakeTunnel, host: str = HOST) -> httpx.Client:
+    """A browser at the far end of the tunnel."""
+    headers = {"host": host, "accept": "text/html"}
+    base = f"http://127.0.0.1:{tunnel.port}"
+    return httpx.Client(base_url=base, headers=headers, timeout=30, transport=_retrying())
+
+
+def _retrying() -> httpx.HTTPTransport:
+    return httpx.HTTPTransport(retries=5)  # the port may be a moment late
+
+
+def come_in(client: httpx.Client, password: str, **headers: str) -> httpx.Response:
+    answer = client.post("/enter", data={"password": password}, headers=headers)
+    if COOKIE in answer.headers.get("set-cookie", ""):
+        cookie = answer.headers["set-cookie"].split(";")[0]  # Secure: httpx would hold it back
+        client.headers["cookie"] = cookie
+    return answer
+
+
+EVERYTHING = (
+    *("/", "/config", "/gradio_api/info", "/gradio_api/app_id", "/gradio_api/startup-events"),
+    *("/theme.css", "/gradio_api/queue/data?session_hash=x", "/gradio_api/heartbeat/x"),
+    *("/gradio_api/file=pyproject.toml", "/openapi.json", "/login_check", "/no/such/page", "/live"),
+)
+
+
+@pytest.mark.parametrize("path", EVERYTHING)
+def test_nothing_of_the_page_is_seen_without_the_password(shared, path):
+    with guest(shared[1]) as client:
+        answer = client.get(path)
+        assert answer.status_code == 401 and "Password" in answer.text
+        assert "gradio" not in answer.text.lower()
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        plain = client.get(path, headers={"accept": "*/*"})
+        assert plain.status_code == 401 and "<" not in plain.text
+    for path in ("/gradio_api/run/predict", "/gradio_api/queue/join", "/gradio_api/upload"):
+        with guest(shared[1]) as client:
+            assert client.post(path, json={}).status_code == 401
+
+
+def test_the_spoken_password_opens_and_its_cookie_is_well_kept(shared):
+    opened, tunnel = shared
+    with guest(tunnel) as client:
+        spoken = opened.share.link.password.upper().replace("-", " ")
+        answer = come_in(client, spoken)
+        assert answer.status_code == 303 and answer.headers["location"] == "/"
+        cookie = answer.headers["set-cookie"].lower()
+        for word in ("httponly", "secure", "samesite=lax", "path=/", "max-age="):
+            assert word in cookie
+        assert 3000 < int(re.search(r"max-age=(\d+)", cookie)[1]) <= 3600
+        config = client.get("/config")
+        assert config.status_code == 200 and config.json()["username"] != "me"
+        assert client.get("/").status_code == 200
+        for word in (opened.share.link.password, opened.share.link.key, "local-secret"):
+            assert word not in config.text
+
+
+def test_the_key_of_the_qr_code_opens_and_leaves_the_address(shared):
+    opened, tunnel = shared
+    parts = urlsplit(opened.share.link.address)
+    with guest(tunnel) as client:
+        answer = client.get(f"{parts.path}?{parts.query}")
+        assert answer.status_code == 303 and answer.headers["location"] == "/"
+        assert COOKIE in answer.headers["set-cookie"]
+        assert answer.headers["cache-control"] == "no-store"
+        assert client.get("/?key=wrong").status_code == 401
+
+
+def test_wrong_passwords_are_slowed_down_and_the_key_still_opens(shared):
+    opened, tunnel = shared
+    opened.entrance._app.throttle = Throttle()
+    with guest(tunnel) as client:
+        there = {"x-forwarded-for": "9.9.9.9, 1.2.3.4"}
+        for _ in range(5):
+            answer = come_in(client, "wrong", **there)
+            assert answer.status_code == 401 and 'role="alert"' in answer.text
+        answer = come_in(client, opened.share.link.password, **there)
+        assert answer.status_code == 429 and SLOW_DOWN in answer.text
+        made_up = {"x-forwarded-for": "8.8.8.8, 1.2.3.4"}
+        assert come_in(client, "wrong", **made_up).status_code == 429
+        elsewhere = {"x-forwarded-for": "5.6.7.8"}
+        assert come_in(client, opened.share.link.password, **elsewhere).status_code == 303
+        assert client.get(f"/?key={opened.share.link.key}", headers=there).status_code == 303
+    opened.entrance._app.throttle = Throttle()
+
+
+def test_a_cookie_of_another_link_or_made_by_hand_is_worth_nothing(shared):
+    opened, tunnel = shared
+    with guest(tunnel) as client:
+        come_in(client, opened.share.link.password)
+        assert client.get("/config").status_code == 200
+        good = client.headers["cookie"]
+        for bad in (good[:-1] + ("0" if good[-1] != "0" else "1"), f"{COOKIE}=", f"{COOKIE}=a.b.c"):
+            assert client.get("/config", headers={"cookie": bad}).status_code == 401
+        opened.share.begin(1).join()
+        assert client.get("/config").status_code == 401
+
+
+@pytest.mark.parametrize("host", ["other.gradio.live", "127.0.0.1", "localhost", f"x{HOST}", ""])
+def test_only_the_links_own_host_comes_through(shared, host):
+    with guest(shared[1], host) as client:
+        assert client.get("/").status_code in (400, 410)
+        key = shared[0].share.link.key
+        assert client.get(f"/?key={key}").status_code in (400, 410)
+
+
+def test_the_links_host_is_a_stranger_at_the_pages_own_address(shared):
+    opened, _ = shared
+    assert httpx.get(opened.url, headers={"host": HOST}).status_code == 403
+
+
+def test_a_post_from_another_site_is_refused_with_and_without_the_cookie(shared):
+    opened, tunnel = shared
+    evil = {"origin": "https://evil.com"}
+    with guest(tunnel) as client:
+        assert come_in(client, opened.share.link.password, **evil).status_code == 403
+        own = {"origin": f"https://{HOST}"}
+        assert come_in(client, opened.share.link.password, **own).status_code == 303
+        path = "/gradio_api/run/predict"
+        assert client.post(path, headers=evil).status_code == 403
+        with contextlib.suppress(httpx.TransportError):  # refused before all of it was sent
+            big = client.post("/gradio_api/upload", content=b"x" * 5_000_000)
+            assert big.status_code == 413
+
+
+@pytest.mark.parametrize("path", ["/login", "/logout", "/token", "/monitoring", "/gradio_api/runs"])
+def test_what_is_the_owners_is_closed_to_guests(shared, path):
+    opened, tunnel = shared
+    with guest(tunnel) as client:
+        come_in(client, opened.share.link.password)
+        assert client.get(path).status_code == 404
+        assert client.get(f"{path}/").status_code == 404
+
+
+def test_after_stop_everything_is_refused_in_one_sentence(shared):
+    opened, tunnel = shared
+    with guest(tunnel) as client:
+        come_in(client, opened.share.link.password)
+        assert client.get("/config").status_code == 200
+        opened.share.stop()
+        for path in EVERYTHING:
+            answer = client.get(path)
+            assert answer.status_code == 410 and "has ended" in answer.text
+        assert come_in(client, "x").status_code == 410
+    assert tunnel.closed == 1
+
+
+def test_a_stream_to_a_guest_ends_with_the_link(shared):
+    opened, tunnel = shared
+    with guest(tunnel) as client:
+        come_in(client, opened.share.link.password)
+        began = time.monotonic()
+        threading.Timer(0.5, opened.share.stop).start()
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            with client.stream("GET", "/gradio_api/heartbeat/abc") as stream:
+                stream.read()
+        assert 0.4 < time.monotonic() - began < 10  # by itself it would last for ever
+
+
+def fn_index(config: dict, name: str) -> int:
+    """The event of a custom name, as a client would find it."""
+    return next(d["id"] for d in config["dependencies"] if name in str(d["targets"]))
+
+
+def test_only_the_owner_may_share_and_see_the_link(shared):
+    opened, tunnel = shared
+    link = opened.share.link
+    with guest(tunnel) as client:
+        come_in(client, link.password)
+        config = client.get("/config").json()
+        for name in ("begin_share", "end_share", "look"):
+            body = {"fn_index": fn_index(config, name), "data": [], "session_hash": "s"}
+            body["event_data"] = {"hours": 1}
+            for extra in ({}, {"x-medusa-guest": "0"}):
+                answer = client.post("/gradio_api/run/predict", json=body, headers=extra)
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["data"][-1] == ""
+                assert link.password not in answer.text
+        assert opened.share.link is link
+    with httpx.Client(base_url=opened.url) as owner:
+        owner.post("login", data={"username": "me", "password": "local-secret"})
+        token = next(iter(t for t, user in opened.blocks.app.tokens.items() if user == "me"))
+        owner.headers["cookie"] = f"access-token-{opened.blocks.app.cookie_id}={token}"
+        body["fn_index"] = fn_index(config, "look")
+        answer = owner.post("gradio_api/run/predict", json=body)
+        assert link.password in answer.text
+        # what lets guests past the login does not make an owner at the page's own address
+        ticket = opened.entrance._app.ticket
+        answer = owner.post("gradio_api/run/predict", json=body, headers={"cookie": ticket})
+        assert answer.json()["data"][-1] == ""
+
+
+def test_the_local_login_is_slowed_down_too(opened):
+    wrong = {"username": "me", "password": "wrong"}
+    right = {"username": "me", "password": "local-secret"}
+    with httpx.Client(base_url=opened.url) as client:
+        for _ in range(6):
+            assert client.post("login", data=right).status_code == 200
+        for _ in range(5):
+            assert client.post("login", data=wrong).status_code == 400
+        answer = client.post("login", data=right)
+        assert answer.status_code == 429 and "minute" in answer.text
