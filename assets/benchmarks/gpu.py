@@ -22,19 +22,19 @@ import gpu_nf4
 import torch
 
 from medusa_chat.bench import run_shape
-from medusa_chat.bench.harness.random_model import SHAPES, Shape, load_shape
+from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
 from medusa_chat.checkpoints.load import source_tree
 from medusa_chat.checkpoints.memory import release
 from medusa_chat.decoding.backends import split_attention
-from medusa_chat.decoding.backends.pipelined_graphs import Ahead
+from medusa_chat.decoding.backends.pipelined_graphs import PipelinedGraphRunner
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_profiler import Stage
+from medusa_chat.decoding.step_profiler import StepProfiler
 from medusa_chat.messages import LoadRequest
 
 CUDA = torch.device("cuda")
 BUDGET = 540.0  # seconds for everything
-SMALL = Shape("small", 512, 1376, 4, 8, 4, 4096, 4096)
+SMALL = RandomModel("small", 512, 1376, 4, 8, 4, 4096, 4096)
 PROMPT = [(7 * i + 3) % 4096 for i in range(200)]
 BEHIND = 900  # tokens
 WARM_UPS, TIMED = 5, 30
@@ -113,7 +113,7 @@ def recorded_parity() -> dict[str, Any]:
             for temperature in (0.0, 0.8):
                 parts, recorded = (
                     answer(engine, way, nodes, temperature)
-                    for way in (None, Ahead(engine.backbone))
+                    for way in (None, PipelinedGraphRunner(engine.backbone))
                 )
                 name = f"{precision}, {nodes} nodes, temperature {temperature}: first difference"
                 found[name] = gpu_nf4.first_difference(recorded, parts)
@@ -142,9 +142,12 @@ def step_times(engine: Engine) -> dict[str, Any]:
     """Milliseconds of a step by nodes, behind BEHIND tokens: by its parts, recorded, what of that
     is the device's, and in an answer, where the next one is queued ahead."""
     found: dict[str, Any] = {}
-    source, recorded = source_tree(None, len(engine.heads or ())), Ahead(engine.backbone)
+    source, recorded = (
+        source_tree(None, len(engine.heads or ())),
+        PipelinedGraphRunner(engine.backbone),
+    )
     for nodes in (1, 8, 16, 32, 64):
-        stage = Stage(engine, source)
+        stage = StepProfiler(engine, source)
         at = min(BEHIND, engine.backbone.context // 2)
         engine.backbone.cache.fill(at)
         for name, way in (("by parts", None), ("recorded", recorded)):

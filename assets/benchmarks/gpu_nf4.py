@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from medusa_chat.bench.harness.random_model import Shape
+from medusa_chat.bench.harness.random_model import RandomModel
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import nf4
 from medusa_chat.decoding.engine import Engine
@@ -48,7 +48,7 @@ def random_linear(outputs: int, inputs: int, device: torch.device, dtype: torch.
     return made.eval()
 
 
-def random_engine(shape: Shape, device: torch.device, dtype: torch.dtype) -> Engine:
+def random_engine(shape: RandomModel, device: torch.device, dtype: torch.dtype) -> Engine:
     """A Llama of a shape with 4-bit layers as they are loaded, and heads; all random."""
     config = LlamaConfig(
         hidden_size=shape.hidden,
@@ -100,7 +100,7 @@ def kernel_parity(device: torch.device) -> dict[str, Any]:
 
 
 def merged_parity(
-    shape: Shape, device: torch.device, dtype: torch.dtype, count: int = 100
+    shape: RandomModel, device: torch.device, dtype: torch.dtype, count: int = 100
 ) -> dict[str, Any]:
     """First place at which tokens differ from those of the model as it was loaded, None for
     nowhere: merged and plain, merged and Medusa. A difference in half precision is a near tie."""
@@ -176,7 +176,10 @@ def settings_times(timer: Timer, device: torch.device) -> dict[str, Any]:
 
 
 def step_times(
-    shape: Shape, device: torch.device, timer: Timer, times: Callable[[Engine], dict[str, Any]]
+    shape: RandomModel,
+    device: torch.device,
+    timer: Timer,
+    times: Callable[[Engine], dict[str, Any]],
 ) -> dict[str, Any]:
     """`times` of the model as it was loaded, merged, and with our kernel where it is faster."""
     found: dict[str, Any] = {}

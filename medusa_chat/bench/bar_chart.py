@@ -1,4 +1,4 @@
-"""drawing(): the measured rows of a result as one SVG, bars with their spread, a group a unit."""
+"""chart_svg(): the measured rows of a result as one SVG, bars with their spread, a group a unit."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -13,7 +13,7 @@ STYLE = (
 )
 
 
-def drawing(result: dict[str, Any]) -> str:
+def chart_svg(result: dict[str, Any]) -> str:
     """A picture that needs nothing else. Bars of one unit share a scale that begins at 0, whose
     lines are the least and the most; grey is what the others are compared with."""
     groups: dict[str, list[Row]] = {}

@@ -1,4 +1,4 @@
-"""page(): a report as one HTML file: no script, nothing from elsewhere, light and dark.
+"""report_html(): a report as one HTML file: no script, nothing from elsewhere, light and dark.
 
 Every text that came from a file or a model is escaped; the page's own policy would not run it.
 """
@@ -19,7 +19,7 @@ The reading of the prompt is left out of all of them. The paper's Table 1 has 3.
 for Vicuna-7B on MT-Bench, with transformers of its day as the baseline.</p>"""
 
 
-def page(result: dict[str, Any], found: Report) -> str:
+def report_html(result: dict[str, Any], found: Report) -> str:
     """The whole file; result is what `run` gave."""
     machine = {name: str(value) for name, value in result["machine"].items() if name != "prompts"}
     title = f"Medusa on {found.source}: {machine.get('model', '')}"

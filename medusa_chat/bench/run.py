@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.bench.harness.context import PROMPTS, Course, machine, read_model
-from medusa_chat.bench.harness.random_model import SHAPES, Shape, load_shape
+from medusa_chat.bench.harness.context import PROMPTS, BenchContext, machine, read_model
+from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
 from medusa_chat.bench.harness.report_data import Report
 from medusa_chat.bench.harness.rows import Row, unmeasured
 from medusa_chat.bench.studies.assisted import assisted
@@ -32,10 +32,10 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.tuner import adopt
 from medusa_chat.training.conversations import read_conversations
 
-Study = Callable[[Course], Iterator[Row]]
+Study = Callable[[BenchContext], Iterator[Row]]
 
 
-def elsewhere(course: Course) -> Iterator[Row]:
+def elsewhere(course: BenchContext) -> Iterator[Row]:
     """What stands between the steps, and what this command cannot measure, shown all the same."""
     yield from host_gaps(course)
     yield unmeasured("kernels a layer", "kernels", "needs a GPU profile")
@@ -93,7 +93,7 @@ def run(
     loaded = read_model(request, progress)
     if not loaded.info.heads:
         raise UsageError(f"{loaded.info.name} has no Medusa heads: there is nothing to compare")
-    course = Course(
+    course = BenchContext(
         request,
         loaded,
         tree,
@@ -117,7 +117,7 @@ def run(
     return {"machine": machine(course, asked), "rows": rows, "verdict": verdict(loaded)}
 
 
-def _prompts(course: Course) -> int:
+def _prompts(course: BenchContext) -> int:
     """How many were asked."""
     if course.report is not None and course.report.answered:
         return len(course.report.answered)
@@ -127,7 +127,7 @@ def _prompts(course: Course) -> int:
 
 
 def run_shape(
-    shape: str | Shape,
+    shape: str | RandomModel,
     request: LoadRequest,
     *,
     rounds: int,
@@ -143,7 +143,7 @@ def run_shape(
     found = SHAPES[shape] if isinstance(shape, str) else shape
     found = found if layers is None else replace(found, layers=layers)
     progress(f"making random weights: {found.name}")
-    course = Course(request, load_shape(found, request), "auto", rounds, 1, progress, budget)
+    course = BenchContext(request, load_shape(found, request), "auto", rounds, 1, progress, budget)
     chosen = _chosen(studies, OF_SHAPES)
     rows = [row for name in chosen for row in STUDIES[name](course)]
     if trace is not None:

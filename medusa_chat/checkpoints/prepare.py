@@ -54,12 +54,12 @@ def prepare(
         notes.append(f"each step has {rows} rows{_steadiness(backbone)}")
     notes += _shortened(backbone, heads, calibration)
     if device.type == "cuda" and os.environ.get(GRAPHS) != "0":
-        return backbone, [*notes, cuda_graph_trial.adopt(backbone, heads)]
+        return backbone, [*notes, cuda_graph_trial.try_cuda_graphs(backbone, heads)]
     if device.type != "cpu":
         return backbone, notes
     notes.append(cpu_threads.settle(model, *filter(None, [heads])))
     if library is not None:
-        team = native.Team(library, cpu_threads.of_native(model))
+        team = native.NativeThreads(library, cpu_threads.of_native(model))
         if native.adopt(backbone, heads, team):
             notes.append(f"a step is one call into C, by {team.threads} threads")
         else:

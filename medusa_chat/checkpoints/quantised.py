@@ -27,7 +27,7 @@ STALE_SECONDS = 86400
 
 
 @dataclass(frozen=True)
-class Kept:
+class QuantisedCopy:
     """A backbone on this disk. name: the checkpoint it was loaded for; source: its folder."""
 
     name: str
@@ -65,7 +65,7 @@ def drop(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def kept() -> tuple[Kept, ...]:
+def kept() -> tuple[QuantisedCopy, ...]:
     """Every one that is on this disk."""
     return tuple(_all())
 
@@ -78,7 +78,7 @@ def remove(name: str) -> int:
     return sum(one.bytes for one in chosen)
 
 
-def _all() -> Iterator[Kept]:
+def _all() -> Iterator[QuantisedCopy]:
     try:
         folders = sorted(f for f in _root().iterdir() if not f.name.startswith("."))
     except OSError:
@@ -90,7 +90,7 @@ def _all() -> Iterator[Kept]:
             words = [str(about[key]) for key in ("name", "source", "precision")]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # one that is being written
-        yield Kept(*words, sum(sizes), folder)
+        yield QuantisedCopy(*words, sum(sizes), folder)
 
 
 def _root() -> Path:

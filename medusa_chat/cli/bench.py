@@ -183,18 +183,17 @@ def _keep(result: dict[str, Any], output: Path | None, picture: Path | None) -> 
     """Write what --output and --picture name."""
     _write(output, json.dumps(result, indent=2) + "\n")
     if picture is not None:
-        from medusa_chat.bench import bar_chart
+        from medusa_chat.bench import chart_svg
 
-        _write(picture, bar_chart(result))
+        _write(picture, chart_svg(result))
 
 
 def _tell(result: dict[str, Any], told: "Report", wish: ReportWish) -> None:
     """Write what --report and --answers name."""
-    from medusa_chat.bench import html_report as page
-    from medusa_chat.bench import model_answers
+    from medusa_chat.bench import model_answers, report_html
 
     if wish.page is not None:
-        _write(wish.page, page(result, told))
+        _write(wish.page, report_html(result, told))
     if wish.answers is not None:
         name = Path(result["machine"]["model"].partition(", ")[0]).name
         _write(wish.answers, model_answers(told, wish.model_id or f"{name}-medusa"))

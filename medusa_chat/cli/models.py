@@ -163,11 +163,11 @@ def cached_lines(here: tuple["CachedModel", ...]) -> Iterator[str]:
         yield f"  {gb(sum(model.bytes for model in here)):>9}  together"
 
 
-def kept_row(one: quantised.Kept) -> dict[str, Any]:
+def kept_row(one: quantised.QuantisedCopy) -> dict[str, Any]:
     return asdict(one) | {"folder": str(one.folder)}
 
 
-def kept_lines(kept: tuple[quantised.Kept, ...]) -> Iterator[str]:
+def kept_lines(kept: tuple[quantised.QuantisedCopy, ...]) -> Iterator[str]:
     """Backbones that were quantised once, by the checkpoint that they were loaded for."""
     if kept:
         yield "quantised here, read instead of their source (medusa-chat models rm frees them)"

@@ -123,9 +123,9 @@ def train(
         sequence_length=sequence_length,
     )
     from medusa_chat.training import run
-    from medusa_chat.training.process_group import Team
+    from medusa_chat.training.process_group import ProcessGroup
 
-    team = Team.join(device == "cpu")
+    team = ProcessGroup.join(device == "cpu")
     view = TrainingView(as_json, is_quiet=not team.is_first)
     # Of several processes none can stop alone: the page then only watches.
     log = RunLog(request.output, can_stop=team.size == 1) if team.is_first else nullcontext()

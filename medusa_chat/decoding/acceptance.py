@@ -38,7 +38,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class Case:
+class VerifyInput:
     """What a rule decides: a draft, the backbone's logits [n, V] of its nodes, the root's place in
     the text, by which settings, and whether Details are wanted."""
 
@@ -49,7 +49,7 @@ class Case:
     details: bool
 
 
-class Judge:
+class Verifier:
     """What is read from logits, by torch's operators: those [n, V] of a draft's nodes."""
 
     def argmax(self, logits: Tensor) -> Tensor:
@@ -82,11 +82,11 @@ class Judge:
         return float(torch.sigmoid((logits[token].float() - rivals[0]) / temperature))
 
 
-TORCH = Judge()
-Rule = Callable[[Case, Judge], Acceptance]
+TORCH = Verifier()
+Rule = Callable[[VerifyInput, Verifier], Acceptance]
 
 
-def exact(case: Case, judge: Judge = TORCH) -> Acceptance:
+def exact(case: VerifyInput, judge: Verifier = TORCH) -> Acceptance:
     """Take the backbone's own sample at each node and follow the child that equals it.
 
     Every token is the backbone's own, so this is lossless at any temperature for any deterministic
@@ -106,7 +106,7 @@ def exact(case: Case, judge: Judge = TORCH) -> Acceptance:
     return _result(draft, logits, node, length, sampled, found)
 
 
-def typical(case: Case, judge: Judge = TORCH) -> Acceptance:
+def typical(case: VerifyInput, judge: Verifier = TORCH) -> Acceptance:
     """Accept a node while p > min(epsilon, delta * exp(-H)) at its parent (Medusa, section 2.3.1).
 
     The first token and every next token are greedy, so the result is deterministic and
@@ -115,7 +115,7 @@ def typical(case: Case, judge: Judge = TORCH) -> Acceptance:
     return _typical(case, judge, is_sampled=False)
 
 
-def typical_sampled(case: Case, judge: Judge = TORCH) -> Acceptance:
+def typical_sampled(case: VerifyInput, judge: Verifier = TORCH) -> Acceptance:
     """As typical, but the first token and every next token are sampled from the tokens that pass
     the rule, renormalised. Lossy. At temperature 0 it is greedy decoding."""
     return _typical(case, judge, is_sampled=True)
@@ -128,7 +128,7 @@ ACCEPTANCE: dict[str, Rule] = {
 }
 
 
-def _typical(case: Case, judge: Judge, is_sampled: bool) -> Acceptance:
+def _typical(case: VerifyInput, judge: Verifier, is_sampled: bool) -> Acceptance:
     draft, logits, settings = case.draft, case.logits, case.settings
     if settings.is_greedy:
         return exact(case, judge)

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from medusa_chat.decoding.draft_budget import PATIENCE, SHARE, STRIDE
-from medusa_chat.decoding.dynamic_tree import Growth
+from medusa_chat.decoding.dynamic_tree import DynamicTree
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 
@@ -69,7 +69,7 @@ class Grower:
         """Whether it can pay for a usual step of which nothing is accepted."""
         return self.balance >= self.enough
 
-    def growth(self, length: int, certainty: float, asks: bool = False) -> Growth | None:
+    def growth(self, length: int, certainty: float, asks: bool = False) -> DynamicTree | None:
         """What decides the next step's nodes, behind `length` tokens in the cache and a root of
         this probability; None for plain decoding. asks: the usual number of nodes is drafted
         whatever is known of it, to be seen and counted."""
@@ -77,17 +77,17 @@ class Grower:
         self.certain_roots = self.certain_roots + 1 if certainty >= self.certain else 0
         is_sure, is_rich = self.certain_roots >= self.proof, self.is_rich
         if asks:
-            return Growth(self.prices, self.usual, 0.0)
+            return DynamicTree(self.prices, self.usual, 0.0)
         if not is_sure and not is_rich:
             return None
         most = bisect_right(self.prices, self.plain + self.credit)
         if most < 2:
             return None
         if is_rich:
-            return Growth(
+            return DynamicTree(
                 self.prices, min(most, self.usual), max(self.rate, self.pace / self.plain)
             )
-        return Growth(self.prices, most, self.strict * self.rate, self.sure)
+        return DynamicTree(self.prices, most, self.strict * self.rate, self.sure)
 
     def record(self, nodes: int, tokens: int) -> None:
         """The last growth's step had so many nodes and gave so many tokens, 1 where none of them

@@ -1,4 +1,4 @@
-"""Stepper: the steps of an answer: one call where a backbone has it, else their parts."""
+"""StepRunner: the steps of an answer: one call where a backbone has it, else their parts."""
 
 from collections.abc import Sequence
 from time import perf_counter
@@ -6,23 +6,23 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import Case, Rule
+from medusa_chat.decoding.acceptance import Rule, VerifyInput
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_result import Here, Outcome, read
+from medusa_chat.decoding.step_result import DecodeState, StepResult, read
 from medusa_chat.decoding.stopwatch import Stopwatch
 from medusa_chat.decoding.tree import ROOT
 
 
-class Stepper:
+class StepRunner:
     """Steps behind what the backbone's cache holds, which is extended by what they accept."""
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone, self._watch = backbone, Stopwatch(backbone.device)
         self._root_tensors = TreeTensors.of(ROOT, backbone.device)
 
-    def advance(self, here: Here, known: Sequence[int]) -> list[Outcome]:
+    def advance(self, here: DecodeState, known: Sequence[int]) -> list[StepResult]:
         """A step, or several: a draft after `known`, whose last token is the root; one pass of the
         backbone over it; what was accepted is in the cache afterwards, and `here` is where it
         ended."""
@@ -45,7 +45,7 @@ class Stepper:
         return outcomes
 
     @torch.inference_mode()
-    def _by_parts(self, here: Here, plan: Plan, root_id: int) -> Outcome:
+    def _by_parts(self, here: DecodeState, plan: Plan, root_id: int) -> StepResult:
         """The same by operators, one after another; the device passes every mark before `read`
         ends."""
         cache, watch = self._backbone.cache, self._watch
@@ -55,7 +55,7 @@ class Stepper:
         draft = here.drafter.fill(plan, here.root, here.hidden)
         drafted = watch.mark()
         hidden, logits = self._backbone.run_draft(draft)
-        case = Case(draft, logits, cache.length, here.settings, here.details)
+        case = VerifyInput(draft, logits, cache.length, here.settings, here.details)
         ended = watch.mark()
         accepted = here.rule(case, self._backbone.judge)
         outcome = read(draft, accepted)
@@ -80,18 +80,18 @@ class Stepper:
         rule: Rule,
         settings: GenerationSettings,
         least: float,
-    ) -> Outcome:
+    ) -> StepResult:
         """What follows the text's last token, from the state [1, d] there."""
         root = torch.tensor([token], device=self._backbone.device)
         draft = Draft(root, ROOT, self._root_tensors)
-        case = Case(draft, self._backbone.lm_head(hidden), position, settings, False)
+        case = VerifyInput(draft, self._backbone.lm_head(hidden), position, settings, False)
         outcome = read(draft, rule(case, self._backbone.judge))
         if least:
             outcome.certainty = self._certainty(case.logits[0], outcome, settings, least)
         return outcome
 
     def _certainty(
-        self, logits: Tensor, outcome: Outcome, settings: GenerationSettings, least: float
+        self, logits: Tensor, outcome: StepResult, settings: GenerationSettings, least: float
     ) -> float:
         """The backbone's of what comes next; 0 for less than `least`."""
         found = self._backbone.judge.certainty(logits, outcome.next_token, settings.scale)

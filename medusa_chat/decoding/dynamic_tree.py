@@ -1,4 +1,4 @@
-"""Growth: a tree for this one step, of what the heads are sure of now. No torch.
+"""DynamicTree: a tree for this one step, of what the heads are sure of now. No torch.
 
 Heads are independent of each other, so a node's probability is the product along its path, and no
 node has more than its parent: the most probable nodes are a tree, the best one of their number
@@ -17,7 +17,7 @@ ASKED_EVERY = 8  # steps: the last of them has the usual tree whatever the heads
 
 
 @dataclass(slots=True)
-class Growth:
+class DynamicTree:
     """What decides how much of a larger tree is drafted. seconds[m - 1]: of a step of m nodes, its
     draft included; most: nodes it may have at most; rate: tokens that a second is worth; gate:
     where the first head's best guess is less probable, the other heads are not asked and nothing
@@ -29,7 +29,7 @@ class Growth:
     gate: float = 0.0
 
 
-def grow(tree: Tree, shares: Sequence[float], growth: Growth) -> tuple[int, ...]:
+def grow(tree: Tree, shares: Sequence[float], growth: DynamicTree) -> tuple[int, ...]:
     """The nodes of `tree` that are drafted, the root first, rising. shares[i]: the heads'
     probability of node i after its parent.
 

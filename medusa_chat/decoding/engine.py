@@ -9,7 +9,7 @@ from torch import Tensor
 from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.candidate_budget import Grower
-from medusa_chat.decoding.decode_step import Stepper
+from medusa_chat.decoding.decode_step import StepRunner
 from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.drafters import Autoregressive, Drafter
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
@@ -18,7 +18,7 @@ from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.probe import common_prefix, look
 from medusa_chat.decoding.prompt_lookup import PromptLookup
 from medusa_chat.decoding.settings import CHUNK, GenerationSettings
-from medusa_chat.decoding.step_result import Here, Outcome
+from medusa_chat.decoding.step_result import DecodeState, StepResult
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, UsageError
 
@@ -47,7 +47,7 @@ class Engine:
         self.name = ""
         self.precision = PRECISIONS.get(backbone.dtype, str(backbone.dtype))
         self._ids: list[int] = []  # what the cache holds
-        self.stepper = Stepper(backbone)
+        self.stepper = StepRunner(backbone)
         self._made: Medusa | None = None  # the last one, which the next answer mostly wants again
 
     def drafter(
@@ -118,7 +118,7 @@ class Engine:
         steps, emitted, seconds = 0, 0, 0.0
         _, reason = self._cut([root_id], first, 0, limit, at_limit)
         known: Sequence[int] = [*prompt_ids, root_id]
-        here = Here(drafter, rule, settings, details, hidden, certainty=first.certainty)
+        here = DecodeState(drafter, rule, settings, details, hidden, certainty=first.certainty)
         here.ends = tuple(self.eos | self.pauses)
         while reason is None:
             started = perf_counter()
@@ -187,7 +187,7 @@ class Engine:
     @torch.inference_mode()
     def _prefill(
         self, prompt_ids: Sequence[int], rule: Rule, settings: GenerationSettings, least: float
-    ) -> tuple[Outcome, Tensor, int]:
+    ) -> tuple[StepResult, Tensor, int]:
         """Bring the prompt into the cache; the first token, its hidden state, tokens reused."""
         reused = min(common_prefix(self._ids, prompt_ids), len(prompt_ids) - 1)
         self._ids = self._ids[:reused]
@@ -221,7 +221,7 @@ class Engine:
         return room, "context"
 
     def _cut(
-        self, known: Sequence[int], outcome: Outcome, produced: int, limit: int, at_limit: Reason
+        self, known: Sequence[int], outcome: StepResult, produced: int, limit: int, at_limit: Reason
     ) -> tuple[list[int], Reason | None]:
         """What of a step's tokens is emitted (without an end token), and why decoding ends."""
         if not outcome.is_finite:

@@ -10,7 +10,7 @@ from torch import Tensor
 from medusa_chat.decoding.candidate_budget import Grower
 from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
-from medusa_chat.decoding.dynamic_tree import ASKED_EVERY, Growth, grow, subtree
+from medusa_chat.decoding.dynamic_tree import ASKED_EVERY, DynamicTree, grow, subtree
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import UsageError
@@ -112,7 +112,7 @@ class Medusa:
         guesses = tuple(map(tuple, candidates.tolist())) if self._details else ()
         return _part(whole, growth, guesses)
 
-    def _growth(self, plan: Plan) -> Growth | None:
+    def _growth(self, plan: Plan) -> DynamicTree | None:
         """What decides which nodes are drafted now; None: all, or with a grower just the root."""
         if plan.grower is None:
             return None
@@ -121,7 +121,9 @@ class Medusa:
             plan.least = 0.0  # who is rich decides without it
         return found
 
-    def _unsure(self, plan: Plan, growth: Growth, root: Tensor, hidden: Tensor) -> Draft | None:
+    def _unsure(
+        self, plan: Plan, growth: DynamicTree, root: Tensor, hidden: Tensor
+    ) -> Draft | None:
         """The root alone where the first head's best guess does not open the gate."""
         if not growth.gate:
             return None
@@ -164,7 +166,7 @@ def _require_drawable(tree: Tree, heads: MedusaHeads, vocabulary: int) -> None:
         raise UsageError(f"the tree needs {tree.width} predictions of {vocabulary} tokens")
 
 
-def _part(whole: Draft, growth: Growth, guesses: tuple[tuple[int, ...], ...]) -> Draft:
+def _part(whole: Draft, growth: DynamicTree, guesses: tuple[tuple[int, ...], ...]) -> Draft:
     """What of a draft the heads are sure of."""
     assert whole.probabilities is not None
     nodes = grow(whole.tree, whole.probabilities.tolist(), growth)

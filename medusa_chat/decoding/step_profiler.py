@@ -11,7 +11,7 @@ from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import SIZES, StepCosts
-from medusa_chat.decoding.step_result import Here
+from medusa_chat.decoding.step_result import DecodeState
 from medusa_chat.decoding.tree import Tree
 
 Clock = Callable[[], float]
@@ -37,7 +37,7 @@ def time_steps(
     work to do half of them are disturbed. What the cache held is held afterwards. The engine must
     have heads.
     """
-    stage = Stage(engine, tree)
+    stage = StepProfiler(engine, tree)
     timed: dict[tuple[int, int], list[float]] = {}
     drafting: dict[int, list[float]] = {}
 
@@ -94,7 +94,7 @@ def warm_ups(first: float) -> int:
     return min(WARM_UPS, int(WARM_SECONDS / first)) if first else 0
 
 
-class Stage:
+class StepProfiler:
     """The engine between two answers, with a cache that seems as full as one likes."""
 
     def __init__(self, engine: Engine, tree: Tree) -> None:
@@ -122,7 +122,7 @@ class Stage:
         as answers have in one call. How many there were; the seconds that the heads took of one."""
         engine = self.engine
         engine.backbone.cache.length = length
-        here = Here(self._drafter(nodes), exact, SETTINGS, False, self._hidden, self._root)
+        here = DecodeState(self._drafter(nodes), exact, SETTINGS, False, self._hidden, self._root)
         here.most = AT_ONCE
         taken = engine.stepper.advance(here, [self._root_id])
         return len(taken), sum(one.heads_seconds for one in taken) / len(taken)

@@ -1,4 +1,4 @@
-"""Outcome: what a step came to, on the host."""
+"""StepResult: what a step came to, on the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from medusa_chat.decoding.tree import Tree
 
 
 @dataclass
-class Outcome:
+class StepResult:
     """One step's result. path: the nodes that stood, the root first; tokens: theirs. nodes: of the
     draft. heads_seconds, backbone_seconds: what proposing it and the pass over it took, LM head
     included; seconds: of all, but for what the host does around it. certainty: the backbone's, of
@@ -34,7 +34,7 @@ class Outcome:
 
 
 @dataclass
-class Here:
+class DecodeState:
     """How an answer is decoded, and where it is: hidden [1, d], the backbone's state that gave the
     root; root int64 [1], the root on the device, None where only the host has it; certainty: see
     Drafter.plan; most: tokens that are still wanted; ends: those behind which none is."""
@@ -58,7 +58,7 @@ class WholeStep(Protocol):
     threads: int  # that work together; 0: a device's
     tries: int  # steps of one kind that go before those which are as they will be
 
-    def take(self, plan: Plan, root: int, here: Here) -> list[Outcome] | None:
+    def take(self, plan: Plan, root: int, here: DecodeState) -> list[StepResult] | None:
         """The step behind what the cache holds, as its parts would give it, and where the plan
         lasts and no details are wanted maybe those after it, for a moment; None for what is the
         parts' to do. A grower has booked them."""
@@ -66,7 +66,7 @@ class WholeStep(Protocol):
 
     def read(
         self, tokens: Sequence[int], settings: GenerationSettings, least: float
-    ) -> Outcome | None:
+    ) -> StepResult | None:
         """One pass over the next tokens of the text, which the cache holds then, and what comes
         after them; None where that is its parts' to do. least: see Plan."""
         ...
@@ -85,7 +85,7 @@ class Frame:
     guesses: tuple[tuple[int, ...], ...] = ()
 
 
-def read(draft: Draft, accepted: Acceptance) -> Outcome:
+def read(draft: Draft, accepted: Acceptance) -> StepResult:
     """The step's one copy to the host."""
     words, frame = packed(draft, accepted)
     return unpacked(words.cpu(), frame)
@@ -119,7 +119,7 @@ def packed(draft: Draft, accepted: Acceptance) -> tuple[Tensor, Frame]:
     return torch.cat((torch.cat(whole).to(torch.int32), bits)), frame
 
 
-def unpacked(host: Tensor, frame: Frame) -> Outcome:
+def unpacked(host: Tensor, frame: Frame) -> StepResult:
     """The outcome that `packed` words on the host stand for."""
     values = host.tolist()
     length, next_token, is_finite = values[:3]
@@ -135,7 +135,7 @@ def unpacked(host: Tensor, frame: Frame) -> Outcome:
             frame.tree, tokens, sampled, rows[0], rows[1], threshold, shares, frame.guesses
         )
     path = values[3 : 3 + length]
-    return Outcome(path, [tokens[i] for i in path], next_token, bool(is_finite), n, made)
+    return StepResult(path, [tokens[i] for i in path], next_token, bool(is_finite), n, made)
 
 
 def record(

@@ -25,7 +25,7 @@ SAVE = "INSERT OR REPLACE INTO chats VALUES (?, ?, ?)"
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredConversation:
     """One conversation. notes: by position of the message they belong to. system: its prompt."""
 
     messages: tuple[Message, ...] = ()
@@ -46,7 +46,7 @@ class History:
         self._told = False
         self._lock = threading.Lock()
 
-    def save(self, token: str, kept: Kept) -> bool:
+    def save(self, token: str, kept: StoredConversation) -> bool:
         """Write one conversation; False when it could not be kept."""
         chat = {"messages": kept.messages, "notes": kept.notes, "system": kept.system}
         row = (_name(token), time.time(), json.dumps(chat, ensure_ascii=False))
@@ -58,7 +58,7 @@ class History:
             return False
         return True
 
-    def load(self, token: str) -> Kept | None:
+    def load(self, token: str) -> StoredConversation | None:
         """The conversation of a browser; None when there is none that can be read."""
         if not self.file.exists():
             return None
@@ -71,7 +71,7 @@ class History:
             self._say(f"a conversation in {self.file} cannot be read ({error})")
             return None
 
-    def all(self) -> list[Kept]:
+    def all(self) -> list[StoredConversation]:
         """Every conversation that can be read, the latest first."""
         if not self.file.exists():
             return []
@@ -81,7 +81,7 @@ class History:
         except (OSError, sqlite3.Error) as error:
             self._say(f"the conversations in {self.file} cannot be read ({error})")
             return []
-        found: list[Kept] = []
+        found: list[StoredConversation] = []
         for (chat,) in rows:
             try:
                 found.append(_checked(json.loads(chat)))
@@ -126,7 +126,7 @@ def _name(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _checked(chat: Any) -> Kept:
+def _checked(chat: Any) -> StoredConversation:
     """Strictly what was written; raises ValueError for anything else."""
     try:
         messages = tuple(
@@ -139,4 +139,4 @@ def _checked(chat: Any) -> Kept:
     roles_are_known = {message["role"] for message in messages} <= {"user", "assistant"}
     if not roles_are_known or not all(isinstance(text, str) for text in texts):
         raise ValueError("it holds something that is no message")
-    return Kept(messages, notes, chat["system"])
+    return StoredConversation(messages, notes, chat["system"])

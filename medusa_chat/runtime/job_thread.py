@@ -7,7 +7,7 @@ import time
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.model_lifecycle import Keeper
+from medusa_chat.runtime.model_lifecycle import ModelLifecycle
 from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.scheduler import Asked, Job, Look, ModelState, Queue, Switch, Tune, Weigh
 
@@ -21,7 +21,7 @@ STOPPED = "stopped: the model that was there before is used"
 class JobThread:
     """Begun by the first job. Where one fails, it says why, and the next one is done."""
 
-    def __init__(self, queue: Queue, keeper: Keeper, tunes: bool) -> None:
+    def __init__(self, queue: Queue, keeper: ModelLifecycle, tunes: bool) -> None:
         """tunes: whether the model's steps are timed once after a load, when nobody asks."""
         self._queue, self._keeper, self._runner = queue, keeper, keeper.runner
         self._tunes, self._is_tuning = tunes, False

@@ -1,5 +1,5 @@
-"""Keeper: the model a session has. How it comes, what the page shows of it, what is left after a
-load that failed, and whether it comes back when its process ended by itself."""
+"""ModelLifecycle: the model of a session. How it is loaded, what the page shows of it, what is left
+after a load that failed, and whether it comes back when its process ended by itself."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ REMEDY = (
 )
 
 
-class Keeper:
+class ModelLifecycle:
     """The model behind a runner. Not for two threads at once, but for what it says of itself.
 
     state: what the page shows. request: what was asked for last. loaded: what the model that is

@@ -1,4 +1,4 @@
-"""Holder: the one model of a process, and how it gives way to the next."""
+"""ModelSlot: the one model of a process, and how it gives way to the next."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from medusa_chat.checkpoints.load import LoadedModel
 
 
-class Holder:
+class ModelSlot:
     """loaded: the model, None before the first load and after one that failed while reading."""
 
     def __init__(self) -> None:

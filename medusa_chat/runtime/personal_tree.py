@@ -16,18 +16,18 @@ from medusa_chat.errors import UsageError
 from medusa_chat.messages import ModelInfo, PersonalTree, TreeFacts
 from medusa_chat.runtime.scheduler import Tune
 from medusa_chat.runtime.session import Session
-from medusa_chat.trees.acceptance_counts import Tally
-from medusa_chat.trees.suggestion import Offer, better
+from medusa_chat.trees.acceptance_counts import AcceptanceCounts
+from medusa_chat.trees.suggestion import TreeSuggestion, suggest_tree
 
 VERSION = 1
 MOST_BYTES = 4_000_000
 
 
 @dataclass
-class Kept:
+class StoredCounts:
     """What is known of one model's heads: counts, and the tree that was chosen, if any."""
 
-    tally: Tally = field(default_factory=Tally)
+    tally: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     tree: PersonalTree | None = None
 
 
@@ -41,8 +41,8 @@ class Personal:
     def __init__(self, session: Session, folder: Path | None = None) -> None:
         self.session = session
         self.folder = folder
-        self._kept: dict[str, Kept] = {}
-        self._offers: dict[str, tuple[object, Offer | None]] = {}
+        self._kept: dict[str, StoredCounts] = {}
+        self._offers: dict[str, tuple[object, TreeSuggestion | None]] = {}
         self._lock = threading.RLock()
         session.keeper.on_model = self.welcome
         if session.state.model is not None:
@@ -57,7 +57,7 @@ class Personal:
         if tree is not None:
             self.session.submit_tree(tree)
 
-    def of(self, facts: TreeFacts) -> Kept:
+    def of(self, facts: TreeFacts) -> StoredCounts:
         """What is known of these heads."""
         with self._lock:
             if facts.key not in self._kept:
@@ -90,7 +90,7 @@ class Personal:
             self._write(model.tree_facts.key, kept)
         return self.session.submit_tree(tree)
 
-    def offer(self, model: ModelInfo) -> Offer | None:
+    def offer(self, model: ModelInfo) -> TreeSuggestion | None:
         """A better tree than the one in use, if there is one."""
         facts = model.tree_facts
         if facts is None:
@@ -99,49 +99,49 @@ class Personal:
             tally = self.of(facts).tally
             state = (tally.answers, facts.choices, facts.seconds, model.nodes)
             if self._offers.get(facts.key, (None,))[0] != state:
-                self._offers[facts.key] = state, better(tally, facts, model.nodes)
+                self._offers[facts.key] = state, suggest_tree(tally, facts, model.nodes)
             return self._offers[facts.key][1]
 
     def _file(self, key: str) -> Path | None:
         return self.folder / f"{key}.json" if self.folder else None
 
-    def _read(self, key: str) -> Kept:
+    def _read(self, key: str) -> StoredCounts:
         file = self._file(key)
         if file is None or not file.exists():
-            return Kept()
+            return StoredCounts()
         try:
             with open(file, "rb") as stream:
                 return kept_from(json.loads(stream.read(MOST_BYTES)))
         except OSError:
-            return Kept()
+            return StoredCounts()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError):
             with suppress(OSError):
                 file.replace(file.with_name(f"{file.name}.corrupt-{time.time_ns()}"))
-            return Kept()
+            return StoredCounts()
 
-    def _write(self, key: str, kept: Kept) -> None:
+    def _write(self, key: str, kept: StoredCounts) -> None:
         file = self._file(key)
         if file is not None:
             with suppress(OSError):
                 paths.write_text(file, json.dumps(kept_json(kept)) + "\n")
 
 
-def kept_json(kept: Kept) -> dict[str, Any]:
+def kept_json(kept: StoredCounts) -> dict[str, Any]:
     """As the file holds it."""
     tree = kept.tree
     chosen = tree and {"accuracies": tree.accuracies, "choices": tree.choices}
     return {"version": VERSION, **kept.tally.to_json(), "tree": chosen}
 
 
-def kept_from(values: Any) -> Kept:
+def kept_from(values: Any) -> StoredCounts:
     """Raises ValueError, KeyError, TypeError, AttributeError or UsageError for what is none."""
     if values["version"] != VERSION:
         raise ValueError(f"version {values['version']}")
     chosen = values["tree"]
     if chosen is None:
-        return Kept(Tally.from_json(values))
+        return StoredCounts(AcceptanceCounts.from_json(values))
     table = tuple(tuple(float(a) for a in row) for row in chosen["accuracies"])
     tree = Tree.from_choices(chosen["choices"])
     if any(not 0 <= a <= 1 for row in table for a in row):
         raise ValueError("accuracies are shares")
-    return Kept(Tally.from_json(values), PersonalTree(table, tree.choices[1:]))
+    return StoredCounts(AcceptanceCounts.from_json(values), PersonalTree(table, tree.choices[1:]))

@@ -18,7 +18,7 @@ from medusa_chat.messages import (
     PersonalTree,
     Prompt,
 )
-from medusa_chat.runtime.model_slot import Holder
+from medusa_chat.runtime.model_slot import ModelSlot
 
 
 class Runner(Protocol):
@@ -53,7 +53,7 @@ class InProcess:
     on_gone: Callable[[], None] | None = None
 
     def __init__(self) -> None:
-        self._holder = Holder()
+        self._holder = ModelSlot()
         self._stop = threading.Event()
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:

@@ -19,7 +19,7 @@ from medusa_chat.messages import (
     Prompt,
 )
 from medusa_chat.runtime.job_thread import STOPPED, JobThread
-from medusa_chat.runtime.model_lifecycle import Keeper
+from medusa_chat.runtime.model_lifecycle import ModelLifecycle
 from medusa_chat.runtime.runner import Runner
 from medusa_chat.runtime.scheduler import Asked, Job, Look, ModelState, Queue, Switch, Tune, Weigh
 
@@ -32,7 +32,7 @@ class Session:
     def __init__(self, runner: Runner, tunes: bool = False) -> None:
         """tunes: whether the model's steps are timed once after a load, when nobody asks."""
         self.runner = runner
-        self.keeper = Keeper(runner)
+        self.keeper = ModelLifecycle(runner)
         self._queue = Queue()
         self._thread = JobThread(self._queue, self.keeper, tunes)
         runner.on_gone = self._thread.suspect

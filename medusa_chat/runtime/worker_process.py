@@ -9,7 +9,7 @@ from typing import Any
 from medusa_chat.decoding.events import Event, Step
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import DeviceMemory, LoadPhase, ModelInfo, Peek
-from medusa_chat.runtime.model_slot import Holder
+from medusa_chat.runtime.model_slot import ModelSlot
 from medusa_chat.runtime.tuner import tuned, with_tree
 from medusa_chat.runtime.worker import peek, reply
 
@@ -25,7 +25,7 @@ def serve(pipe: Connection) -> None:
     from medusa_chat.decoding.backends import cpu_threads
 
     cpu_threads.leave_one()  # the page, and mostly its browser, run beside
-    holder = Holder()
+    holder = ModelSlot()
     try:
         while True:
             name, *arguments = pipe.recv()
@@ -49,7 +49,7 @@ def serve(pipe: Connection) -> None:
 
 
 def _found(
-    holder: Holder, name: str, arguments: list[Any], should_stop: Callable[[], bool]
+    holder: ModelSlot, name: str, arguments: list[Any], should_stop: Callable[[], bool]
 ) -> Iterator[LoadPhase | ModelInfo | Peek | DeviceMemory]:
     """What a request other than for an answer brings."""
     if name == "load":

@@ -26,14 +26,14 @@ from medusa_chat.training.conversations import Conversation
 from medusa_chat.training.data import Example
 from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.recipe import Recipe, TrainRequest
-from medusa_chat.training.setup import Ground
+from medusa_chat.training.setup import TrainingSetup
 from medusa_chat.training.whole_conversations import answer_conversations
 
 CALIBRATION_TOKENS = 128
 
 
 def calibrate_heads(
-    ground: Ground,
+    ground: TrainingSetup,
     heads: MedusaHeads,
     conversations: list[Conversation],
     held_out: Sequence[Example],
@@ -63,7 +63,9 @@ def calibrate_heads(
     return Calibrated.search(counts.accuracies, TREE_NODES, what, counts.labels[0], foreseen)
 
 
-def _greedy_answers(ground: Ground, asked: Sequence[Conversation], folder: Path) -> list[Example]:
+def _greedy_answers(
+    ground: TrainingSetup, asked: Sequence[Conversation], folder: Path
+) -> list[Example]:
     greedy = DistillRecipe(
         max_new_tokens=min(CALIBRATION_TOKENS, ground.length // 2),
         temperatures=(0.0,),
@@ -77,7 +79,7 @@ def _greedy_answers(ground: Ground, asked: Sequence[Conversation], folder: Path)
 
 def write_output(
     request: TrainRequest,
-    ground: Ground,
+    ground: TrainingSetup,
     heads: MedusaHeads,
     calibrated: Calibrated,
     tensors: dict[str, torch.Tensor],
@@ -107,7 +109,7 @@ def write_output(
 
 
 def _merge(
-    ground: Ground,
+    ground: TrainingSetup,
     folder: Path,
     tensors: dict[str, torch.Tensor],
     names: Sequence[str],

@@ -39,7 +39,7 @@ GPUS = tuple(
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A decoder of the Llama kind: widths of its layers."""
 
     name: str
@@ -49,9 +49,9 @@ class Shape:
 
 
 SHAPES = (
-    Shape("7B", 4096, 11008),
-    Shape("13B", 5120, 13824),
-    Shape("33B", 6656, 17920),
+    ModelShape("7B", 4096, 11008),
+    ModelShape("13B", 5120, 13824),
+    ModelShape("33B", 6656, 17920),
 )
 
 
@@ -83,7 +83,7 @@ def attention(texts: int, queries: int, length: int, width: int) -> Work:
     return Work(2.0 * texts * queries * length * width, texts * moved)
 
 
-def layer(shape: Shape, batch: int, length: int, queries: int) -> Iterator[Work]:
+def layer(shape: ModelShape, batch: int, length: int, queries: int) -> Iterator[Work]:
     """The operators of the appendix: q, k, v; both products of attention; up, gate, down."""
     rows = batch * queries
     yield from (linear(rows, shape.hidden, shape.hidden),) * 3
@@ -92,7 +92,7 @@ def layer(shape: Shape, batch: int, length: int, queries: int) -> Iterator[Work]
     yield from (linear(rows, shape.hidden, shape.inner),) * 3
 
 
-def layer_seconds(shape: Shape, gpu: Gpu, batch: int, length: int, queries: int) -> float:
+def layer_seconds(shape: ModelShape, gpu: Gpu, batch: int, length: int, queries: int) -> float:
     return sum(work.seconds(gpu) for work in layer(shape, batch, length, queries))
 
 
@@ -101,7 +101,9 @@ def growth(nodes: int, tokens: float) -> float:
     return (tokens - 1) / log(nodes)
 
 
-def speedup(shape: Shape, gpu: Gpu, batch: int, length: int, nodes: int, constant: float) -> float:
+def speedup(
+    shape: ModelShape, gpu: Gpu, batch: int, length: int, nodes: int, constant: float
+) -> float:
     """Tokens a step over what a step of `nodes` takes, against a step of one."""
     overhead = layer_seconds(shape, gpu, batch, length, nodes) / layer_seconds(
         shape, gpu, batch, length, 1
@@ -109,7 +111,7 @@ def speedup(shape: Shape, gpu: Gpu, batch: int, length: int, nodes: int, constan
     return (1 + constant * log(nodes)) / overhead
 
 
-def best_nodes(shape: Shape, gpu: Gpu, batch: int, length: int, constant: float) -> int:
+def best_nodes(shape: ModelShape, gpu: Gpu, batch: int, length: int, constant: float) -> int:
     """The tree size of 1 to 256 with the largest speedup."""
     sizes = range(1, 257)
     return max(sizes, key=lambda nodes: speedup(shape, gpu, batch, length, nodes, constant))

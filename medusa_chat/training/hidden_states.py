@@ -19,7 +19,7 @@ from medusa_chat.training.data import (
 )
 from medusa_chat.training.head_recipe import HeadRecipe
 from medusa_chat.training.loss import LMHead, Soft, hidden_and_soft, hidden_and_targets
-from medusa_chat.training.process_group import Team
+from medusa_chat.training.process_group import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def batch_of(rows: Sequence[Sequence[Example]], recipe: HeadRecipe) -> Batch:
 
 
 def streamed(
-    examples: Sequence[Example], recipe: HeadRecipe, start: int, team: Team
+    examples: Sequence[Example], recipe: HeadRecipe, start: int, team: ProcessGroup
 ) -> Iterator[tuple[int, Sequence[Sequence[Example]]]]:
     """(step, this process' rows of its batch) from step `start` on."""
     step = 0
@@ -93,7 +93,7 @@ def streamed_rows(
     examples: Sequence[Example],
     recipe: HeadRecipe,
     start: int,
-    team: Team,
+    team: ProcessGroup,
     lm_head: LMHead | None = None,
 ) -> Iterator[tuple[int, Rows]]:
     """(step, rows) from step `start` on, the backbone run at every step."""

@@ -17,7 +17,7 @@ from medusa_chat.training.joint_loss import evaluate_jointly, joint_loss, next_t
 from medusa_chat.training.lora import adapter_tensors, add_adapter, is_tied, linear_names
 from medusa_chat.training.loss import HeadLosses
 from medusa_chat.training.optimizers import Optimizers, adamw
-from medusa_chat.training.process_group import ALONE, Team
+from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.training_loop import descend, is_due, optimizers_of, write_state
 
 __all__ = [
@@ -48,7 +48,7 @@ def train_jointly(
     recipe: JointRecipe,
     held_out: Sequence[Example] = (),
     state: Path | None = None,
-    team: Team = ALONE,
+    team: ProcessGroup = ALONE,
 ) -> Iterator[TrainStep | Evaluated]:
     """Train the adapter of `model` (see add_adapter) and `heads` in place; as train_heads."""
     if not examples:

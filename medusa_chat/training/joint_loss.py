@@ -23,7 +23,7 @@ from medusa_chat.training.loss import (
     run_decoder,
     targets_of,
 )
-from medusa_chat.training.process_group import ALONE, Team
+from medusa_chat.training.process_group import ALONE, ProcessGroup
 
 
 def joint_loss(
@@ -32,7 +32,7 @@ def joint_loss(
     rows: Sequence[Sequence[Example]],
     recipe: JointRecipe,
     weight: float,
-    team: Team = ALONE,
+    team: ProcessGroup = ALONE,
     dropout: bool = False,
 ) -> HeadLosses:
     """L_LM + weight x L_Medusa-1 over this process' rows, means over all processes' labels."""
@@ -62,7 +62,9 @@ def joint_loss(
     return replace(medusa, total=lm + weight * medusa.total, lm=lm.detach())
 
 
-def _nothing(heads: MedusaHeads, model: Any, device: torch.device, team: Team) -> HeadLosses:
+def _nothing(
+    heads: MedusaHeads, model: Any, device: torch.device, team: ProcessGroup
+) -> HeadLosses:
     zero = sum(p.sum() * 0.0 for p in (*heads.parameters(), *model.parameters()) if p.requires_grad)
     team.sum(torch.zeros((), dtype=torch.long, device=device))
     labels = team.sum(torch.zeros(len(heads), dtype=torch.long, device=device))

@@ -15,7 +15,7 @@ from medusa_chat.training.data import Example
 from medusa_chat.training.joint import is_tied
 from medusa_chat.training.loss import LMHead, medusa_loss
 from medusa_chat.training.recipe import TrainRequest
-from medusa_chat.training.setup import Ground
+from medusa_chat.training.setup import TrainingSetup
 from medusa_chat.training.trainer import HeadRecipe, batch_of, epoch_of, rows_of
 
 
@@ -101,7 +101,7 @@ def require_room(folder: Path, needed: int) -> int:
 
 def plan(
     request: TrainRequest,
-    ground: Ground,
+    ground: TrainingSetup,
     heads: MedusaHeads,
     learnt: Sequence[Example],
     held_out: Sequence[Example],

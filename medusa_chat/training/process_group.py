@@ -1,4 +1,4 @@
-"""Team: the processes that train one model together, as `accelerate launch` starts them."""
+"""ProcessGroup: the processes that train one model together, as `accelerate launch` starts them."""
 
 import os
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Team:
+class ProcessGroup:
     """This process is number `rank` of `size`. Each runs its share of the rows of every batch; the
     sums of losses and gradients are those of one process that runs all."""
 
@@ -20,7 +20,7 @@ class Team:
     size: int = 1
 
     @classmethod
-    def join(cls, on_cpu: bool) -> "Team":
+    def join(cls, on_cpu: bool) -> "ProcessGroup":
         """The team that the environment speaks of; alone where it speaks of none."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
@@ -50,4 +50,4 @@ class Team:
             torch.distributed.barrier()
 
 
-ALONE = Team()
+ALONE = ProcessGroup()

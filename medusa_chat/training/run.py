@@ -19,11 +19,11 @@ from medusa_chat.training.examples import Encoded, encode_all, require_template,
 from medusa_chat.training.finish import calibrate_heads, write_output
 from medusa_chat.training.joint import adapter_tensors, add_adapter, train_jointly
 from medusa_chat.training.plan import Plan, plan
-from medusa_chat.training.process_group import ALONE, Team
+from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import Recipe, TrainRequest
 from medusa_chat.training.resume_state import begin, work_folder
 from medusa_chat.training.schedule import head_recipe, joint_recipe
-from medusa_chat.training.setup import Ground, lay_ground, read_model
+from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
 from medusa_chat.training.shortlist import shortlist
 from medusa_chat.training.trainer import Evaluated, TrainStep, new_heads, train_heads
 from medusa_chat.training.whole_conversations import Answered, answer_conversations
@@ -49,14 +49,14 @@ class Written:
 Event = Stage | Plan | Answered | TrainStep | Evaluated | Calibrated | Written
 
 
-def train(request: TrainRequest, team: Team = ALONE) -> Iterator[Event]:
+def train(request: TrainRequest, team: ProcessGroup = ALONE) -> Iterator[Event]:
     """Close the generator to stop: what was done is kept, and `resume` goes on there. Raises
     MedusaChatError in one line, what can be known before a model is loaded first."""
     recipe = request.recipe
     work = work_folder(request.output)
     if team.is_first:
         begin(request, work)
-    ground = lay_ground(request, team)
+    ground = prepare_setup(request, team)
     conversations = _read(request.data, recipe.distill)
     encoded = _encode(ground, conversations, recipe)
     with _fitting(request):
@@ -78,7 +78,9 @@ def _read(paths: Sequence[Path], prompts: bool) -> list[Conversation]:
     return found
 
 
-def _encode(ground: Ground, conversations: list[Conversation], recipe: Recipe) -> Encoded | None:
+def _encode(
+    ground: TrainingSetup, conversations: list[Conversation], recipe: Recipe
+) -> Encoded | None:
     """None where the backbone answers itself."""
     if recipe.distill:
         require_template(ground.tokenizer, conversations)
@@ -92,7 +94,7 @@ def _encode(ground: Ground, conversations: list[Conversation], recipe: Recipe) -
     return encoded
 
 
-def _answer_recipe(ground: Ground, recipe: Recipe) -> DistillRecipe:
+def _answer_recipe(ground: TrainingSetup, recipe: Recipe) -> DistillRecipe:
     return DistillRecipe(
         max_new_tokens=min(recipe.answer_tokens, ground.length // 2),
         temperatures=(recipe.temperature,),
@@ -102,11 +104,11 @@ def _answer_recipe(ground: Ground, recipe: Recipe) -> DistillRecipe:
 
 
 def _distill(
-    ground: Ground,
+    ground: TrainingSetup,
     conversations: list[Conversation],
     recipe: Recipe,
     work: Path,
-    team: Team,
+    team: ProcessGroup,
 ) -> Iterator[Event]:
     """The first process of a team answers; the others wait for as long as it takes."""
     while not team.is_first and not (work / ANSWERS_DONE).exists():
@@ -125,13 +127,13 @@ def _distill(
         (work / ANSWERS_DONE).touch()
 
 
-def _answerer(ground: Ground) -> Answerer:
+def _answerer(ground: TrainingSetup) -> Answerer:
     ends = require_ends(ground.model, ground.tokenizer)
     return answerer(ground.model, ground.length, ends)
 
 
 def _answers(
-    ground: Ground, conversations: list[Conversation], recipe: Recipe, work: Path
+    ground: TrainingSetup, conversations: list[Conversation], recipe: Recipe, work: Path
 ) -> Encoded:
     """All answers, read from their files."""
     events = answer_conversations(
@@ -151,11 +153,11 @@ def _answers(
 
 def _train(
     request: TrainRequest,
-    ground: Ground,
+    ground: TrainingSetup,
     conversations: list[Conversation],
     encoded: Encoded | None,
     work: Path,
-    team: Team,
+    team: ProcessGroup,
 ) -> Iterator[Event]:
     assert encoded is not None
     recipe, model = request.recipe, ground.model

@@ -6,13 +6,13 @@ from dataclasses import replace
 from medusa_chat.training.data import Example
 from medusa_chat.training.joint import JointRecipe
 from medusa_chat.training.recipe import Recipe
-from medusa_chat.training.setup import Ground
+from medusa_chat.training.setup import TrainingSetup
 from medusa_chat.training.trainer import HeadRecipe, epoch_of
 
 CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 8_000_000_000}  # of hidden states that are kept
 
 
-def head_recipe(recipe: Recipe, examples: Sequence[Example], ground: Ground) -> HeadRecipe:
+def head_recipe(recipe: Recipe, examples: Sequence[Example], ground: TrainingSetup) -> HeadRecipe:
     """The recipe in steps. The hidden states are kept where there is room and a second epoch."""
     rate = recipe.head_learning_rate
     width = ground.config.get_text_config().hidden_size * (2 if ground.precision != "fp32" else 4)

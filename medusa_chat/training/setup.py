@@ -1,4 +1,4 @@
-"""Ground: the backbone that a training stands on, and how it is run."""
+"""TrainingSetup: the backbone that a training stands on, and how it is run."""
 
 import os
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from medusa_chat.decoding.backbone import LogitHead, needs_eager, windows
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.training.checkpoint_writer import Base
-from medusa_chat.training.process_group import Team
+from medusa_chat.training.process_group import ProcessGroup
 from medusa_chat.training.recipe import TrainRequest
 
 
 @dataclass
-class Ground:
+class TrainingSetup:
     """What a training stands on: the backbone and how it is run."""
 
     base: Base
@@ -37,7 +37,7 @@ class Ground:
         return LogitHead(self.model.get_output_embeddings(), self.config.get_text_config())
 
 
-def lay_ground(request: TrainRequest, team: Team) -> Ground:
+def prepare_setup(request: TrainRequest, team: ProcessGroup) -> TrainingSetup:
     """Everything of the backbone but its weights."""
     recipe = request.recipe
     found = Checkpoint.find(LoadRequest(request.backbone, offline=request.offline))
@@ -66,10 +66,12 @@ def lay_ground(request: TrainRequest, team: Team) -> Ground:
         notes.append(f"rows are not packed: the backbone's attention window is {narrow[0]}")
     is_here = request.backbone == "demo" or Path(request.backbone).expanduser().is_dir()
     base = Base(request.backbone, found.backbone if is_here else None)
-    return Ground(base, found, config, tokenizer, device, precision, length, not narrow, notes)
+    return TrainingSetup(
+        base, found, config, tokenizer, device, precision, length, not narrow, notes
+    )
 
 
-def read_model(ground: Ground) -> Any:
+def read_model(ground: TrainingSetup) -> Any:
     """The frozen backbone, with the fastest attention that takes a mask of ours."""
     model = weights.read_model(ground.found, ground.config, ground.precision, ground.device)
     if not needs_eager(ground.config.get_text_config()):

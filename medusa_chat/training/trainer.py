@@ -25,7 +25,7 @@ from medusa_chat.training.hidden_states import (
 )
 from medusa_chat.training.loss import IGNORED, HeadLosses, LMHead, medusa_loss
 from medusa_chat.training.optimizers import Optimizers
-from medusa_chat.training.process_group import ALONE, Team
+from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.training_loop import descend, is_due, optimizers_of, rate_at, write_state
 
 __all__ = [
@@ -75,7 +75,7 @@ def train_heads(
     recipe: HeadRecipe,
     held_out: Sequence[Example] = (),
     state: Path | None = None,
-    team: Team = ALONE,
+    team: ProcessGroup = ALONE,
     kept: Rows | None = None,
 ) -> Iterator[TrainStep | Evaluated]:
     """Train `heads` in place to recipe.steps; the backbone is frozen and left frozen.
@@ -140,7 +140,7 @@ def evaluate(
 
 
 def _loss(
-    lm_head: LMHead, heads: MedusaHeads, rows: Rows, recipe: HeadRecipe, team: Team = ALONE
+    lm_head: LMHead, heads: MedusaHeads, rows: Rows, recipe: HeadRecipe, team: ProcessGroup = ALONE
 ) -> HeadLosses:
     labels = team.sum((rows.targets != IGNORED).sum(0))
     at_once = recipe.rows_at_once

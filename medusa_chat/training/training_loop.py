@@ -13,7 +13,7 @@ from medusa_chat.errors import MedusaChatError, first_line
 from medusa_chat.training.head_recipe import HeadRecipe, TrainStep, shares
 from medusa_chat.training.loss import HeadLosses
 from medusa_chat.training.optimizers import Optimizers, head_optimizers, share_of_peak
-from medusa_chat.training.process_group import ALONE, Team
+from medusa_chat.training.process_group import ALONE, ProcessGroup
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ def descend(
     optimizers: Optimizers,
     recipe: HeadRecipe,
     save: Callable[[int], None],
-    team: Team = ALONE,
+    team: ProcessGroup = ALONE,
 ) -> Iterator[TrainStep]:
     """Take the steps that the source gives batches for. save(done) is called when it is due, and
     when the generator is closed between two steps; blame says whose loss is not finite."""
@@ -78,7 +78,7 @@ def rate_at(step: int, recipe: HeadRecipe) -> float:
 
 
 def _train_step(
-    step: int, recipe: HeadRecipe, result: HeadLosses, total: float, rate: float, team: Team
+    step: int, recipe: HeadRecipe, result: HeadLosses, total: float, rate: float, team: ProcessGroup
 ) -> TrainStep:
     losses = tuple(team.sum(result.losses.clone()).tolist())
     top = shares(team.sum(result.hits), result.labels)

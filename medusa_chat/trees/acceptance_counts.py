@@ -1,4 +1,4 @@
-"""Tally: how often each head was right in the user's own chats, and what a tree would give there.
+"""AcceptanceCounts: how often each head was right in the user's own chats.
 
 Counts only, never a text or a token. Which counts are unbiased: a step's record names the tokens
 that each head drafted, rank by rank, and the answer itself says what came there. So a rank is
@@ -30,7 +30,7 @@ Count = list[int]  # [right, asked]
 
 
 @dataclass
-class Fold:
+class AcceptanceFold:
     """Counts of half of the answers. ranks[k, i]: head k's prediction i, alone, from 0.
 
     paths[c]: how often the path c was what came, and how often its last rank was drafted where
@@ -68,9 +68,9 @@ class Fold:
             for name, (right, asked) in list(counts.items()):
                 counts[name] = [right // 2, asked // 2]
 
-    def plus(self, other: "Fold") -> "Fold":
+    def plus(self, other: "AcceptanceFold") -> "AcceptanceFold":
         """Both together."""
-        both = Fold(steps=self.steps + other.steps)
+        both = AcceptanceFold(steps=self.steps + other.steps)
         for fold in (self, other):
             for name in ("ranks", "paths"):
                 into = getattr(both, name)
@@ -102,11 +102,13 @@ class Fold:
 
 
 @dataclass
-class Tally:
+class AcceptanceCounts:
     """Everything counted for one model's heads. folds: of every other answer, so that a tree
     searched in one can be judged by the other. by_nodes: [steps, tokens] of trees by their size."""
 
-    folds: tuple[Fold, Fold] = field(default_factory=lambda: (Fold(), Fold()))
+    folds: tuple[AcceptanceFold, AcceptanceFold] = field(
+        default_factory=lambda: (AcceptanceFold(), AcceptanceFold())
+    )
     by_nodes: dict[int, Count] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     answers: int = 0
 
@@ -115,7 +117,7 @@ class Tally:
         return self.folds[0].steps + self.folds[1].steps
 
     @property
-    def whole(self) -> Fold:
+    def whole(self) -> AcceptanceFold:
         return self.folds[0].plus(self.folds[1])
 
     def take(self, first: Prefilled, steps: Sequence[Step], heads: int) -> bool:
@@ -155,7 +157,7 @@ class Tally:
     @classmethod
     def from_json(cls, values: Any) -> Self:
         """Raises ValueError, KeyError, TypeError or AttributeError for what is none."""
-        first, second = (Fold.from_json(fold) for fold in values["folds"])
+        first, second = (AcceptanceFold.from_json(fold) for fold in values["folds"])
         tally = cls(folds=(first, second), answers=_whole(values["answers"]))
         for nodes, (steps, tokens) in values["by_nodes"].items():
             tally.by_nodes[int(nodes)] = [_whole(steps), _whole(tokens)]

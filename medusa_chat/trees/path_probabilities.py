@@ -1,15 +1,15 @@
-"""Paths: what the paths of a tree are worth, by what was counted in chats."""
+"""PathProbabilities: what the paths of a tree are worth, by what was counted in chats."""
 
 from collections import defaultdict
 
 from medusa_chat.decoding.accept_length import Accuracies
 from medusa_chat.decoding.tree import Choice, Tree
-from medusa_chat.trees.acceptance_counts import Count, Fold, drawn
+from medusa_chat.trees.acceptance_counts import AcceptanceFold, Count, drawn
 
 PATH_WEIGHT = 20  # what is alike counts as so many askings of a path
 
 
-class Paths:
+class PathProbabilities:
     """What paths are worth by a fold: the chance that a path is what comes, rank by rank
 
         (right + PATH_WEIGHT * alike) / (asked + PATH_WEIGHT)
@@ -21,7 +21,7 @@ class Paths:
     worth `unseen` of what is stored: other texts say so, these do not.
     """
 
-    def __init__(self, fold: Fold, prior: Accuracies, unseen: float = 1.0) -> None:
+    def __init__(self, fold: AcceptanceFold, prior: Accuracies, unseen: float = 1.0) -> None:
         self._paths, self.table = fold.paths, fold.table(prior)
         for head, row in enumerate(self.table):
             for rank in range(len(row)):

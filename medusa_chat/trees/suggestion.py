@@ -1,4 +1,4 @@
-"""Offer: a tree searched in what was counted in chats, where it is better than the one in use."""
+"""TreeSuggestion: a tree searched in what was counted in chats, when it beats the one in use."""
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -6,8 +6,8 @@ from heapq import heappop, heappush
 from medusa_chat.decoding.step_costs import StepCosts, pick
 from medusa_chat.decoding.tree import Choice, Tree
 from medusa_chat.messages import PersonalTree, TreeFacts
-from medusa_chat.trees.acceptance_counts import Tally
-from medusa_chat.trees.path_probabilities import Paths
+from medusa_chat.trees.acceptance_counts import AcceptanceCounts
+from medusa_chat.trees.path_probabilities import PathProbabilities
 
 LEAST_STEPS = 200  # before a tree is searched in them
 GAIN = 1.02  # of expected speedup, or no tree is offered
@@ -15,7 +15,7 @@ CAUTION = 0.7  # what a rank that was never drafted here counts of its stored ac
 
 
 @dataclass(frozen=True)
-class Offer:
+class TreeSuggestion:
     """A better tree than the one in use. tokens, now: expected a step, of both, each at its best
     number of nodes. gain: of expected speedup, by the half of the chats it was not searched in."""
 
@@ -26,7 +26,7 @@ class Offer:
     gain: float
 
 
-def better(tally: Tally, facts: TreeFacts, nodes: int) -> Offer | None:
+def suggest_tree(tally: AcceptanceCounts, facts: TreeFacts, nodes: int) -> TreeSuggestion | None:
     """The tree searched in everything counted, where such trees are worth it.
 
     A tree that is searched and judged by the same counts always looks better than it is. So one
@@ -37,7 +37,7 @@ def better(tally: Tally, facts: TreeFacts, nodes: int) -> Offer | None:
     if tally.steps < LEAST_STEPS or min(fold.steps for fold in tally.folds) < LEAST_STEPS // 4:
         return None
     used, size = Tree.from_choices(facts.choices), max(len(facts.choices) + 1, nodes)
-    folds = [Paths(fold, facts.accuracies, CAUTION) for fold in tally.folds]
+    folds = [PathProbabilities(fold, facts.accuracies, CAUTION) for fold in tally.folds]
     trees = [search_likeliest(paths, size) for paths in folds]
     gains = [
         _speed(judge, tree, facts, nodes) / _speed(judge, used, facts, nodes)
@@ -45,17 +45,17 @@ def better(tally: Tally, facts: TreeFacts, nodes: int) -> Offer | None:
     ]
     if min(gains) <= GAIN:
         return None
-    whole = Paths(tally.whole, facts.accuracies, CAUTION)
+    whole = PathProbabilities(tally.whole, facts.accuracies, CAUTION)
     found = search_likeliest(whole, size)
     best, here = _best(whole, found, facts, nodes), _best(whole, used, facts, nodes)
     counted = tally.whole.table(facts.accuracies)
     table = tuple(tuple(round(a, 5) for a in row) for row in counted)
-    return Offer(
+    return TreeSuggestion(
         PersonalTree(table, found.choices[1:]), best[0], best[1], here[1], sum(gains) / len(gains)
     )
 
 
-def search_likeliest(paths: Paths, nodes: int) -> Tree:
+def search_likeliest(paths: PathProbabilities, nodes: int) -> Tree:
     """The tree of at most `nodes` nodes that gives the most tokens a step by these paths, in order
     of value: the greedy search of training/tree_search.py over paths instead of ranks."""
     frontier: list[tuple[float, int, Choice]] = []
@@ -81,7 +81,9 @@ def costs_of(facts: TreeFacts) -> StepCosts | None:
     return StepCosts(facts.sizes, facts.lengths, facts.seconds) if facts.sizes else None
 
 
-def _best(paths: Paths, tree: Tree, facts: TreeFacts, nodes: int) -> tuple[int, float, float]:
+def _best(
+    paths: PathProbabilities, tree: Tree, facts: TreeFacts, nodes: int
+) -> tuple[int, float, float]:
     """(nodes, tokens a step, speedup) of the tree at its best size; before any step was timed at
     the size in use, where speedup is tokens."""
     expected, costs = paths.expected(tree), costs_of(facts)
@@ -92,5 +94,5 @@ def _best(paths: Paths, tree: Tree, facts: TreeFacts, nodes: int) -> tuple[int, 
     return best.nodes, best.tokens, best.speedup
 
 
-def _speed(paths: Paths, tree: Tree, facts: TreeFacts, nodes: int) -> float:
+def _speed(paths: PathProbabilities, tree: Tree, facts: TreeFacts, nodes: int) -> float:
     return _best(paths, tree, facts, nodes)[2]

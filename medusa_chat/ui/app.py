@@ -20,10 +20,10 @@ from medusa_chat.runtime.history import History
 from medusa_chat.runtime.personal_tree import Personal
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST, Guard
-from medusa_chat.ui.access.password import Door
+from medusa_chat.ui.access.password import PasswordGate
 from medusa_chat.ui.access.share import Share
 from medusa_chat.ui.access.tunnel import Entrance, ShareError
-from medusa_chat.ui.chat.controller import Desk
+from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.tab import build_chat
 from medusa_chat.ui.compare.tab import build_compare
 from medusa_chat.ui.header import build_header
@@ -78,7 +78,7 @@ class Page:
 
 def build_app(
     session: Session, trees: Sequence[str], share: Share, history: History | None = None
-) -> tuple[gr.Blocks, Desk]:
+) -> tuple[gr.Blocks, ChatController]:
     """The page over a session, and its desk. trees: presets' names, offered beside "auto"."""
     with gr.Blocks(title="medusa-chat", analytics_enabled=False, fill_width=True) as blocks:
         build_header(session, share)
@@ -149,7 +149,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         token = secrets.token_urlsafe(32)
         app.tokens[token] = GUEST
         ticket = f"access-token-{app.cookie_id}={token}" if auth else ""
-        entrance.attach(Door(app, share, root_path=urlsplit(root_path).path, ticket=ticket))
+        entrance.attach(PasswordGate(app, share, root_path=urlsplit(root_path).path, ticket=ticket))
         yield
 
     for attempts_left in reversed(range(ATTEMPTS)):

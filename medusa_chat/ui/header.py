@@ -17,7 +17,7 @@ FIRST = ModelState("loading", "start")
 
 def build_header(session: Session, share: Share) -> None:
     """Put the header into the gr.Blocks that is open; status.js has it look again every second."""
-    desk = HeaderDesk(session, share)
+    desk = HeaderController(session, share)
     with gr.Row(elem_id="header"):
         gr.HTML(f"{mark()}<h1>medusa-chat</h1>", elem_id="brand", js_on_load=None)
         status = drawn("status", status_line(FIRST))
@@ -29,7 +29,7 @@ def build_header(session: Session, share: Share) -> None:
     link.end_share(desk.end_share, None, [link], **AT_ONCE)
 
 
-class HeaderDesk:
+class HeaderController:
     """What the header's events do. Only the owner, never a guest, sees the link or changes it."""
 
     def __init__(self, session: Session, share: Share) -> None:

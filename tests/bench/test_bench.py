@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 from support.checkpoints import write_checkpoint
 
-from medusa_chat.bench import STUDIES, bar_chart, run, run_shape, table
-from medusa_chat.bench.harness.context import Course
-from medusa_chat.bench.harness.random_model import SHAPES, Shape, load_shape
+from medusa_chat.bench import STUDIES, chart_svg, run, run_shape, table
+from medusa_chat.bench.harness.context import BenchContext
+from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
 from medusa_chat.bench.harness.rows import row, unmeasured
 from medusa_chat.bench.studies import paper as findings_module
 from medusa_chat.bench.studies import steps
@@ -26,7 +26,7 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.trees import tuning_store
 from medusa_chat.trees.presets import load_tree
 
-TINY = Shape("tiny", 32, 64, 2, 4, 2, 96, 512, heads=5)
+TINY = RandomModel("tiny", 32, 64, 2, 4, 2, 96, 512, heads=5)
 CPU = LoadRequest(device="cpu", precision="fp32")
 QUIET = {"rounds": 1, "progress": lambda message: None, "budget": 0.0}
 
@@ -125,7 +125,7 @@ def test_shapes_have_the_sizes_they_are_named_for(name, billions):
 
 def test_a_plain_step_reads_every_weight_but_the_embedding():
     loaded = load_shape(TINY, CPU)
-    course = Course(CPU, loaded, "auto", 1, 1, print)
+    course = BenchContext(CPU, loaded, "auto", 1, 1, print)
     whole = loaded.info.parameters * 4
     assert bytes_read(course) == whole - TINY.vocabulary * TINY.hidden * 4
 
@@ -283,7 +283,7 @@ def test_the_picture_has_a_bar_for_every_measured_row_and_no_text_of_others():
         row("c", [4.0, 3.0], "ms", "c", "a <b>", [1.0, 2.0]),
         unmeasured("d", "ms", "why"),
     ]
-    text = bar_chart({"rows": rows, "machine": {"model": "x & y", "device": "cpu"}})
+    text = chart_svg({"rows": rows, "machine": {"model": "x & y", "device": "cpu"}})
     found = ElementTree.fromstring(text)
     bars = [node for node in found.iter() if node.get("class") in ("bar", "base")]
     assert [node.get("class") for node in bars] == ["base", "bar"]

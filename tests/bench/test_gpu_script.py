@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from medusa_chat.bench.harness.random_model import Shape
+from medusa_chat.bench.harness.random_model import RandomModel
 from medusa_chat.decoding.fused_layers import FusedLayer
 from medusa_chat.decoding.linear4 import is_linear4
 from medusa_chat.messages import LoadRequest
 
 FOLDER = Path(__file__).parents[2] / "assets" / "benchmarks"
 CPU = torch.device("cpu")
-TINY = Shape("tiny", 64, 128, 2, 4, 2, 96, 256, heads=3)
+TINY = RandomModel("tiny", 64, 128, 2, 4, 2, 96, 256, heads=3)
 
 pytest.importorskip("bitsandbytes")
 

@@ -8,7 +8,7 @@ from support.checkpoints import write_checkpoint
 
 from medusa_chat import paths
 from medusa_chat.bench import FINDINGS as STUDIES_OF_THE_PAPER
-from medusa_chat.bench import STUDIES, Report, html_report, model_answers, run
+from medusa_chat.bench import STUDIES, Report, model_answers, report_html, run
 from medusa_chat.bench.html_report import POLICY
 from medusa_chat.bench.studies.report import BASES, GENERATE, MEDUSA, PLAIN, by_category, figures
 from medusa_chat.cli.bench import FINDINGS, MEASURED
@@ -88,13 +88,13 @@ def test_every_way_answers_alike_from_the_same_conversation(told):
 def test_turns_without_room_are_left_out_and_said_to_be(told):
     result, report = told
     assert [turn.said for turn in report.answered[2].turns] == [None, None]
-    assert "2 turns had no room in the context" in html_report(result, report)
+    assert "2 turns had no room in the context" in report_html(result, report)
     assert figures(report.answered[2:], PLAIN) is None
 
 
 def test_the_page_holds_no_script_and_asks_for_nothing(told):
     result, report = told
-    text = html_report(result, report)
+    text = report_html(result, report)
     assert "&lt;script&gt;alert(&quot;hi&quot;)&lt;/script&gt; &amp; &lt;img" in text
     assert not re.search(r"<(script|img|link|iframe|object|form)|\bsrc=[\"']|url\(|@import", text)
     assert not re.search(r"https?://", text)
@@ -109,7 +109,7 @@ def test_an_answer_with_markup_is_escaped(told):
     one = report.answered[0]
     turns = tuple(replace(turn, said=EVIL) for turn in one.turns)
     evil = Report("<b>f</b>", report.settings, [replace(one, turns=turns, category="<i>")])
-    text = html_report(result, evil)
+    text = report_html(result, evil)
     assert text.count("&lt;script&gt;") >= 4
     assert not re.search(r"<(script|img|b|i)>", text)
 

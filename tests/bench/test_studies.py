@@ -10,7 +10,7 @@ from support.families import tiny
 
 from medusa_chat.bench import run
 from medusa_chat.bench.harness import hf_baseline
-from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.studies import learning, training_fixture
 from medusa_chat.checkpoints.load import load
 from medusa_chat.errors import UsageError
@@ -40,7 +40,7 @@ def data(tmp_path_factory):
 @pytest.fixture
 def course(folder, data):
     *_, (_, loaded) = load(request(folder))
-    return Course(request(folder), loaded, "auto", 1, 8, lambda message: None, data=data)
+    return BenchContext(request(folder), loaded, "auto", 1, 8, lambda message: None, data=data)
 
 
 def request(folder):
@@ -81,7 +81,7 @@ def test_a_draft_model_beside_the_backbone_is_found_and_does_not_disturb_it(tmp_
     folder = write_checkpoint(tmp_path / "model", heads=1)
     tiny("llama", vocab_size=256, hidden_size=16).save_pretrained(folder / hf_baseline.DRAFT_FOLDER)
     *_, (_, loaded) = load(request(folder))
-    course = Course(request(folder), loaded, "auto", 1, 8, lambda message: None)
+    course = BenchContext(request(folder), loaded, "auto", 1, 8, lambda message: None)
     found = hf_baseline.read_draft(course, "float32")
     assert found is not None and found.config.hidden_size == 16
     assert loaded.engine.backbone.config.hidden_size == 32
@@ -147,7 +147,7 @@ def test_medusa_1_leaves_the_backbone_and_medusa_2_does_not(folder, data, monkey
 
 
 def test_given_and_own_answers_are_to_the_same_prompts(course, tmp_path):
-    taught = training_fixture.enrol(course, tmp_path)
+    taught = training_fixture.make_fixture(course, tmp_path)
     talks = training_fixture.talks_of(taught.learnt, each=2)
     given = taught.given(talks)
     assert len(talks) == 12 and len(given) == 12
@@ -159,7 +159,7 @@ def test_given_and_own_answers_are_to_the_same_prompts(course, tmp_path):
 
 
 def test_the_held_out_loss_is_that_of_the_labels_alone(course):
-    model = training_fixture.School(course, (), (), None).backbone()
+    model = training_fixture.TrainingFixture(course, (), (), None).backbone()
     example = Example((3, 4, 5, 6, 7), (False, False, True, True, False))
     with torch.no_grad():
         logits = model(torch.tensor([example.ids])).logits[0].log_softmax(-1)
@@ -178,8 +178,10 @@ def test_a_tree_is_judged_by_answers_that_did_not_shape_it():
 def test_a_model_or_a_file_that_minutes_cannot_take_is_refused(course, tmp_path):
     large = replace(course.loaded.info, parameters=7_000_000_000)
     with pytest.raises(UsageError, match="7000 M parameters"):
-        training_fixture.enrol(replace(course, loaded=replace(course.loaded, info=large)), tmp_path)
+        training_fixture.make_fixture(
+            replace(course, loaded=replace(course.loaded, info=large)), tmp_path
+        )
     few = tmp_path / "few.jsonl"
     few.write_text((course.data.read_text("utf-8")).split("\n")[0] + "\n", "utf-8")
     with pytest.raises(UsageError, match="holds 1 conversations"):
-        training_fixture.enrol(replace(course, data=few), tmp_path)
+        training_fixture.make_fixture(replace(course, data=few), tmp_path)

@@ -13,7 +13,7 @@ from medusa_chat import paths
 from medusa_chat.checkpoints import quantised
 from medusa_chat.cli.main import main
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.model_slot import Holder
+from medusa_chat.runtime.model_slot import ModelSlot
 
 
 def blank(file):
@@ -82,7 +82,7 @@ def test_models_lists_what_is_kept_and_rm_frees_it(tmp_path, capsys):
 
 def test_every_tensor_of_the_old_model_is_gone_before_the_next_is_read(tmp_path):
     folders = [write_checkpoint(tmp_path / name) for name in ("one", "two")]
-    holder = Holder()
+    holder = ModelSlot()
     watched = []
     for turn in range(6):
         for phase in holder.load(LoadRequest(str(folders[turn % 2]))):

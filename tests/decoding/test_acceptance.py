@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 from support.drafts import CPU, draft_of
 
 from medusa_chat.decoding.acceptance import (
-    Case,
+    VerifyInput,
     exact,
     thresholds,
     typical,
@@ -65,10 +65,10 @@ def test_typical_equals_its_formula(seed, temperature, epsilon, alpha, scale):
         temperature=temperature, posterior_threshold=epsilon, posterior_alpha=alpha, seed=seed
     )
     path, next_token = literal_typical(TREE, tokens, logits, settings)
-    got = typical(Case(draft_of(TREE, tokens), logits, 3, settings, True))
+    got = typical(VerifyInput(draft_of(TREE, tokens), logits, 3, settings, True))
     assert got.path[: int(got.length)].tolist() == path
     assert int(got.next_token) == next_token
-    sampled = typical_sampled(Case(draft_of(TREE, tokens), logits, 3, settings, True))
+    sampled = typical_sampled(VerifyInput(draft_of(TREE, tokens), logits, 3, settings, True))
     assert sampled.path.tolist() == got.path.tolist()
     log_p = torch.log_softmax(logits[path[-1]] / temperature, -1)
     limit = thresholds(log_p[None].float(), settings)
@@ -86,8 +86,8 @@ def test_at_temperature_zero_every_rule_is_greedy(rule):
     logits = torch.randn(len(TREE), 7, generator=torch.Generator().manual_seed(0))
     tokens = [1, *logits.argmax(-1)[list(TREE.parents[1:])].tolist()]
     settings = GenerationSettings(seed=1)
-    a = rule(Case(draft_of(TREE, tokens), logits, 0, settings, False))
-    b = exact(Case(draft_of(TREE, tokens), logits, 0, settings, False))
+    a = rule(VerifyInput(draft_of(TREE, tokens), logits, 0, settings, False))
+    b = exact(VerifyInput(draft_of(TREE, tokens), logits, 0, settings, False))
     assert a.path.tolist() == b.path.tolist() and int(a.next_token) == int(b.next_token)
 
 
@@ -98,7 +98,9 @@ def test_typical_does_not_depend_on_the_seed():
         (tuple(r.path.tolist()), int(r.next_token))
         for seed in range(20)
         for r in [
-            typical(Case(draft, logits, 0, GenerationSettings(temperature=1.0, seed=seed), False))
+            typical(
+                VerifyInput(draft, logits, 0, GenerationSettings(temperature=1.0, seed=seed), False)
+            )
         ]
     }
     assert len(found) == 1
@@ -108,7 +110,7 @@ def test_ties_take_the_lowest_node_and_token():
     tree = cartesian(2)
     logits = torch.zeros(3, 5)
     settings = GenerationSettings(temperature=1.0, seed=0)
-    got = typical(Case(draft_of(tree, [0, 3, 4]), logits, 0, settings, False))
+    got = typical(VerifyInput(draft_of(tree, [0, 3, 4]), logits, 0, settings, False))
     assert got.path.tolist() == [0, 1] and int(got.next_token) == 0
 
 
@@ -151,7 +153,7 @@ def test_two_tokens_of_a_drafted_step_have_the_joint_distribution():
     counts = torch.zeros(3, 3)
     for place in range(0, 8_000, 2):
         settings = GenerationSettings(temperature=1.0, seed=17)
-        got = exact(Case(draft, rows, place, settings, True))
+        got = exact(VerifyInput(draft, rows, place, settings, True))
         first = int(got.details.sampled[0])
         accepted = int(got.length) == 2
         assert accepted == (first in (0, 1))

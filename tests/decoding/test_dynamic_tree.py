@@ -20,15 +20,15 @@ from medusa_chat.decoding.acceptance import TORCH
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.native.account import NativeAccount
 from medusa_chat.decoding.backends.native.structs import Growth as GrowthJob
-from medusa_chat.decoding.backends.native.verify import NativeJudge
+from medusa_chat.decoding.backends.native.verify import NativeVerifier
 from medusa_chat.decoding.candidate_budget import Grower
 from medusa_chat.decoding.drafters import TreeTensors
-from medusa_chat.decoding.dynamic_tree import ASKED_EVERY, Growth, grow, subtree
+from medusa_chat.decoding.dynamic_tree import ASKED_EVERY, DynamicTree, grow, subtree
 from medusa_chat.decoding.events import Step, from_json, to_json
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import SIZES, StepCosts
 from medusa_chat.decoding.tree import Tree, cartesian, chain
-from medusa_chat.trees.acceptance_counts import Tally, drafted
+from medusa_chat.trees.acceptance_counts import AcceptanceCounts, drafted
 
 CANDIDATES = Tree.from_choices(
     [(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0), (0, 0, 1), (1, 1)]
@@ -50,7 +50,7 @@ def test_of_a_number_of_nodes_it_is_the_best_tree_there_is():
             worth.append(worth[tree.parents[node]] * shares[node])
         for count in range(1, len(tree) + 1):
             free = (0.0,) * count  # nodes cost nothing, so all that are allowed are taken
-            nodes = grow(tree, shares, Growth(free, count, 1.0))
+            nodes = grow(tree, shares, DynamicTree(free, count, 1.0))
             assert len(nodes) == count and nodes[0] == 0
             assert all(tree.parents[node] in nodes for node in nodes[1:])
             best = max(
@@ -66,14 +66,14 @@ def test_of_a_number_of_nodes_it_is_the_best_tree_there_is():
 )
 def test_it_has_as_many_nodes_as_are_worth_their_time(sure, per_node, count):
     shares = [math.nan] + [sure] * 5
-    assert grow(chain(5), shares, Growth(prices(per_node, 6), 6, 1.0)) == tuple(range(count))
+    assert grow(chain(5), shares, DynamicTree(prices(per_node, 6), 6, 1.0)) == tuple(range(count))
 
 
 def test_where_time_is_worth_more_less_is_drafted():
     shares = [math.nan] + [0.8] * 5
 
     def count(**what):
-        return len(grow(chain(5), shares, replace(Growth(prices(0.3, 6), 6, 1.0), **what)))
+        return len(grow(chain(5), shares, replace(DynamicTree(prices(0.3, 6), 6, 1.0), **what)))
 
     assert count() > count(rate=1.8)
     assert count(most=2) == 2 and count(most=1) == 1
@@ -86,7 +86,7 @@ def test_the_c_twin_chooses_the_same(library, seed):
     shares = [math.nan, *(dice.random() ** dice.choice([0.2, 1, 3]) for _ in tree.parents[1:])]
     held = torch.tensor(shares)
     most = dice.randint(1, len(tree) + 3)
-    growth = Growth(prices(dice.random() / 3, most), most, dice.random() * 2)
+    growth = DynamicTree(prices(dice.random() / 3, most), most, dice.random() * 2)
     nodes = grow(tree, held.tolist(), growth)
 
     tensors, n = TreeTensors.of(tree, torch.device("cpu")), len(tree)
@@ -203,7 +203,7 @@ def test_heads_are_judged_by_all_they_guessed_not_by_what_they_were_sure_of(libr
     first, *steps, _ = engine.generate(PROMPT, drafter, asked)
     counted = [step for step in steps if step.index % ASKED_EVERY == ASKED_EVERY - 1]
     assert len(counted) > 4 and all(len(s.draft.guesses) == CANDIDATES.depth for s in counted)
-    tally = Tally()
+    tally = AcceptanceCounts()
     assert tally.take(first, steps, 3) and tally.steps == len(counted)
     assert {count[1] for count in tally.whole.ranks.values()} == {len(counted)}
     assert not tally.by_nodes
@@ -234,7 +234,7 @@ def test_a_gate_that_is_shut_first_says_what_the_first_head_guessed(library):
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 1003])
 def test_how_certain_the_next_token_is(library, size, temperature):
-    judge = NativeJudge(native.Team(library, 1))
+    judge = NativeVerifier(native.NativeThreads(library, 1))
     torch.manual_seed(size)
     for spread in (0.5, 3.0, 12.0):
         row = torch.randn(size) * spread

@@ -10,7 +10,7 @@ from support.graphs import tokens as said
 from medusa_chat.checkpoints import prepare
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.pipelined_graphs import Ahead
+from medusa_chat.decoding.backends.pipelined_graphs import PipelinedGraphRunner
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.fused_layers import replace_submodules
@@ -64,7 +64,7 @@ def test_the_text_and_its_figures_are_the_same(family, temperature, is_recorded)
     wanted = [answer(engine, None, tree, settings) for tree in TREES]
     engine, counts = steady_of(family, 8)
     for tree, events in zip(TREES, wanted, strict=True):
-        way = Ahead(engine.backbone) if is_recorded else None
+        way = PipelinedGraphRunner(engine.backbone) if is_recorded else None
         counts.clear()
         assert_same(answer(engine, way, tree, settings), events)
         assert way is None or way.seconds > 0, "nothing was recorded"

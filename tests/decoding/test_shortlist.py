@@ -11,7 +11,7 @@ from support.shortlists import LISTED, shortened
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.backends import native
-from medusa_chat.decoding.backends.pipelined_graphs import Ahead
+from medusa_chat.decoding.backends.pipelined_graphs import PipelinedGraphRunner
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
@@ -69,14 +69,14 @@ def test_a_tree_wider_than_the_list_drafts_from_all(library):
         engine = engine_of(model)
         assert engine.heads.shorten([5], engine.backbone.lm_head)
         if known is not None:
-            assert native.adopt(engine.backbone, engine.heads, native.Team(library, 1))
+            assert native.adopt(engine.backbone, engine.heads, native.NativeThreads(library, 1))
         assert {token for ids, _ in drafted(engine, tree) for token in ids} - {5}
 
 
 def test_the_captured_step_drafts_from_it_too():
     engine, tree = shortened("llama"), cartesian(3, 2)
     wanted = answer(engine, None, tree, settings_of())
-    assert_same(answer(engine, Ahead(engine.backbone), tree, settings_of()), wanted)
+    assert_same(answer(engine, PipelinedGraphRunner(engine.backbone), tree, settings_of()), wanted)
     drafted = {token for event in wanted[1:-1] for token in event.draft.tokens[1:]}
     assert drafted and drafted <= set(LISTED)
 

@@ -670,7 +670,7 @@ def test_the_last_search_is_kept_for_offline(server: Hub, monkeypatch: pytest.Mo
     asked = len(server.requests)
     refusal("offline", "network is off", lambda: hub.search("heads"))
     assert len(server.requests) == asked
-    (hub.finder.paths.cache_dir() / "hub_searches.json").write_text("[")
+    (hub.discovery.paths.cache_dir() / "hub_searches.json").write_text("[")
     assert hub.last_search("heads") == []
 
 
@@ -690,7 +690,7 @@ def test_a_search_that_fails_says_so(server: Hub, fault: Fault, kind: str) -> No
 def test_repos_that_hang_when_looked_into_do_not_hold_up_a_search(
     server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub.finder, "DEADLINE_SECONDS", 1.0)
+    monkeypatch.setattr(hub.discovery, "DEADLINE_SECONDS", 1.0)
     server.repos = repos_named_medusa()
     server.faults = [Fault("resolve", "hang")]
     start = time.monotonic()

@@ -11,14 +11,14 @@ from support.conversations import TREES, ended, turn
 from support.scripted import ScriptedRunner
 
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.history import FILE, History, Kept
+from medusa_chat.runtime.history import FILE, History, StoredConversation
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST_HEADER
-from medusa_chat.ui.chat.controller import Desk
+from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.view import Tab
 
 TALK = ({"role": "user", "content": "مرحبا 👋"}, {"role": "assistant", "content": "a\n\nb"})
-KEPT = Kept(TALK, {1: "stopped"}, "Be brief.")
+KEPT = StoredConversation(TALK, {1: "stopped"}, "Be brief.")
 
 
 @pytest.fixture
@@ -33,9 +33,13 @@ def history(tmp_path, told):
 
 def test_what_was_saved_is_loaded_for_its_browser_only(history, told):
     assert history.load("a") is None
-    assert history.save("a", KEPT) and history.save("b", Kept())
+    assert history.save("a", KEPT) and history.save("b", StoredConversation())
     again = History(history.file)
-    assert again.load("a") == KEPT and again.load("b") == Kept() and again.load("c") is None
+    assert (
+        again.load("a") == KEPT
+        and again.load("b") == StoredConversation()
+        and again.load("c") is None
+    )
     assert not told
 
 
@@ -104,26 +108,26 @@ def session():
 
 
 def test_a_new_server_finds_the_conversation_of_a_browser(session, history):
-    desk, tab = Desk(session, TREES, history), Tab()
+    desk, tab = ChatController(session, TREES, history), Tab()
     desk.attach(tab, None)
     room = desk.room_of(tab)
     room.ask(turn("hello"))
     ended(room)
     room.say_system("Be brief.")
-    other, reloaded = Desk(session, TREES, history), Tab()
+    other, reloaded = ChatController(session, TREES, history), Tab()
     other.attach(reloaded, room.token)
     found = other.room_of(reloaded)
     assert found is not room
     assert found.talk.messages == room.talk.messages and len(found.talk.messages) == 2
     assert found.system == "Be brief."
     found.clear()
-    third, last = Desk(session, TREES, history), Tab()
+    third, last = ChatController(session, TREES, history), Tab()
     third.attach(last, room.token)
     assert third.room_of(last).talk.messages == ()
 
 
 def test_what_a_guest_says_is_not_written(session, history):
-    desk, tab = Desk(session, TREES, history), Tab()
+    desk, tab = ChatController(session, TREES, history), Tab()
     desk.attach(tab, None, SimpleNamespace(headers={GUEST_HEADER: "1"}, username=None))
     room = desk.room_of(tab)
     room.ask(turn("hello"))
@@ -136,7 +140,9 @@ def test_all_conversations_are_read_but_for_the_broken_ones(tmp_path):
     history = History(tmp_path / FILE, told.append)
     assert history.all() == []
     for number in range(3):
-        history.save(f"token {number}", Kept(({"role": "user", "content": f"chat {number}"},)))
+        history.save(
+            f"token {number}", StoredConversation(({"role": "user", "content": f"chat {number}"},))
+        )
     with sqlite3.connect(history.file) as base:
         base.execute("INSERT INTO chats VALUES ('x', 0, '{')")
     base.close()

@@ -11,10 +11,10 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree, cartesian
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree, TreeFacts
-from medusa_chat.runtime.personal_tree import Kept, Personal, kept_from, kept_json
+from medusa_chat.runtime.personal_tree import Personal, StoredCounts, kept_from, kept_json
 from medusa_chat.runtime.session import Session
-from medusa_chat.trees.path_probabilities import Paths
-from medusa_chat.trees.suggestion import better, search_likeliest
+from medusa_chat.trees.path_probabilities import PathProbabilities
+from medusa_chat.trees.suggestion import search_likeliest, suggest_tree
 
 WIDE = Tree.from_choices([(0,), (1,), (2,), (3,), (0, 0), (1, 0), (2, 0), (3, 0)])
 GENERATED = GenerationSettings(max_new_tokens=40, seed=3)
@@ -31,7 +31,7 @@ def rate(tree: Tree, seed: int = 99) -> float:
 
 
 def test_a_poor_tree_is_found_and_the_better_one_is_better_where_nobody_counted():
-    offer = better(counted(WIDE), facts_of(WIDE), nodes=len(WIDE))
+    offer = suggest_tree(counted(WIDE), facts_of(WIDE), nodes=len(WIDE))
     assert offer is not None and offer.gain > 1.02
     found = Tree.from_choices(offer.tree.choices).head(len(WIDE))
     assert rate(found) > rate(WIDE) * 1.02
@@ -42,17 +42,17 @@ def test_a_poor_tree_is_found_and_the_better_one_is_better_where_nobody_counted(
 @pytest.mark.parametrize("seed", range(4))
 def test_noise_alone_never_offers_a_tree(seed):
     """The best tree of another half of the same chats is as good as it gets."""
-    whole = Paths(counted(TREE, answers=200, seed=50).whole, PRIOR)
+    whole = PathProbabilities(counted(TREE, answers=200, seed=50).whole, PRIOR)
     used = search_likeliest(whole, 16)
-    assert better(counted(used, answers=30, steps=20, seed=seed), facts_of(used), 16) is None
+    assert suggest_tree(counted(used, answers=30, steps=20, seed=seed), facts_of(used), 16) is None
 
 
 def test_nothing_is_offered_before_enough_is_counted():
-    assert better(counted(WIDE, answers=2, steps=60), facts_of(WIDE), len(WIDE)) is None
+    assert suggest_tree(counted(WIDE, answers=2, steps=60), facts_of(WIDE), len(WIDE)) is None
 
 
 def test_the_search_takes_paths_by_falling_worth():
-    paths = Paths(counted(TREE).whole, PRIOR)
+    paths = PathProbabilities(counted(TREE).whole, PRIOR)
     tree = search_likeliest(paths, 20)
     sums = paths.expected(tree)
     gains = [b - a for a, b in zip(sums, sums[1:], strict=False)]
@@ -64,8 +64,8 @@ def test_step_times_decide_how_many_nodes_are_compared():
     """With dear nodes both trees shrink to the same chain, and there is nothing to offer."""
     dear = {"sizes": (1, 2, 9), "lengths": (100,), "seconds": ((1.0, 1.1, 9.0),), "date": "x"}
     tally = counted(WIDE)
-    assert better(tally, facts_of(WIDE), len(WIDE)) is not None
-    assert better(tally, facts_of(WIDE, **dear), len(WIDE)) is None
+    assert suggest_tree(tally, facts_of(WIDE), len(WIDE)) is not None
+    assert suggest_tree(tally, facts_of(WIDE, **dear), len(WIDE)) is None
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_broken_file_is_set_aside_and_counting_begins_anew(opened, tmp_path):
     ],
 )
 def test_a_kept_tree_that_is_none_is_refused(tree):
-    values = json.loads(json.dumps(kept_json(Kept()))) | {"tree": tree}
+    values = json.loads(json.dumps(kept_json(StoredCounts()))) | {"tree": tree}
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError, UsageError)):
         kept_from(values)
 

@@ -65,9 +65,9 @@ class Clock:
     """Time that passes only while a step is rehearsed, as much as the made-up costs say."""
 
     def __init__(self, monkeypatch, costs: StepCosts) -> None:
-        from medusa_chat.decoding.step_profiler import Stage
+        from medusa_chat.decoding.step_profiler import StepProfiler
 
-        self.now, self.steps, real = 0.0, [], Stage.step
+        self.now, self.steps, real = 0.0, [], StepProfiler.step
 
         def step(stage, nodes, length):
             self.steps.append((nodes, length))
@@ -75,7 +75,7 @@ class Clock:
             real(stage, nodes, length)
             return 1, 0.1e-3 * (nodes > 1)  # of it the heads'
 
-        monkeypatch.setattr(Stage, "step", step)
+        monkeypatch.setattr(StepProfiler, "step", step)
 
     def __call__(self) -> float:
         return self.now
@@ -167,11 +167,11 @@ def test_measuring_finds_the_costs_and_takes_about_the_budget(monkeypatch, loade
 
 def test_steps_that_other_work_disturbed_do_not_count(monkeypatch, loaded):
     """Two of three take up to nine times as long, as where others want the same cores."""
-    from medusa_chat.decoding.step_profiler import Stage
+    from medusa_chat.decoding.step_profiler import StepProfiler
 
     costs, dice = costs_of(0.04), random.Random(3)
     clock = Clock(monkeypatch, costs)
-    calm = Stage.step
+    calm = StepProfiler.step
 
     def disturbed(stage, nodes, length):
         found = calm(stage, nodes, length)
@@ -179,7 +179,7 @@ def test_steps_that_other_work_disturbed_do_not_count(monkeypatch, loaded):
             clock.now += costs.at(nodes, length) / 1000 * dice.uniform(1, 8)
         return found
 
-    monkeypatch.setattr(Stage, "step", disturbed)
+    monkeypatch.setattr(StepProfiler, "step", disturbed)
     *_, found = time_steps(loaded.engine, TREE, 4.0, clock)
     for nodes in found.sizes:
         assert found.overhead(nodes, 128) == pytest.approx(costs.overhead(nodes, 128))
@@ -187,11 +187,11 @@ def test_steps_that_other_work_disturbed_do_not_count(monkeypatch, loaded):
 
 def test_one_disturbed_look_at_a_size_leaves_it_in(monkeypatch, loaded):
     """The first step of every size takes thirty times as long: a size is not judged by it."""
-    from medusa_chat.decoding.step_profiler import Stage
+    from medusa_chat.decoding.step_profiler import StepProfiler
 
     costs, seen = costs_of(0.04), set()
     clock = Clock(monkeypatch, costs)
-    calm = Stage.step
+    calm = StepProfiler.step
 
     def disturbed(stage, nodes, length):
         found = calm(stage, nodes, length)
@@ -200,7 +200,7 @@ def test_one_disturbed_look_at_a_size_leaves_it_in(monkeypatch, loaded):
         seen.add(nodes)
         return found
 
-    monkeypatch.setattr(Stage, "step", disturbed)
+    monkeypatch.setattr(StepProfiler, "step", disturbed)
     *_, found = time_steps(loaded.engine, TREE, 1.0, clock)
     assert found.sizes == tuple(m for m in SIZES if m <= len(TREE))
 

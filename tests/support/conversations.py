@@ -6,8 +6,8 @@ import pytest
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
-from medusa_chat.ui.chat.chat_session import Room
-from medusa_chat.ui.chat.controller import Desk
+from medusa_chat.ui.chat.chat_session import ChatSession
+from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.page.inputs import checked
 from support.scripted import ScriptedRunner
 
@@ -25,7 +25,7 @@ def wait_for(what, seconds=20):
         time.sleep(0.01)
 
 
-def ended(room: Room) -> None:
+def ended(room: ChatSession) -> None:
     wait_for(lambda: not room.is_running)
 
 
@@ -33,7 +33,7 @@ def ended(room: Room) -> None:
 def desk():
     session = Session(ScriptedRunner(delay=0.005, prefill=0.01, steps=30))
     list(session.load(LoadRequest()))
-    yield Desk(session, TREES)
+    yield ChatController(session, TREES)
     session.close()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from medusa_chat.decoding.events import DraftRecord, Prefilled, Step
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.acceptance_counts import Tally
+from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 
 PRIOR = ((0.3, 0.2, 0.1, 0.1), (0.3, 0.2, 0.1, 0.1), (0.3, 0.2, 0.1, 0.1))
 
@@ -53,8 +53,8 @@ def record(tree: Tree, tokens: Sequence[int]) -> DraftRecord:
     )
 
 
-def counted(tree: Tree, answers: int = 60, steps: int = 60, seed: int = 0) -> Tally:
-    dice, tally = random.Random(seed), Tally()
+def counted(tree: Tree, answers: int = 60, steps: int = 60, seed: int = 0) -> AcceptanceCounts:
+    dice, tally = random.Random(seed), AcceptanceCounts()
     for _ in range(answers):
         assert tally.take(prefilled(), answer(dice, tree, steps), heads=3)
     return tally

@@ -9,8 +9,14 @@ from support.counting import EASY, HARD, PRIOR, TREE, answer, counted, prefilled
 from medusa_chat.decoding.accept_length import expected_length
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.tree import cartesian
-from medusa_chat.trees.acceptance_counts import HEAD_WEIGHT, MOST_STEPS, Fold, Tally, is_counted
-from medusa_chat.trees.path_probabilities import Paths
+from medusa_chat.trees.acceptance_counts import (
+    HEAD_WEIGHT,
+    MOST_STEPS,
+    AcceptanceCounts,
+    AcceptanceFold,
+    is_counted,
+)
+from medusa_chat.trees.path_probabilities import PathProbabilities
 
 MEAN = [(a + b) / 2 for a, b in zip(EASY, HARD, strict=True)]
 
@@ -37,15 +43,15 @@ def test_a_rank_that_was_never_drafted_keeps_its_stored_value():
 
 
 def test_few_counts_are_drawn_towards_the_stored_table():
-    fold = Fold()
+    fold = AcceptanceFold()
     for _ in range(10):
         fold.count([{7: 0}], [7])
     assert fold.table([[0.3]]) == [[(10 + HEAD_WEIGHT * 0.3) / (10 + HEAD_WEIGHT)]]
-    assert sum(Fold(ranks={(0, 0): [900, 900]}).table([[0.5, 0.5]])[0]) <= 1 + 1e-9
+    assert sum(AcceptanceFold(ranks={(0, 0): [900, 900]}).table([[0.5, 0.5]])[0]) <= 1 + 1e-9
 
 
 def test_what_lies_behind_the_end_of_an_answer_is_not_counted_as_wrong():
-    tally = Tally()
+    tally = AcceptanceCounts()
     step = Step(0, (1,), "", 0.01, (0,), record(cartesian(1, 1), (0, 1, 2)))
     tally.take(prefilled(), [step], heads=3)
     assert dict(tally.whole.ranks) == {(0, 0): [1, 1]}
@@ -54,7 +60,7 @@ def test_what_lies_behind_the_end_of_an_answer_is_not_counted_as_wrong():
 def test_paths_promise_what_steps_give_though_heads_are_right_together():
     tally = counted(TREE, answers=100)
     steps, tokens = tally.by_nodes[len(TREE)]
-    promised = Paths(tally.whole, PRIOR).expected(TREE)
+    promised = PathProbabilities(tally.whole, PRIOR).expected(TREE)
     assert promised[-1] == pytest.approx(tokens / steps, rel=0.04)
     assert list(promised) == sorted(promised) and len(promised) == len(TREE)
     multiplied = expected_length(TREE, tally.whole.table(PRIOR))
@@ -74,7 +80,7 @@ def test_paths_promise_what_steps_give_though_heads_are_right_together():
 )
 def test_only_the_backbones_own_answers_are_counted(settings, is_own):
     assert is_counted(prefilled(**settings)) == is_own
-    tally = Tally()
+    tally = AcceptanceCounts()
     assert tally.take(prefilled(**settings), answer(random.Random(0), TREE, 5), 3) == is_own
     assert tally.steps == (5 if is_own else 0)
 
@@ -93,7 +99,7 @@ def test_answers_go_into_the_folds_in_turn_and_old_counts_fade():
 def test_what_is_written_is_numbers_alone_and_reads_back_the_same():
     tally = counted(TREE, answers=6)
     line = json.dumps(tally.to_json())
-    again = Tally.from_json(json.loads(line))
+    again = AcceptanceCounts.from_json(json.loads(line))
     assert again.to_json() == tally.to_json() and again.steps == tally.steps
     assert again.whole.table(PRIOR) == tally.whole.table(PRIOR)
 
@@ -126,4 +132,4 @@ def test_a_damaged_tally_is_refused(harm):
     values = json.loads(json.dumps(counted(TREE, answers=2, steps=5).to_json()))
     harm(values)
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-        Tally.from_json(values)
+        AcceptanceCounts.from_json(values)

@@ -14,17 +14,17 @@ from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
 from medusa_chat.ui.chat import chat_session as room_module
 from medusa_chat.ui.chat import session_store as rooms_module
 from medusa_chat.ui.chat.answer import Answer, drawn_row, rows
-from medusa_chat.ui.chat.chat_session import Room
+from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.controller import SETTINGS
 from medusa_chat.ui.chat.reasoning_spans import said, spans, within
-from medusa_chat.ui.chat.session_store import Rooms
+from medusa_chat.ui.chat.session_store import SessionStore
 from medusa_chat.ui.chat.settings_panel import DEFAULTS, idle, restored
 from medusa_chat.ui.chat.view import Tab, rows_of
 
 POSTED = [{**DEFAULTS, "vanilla": False, "system": ""}[name] for name in SETTINGS]
 
 
-def roles(room: Room) -> list[str]:
+def roles(room: ChatSession) -> list[str]:
     return [message["role"] for message in room.talk.messages]
 
 
@@ -299,7 +299,7 @@ def test_a_failure_in_the_middle_keeps_the_text_and_gives_back_what_waits(room):
 
 def test_rooms_end_by_age_and_by_number(desk, monkeypatch):
     monkeypatch.setattr(rooms_module, "MAX_ROOMS", 3)
-    rooms = Rooms(desk.session, lambda answer: None)
+    rooms = SessionStore(desk.session, lambda answer: None)
     made = [rooms.open() for _ in range(3)]
     made[1].seen_at -= 10
     rooms.open()

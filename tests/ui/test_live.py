@@ -11,7 +11,7 @@ from support.scripted import ScriptedRunner
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.app import PageOptions, open_page
-from medusa_chat.ui.chat.controller import SETTINGS, Desk
+from medusa_chat.ui.chat.controller import SETTINGS, ChatController
 from medusa_chat.ui.chat.settings_panel import DEFAULTS
 from medusa_chat.ui.chat.view import Tab
 from medusa_chat.ui.page.live import TAB_HEADER, Update, packed
@@ -24,7 +24,7 @@ STEPS = 300
 def desk():
     session = Session(ScriptedRunner(delay=0.001, prefill=0.01, steps=STEPS, nodes=4))
     list(session.load(LoadRequest()))
-    yield Desk(session, ())
+    yield ChatController(session, ())
     session.close()
 
 

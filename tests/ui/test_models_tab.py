@@ -25,10 +25,10 @@ from medusa_chat.ui.access.guard import GUEST
 from medusa_chat.ui.models.load_form import Asked, asked_of, request_of
 from medusa_chat.ui.models.load_view import for_page, loaded_view, pick_view
 from medusa_chat.ui.models.memory_fit import Machine, bytes_for, cells, estimates, fit_of, warning
-from medusa_chat.ui.models.model_catalog import Detail, Key, Place, Shelf, look_up
+from medusa_chat.ui.models.model_catalog import Detail, Key, ModelCatalog, Place, look_up
 from medusa_chat.ui.models.picker import Pick, Picker
 from medusa_chat.ui.models.rows import Entry, grouped, row_view
-from medusa_chat.ui.models.tab import ModelsDesk, Seen, first_rows
+from medusa_chat.ui.models.tab import ModelsController, Seen, first_rows
 
 GB = 10**9
 PARTS = Estimate(weights=4 * GB, heads=GB, cache=2 * GB, step=GB // 10, device=GB)
@@ -242,13 +242,13 @@ def test_a_gated_repo_says_where_to_accept(server):
 
 
 def test_a_search_shows_what_was_found_before_while_it_asks_again(server):
-    shelf = Shelf()
+    shelf = ModelCatalog()
     assert shelf.search("").state == "asking"
     done = wait_for(lambda: (s := shelf.search("")).state == "done" and s)
     assert [repo.id for repo in done.rows] == ["someone/new-medusa"]
     assert shelf.found("MEDUSA new") == done.rows and shelf.found("else") == ()
     server.faults.append(Fault("api/models", "status", status=503))
-    again = Shelf()
+    again = ModelCatalog()
     assert [repo.id for repo in again.search("").rows] == ["someone/new-medusa"]
     failed = wait_for(lambda: (s := again.search("")).state == "failed" and s)
     assert failed.error and [repo.id for repo in failed.rows] == ["someone/new-medusa"]
@@ -261,7 +261,7 @@ def test_rows_are_looked_up_once_each_and_again_when_the_disk_changed():
         asked.append(key.name)
         return Detail(report())
 
-    shelf = Shelf(look)
+    shelf = ModelCatalog(look)
     keys = [Key(name) for name in "abcdefgh"]
     shelf.want(keys)
     wait_for(lambda: all(map(shelf.detail, keys)))
@@ -280,7 +280,7 @@ def test_a_look_that_breaks_is_shown_in_its_row_and_the_others_go_on():
             raise ValueError("odd")
         return Detail(report())
 
-    shelf = Shelf(look)
+    shelf = ModelCatalog(look)
     shelf.want([Key("a"), Key("b")])
     assert "odd" in wait_for(lambda: shelf.detail(Key("a"))).error
     wait_for(lambda: shelf.detail(Key("b")))
@@ -294,7 +294,7 @@ def test_a_hub_that_is_gone_is_not_asked_for_each_row(monkeypatch):
         seen.append(is_online)
         return Detail(error="the Hub cannot be reached", kind="network")
 
-    shelf = Shelf(look)
+    shelf = ModelCatalog(look)
     assert shelf.is_online()
     shelf.look(Key("a"))
     assert not shelf.is_online() and "cannot be reached" in shelf.trouble
@@ -335,7 +335,7 @@ def session():
 
 
 def picker_for(session, detail=None) -> Picker:
-    return Picker(session, Shelf(lambda key, *_: detail or Detail(report(is_here=True))))
+    return Picker(session, ModelCatalog(lambda key, *_: detail or Detail(report(is_here=True))))
 
 
 def test_a_choice_is_loaded_and_the_one_before_it_is_gone(session):
@@ -441,7 +441,7 @@ def test_a_connection_that_breaks_for_good_is_one_line_and_the_model_stays(sessi
 
 @pytest.fixture
 def desk(session):
-    return ModelsDesk(session, Shelf(lambda key, *_: Detail(report(is_here=True))))
+    return ModelsController(session, ModelCatalog(lambda key, *_: Detail(report(is_here=True))))
 
 
 def event(**data):

@@ -13,14 +13,14 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import cartesian
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree
-from medusa_chat.runtime.personal_tree import Kept, Personal
+from medusa_chat.runtime.personal_tree import Personal, StoredCounts
 from medusa_chat.runtime.scheduler import ModelState
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.hardware import GPUS, SHAPES
-from medusa_chat.trees.acceptance_counts import Tally
+from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
 from medusa_chat.ui.tune.roofline import roof_view, setting_of
-from medusa_chat.ui.tune.tab import FIRST, Seen, TuneDesk
+from medusa_chat.ui.tune.tab import FIRST, Seen, TuneController
 from medusa_chat.ui.tune.view import tune_view
 
 OWNER = SimpleNamespace(headers={}, username=None)
@@ -31,9 +31,9 @@ def runner_of(**more) -> ScriptedRunner:
     return ScriptedRunner(delay=0, prefill=0, steps=40, **more)
 
 
-def view_of(runner: ScriptedRunner, tally: Tally | None = None, **more) -> dict:
+def view_of(runner: ScriptedRunner, tally: AcceptanceCounts | None = None, **more) -> dict:
     state = ModelState("ready", model=runner.model)
-    return tune_view(state, Kept(tally or Tally()), None, **more)
+    return tune_view(state, StoredCounts(tally or AcceptanceCounts()), None, **more)
 
 
 # ---- what is shown ----
@@ -115,7 +115,7 @@ def test_a_guest_sees_no_file_names_and_is_known_as_one():
     from dataclasses import replace
 
     model = replace(runner_of().model, name="/home/me/secret/model")
-    view = tune_view(ModelState("ready", model=model), Kept(), None, is_guest=True)
+    view = tune_view(ModelState("ready", model=model), StoredCounts(), None, is_guest=True)
     assert view["guest"] and "secret" not in json.dumps(view)
 
 
@@ -127,16 +127,16 @@ def desk():
     session = Session(runner_of())
     session.submit_load(LoadRequest())
     assert session.submit("x", GenerationSettings(max_new_tokens=2)).done.wait(60)
-    yield TuneDesk(session, Personal(session))
+    yield TuneController(session, Personal(session))
     session.close()
 
 
-def ended(desk: TuneDesk) -> dict:
+def ended(desk: TuneController) -> dict:
     assert desk._asked is not None and desk._asked.done.wait(60)
     return desk.view()
 
 
-def poor_chats(desk: TuneDesk) -> None:
+def poor_chats(desk: TuneController) -> None:
     """A poor tree is in use, and chats were counted that show a better one."""
     wide = cartesian(4, 1)
     desk.session.runner.nodes = len(wide)
@@ -194,7 +194,7 @@ def test_without_an_offer_or_a_model_nothing_is_done(desk):
     desk.use_offer(Seen(), OWNER)
     assert desk._asked is None
     empty = Session(runner_of())
-    bare = TuneDesk(empty, Personal(empty))
+    bare = TuneController(empty, Personal(empty))
     assert "No model is loaded" in json.loads(bare.use_stored(Seen(), OWNER)[0])["text"]
     assert bare._asked is None
 

@@ -6,8 +6,8 @@ from math import fsum
 from statistics import fmean
 from typing import NamedTuple
 
-from medusa_chat.bench.harness.context import PROMPTS, Course
-from medusa_chat.bench.harness.report_data import Play, Question
+from medusa_chat.bench.harness.context import PROMPTS, BenchContext
+from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, row
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.settings import GenerationSettings
@@ -19,7 +19,7 @@ from medusa_chat.training.conversations import read_conversations
 CHUNK = 512
 
 
-def questions(course: Course) -> list[Question]:
+def questions(course: BenchContext) -> list[Question]:
     """The first questions of the file of --prompts, else the six of the race. Raises UsageError."""
     course.loaded.said = ("", [])
     if course.prompts is None:
@@ -40,27 +40,27 @@ class Way(NamedTuple):
     tree: Tree = ROOT
 
 
-Answerer = Callable[[Question], Play | None]
+Answerer = Callable[[Question], Run | None]
 
 
 def play(
-    course: Course, asked: Sequence[Question], ways: Mapping[str, Way]
-) -> dict[str, list[Play]]:
+    course: BenchContext, asked: Sequence[Question], ways: Mapping[str, Way]
+) -> dict[str, list[Run]]:
     """Every question answered in every way, each answer from an empty cache."""
     return rotate(course, asked, {name: partial(_in, course, way) for name, way in ways.items()})
 
 
-def _in(course: Course, way: Way, question: Question) -> Play | None:
+def _in(course: BenchContext, way: Way, question: Question) -> Run | None:
     return answer(course, question, way)
 
 
 def rotate(
-    course: Course, asked: Sequence[Question], ways: Mapping[str, Answerer]
-) -> dict[str, list[Play]]:
+    course: BenchContext, asked: Sequence[Question], ways: Mapping[str, Answerer]
+) -> dict[str, list[Run]]:
     """Every question answered in every way, one after another in an order that moves on by one
     each question, so that a machine that grows faster or slower does so for all. Questions without
     room for an answer, and answers that end before the first step, are left out."""
-    found: dict[str, list[Play]] = {name: [] for name in ways}
+    found: dict[str, list[Run]] = {name: [] for name in ways}
     names = list(ways)
     for number, question in enumerate(asked):
         course.progress(f"question {number + 1} of {len(asked)}")
@@ -74,7 +74,7 @@ def rotate(
     return found
 
 
-def answer(course: Course, question: Question, way: Way) -> Play | None:
+def answer(course: BenchContext, question: Question, way: Way) -> Run | None:
     """One answer from an empty cache; None where the context has no room for it."""
     loaded, engine = course.loaded, course.loaded.engine
     name = "none" if len(way.tree) == 1 else "medusa"
@@ -89,10 +89,10 @@ def answer(course: Course, question: Question, way: Way) -> Play | None:
     assert isinstance(last, Finished)
     stats = last.stats
     stepped = (stats.acceleration_rate or 0.0) * stats.steps
-    return Play(question, last.token_ids, stats.steps, stepped, stats.seconds)
+    return Run(question, last.token_ids, stats.steps, stepped, stats.seconds)
 
 
-def per_step(name: str, plays: Sequence[Play], command: str, note: str = "") -> Row:
+def per_step(name: str, plays: Sequence[Run], command: str, note: str = "") -> Row:
     """Tokens a step over all answers; least and most of one answer."""
     whole = fsum(p.stepped for p in plays) / sum(p.steps for p in plays)
     found = row(name, [p.per_step for p in plays], "tokens/step", command, note=note)
@@ -100,7 +100,7 @@ def per_step(name: str, plays: Sequence[Play], command: str, note: str = "") -> 
 
 
 def speed(
-    name: str, plays: Sequence[Play], plain: Sequence[Play], command: str, against: str = "plain"
+    name: str, plays: Sequence[Run], plain: Sequence[Run], command: str, against: str = "plain"
 ) -> Row:
     """Tokens a second, against those of plain decoding, or what `plain` is, of each question."""
     base = {id(p.question): p.rate for p in plain}
@@ -109,7 +109,7 @@ def speed(
     return row(name, ours, "tokens/s", command, against, theirs)
 
 
-def distinct(plays: Sequence[Play], n: int = 2) -> list[float]:
+def distinct(plays: Sequence[Run], n: int = 2) -> list[float]:
     """Different n-grams over all, an answer each; those shorter than n are left out."""
     found = []
     for one in plays:
@@ -119,7 +119,7 @@ def distinct(plays: Sequence[Play], n: int = 2) -> list[float]:
     return found
 
 
-def likelihood(course: Course, plays: Sequence[Play]) -> list[float]:
+def likelihood(course: BenchContext, plays: Sequence[Run]) -> list[float]:
     """Mean log-probability of an answer's tokens under the backbone at temperature 1, in nats."""
     import torch
 
@@ -141,7 +141,7 @@ def likelihood(course: Course, plays: Sequence[Play]) -> list[float]:
     return found
 
 
-def quality(course: Course, name: str, plays: Sequence[Play], command: str) -> Iterator[Row]:
+def quality(course: BenchContext, name: str, plays: Sequence[Run], command: str) -> Iterator[Row]:
     """What can be said of answers without a judge: how probable, and how varied."""
     put = partial(row, command=command)
     yield put(f"{name}: log-likelihood", likelihood(course, plays), "nats/token")

@@ -1,4 +1,4 @@
-"""Course: what all studies of one run share; and the machine they run on."""
+"""BenchContext: what all studies of one run share; and the machine they run on."""
 
 import os
 from collections.abc import Callable
@@ -25,7 +25,7 @@ PROMPTS = (
 
 
 @dataclass(frozen=True)
-class Course:
+class BenchContext:
     """One loaded model and how it is measured. budget: seconds a study may spend on one figure.
     prompts: a file of questions for the studies of the paper's findings. draft: the folder of a
     draft model for assisted generation. data: conversations for the studies that train. reference:
@@ -70,7 +70,7 @@ def read_model(request: LoadRequest, progress: Callable[[str], None]) -> LoadedM
     return loaded
 
 
-def other(course: Course, checkpoint: Path) -> Course:
+def other(course: BenchContext, checkpoint: Path) -> BenchContext:
     """The same course for another checkpoint with heads. Raises UsageError for one without."""
     asked = replace(course.request, checkpoint=str(checkpoint), backbone=None)
     loaded = read_model(asked, course.progress)
@@ -79,7 +79,7 @@ def other(course: Course, checkpoint: Path) -> Course:
     return replace(course, request=asked, loaded=loaded)
 
 
-def machine(course: Course, prompts: int) -> dict[str, Any]:
+def machine(course: BenchContext, prompts: int) -> dict[str, Any]:
     """What the figures were measured on."""
     import torch
     import transformers

@@ -1,4 +1,4 @@
-"""Stock: the model as it was published under transformers' own `generate`, the baselines of all."""
+"""HFBaseline: the published model under transformers' own `generate`."""
 
 import os
 import shutil
@@ -9,8 +9,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from medusa_chat.bench.harness.context import Course
-from medusa_chat.bench.harness.report_data import Play, Question
+from medusa_chat.bench.harness.context import BenchContext
+from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.checkpoints.load import Checkpoint
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
@@ -51,7 +51,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Stock:
+class HFBaseline:
     """A stock model, the end tokens and the length of its answers, and what its context holds."""
 
     model: Any
@@ -83,22 +83,22 @@ class Stock:
         return Said(tokens, seconds, len(watch.times) - 2, sum(watch.counts[2:]), stepping)
 
 
-def read_stock(course: Course, dtype: str) -> Stock:
+def read_stock(course: BenchContext, dtype: str) -> HFBaseline:
     """The backbone of the course again, as transformers loads it, in one of DTYPES' values."""
     found = Checkpoint.find(course.request).backbone
     course.progress(f"loading: the stock model in {dtype}")
     engine = course.loaded.engine
     context = engine.backbone.context
-    return Stock(_read(course, found, dtype), engine.eos, course.max_new_tokens, context)
+    return HFBaseline(_read(course, found, dtype), engine.eos, course.max_new_tokens, context)
 
 
-def same_precision(course: Course) -> Stock | None:
+def same_precision(course: BenchContext) -> HFBaseline | None:
     """In the precision of the loaded model; None where that is quantised."""
     dtype = DTYPES.get(course.loaded.info.precision)
     return None if dtype is None else read_stock(course, dtype)
 
 
-def read_draft(course: Course, dtype: str) -> Any | None:
+def read_draft(course: BenchContext, dtype: str) -> Any | None:
     """The draft model of --draft, or the one that lies beside the backbone; None without one.
     Raises UsageError for one of another vocabulary."""
     folder = course.draft or Path(Checkpoint.find(course.request).backbone) / DRAFT_FOLDER
@@ -114,7 +114,7 @@ def read_draft(course: Course, dtype: str) -> Any | None:
     return model
 
 
-def _read(course: Course, folder: str | Path, dtype: str) -> Any:
+def _read(course: BenchContext, folder: str | Path, dtype: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -124,13 +124,13 @@ def _read(course: Course, folder: str | Path, dtype: str) -> Any:
     ).eval()
 
 
-def stock_play(stock: Stock, question: Question, options: Mapping[str, Any]) -> Play | None:
+def baseline_run(stock: HFBaseline, question: Question, options: Mapping[str, Any]) -> Run | None:
     """An answer of `generate` in the words of our own, its first pass left out; None where the
     context has no room for one."""
     if len(question.ids) >= stock.context:
         return None
     said = stock.answer(question.ids, **options)
-    return Play(question, said.tokens, said.steps, float(said.stepped), said.stepping)
+    return Run(question, said.tokens, said.steps, float(said.stepped), said.stepping)
 
 
 def sampling(settings: GenerationSettings) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def drafting(draft: Any, tokens: int) -> Iterator[dict[str, Any]]:
         logging.set_verbosity(level)
 
 
-def compiled(course: Course, longest: int) -> dict[str, Any]:
+def compiled(course: BenchContext, longest: int) -> dict[str, Any]:
     """Options of `generate` with a static cache for prompts of at most `longest` tokens and the
     step compiled, on a CPU too."""
     from transformers import CompileConfig

@@ -1,4 +1,4 @@
-"""Shape: the sizes of a model that is known, filled with random weights."""
+"""RandomModel: the sizes of a model that is known, filled with random weights."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ CONTEXT = 8192
 
 
 @dataclass(frozen=True)
-class Shape:
+class RandomModel:
     """A Llama's sizes. heads: Medusa heads of one layer that share the LM head."""
 
     name: str
@@ -35,12 +35,12 @@ class Shape:
 
 
 SHAPES = {
-    "7b": Shape("7b", 4096, 11008, 32, 32, 32, 32000, 4096),
-    "8b": Shape("8b", 4096, 14336, 32, 32, 8, 128256, 131072),
+    "7b": RandomModel("7b", 4096, 11008, 32, 32, 32, 32000, 4096),
+    "8b": RandomModel("8b", 4096, 14336, 32, 32, 8, 128256, 131072),
 }
 
 
-def load_shape(shape: Shape, request: LoadRequest) -> LoadedModel:
+def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
     """A model of random weights, never zeros, on the device and in the precision asked for.
 
     It has no tokenizer. Raises UsageError for 4 and 8 bit, DeviceError, OutOfMemoryError.
@@ -91,7 +91,7 @@ def load_shape(shape: Shape, request: LoadRequest) -> LoadedModel:
     return LoadedModel(Engine(backbone, heads), None, texts, None, info, usual)
 
 
-def _config(shape: Shape) -> Any:
+def _config(shape: RandomModel) -> Any:
     from transformers import LlamaConfig
 
     return LlamaConfig(

@@ -16,7 +16,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Play:
+class Run:
     """One answer. seconds: of its steps, prefill left out."""
 
     question: Question
@@ -48,7 +48,7 @@ class Turn:
 
     asked: str
     said: str | None
-    plays: dict[str, Play]
+    plays: dict[str, Run]
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Answered:
 class Figures:
     """What Medusa did to some answers beside one baseline; every sum is over all of them."""
 
-    ours: list[Play]
-    base: list[Play]
+    ours: list[Run]
+    base: list[Run]
 
     @property
     def acceleration(self) -> float:
@@ -94,9 +94,9 @@ class Report:
     answered: list[Answered] = field(default_factory=list)
 
 
-def _mean_step(plays: Sequence[Play]) -> float:
+def _mean_step(plays: Sequence[Run]) -> float:
     return fsum(p.seconds for p in plays) / sum(p.steps for p in plays)
 
 
-def _rate(plays: Sequence[Play]) -> float:
+def _rate(plays: Sequence[Run]) -> float:
     return fsum(p.stepped for p in plays) / fsum(p.seconds for p in plays)

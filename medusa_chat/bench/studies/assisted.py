@@ -18,16 +18,16 @@ from medusa_chat.bench.harness.answers import (
     rotate,
     speed,
 )
-from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import (
     DTYPES,
-    Stock,
+    HFBaseline,
+    baseline_run,
     drafting,
     read_draft,
     same_precision,
-    stock_play,
 )
-from medusa_chat.bench.harness.report_data import Play, Question
+from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.bench.studies.paper import GREEDY, auto
 
@@ -36,7 +36,7 @@ GENERATE, PLAIN, MEDUSA = "transformers generate", "plain decoding", "medusa"
 COMMAND = "medusa-chat bench --study assisted"
 
 
-def assisted(course: Course) -> Iterator[Row]:
+def assisted(course: BenchContext) -> Iterator[Row]:
     """Tokens a step, overhead of a step and speed of every draft length, greedy, in the precision
     of the loaded model, all against `generate` of the same."""
     stock = same_precision(course)
@@ -52,7 +52,7 @@ def assisted(course: Course) -> Iterator[Row]:
     tree = auto(course)
     names = {length: f"draft of {length}" for length in LENGTHS}
     ways: dict[str, Answerer] = {
-        GENERATE: partial(stock_play, stock, options={}),
+        GENERATE: partial(baseline_run, stock, options={}),
         **{name: partial(_drafted, stock, draft, length) for length, name in names.items()},
         PLAIN: lambda question: answer(course, question, Way(GREEDY)),
         MEDUSA: lambda question: answer(course, question, Way(GREEDY, tree)),
@@ -68,12 +68,12 @@ def assisted(course: Course) -> Iterator[Row]:
         yield speed(f"{name}: speed", plays[name], plays[GENERATE], COMMAND, GENERATE)
 
 
-def _drafted(stock: Stock, draft: Any, length: int, question: Question) -> Play | None:
+def _drafted(stock: HFBaseline, draft: Any, length: int, question: Question) -> Run | None:
     with drafting(draft, length) as options:
-        return stock_play(stock, question, options)
+        return baseline_run(stock, question, options)
 
 
-def _overhead(name: str, plays: Sequence[Play], base: Sequence[Play]) -> Row:
+def _overhead(name: str, plays: Sequence[Run], base: Sequence[Run]) -> Row:
     """Time of a step, drafting included, over the time of a token of `generate`."""
     token = fsum(p.seconds for p in base) / fsum(p.stepped for p in base)
     values = [p.seconds / p.steps / token for p in plays]

@@ -4,8 +4,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from medusa_chat.bench.harness.context import Course
-from medusa_chat.bench.harness.hf_baseline import Stock, compiled, drafting, read_draft, read_stock
+from medusa_chat.bench.harness.context import BenchContext
+from medusa_chat.bench.harness.hf_baseline import (
+    HFBaseline,
+    compiled,
+    drafting,
+    read_draft,
+    read_stock,
+)
 
 DTYPES = ("float32", "bfloat16")
 LOOKUP = 10  # tokens that transformers' own prompt lookup proposes: its documentation's value
@@ -29,7 +35,7 @@ class Contestant:
     answers: list[tuple[int, ...]] = field(default_factory=list)
 
 
-def generates(course: Course, longest: int, compiles: bool) -> Iterator[Contestant]:
+def generates(course: BenchContext, longest: int, compiles: bool) -> Iterator[Contestant]:
     """transformers' generate on the stock model, in fp32 and in half precision: with our threads
     and with torch's, with its own prompt lookup, with a draft model, and compiled where it can be.
     longest: tokens of a prompt."""
@@ -55,7 +61,7 @@ def generates(course: Course, longest: int, compiles: bool) -> Iterator[Contesta
                 yield _threaded(name, stock, most(), **options)
 
 
-def _generate(name: str, stock: Stock, **options: Any) -> Contestant:
+def _generate(name: str, stock: HFBaseline, **options: Any) -> Contestant:
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
         said = stock.answer(ids, **options)
         return said.tokens, said.seconds
@@ -65,7 +71,7 @@ def _generate(name: str, stock: Stock, **options: Any) -> Contestant:
     return Contestant(name, answer, f"transformers generate(do_sample=False{words})")
 
 
-def _threaded(name: str, stock: Stock, threads: int, **options: Any) -> Contestant:
+def _threaded(name: str, stock: HFBaseline, threads: int, **options: Any) -> Contestant:
     import torch
 
     alone = _generate(name, stock, **options)
@@ -81,7 +87,7 @@ def _threaded(name: str, stock: Stock, threads: int, **options: Any) -> Contesta
     return Contestant(name, answer, alone.command)
 
 
-def _assisted(name: str, stock: Stock, draft: Any) -> Contestant:
+def _assisted(name: str, stock: HFBaseline, draft: Any) -> Contestant:
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
         with drafting(draft, DRAFTED) as options:
             said = stock.answer(ids, **options)

@@ -11,14 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.rows import Row, row
 from medusa_chat.bench.studies.training_fixture import (
     NODES,
-    School,
-    enrol,
+    TrainingFixture,
     held_out_loss,
     judged,
+    make_fixture,
     ranks_of,
     talks_of,
 )
@@ -43,13 +43,13 @@ WAYS = (ALONE, STAGED, DIRECT) = "medusa-1", "medusa-2, two stages", "medusa-2, 
 MEDUSA_1 = HeadRecipe(steps=300, batch_labels=256, evaluate_every=10**9, save_every=10**9)
 
 
-def heads(course: Course) -> Iterator[Row]:
+def heads(course: BenchContext) -> Iterator[Row]:
     """Own against shared LM head, 3, 4 and 5 heads, the data's answers against the backbone's own
     to the same prompts: tokens a step on the backbone's greedy answers to others. Heads of one
     residual layer, trained five at a time on hidden states that are kept; fewer are the first of
     the five, since on a frozen backbone no head learns from another."""
     with TemporaryDirectory() as folder:
-        school = enrol(course, Path(folder))
+        school = make_fixture(course, Path(folder))
         model = school.backbone()
         tests = school.answers(model, talks_of(school.held_out), (0.0,), "held out")
         talks = talks_of(school.learnt, each=ASKED)
@@ -63,7 +63,7 @@ def heads(course: Course) -> Iterator[Row]:
 
 
 def _kinds(
-    course: Course,
+    course: BenchContext,
     model: Any,
     data: str,
     examples: Sequence[Example],
@@ -99,7 +99,7 @@ def _learn(
     made.requires_grad_(False)
 
 
-def _shipped(course: Course, model: Any, tests: Sequence[Example]) -> Iterator[Row]:
+def _shipped(course: BenchContext, model: Any, tests: Sequence[Example]) -> Iterator[Row]:
     """The checkpoint's own heads, judged alike."""
     loaded = course.loaded.engine.heads
     assert loaded is not None
@@ -111,14 +111,14 @@ def _shipped(course: Course, model: Any, tests: Sequence[Example]) -> Iterator[R
     yield row(name, values, "tokens/step", "medusa-chat bench --study heads", note=note)
 
 
-def two_stage(course: Course) -> Iterator[Row]:
+def two_stage(course: BenchContext) -> Iterator[Row]:
     """Medusa-1 against Medusa-2, direct against in two stages: the backbone's loss on conversations
     that it did not learn from, and tokens a step on the greedy answers that it then gives. The
     second stage begins with the heads that Medusa-1 made."""
     losses: dict[str, list[float]] = {name: [] for name in WAYS}
     rates: dict[str, list[float]] = {name: [] for name in WAYS}
     with TemporaryDirectory() as folder:
-        school = enrol(course, Path(folder))
+        school = make_fixture(course, Path(folder))
         learnt, unseen = school.examples(school.learnt), school.examples(school.held_out)
         model = school.backbone()
         before, asked = held_out_loss(model, unseen), talks_of(school.held_out)
@@ -132,7 +132,7 @@ def two_stage(course: Course) -> Iterator[Row]:
 
 
 def _trained(
-    school: School, learnt: Sequence[Example], kept: Rows, seed: int
+    school: TrainingFixture, learnt: Sequence[Example], kept: Rows, seed: int
 ) -> Iterator[tuple[str, Any, MedusaHeads]]:
     """(name, backbone, heads) of each of WAYS."""
     say = school.course.progress
@@ -153,7 +153,10 @@ def _trained(
 
 
 def _two_stage_rows(
-    school: School, before: float, losses: dict[str, list[float]], rates: dict[str, list[float]]
+    school: TrainingFixture,
+    before: float,
+    losses: dict[str, list[float]],
+    rates: dict[str, list[float]],
 ) -> Iterator[Row]:
     command = "medusa-chat bench --study two-stage"
     alone = f"{MEDUSA_1.steps} steps of the heads alone"

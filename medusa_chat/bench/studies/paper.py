@@ -20,7 +20,7 @@ from medusa_chat.bench.harness.answers import (
     rotate,
     speed,
 )
-from medusa_chat.bench.harness.context import Course, other
+from medusa_chat.bench.harness.context import BenchContext, other
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.checkpoints.load import rank_accuracies, source_tree
 from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
@@ -50,7 +50,7 @@ LENGTHS = (128, 1024, 8192)
 TABLE_1 = growth(64, 3.47)  # Vicuna-7B: 3.47 tokens a step with 64 nodes
 
 
-def ladder(course: Course) -> Iterator[Row]:
+def ladder(course: BenchContext) -> Iterator[Row]:
     """Table 3: what each part brings over plain decoding, with one size of tree."""
     heads = course.loaded.info.heads
     source = source_tree(course.loaded.calibration, heads)
@@ -75,7 +75,7 @@ def ladder(course: Course) -> Iterator[Row]:
     yield from _against_plain(course, named, command, {name: way})
 
 
-def trees(course: Course) -> Iterator[Row]:
+def trees(course: BenchContext) -> Iterator[Row]:
     """Figure 4: trees searched from the accuracies against random dense ones, by size."""
     heads, dice = course.loaded.info.heads, random.Random(0)
     accuracies = rank_accuracies(course.loaded.calibration)[:heads]
@@ -90,7 +90,7 @@ def trees(course: Course) -> Iterator[Row]:
 
 
 def _against_plain(
-    course: Course,
+    course: BenchContext,
     named: dict[str, Tree],
     command: str,
     more: Mapping[str, Answerer] | None = None,
@@ -125,7 +125,7 @@ def dense_name(tree: Tree) -> str:
     return "x".join(str(b // a) for a, b in zip(counts, counts[1:], strict=False))
 
 
-def thresholds(course: Course) -> Iterator[Row]:
+def thresholds(course: BenchContext) -> Iterator[Row]:
     """Figure 5: epsilon against speed and quality at temperature 0.7, delta = sqrt(epsilon), with
     random sampling and greedy decoding beside them."""
     command, tree = "medusa-chat bench --study thresholds", auto(course)
@@ -144,7 +144,7 @@ def thresholds(course: Course) -> Iterator[Row]:
         yield from quality(course, name, plays, command)
 
 
-def temperatures(course: Course) -> Iterator[Row]:
+def temperatures(course: BenchContext) -> Iterator[Row]:
     """Section 2.3.1: tokens a step by temperature, for every acceptance."""
     command, tree = "medusa-chat bench --study temperatures", auto(course)
     ways = {
@@ -156,7 +156,7 @@ def temperatures(course: Course) -> Iterator[Row]:
         yield per_step(name, plays, command)
 
 
-def categories(course: Course) -> Iterator[Row]:
+def categories(course: BenchContext) -> Iterator[Row]:
     """Figure 3b: the speedup by kind of question, of a file whose rows name one."""
     command = "medusa-chat bench --study categories --prompts FILE"
     asked = [question for question in questions(course) if question.category]
@@ -172,7 +172,7 @@ def categories(course: Course) -> Iterator[Row]:
             yield speed(f"{kind}: speed", chosen, plays[PLAIN], command)
 
 
-def hardware(course: Course) -> Iterator[Row]:
+def hardware(course: BenchContext) -> Iterator[Row]:
     """Appendix G: the intensities of Tables 6 to 8, and what they make of a tree on named GPUs.
     A model of it, nothing is timed."""
     command, large, small = "medusa-chat bench --study hardware", SHAPES[2], SHAPES[0]
@@ -190,7 +190,7 @@ def hardware(course: Course) -> Iterator[Row]:
         yield row(f"7B on {gpu.name}", [gain], "x", command, "plain", [1.0], note)
 
 
-def auto(course: Course) -> Tree:
+def auto(course: BenchContext) -> Tree:
     """The tree that `--tree auto` decodes with."""
     loaded = course.loaded
     return source_tree(loaded.calibration, loaded.info.heads).head(loaded.info.nodes)

@@ -24,9 +24,9 @@ from medusa_chat.bench.harness.answers import (
     rotate,
     speed,
 )
-from medusa_chat.bench.harness.context import Course
-from medusa_chat.bench.harness.hf_baseline import Stock, same_precision
-from medusa_chat.bench.harness.report_data import Play, Question
+from medusa_chat.bench.harness.context import BenchContext
+from medusa_chat.bench.harness.hf_baseline import HFBaseline, same_precision
+from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, unmeasured
 from medusa_chat.bench.studies.paper import GREEDY, auto
 from medusa_chat.checkpoints.load import source_tree
@@ -40,7 +40,7 @@ WIDEST = 10  # predictions of a head that the reference looks at
 COMMAND = "medusa-chat bench --study reference --reference DIR"
 
 
-def reference(course: Course) -> Iterator[Row]:
+def reference(course: BenchContext) -> Iterator[Row]:
     """Tokens a step and a second of the reference's `medusa_generate` and of our engine with the
     same tree, greedy, prefill left out; and of our plain decoding and our own choice of tree."""
     stock = same_precision(course)
@@ -70,7 +70,7 @@ def reference(course: Course) -> Iterator[Row]:
             yield speed(f"{name}: speed", plays[name], plays[base], COMMAND, base)
 
 
-def _refusal(course: Course, stock: Stock | None) -> str:
+def _refusal(course: BenchContext, stock: HFBaseline | None) -> str:
     """Why the reference cannot be timed, "" where it can."""
     if course.reference is None:
         return "needs --reference DIR, a checkout of FasterDecoding/Medusa"
@@ -86,7 +86,7 @@ def _refusal(course: Course, stock: Stock | None) -> str:
 class Theirs:
     """The reference's model with the weights of the stock model and our heads."""
 
-    def __init__(self, folder: Path, course: Course, stock: Stock) -> None:
+    def __init__(self, folder: Path, course: BenchContext, stock: HFBaseline) -> None:
         """Raises UsageError where `folder` is no checkout of it."""
         heads = course.loaded.engine.heads
         assert heads is not None
@@ -109,7 +109,7 @@ class Theirs:
         self._started = perf_counter()
         return made
 
-    def play(self, tree: Tree, question: Question) -> Play | None:
+    def play(self, tree: Tree, question: Question) -> Run | None:
         """One greedy answer of its generator, whose text is not decoded; None without room."""
         import torch
 
@@ -125,7 +125,7 @@ class Theirs:
                 if len(tokens) >= most or self._stock.ends & set(tokens):
                     break
         seconds = perf_counter() - self._started
-        return Play(question, self._cut(tokens, most), steps, float(len(tokens)), seconds)
+        return Run(question, self._cut(tokens, most), steps, float(len(tokens)), seconds)
 
     def _cut(self, tokens: list[int], most: int) -> tuple[int, ...]:
         ends = (i for i, token in enumerate(tokens) if token in self._stock.ends)
@@ -137,7 +137,7 @@ class _Text:
 
     eos_token_id = -1  # what ends an answer is looked at by who asked for it
 
-    def __init__(self, stock: Stock) -> None:
+    def __init__(self, stock: HFBaseline) -> None:
         self.seen: list[int] = []
 
     def decode(self, ids: Any, **options: Any) -> str:
@@ -175,7 +175,7 @@ def _importable(folder: Path) -> Iterator[None]:
             del sys.modules[name]
 
 
-def _model(family: Any, stock: Stock, heads: MedusaHeads, text: _Text) -> Any:
+def _model(family: Any, stock: HFBaseline, heads: MedusaHeads, text: _Text) -> Any:
     """Its model for this configuration, with heads of as many residual layers as ours: it would
     make one and use it for all."""
     from torch import nn

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from medusa_chat import paths
 from medusa_chat.bench.harness.answers import Answerer, Way, answer
-from medusa_chat.bench.harness.context import Course
-from medusa_chat.bench.harness.hf_baseline import same_precision, sampling, stock_play
-from medusa_chat.bench.harness.report_data import Answered, Figures, Play, Question, Report, Turn
+from medusa_chat.bench.harness.context import BenchContext
+from medusa_chat.bench.harness.hf_baseline import baseline_run, same_precision, sampling
+from medusa_chat.bench.harness.report_data import Answered, Figures, Question, Report, Run, Turn
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.bench.studies.paper import auto
 from medusa_chat.errors import UsageError
@@ -28,7 +28,7 @@ BASES = (PLAIN, GENERATE)
 COMMAND = "medusa-chat bench --study report"
 
 
-def report(course: Course) -> Iterator[Row]:
+def report(course: BenchContext) -> Iterator[Row]:
     """Every question's turns in order, each answered with Medusa and with the baselines from the
     same conversation: the one that Medusa's answers made."""
     asked, source = _asked(course)
@@ -41,7 +41,7 @@ def report(course: Course) -> Iterator[Row]:
         PLAIN: lambda question: answer(course, question, Way(settings)),
     }
     if stock is not None:
-        ways[GENERATE] = lambda question: stock_play(stock, question, options)
+        ways[GENERATE] = lambda question: baseline_run(stock, question, options)
     kept.source, kept.settings = source, settings
     for place, found in enumerate(asked):
         course.progress(f"question {place + 1} of {len(asked)}")
@@ -53,7 +53,7 @@ def report(course: Course) -> Iterator[Row]:
         yield from _rows(course, kept.answered, base)
 
 
-def _asked(course: Course) -> tuple[list[Conversation], str]:
+def _asked(course: BenchContext) -> tuple[list[Conversation], str]:
     """The rows of --prompts, else of our own questions, and the file's name. Raises UsageError."""
     file = course.prompts or paths.asset("benchmarks", "questions.jsonl")
     if not file.is_file():
@@ -66,7 +66,7 @@ def _asked(course: Course) -> tuple[list[Conversation], str]:
 
 
 def _turns(
-    course: Course, found: Conversation, ways: dict[str, Answerer], place: int
+    course: BenchContext, found: Conversation, ways: dict[str, Answerer], place: int
 ) -> tuple[Turn, ...]:
     """The turns of a row; after one without room the rest are not asked."""
     talk = [dict(m) for m in found.messages if m["role"] == "system"][:1]
@@ -87,7 +87,7 @@ def _turns(
     return tuple(turns)
 
 
-def _text(course: Course, play: Play) -> str:
+def _text(course: BenchContext, play: Run) -> str:
     return str(course.loaded.tokenizer.decode(play.tokens, skip_special_tokens=True)).strip()
 
 
@@ -108,7 +108,7 @@ def by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
     return whole if len(kinds) == 1 else kinds | whole
 
 
-def _rows(course: Course, answered: Sequence[Answered], base: str) -> Iterator[Row]:
+def _rows(course: BenchContext, answered: Sequence[Answered], base: str) -> Iterator[Row]:
     """Three of each kind of question. The least and the most are of one answer."""
     precision = course.loaded.info.precision
     against = f"{base}, {precision}"

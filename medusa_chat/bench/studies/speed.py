@@ -6,7 +6,7 @@ from statistics import median
 from time import perf_counter, sleep
 from typing import Any
 
-from medusa_chat.bench.harness.context import PROMPTS, Course
+from medusa_chat.bench.harness.context import PROMPTS, BenchContext
 from medusa_chat.bench.harness.hf_baseline import no_compiler
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.bench.studies.contestants import DRAFTS, Contestant, generates
@@ -51,7 +51,7 @@ class Steps:
         self.steps[-1], self.tokens[-1], self.seconds[-1] = 0, 0, 0.0
 
 
-def race(course: Course) -> Iterator[Row]:
+def race(course: BenchContext) -> Iterator[Row]:
     """Every round answers the same prompts with every contestant at temperature 0, in an order
     that moves on by one each round; an answer's time includes its prefill and starts from an
     empty cache. Our own take turns TURNS times where one of the others answers once, so that what
@@ -89,12 +89,12 @@ def race(course: Course) -> Iterator[Row]:
         yield unmeasured("generate, static and compiled", "tokens/s", why)
 
 
-def _encoded(course: Course, texts: tuple[str, ...]) -> list[list[int]]:
+def _encoded(course: BenchContext, texts: tuple[str, ...]) -> list[list[int]]:
     course.loaded.said = ("", [])
     return [encode(course.loaded, [{"role": "user", "content": text}])[0] for text in texts]
 
 
-def _ours(name: str, course: Course, record: Steps) -> Contestant:
+def _ours(name: str, course: BenchContext, record: Steps) -> Contestant:
     """Our engine with one drafter; its steps are added to the last entry of `record`."""
     loaded, engine = course.loaded, course.loaded.engine
     asked = GenerationSettings(
@@ -194,7 +194,7 @@ def _steps(by_name: dict[str, Contestant], records: dict[str, Steps]) -> Iterato
 
 
 def _hostile(
-    course: Course, by_name: dict[str, Contestant], prompts: list[list[int]]
+    course: BenchContext, by_name: dict[str, Contestant], prompts: list[list[int]]
 ) -> Iterator[Row]:
     """Medusa over plain decoding where nothing is foreseen, in a talk of such prompts alone: each
     answer stands behind one to the same prompt, so that it has nothing of a friendly one's to

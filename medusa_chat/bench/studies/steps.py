@@ -5,14 +5,14 @@ from statistics import median
 from time import perf_counter
 
 from medusa_chat.bench.harness.answers import Way, answer
-from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.checkpoints.load import rank_accuracies, source_tree
 from medusa_chat.decoding.accept_length import expected_lengths
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import SIZES, StepCosts
-from medusa_chat.decoding.step_profiler import Stage, time_steps
+from medusa_chat.decoding.step_profiler import StepProfiler, time_steps
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.runtime.tuner import tune
 
@@ -23,7 +23,7 @@ CONTEXTS = tuple(1024 * 2**i for i in range(6))
 BUFFER = {"cpu": 2**28, "cuda": 2**33}  # bytes, more than any cache
 
 
-def node_counts(course: Course) -> Iterator[Row]:
+def node_counts(course: BenchContext) -> Iterator[Row]:
     """The time of a step at each number of nodes against plain decoding's; what the tuner makes
     of it is kept and is what `--tree auto` means from now on."""
     course.progress("steps by number of nodes")
@@ -54,21 +54,23 @@ def node_counts(course: Course) -> Iterator[Row]:
     yield row("tuned / plain, expected", values, "x", command, "plain", [1.0] * RUNS, note)
 
 
-def _beyond(course: Course, source: Tree, sizes: list[int], length: int) -> dict[int, list[float]]:
+def _beyond(
+    course: BenchContext, source: Tree, sizes: list[int], length: int
+) -> dict[int, list[float]]:
     """Milliseconds of steps that the tuner left out, since they cannot pay."""
-    stage = Stage(course.loaded.engine, source)
+    stage = StepProfiler(course.loaded.engine, source)
     try:
         return {m: [1e3 * s for s in _times(course, stage, m, length, RUNS)] for m in sizes}
     finally:
         stage.leave()
 
 
-def bandwidth(course: Course) -> Iterator[Row]:
+def bandwidth(course: BenchContext) -> Iterator[Row]:
     """What share of the measured read bandwidth a plain step uses: bytes it must read over the
     time they would take, over the time the step takes."""
     course.progress("read bandwidth")
     rates = _read_rates(course)
-    stage = Stage(course.loaded.engine, source_tree(None, 0).head(1))
+    stage = StepProfiler(course.loaded.engine, source_tree(None, 0).head(1))
     try:
         seconds = _times(course, stage, 1, stage.lengths[0], 10)
     finally:
@@ -84,7 +86,7 @@ def bandwidth(course: Course) -> Iterator[Row]:
     yield row("plain step, of bandwidth", shares, "share", command, "read bandwidth", None, note)
 
 
-def bytes_read(course: Course) -> int:
+def bytes_read(course: BenchContext) -> int:
     """Weights that a plain step must read, once each; one row of the embedding is nothing."""
     model = course.loaded.engine.backbone.model
     embedding = model.get_input_embeddings().weight
@@ -97,7 +99,7 @@ def bytes_read(course: Course) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def _read_rates(course: Course, repeats: int = 7) -> list[float]:
+def _read_rates(course: BenchContext, repeats: int = 7) -> list[float]:
     """Bytes a second of a sum over a buffer larger than any cache."""
     import torch
 
@@ -116,7 +118,7 @@ def _read_rates(course: Course, repeats: int = 7) -> list[float]:
     return rates
 
 
-def host_gaps(course: Course) -> Iterator[Row]:
+def host_gaps(course: BenchContext) -> Iterator[Row]:
     """Share of a step that is the host's alone, in answers to a made-up prompt. On a GPU it takes
     a profile."""
     name, whole = "host gap in a step", course.loaded.engine.backbone.whole_step
@@ -139,14 +141,14 @@ def host_gaps(course: Course) -> Iterator[Row]:
             yield row(f"{name}, {said}", shares, "share", command)
 
 
-def contexts(course: Course) -> Iterator[Row]:
+def contexts(course: BenchContext) -> Iterator[Row]:
     """A plain step and a tree step behind 1k to 32k tokens, as far as the context goes."""
     course.progress("long contexts")
     loaded, command = course.loaded, "medusa-chat bench --study context"
     room = loaded.engine.backbone.context - 16
     tree = source_tree(loaded.calibration, loaded.info.heads)
     nodes = max(loaded.info.nodes, 4)
-    stage = Stage(loaded.engine, tree)
+    stage = StepProfiler(loaded.engine, tree)
     base: list[float] = []
     try:
         for length in CONTEXTS:
@@ -166,7 +168,9 @@ def contexts(course: Course) -> Iterator[Row]:
         stage.leave()
 
 
-def _times(course: Course, stage: Stage, nodes: int, length: int, count: int) -> list[float]:
+def _times(
+    course: BenchContext, stage: StepProfiler, nodes: int, length: int, count: int
+) -> list[float]:
     """Seconds of `count` steps after one that is not counted."""
     found = []
     stage.try_out(nodes, length)

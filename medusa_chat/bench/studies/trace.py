@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from statistics import fmean
 
-from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.rows import Row, row
 from medusa_chat.decoding.events import Finished, Step, from_json
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
 
 
-def from_trace(course: Course, file: str) -> list[Row]:
+def from_trace(course: BenchContext, file: str) -> list[Row]:
     """What the recorded steps would bring at this model's step times. The trace is one that
     `generate --trace` wrote. Raises UsageError when it is none, or when nothing was tuned."""
     steps = _steps(file)

@@ -1,5 +1,6 @@
-"""School: what the studies that train share: a stock backbone, conversations, and how heads are
-judged. Made for models of a few million parameters on a CPU: each training takes a minute or less.
+"""TrainingFixture: a stock backbone and conversations, shared by the studies that train.
+
+Made for models of a few million parameters on a CPU: each training takes a minute or less.
 """
 
 import random
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medusa_chat import paths
-from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import read_stock
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
@@ -38,10 +39,10 @@ Talk = list[Message]
 
 
 @dataclass(frozen=True)
-class School:
+class TrainingFixture:
     """course; conversations to learn from and others to be judged on; a folder for what is made."""
 
-    course: Course
+    course: BenchContext
     learnt: tuple[Conversation, ...]
     held_out: tuple[Conversation, ...]
     folder: Path
@@ -97,7 +98,7 @@ class School:
         return self.course.loaded.tokenizer
 
 
-def enrol(course: Course, folder: Path) -> School:
+def make_fixture(course: BenchContext, folder: Path) -> TrainingFixture:
     """The conversations of --data, else our own. Raises UsageError for a model or a file that a
     study of minutes cannot take."""
     if course.loaded.info.parameters > MOST_PARAMETERS:
@@ -113,7 +114,7 @@ def enrol(course: Course, folder: Path) -> School:
     held_out = min(HELD_OUT, len(found) // 3)
     if held_out < 2:
         raise UsageError(f"{file} holds {len(found)} conversations: six are the fewest")
-    return School(course, tuple(found[:-held_out]), tuple(found[-held_out:]), folder)
+    return TrainingFixture(course, tuple(found[:-held_out]), tuple(found[-held_out:]), folder)
 
 
 def talks_of(conversations: Sequence[Conversation], each: int = 1) -> list[Talk]:

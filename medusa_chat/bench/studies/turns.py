@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from medusa_chat.bench.harness.context import Course
+from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.decoding.detokenizer import TextStream
 from medusa_chat.decoding.events import Prefilled
@@ -20,7 +20,7 @@ TURN = 24  # new tokens of a turn
 SETTINGS = GenerationSettings(drafter="none", max_new_tokens=1, nodes=1, seed=0)
 
 
-def turns(course: Course) -> Iterator[Row]:
+def turns(course: BenchContext) -> Iterator[Row]:
     """Time to the first token of a later turn, against a bare pass over its new tokens where they
     stand, and against a prefill of them alone, which has nothing before it to attend to."""
     course.progress("turns")
@@ -52,7 +52,7 @@ def turns(course: Course) -> Iterator[Row]:
     yield row("the same without reuse", anew, "ms", command, name, later)
 
 
-def _pass(course: Course, held: int, new: list[int]) -> float:
+def _pass(course: BenchContext, held: int, new: list[int]) -> float:
     """Seconds of a pass over new tokens behind `held` that the cache has, the next one's choice
     included."""
     import torch
@@ -67,7 +67,7 @@ def _pass(course: Course, held: int, new: list[int]) -> float:
     return perf_counter() - started
 
 
-def _first(course: Course, ids: list[int]) -> float:
+def _first(course: BenchContext, ids: list[int]) -> float:
     """Seconds to the first token of an answer."""
     engine = course.loaded.engine
     course.synchronise()
@@ -76,7 +76,7 @@ def _first(course: Course, ids: list[int]) -> float:
     return event.seconds
 
 
-def texts(course: Course) -> Iterator[Row]:
+def texts(course: BenchContext) -> Iterator[Row]:
     """Microseconds to turn a token into text while it streams, early and late in an answer."""
     course.progress("text")
     vocabulary = course.loaded.engine.backbone.vocabulary
@@ -99,7 +99,7 @@ def _push(stream: TextStream, ids: list[int]) -> float:
     return 1e6 * (perf_counter() - started) / len(ids)
 
 
-def memory_and_load(course: Course) -> Iterator[Row]:
+def memory_and_load(course: BenchContext) -> Iterator[Row]:
     """A load and an answer in a process of its own: its seconds, and its peak of memory over the
     bytes of weights, heads and cache."""
     course.progress("a load in a process of its own")

@@ -1,16 +1,16 @@
-"""CapturedStep: a whole step as fixed work on the device, which CUDA records once and replays."""
+"""CudaGraphStep: a whole step as fixed work on the device, which CUDA records once and replays."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import Case, Rule
-from medusa_chat.decoding.backends.graph_capture import Recorder
+from medusa_chat.decoding.acceptance import Rule, VerifyInput
+from medusa_chat.decoding.backends.graph_capture import GraphCapture
 from medusa_chat.decoding.drafters import Draft, Drafter, Plan
 from medusa_chat.decoding.padded_rows import filled, widened
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_result import Frame, Here, packed
+from medusa_chat.decoding.step_result import DecodeState, Frame, packed
 
 
 class DeviceSettings:
@@ -45,7 +45,7 @@ def kind_of(settings: GenerationSettings) -> tuple[bool, int, float]:
     return False, settings.top_k, settings.top_p
 
 
-class CapturedStep:
+class CudaGraphStep:
     """Steps of one plan and one rule behind at most `bucket` - rows tokens; rows: the plan's
     nodes, and those beside them (padded_rows.py).
 
@@ -59,9 +59,9 @@ class CapturedStep:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: GraphCapture,
         plan: Plan,
-        here: Here,
+        here: DecodeState,
         settings: DeviceSettings,
         bucket: int,
     ) -> None:
@@ -95,7 +95,7 @@ class CapturedStep:
         tokens = filled(draft.tokens, len(self._wide))
         hidden = backbone.run_fixed(tokens, positions, masks, self._layers)
         logits = backbone.lm_head(hidden)[:count]
-        case = Case(draft, logits, state.cur, self._settings, self._details)
+        case = VerifyInput(draft, logits, state.cur, self._settings, self._details)
         taken = self._rule(case, backbone.judge)
         backbone.cache.move(state.cur + taken.path, state.cur + self._deep)
         words, self.frame = packed(draft, taken)

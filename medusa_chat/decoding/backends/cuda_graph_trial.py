@@ -8,7 +8,7 @@ import torch
 
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.parity import agrees
-from medusa_chat.decoding.backends.pipelined_graphs import ASKED, Ahead
+from medusa_chat.decoding.backends.pipelined_graphs import ASKED, PipelinedGraphRunner
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import DraftRecord, Event, Finished, Step
 from medusa_chat.decoding.heads import MedusaHeads
@@ -24,19 +24,19 @@ EXACT, ROUGH = 1e-3, 0.3  # of probabilities and nats, in fp32 and in 16 bits
 BY_PARTS = "steps run by their parts"
 
 
-def adopt(backbone: Backbone, heads: MedusaHeads | None) -> str:
+def try_cuda_graphs(backbone: Backbone, heads: MedusaHeads | None) -> str:
     """Let a backbone's steps be recorded, if that is right and pays; what became of it, in words.
     What the cache held is lost."""
     if backbone.context < TEXT + 2 * NEW:
         return f"{BY_PARTS}: the context is too short to try a recording"
-    engine, recorded = Engine(backbone, heads), Ahead(backbone)
+    engine, recorded = Engine(backbone, heads), PipelinedGraphRunner(backbone)
     limit = EXACT if backbone.dtype == torch.float32 else ROUGH
     trees = (ROOT, cartesian(2, 2)) if heads is not None and len(heads) > 1 else (ROOT,)
     gain = 0.0
     if agrees(BY_PARTS, lambda: max(_off_by(engine, recorded, tree) for tree in trees), limit):
         gain = _gain(engine, recorded)
     # another one: what was recorded to be tried is let go
-    backbone.whole_step = Ahead(backbone) if gain >= GAIN else None
+    backbone.whole_step = PipelinedGraphRunner(backbone) if gain >= GAIN else None
     engine.forget()
     if gain >= GAIN:
         return f"a step is one recorded graph, {gain:.2g} times as fast as its parts"
@@ -45,7 +45,7 @@ def adopt(backbone: Backbone, heads: MedusaHeads | None) -> str:
     return f"{BY_PARTS}: they could not be recorded, or not rightly (the log says why)"
 
 
-def _off_by(engine: Engine, recorded: Ahead, tree: Tree) -> float:
+def _off_by(engine: Engine, recorded: PipelinedGraphRunner, tree: Tree) -> float:
     """The largest difference of a probability or an entropy, up to where a near tie parts the
     texts. Raises RuntimeError where no step behind a recorded one could be compared."""
     worst, compared = 0.0, 0
@@ -79,7 +79,7 @@ def _steps(engine: Engine, way: WholeStep | None, tree: Tree, start: int) -> lis
     return records
 
 
-def _gain(engine: Engine, recorded: Ahead) -> float:
+def _gain(engine: Engine, recorded: PipelinedGraphRunner) -> float:
     """How many times as fast plain steps are when they are recorded; 0 where they were not."""
     ratios = []
     for number in range(ROUNDS + 1):

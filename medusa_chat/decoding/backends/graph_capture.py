@@ -1,4 +1,4 @@
-"""Recorder: what a device is to do again and again, recorded once: on CUDA a graph."""
+"""GraphCapture: what a device is to do again and again, recorded once: on CUDA a graph."""
 
 import gc
 import warnings
@@ -38,7 +38,7 @@ class State:
             self.hidden.copy_(hidden)
 
 
-class Recorder:
+class GraphCapture:
     """Where recordings are made. On CUDA they share a stream to be recorded in and, as they run
     one after another and what is read of one lies outside, a pool of memory."""
 

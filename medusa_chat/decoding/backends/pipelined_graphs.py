@@ -1,4 +1,4 @@
-"""Ahead: a backbone's whole steps as recordings, the next one queued before the last is read."""
+"""PipelinedGraphRunner: recorded steps, the next one queued before the last is read."""
 
 import logging
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.cuda_graph_step import CapturedStep, DeviceSettings, kind_of
-from medusa_chat.decoding.backends.graph_capture import Recorder, State
+from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep, DeviceSettings, kind_of
+from medusa_chat.decoding.backends.graph_capture import GraphCapture, State
 from medusa_chat.decoding.drafters import Plan
 from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
-from medusa_chat.decoding.step_result import Frame, Here, Outcome, unpacked
+from medusa_chat.decoding.step_result import DecodeState, Frame, StepResult, unpacked
 from medusa_chat.decoding.stopwatch import Stopwatch
 
 # keys that a step reads: texts of round lengths, and the largest tree
@@ -31,7 +31,7 @@ class Kind:
     plan: Plan
     settings: DeviceSettings
     asked: int = 0
-    steps: dict[int, CapturedStep] = field(default_factory=dict)
+    steps: dict[int, CudaGraphStep] = field(default_factory=dict)
     is_refused: bool = False
 
 
@@ -48,7 +48,7 @@ class Queued:
     end: Any
 
 
-class Ahead:
+class PipelinedGraphRunner:
     """See WholeStep: any acceptance, plain decoding and trees that the heads fill whole.
 
     What a step needs of the last one stays on the device. Where the last two steps of an answer
@@ -65,8 +65,8 @@ class Ahead:
         self._backbone, self._watch = backbone, Stopwatch(backbone.device)
         self._is_cuda = backbone.device.type == "cuda"
         self._kinds: dict[tuple[Any, ...], Kind] = {}
-        self._recorder: Recorder | None = None
-        self._here: Here | None = None  # of the last step
+        self._recorder: GraphCapture | None = None
+        self._here: DecodeState | None = None  # of the last step
         self._length = -1  # tokens in the cache behind it
         self._last: Kind | None = None
         self._queued: Queued | None = None
@@ -77,11 +77,11 @@ class Ahead:
 
     def read(
         self, tokens: Sequence[int], settings: GenerationSettings, least: float
-    ) -> Outcome | None:
+    ) -> StepResult | None:
         """See WholeStep: a text is its parts' to read."""
         return None
 
-    def take(self, plan: Plan, root: int, here: Here) -> list[Outcome] | None:
+    def take(self, plan: Plan, root: int, here: DecodeState) -> list[StepResult] | None:
         """See WholeStep: one step."""
         if self._is_over or not _is_fixed(plan):
             return None
@@ -96,7 +96,7 @@ class Ahead:
             self._refuse(kind, error)
             return None
 
-    def _step(self, kind: Kind, root: int, here: Here) -> Outcome:
+    def _step(self, kind: Kind, root: int, here: DecodeState) -> StepResult:
         cache, deep = self._backbone.cache, kind.plan.tree.depth + 1
         start = cache.length
         is_next = here is self._here and start == self._length
@@ -119,10 +119,10 @@ class Ahead:
         self._length = cache.length if outcome.is_finite else -1
         return outcome
 
-    def _begin(self, length: int, root: int, here: Here) -> None:
+    def _begin(self, length: int, root: int, here: DecodeState) -> None:
         """Behind a text that others have worked on since."""
         if self._recorder is None:
-            self._recorder = Recorder(self._backbone, State.like(here.hidden))
+            self._recorder = GraphCapture(self._backbone, State.like(here.hidden))
             self._hiddens = [self._state.hidden.clone() for _ in range(2)]
         self._state.put(length, root, here.hidden)
         self._last = None
@@ -132,7 +132,7 @@ class Ahead:
         assert self._recorder is not None
         return self._recorder.state
 
-    def _queue(self, kind: Kind, here: Here, length: int) -> Queued:
+    def _queue(self, kind: Kind, here: DecodeState, length: int) -> Queued:
         """A step behind `length` tokens or fewer, as the state on the device has it."""
         if here is not self._here or kind is not self._last:
             kind.settings.follow(here.settings)
@@ -152,7 +152,7 @@ class Ahead:
             self._words[key] = torch.empty(out.shape, dtype=out.dtype, pin_memory=self._is_cuda)
         return self._words[key]
 
-    def _read(self, queued: Queued) -> Outcome:
+    def _read(self, queued: Queued) -> StepResult:
         """The one wait of a step."""
         if self._is_cuda:
             queued.end.synchronize()
@@ -161,7 +161,7 @@ class Ahead:
         self.seconds += outcome.backbone_seconds
         return outcome
 
-    def _recorded(self, kind: Kind, here: Here, length: int) -> CapturedStep:
+    def _recorded(self, kind: Kind, here: DecodeState, length: int) -> CudaGraphStep:
         """The kind's step for the smallest bucket with room for its rows behind `length` tokens."""
         capacity = self._backbone.cache.capacity
         rows, nodes = self._backbone.rows, len(kind.plan.tree)
@@ -170,11 +170,11 @@ class Ahead:
         step = kind.steps.get(bucket)
         if step is None:
             assert self._recorder is not None
-            step = CapturedStep(self._recorder, kind.plan, here, kind.settings, bucket)
+            step = CudaGraphStep(self._recorder, kind.plan, here, kind.settings, bucket)
             kind.steps[bucket] = step
         return step
 
-    def _kind_of(self, plan: Plan, here: Here) -> Kind:
+    def _kind_of(self, plan: Plan, here: DecodeState) -> Kind:
         rule, settings = here.settings.acceptance, kind_of(here.settings)
         key = (id(plan.tensors), id(plan.index), rule, here.details, settings)
         found = self._kinds.pop(key, None)

@@ -1,4 +1,4 @@
-"""Door: what guests of a shared link pass before anything of the page. A password, a cookie."""
+"""PasswordGate: the password and the cookie that guests of a shared link need."""
 
 import asyncio
 import hashlib
@@ -27,7 +27,7 @@ ENDED = "This link has ended. Ask the person who gave it to you for a new one."
 WRONG = "That is not the password of this link. Check it and try again."
 
 
-class Door:
+class PasswordGate:
     """ASGI app on the port for guests, before the page's own app.
 
     Nothing that arrives here is the owner's, whatever its headers say. root_path: the path the

@@ -1,4 +1,4 @@
-"""Room: one browser's conversation and the answer that runs, kept by the server. No gradio.
+"""ChatSession: one browser's conversation and the answer that runs, kept by the server. No gradio.
 
 Tabs only look: they come, reload and go, and the answer neither stops nor ends twice.
 """
@@ -14,7 +14,7 @@ from medusa_chat.messages import Message
 from medusa_chat.runtime.scheduler import Job
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.answer import Answer, Piece
-from medusa_chat.ui.chat.transcript import Talk, Turn
+from medusa_chat.ui.chat.transcript import Transcript, Turn
 from medusa_chat.ui.page.inputs import Inputs
 
 GRACE_SECONDS = 20.0  # how long an answer goes on that no tab looks at
@@ -25,7 +25,7 @@ NOTHING_TO_ADD = "the model has nothing to add: its answer is complete"
 BUSY = "An answer is still running: stop it, or wait for its end."
 
 
-class Room:
+class ChatSession:
     """One browser's conversation. Every method may be called from any thread.
 
     version grows with each change, talk_version with each change of what has been said. A refusal
@@ -38,11 +38,11 @@ class Room:
         token: str,
         session: Session,
         ended: Callable[[Answer], None],
-        changed: Callable[["Room"], None] = lambda room: None,
+        changed: Callable[["ChatSession"], None] = lambda room: None,
     ) -> None:
         self.token = token
         self.session = session
-        self.talk = Talk()
+        self.talk = Transcript()
         self.answer = Answer()
         self.pending: list[Inputs] = []
         self.system = ""
@@ -118,7 +118,9 @@ class Room:
                 self._ask(inputs, self.talk.head(place))
                 return
             kept, rest = self.talk.head(place), self.talk.messages[place + 1 :]
-            changed = Talk((*kept.messages, {"role": "assistant", "content": inputs.text}, *rest))
+            changed = Transcript(
+                (*kept.messages, {"role": "assistant", "content": inputs.text}, *rest)
+            )
             answers = {at: answer for at, answer in self.talk.answers.items() if at != place}
             notes = {at: note for at, note in self.talk.notes.items() if at != place}
             self._say(replace(changed, notes=notes, answers=answers))
@@ -131,7 +133,7 @@ class Room:
             self._job, self._turn, self.is_running = None, None, False
             self.pending, self._returned = [], ""
             self.answer = Answer(self.answer.number + 1)
-            self._say(Talk())
+            self._say(Transcript())
 
     def stop(self) -> None:
         """End the answer at its next step; the text so far is kept."""
@@ -196,12 +198,12 @@ class Room:
 
     # ---- what follows ----
 
-    def _ask(self, inputs: Inputs, talk: Talk | None = None) -> None:
+    def _ask(self, inputs: Inputs, talk: Transcript | None = None) -> None:
         kept = self.talk if talk is None else talk
         self.system = inputs.system
         self._begin(kept.plus("user", inputs.text), Turn(inputs, inputs.text, self.talk))
 
-    def _begin(self, talk: Talk, turn: Turn, before: Sequence[Piece] = ()) -> None:
+    def _begin(self, talk: Transcript, turn: Turn, before: Sequence[Piece] = ()) -> None:
         """Queue a job. before: the text of the answer that it goes on from."""
         self.answer = Answer(self.answer.number + 1, before)
         messages = list(talk.messages)
@@ -262,7 +264,7 @@ class Room:
                 raise UsageError(BUSY)
             yield
 
-    def _say(self, talk: Talk, error: str = "") -> None:
+    def _say(self, talk: Transcript, error: str = "") -> None:
         self.talk, self.error = talk, error
         self.talk_version += 1
         self._changed(self)

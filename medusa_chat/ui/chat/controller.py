@@ -1,4 +1,4 @@
-"""Desk: what the Chat tab's events do. Every input passes `inputs.checked` first."""
+"""ChatController: what the Chat tab's events do. Every input passes `inputs.checked` first."""
 
 import asyncio
 import secrets
@@ -16,10 +16,10 @@ from medusa_chat.runtime.scheduler import Job
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.chat.answer import Answer, Row
-from medusa_chat.ui.chat.chat_session import Room
+from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.node_card import card_line
 from medusa_chat.ui.chat.reasoning_spans import said
-from medusa_chat.ui.chat.session_store import Rooms
+from medusa_chat.ui.chat.session_store import SessionStore
 from medusa_chat.ui.chat.step_panel import panel_line
 from medusa_chat.ui.chat.view import Tab, View, error_line, next_line, returned, rows_of, view_of
 from medusa_chat.ui.page.inputs import Inputs, checked
@@ -47,7 +47,7 @@ SETTINGS = (  # in the order in which events post them
 )
 
 
-class Desk:
+class ChatController:
     """The page's side of one session, shared by all tabs."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Desk:
     ) -> None:
         self.session = session
         self.trees = tuple(trees)
-        self.rooms = Rooms(session, self._measure, history)
+        self.rooms = SessionStore(session, self._measure, history)
         self._plain: dict[tuple[str, str, str], float] = {}
         self._tabs: weakref.WeakValueDictionary[str, Tab] = weakref.WeakValueDictionary()
 
@@ -81,7 +81,7 @@ class Desk:
         )
         return next(said, "")
 
-    def room_of(self, tab: Tab) -> Room:
+    def room_of(self, tab: Tab) -> ChatSession:
         """The room the tab shows; made when it has none yet, or when it expired."""
         room = self.rooms.open(tab.token)
         tab.token = room.token
@@ -137,7 +137,7 @@ class Desk:
             tab.is_streaming = False
             room.leave()
 
-    async def _updates(self, tab: Tab, room: Room) -> Updates:
+    async def _updates(self, tab: Tab, room: ChatSession) -> Updates:
         answer, told, sent = room.answer, 0.0, 0
         before: tuple[str, int, int] | None = None
         while True:
@@ -163,16 +163,16 @@ class Desk:
     def begin(self, tab: Tab, text: object, *settings: object) -> View:
         """Send a message, or let it wait for the end of the answer that runs."""
         posted = {"text": text}
-        view, is_done = self._do(tab, Room.ask, settings, posted)
+        view, is_done = self._do(tab, ChatSession.ask, settings, posted)
         return view._replace(box="") if is_done else view
 
     def regenerate(self, tab: Tab, *settings: object) -> View:
         """Answer the last message again."""
-        return self._do(tab, Room.regenerate, settings)[0]
+        return self._do(tab, ChatSession.regenerate, settings)[0]
 
     def proceed(self, tab: Tab, *settings: object) -> View:
         """Go on with the last answer."""
-        return self._do(tab, Room.proceed, settings)[0]
+        return self._do(tab, ChatSession.proceed, settings)[0]
 
     def undo(self, tab: Tab) -> View:
         """Take the last turn back into the box."""
@@ -254,7 +254,7 @@ class Desk:
     def _do(
         self,
         tab: Tab,
-        act: Callable[[Room, Inputs], None],
+        act: Callable[[ChatSession, Inputs], None],
         settings: Sequence[object],
         posted: Mapping[str, object] = MappingProxyType({}),
     ) -> tuple[View, bool]:
@@ -276,7 +276,7 @@ class Desk:
     def _view(self, tab: Tab) -> View:
         return view_of(tab, self.room_of(tab), lambda: self._panel(tab))
 
-    def _row(self, room: Room, place: object) -> Row:
+    def _row(self, room: ChatSession, place: object) -> Row:
         """The row of a place that was posted. Raises UsageError or IndexError."""
         checked_place = checked({"place": place}, self.trees).place
         if checked_place is None:

@@ -8,7 +8,7 @@ import gradio as gr
 
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
-from medusa_chat.ui.chat.controller import SETTINGS, Desk
+from medusa_chat.ui.chat.controller import SETTINGS, ChatController
 from medusa_chat.ui.chat.settings_panel import build_controls
 from medusa_chat.ui.chat.view import Tab, View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, drawn, kept, page
@@ -32,14 +32,14 @@ TEXT_SO_FAR = "() => window.medusaSaid"  # follow.js puts it there
 class ChatParts:
     """What other tabs need of this one. settings: the components in the order of desk.SETTINGS."""
 
-    desk: Desk
+    desk: ChatController
     tab: gr.State
     settings: list[gr.components.Component]
 
 
 def build_chat(session: Session, trees: Sequence[str], history: History | None = None) -> ChatParts:
     """Put the Chat tab into the gr.Blocks that is open. trees: presets beside "auto"."""
-    desk = Desk(session, trees, history)
+    desk = ChatController(session, trees, history)
     tab = gr.State(Tab())
     with gr.Row(elem_id="columns"):
         with gr.Column(elem_id="left", scale=5, min_width=320):
@@ -122,7 +122,10 @@ def _composer() -> dict[str, Any]:
 
 
 def _connect(
-    desk: Desk, tab: gr.State, parts: dict[str, Any], settings: list[gr.components.Component]
+    desk: ChatController,
+    tab: gr.State,
+    parts: dict[str, Any],
+    settings: list[gr.components.Component],
 ) -> None:
     """Which event does what. Every view may ask the tab's script, through `next`, to look again
     or to follow the answer that runs: so an answer is followed whoever began it."""

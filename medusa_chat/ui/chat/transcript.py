@@ -1,4 +1,4 @@
-"""Talk: a conversation at one moment, and the turn that an answer was asked with. No gradio."""
+"""Transcript: a conversation at one moment, and the turn that an answer was asked with."""
 
 from dataclasses import dataclass, field
 
@@ -8,25 +8,27 @@ from medusa_chat.ui.page.inputs import Inputs
 
 
 @dataclass(frozen=True)
-class Talk:
+class Transcript:
     """A conversation at one moment. notes, answers: by position of the message they belong to."""
 
     messages: tuple[Message, ...] = ()
     notes: dict[int, str] = field(default_factory=dict)
     answers: dict[int, Answer] = field(default_factory=dict)
 
-    def head(self, length: int) -> "Talk":
+    def head(self, length: int) -> "Transcript":
         """The first messages of it."""
-        return Talk(
+        return Transcript(
             self.messages[:length],
             {place: note for place, note in self.notes.items() if place < length},
             {place: answer for place, answer in self.answers.items() if place < length},
         )
 
-    def plus(self, role: str, text: str, answer: Answer | None = None, note: str = "") -> "Talk":
+    def plus(
+        self, role: str, text: str, answer: Answer | None = None, note: str = ""
+    ) -> "Transcript":
         """One message more."""
         place = len(self.messages)
-        return Talk(
+        return Transcript(
             (*self.messages, {"role": role, "content": text}),
             self.notes | ({place: note} if note else {}),
             self.answers | ({place: answer} if answer else {}),
@@ -39,4 +41,6 @@ class Turn:
 
     inputs: Inputs
     text: str = ""
-    before: Talk = field(default_factory=Talk)  # what is there again when nothing comes of it
+    before: Transcript = field(
+        default_factory=Transcript
+    )  # what is there again when nothing comes of it

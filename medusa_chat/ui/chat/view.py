@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import gradio as gr
 
 from medusa_chat.ui.chat.answer import Answer, Row, drawn_row, rows
-from medusa_chat.ui.chat.chat_session import Room
+from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.reasoning_spans import said
-from medusa_chat.ui.chat.transcript import Talk
+from medusa_chat.ui.chat.transcript import Transcript
 from medusa_chat.ui.page.tree_view import to_line
 
 MAX_SHOWN = 200  # messages; a longer conversation is kept, but drawing it all would be slow
@@ -58,7 +58,7 @@ class View(NamedTuple):
     panel: Any
 
 
-def view_of(tab: Tab, room: Room, panel: Callable[[], str]) -> View:
+def view_of(tab: Tab, room: ChatSession, panel: Callable[[], str]) -> View:
     """What the tab does not show yet, and from now on does; the rest is skipped."""
     _meet(tab, room)
     talk, is_running = room.talk, room.is_running
@@ -87,13 +87,13 @@ def view_of(tab: Tab, room: Room, panel: Callable[[], str]) -> View:
     )
 
 
-def rows_of(talk: Talk) -> list[Row]:
+def rows_of(talk: Transcript) -> list[Row]:
     """What is drawn of a conversation: its end, when it is long."""
     first = max(0, len(talk.messages) - MAX_SHOWN)
     return list(rows(talk.messages, talk.notes, talk.answers, first))
 
 
-def next_line(tab: Tab, room: Room, ask: str) -> str:
+def next_line(tab: Tab, room: ChatSession, ask: str) -> str:
     """What waits, what the tab's script shall ask for, once per number, and whose room it is."""
     tab.asks += bool(ask)
     line = {"pending": [inputs.text[:200] for inputs in room.pending], "ask": ask}
@@ -112,7 +112,7 @@ def returned(text: str, box: object) -> Any:
     return f"{text}\n\n{box}" if isinstance(box, str) and box.strip() else text
 
 
-def _meet(tab: Tab, room: Room) -> None:
+def _meet(tab: Tab, room: ChatSession) -> None:
     """Notice a new answer: its end is to be told, and it is what is looked at."""
     number = room.answer.number
     if number != tab.number or room.is_running:
@@ -121,7 +121,7 @@ def _meet(tab: Tab, room: Room) -> None:
         tab.number, tab.looks_at = number, None
 
 
-def _rest(tab: Tab, room: Room) -> str:
+def _rest(tab: Tab, room: ChatSession) -> str:
     """What is left to tell when nothing is being written: an error, or that it is done."""
     if room.error:
         return error_line(room.error)
@@ -132,18 +132,18 @@ def _rest(tab: Tab, room: Room) -> str:
     return to_line({"done": said(last.text)}) + "\n"
 
 
-def _system(tab: Tab, room: Room) -> Any:
+def _system(tab: Tab, room: ChatSession) -> Any:
     if tab.system == room.system:
         return gr.skip()
     tab.system = room.system
     return room.system
 
 
-def _history(talk: Talk, drawn: Sequence[Row]) -> list[dict[str, Any]]:
+def _history(talk: Transcript, drawn: Sequence[Row]) -> list[dict[str, Any]]:
     return [drawn_row(row, talk.messages[row.position]["role"]) for row in drawn]
 
 
-def _tint(tab: Tab, talk: Talk, drawn: Sequence[Row]) -> str:
+def _tint(tab: Tab, talk: Transcript, drawn: Sequence[Row]) -> str:
     """{"rows": [[row, key] ...], "new": {key: pieces}}: what the tab has is not sent again."""
     tinted = [(place, row) for place, row in enumerate(drawn) if row.pieces][-MAX_TINTED:]
     found, new = [], {}

@@ -1,4 +1,4 @@
-"""Shelf: what models there are to choose from, looked up in the background. No gradio.
+"""ModelCatalog: what models there are to choose from, looked up in the background. No gradio.
 
 The Hub is asked only while somebody looks at the tab, never when the network is off.
 """
@@ -146,7 +146,7 @@ def _licence(source: Source) -> str:
 
 
 @dataclass
-class Shelf:
+class ModelCatalog:
     """What was found so far, shared by all browser tabs; every method returns at once but look.
 
     look_up: (key, whether the Hub may be asked, place) -> Detail. clock: seconds.

@@ -15,7 +15,7 @@ from medusa_chat.errors import MedusaChatError, UsageError, first_line
 from medusa_chat.messages import LoadRequest, ModelInfo
 from medusa_chat.runtime.scheduler import Switch
 from medusa_chat.runtime.session import Session
-from medusa_chat.ui.models.model_catalog import Detail, Key, Shelf
+from medusa_chat.ui.models.model_catalog import Detail, Key, ModelCatalog
 
 Stage = Literal["idle", "checking", "downloading", "loading", "done", "failed", "stopped"]
 RUNNING = ("checking", "downloading", "loading")
@@ -48,7 +48,7 @@ class Picker:
     """The choice of all browser tabs together: there is one model."""
 
     session: Session
-    shelf: Shelf
+    shelf: ModelCatalog
     pick: Pick = field(default_factory=Pick)
     _turn: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)

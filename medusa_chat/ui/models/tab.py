@@ -17,7 +17,7 @@ from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.models.load_form import Asked, asked_of, request_of
 from medusa_chat.ui.models.load_view import loaded_view, pick_view
 from medusa_chat.ui.models.memory_fit import DEFAULT_CONTEXT, Machine, longest_context, memory_line
-from medusa_chat.ui.models.model_catalog import Key, Place, Shelf
+from medusa_chat.ui.models.model_catalog import Key, ModelCatalog, Place
 from medusa_chat.ui.models.picker import Picker
 from medusa_chat.ui.models.rows import Entry, Groups, grouped, row_view
 from medusa_chat.ui.page.html_blocks import AT_ONCE, drawn
@@ -45,12 +45,12 @@ class Seen:
     since: float = 0.0
 
 
-class ModelsDesk:
+class ModelsController:
     """What the tab's events do; shared by all browser tabs, refused to guests."""
 
-    def __init__(self, session: Session, shelf: Shelf | None = None) -> None:
+    def __init__(self, session: Session, shelf: ModelCatalog | None = None) -> None:
         self.session = session
-        self.shelf = shelf or Shelf()
+        self.shelf = shelf or ModelCatalog()
         self.picker = Picker(session, self.shelf)
         self.start = session.request or LoadRequest()
         self.cpu = this_cpu()
@@ -249,9 +249,9 @@ class ModelsDesk:
         return card_now, rows_now
 
 
-def build_models(session: Session, shelf: Shelf | None = None) -> ModelsDesk:
+def build_models(session: Session, shelf: ModelCatalog | None = None) -> ModelsController:
     """Put the Models tab into the gr.Blocks that is open."""
-    desk = ModelsDesk(session, shelf)
+    desk = ModelsController(session, shelf)
     seen = gr.State(Seen())
     with gr.Column(elem_id="models-column"):
         card = drawn("pick")

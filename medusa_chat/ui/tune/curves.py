@@ -8,13 +8,13 @@ from medusa_chat.decoding.step_costs import Pick, StepCosts, pick
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import TreeFacts
 from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.acceptance_counts import Count, Tally
+from medusa_chat.trees.acceptance_counts import AcceptanceCounts, Count
 
 MOST_NODES = 128  # of the curve of searched trees
 LEAST_MEASURED = 20  # steps before a size counts as measured
 
 
-def token_curves(facts: TreeFacts, tally: Tally, used: Accuracies) -> dict[str, Any]:
+def token_curves(facts: TreeFacts, tally: AcceptanceCounts, used: Accuracies) -> dict[str, Any]:
     """Tokens a step: expected of the tree in use and of the tree searched for each size, by the
     table; measured at calibration and in chats, where there is something."""
     table = [list(row) for row in used]

@@ -8,7 +8,7 @@ from medusa_chat.training.hardware import (
     GPUS,
     SHAPES,
     Gpu,
-    Shape,
+    ModelShape,
     Work,
     best_nodes,
     growth,
@@ -30,7 +30,7 @@ class Setting:
     """One machine and one model, checked."""
 
     gpu: Gpu
-    shape: Shape
+    shape: ModelShape
     context: int
     batch: int
     nodes: int

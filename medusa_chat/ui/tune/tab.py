@@ -41,7 +41,7 @@ class Seen:
     training: str = ""
 
 
-class TuneDesk:
+class TuneController:
     """What the tab's events do; shared by all browser tabs. Guests look and change nothing."""
 
     def __init__(self, session: Session, personal: Personal) -> None:
@@ -167,9 +167,9 @@ class TuneDesk:
         return Work(f"{whose} is used from the next answer on.")
 
 
-def build_tune(session: Session, personal: Personal) -> TuneDesk:
+def build_tune(session: Session, personal: Personal) -> TuneController:
     """Put the Tune tab into the gr.Blocks that is open."""
-    desk = TuneDesk(session, personal)
+    desk = TuneController(session, personal)
     seen = gr.State(Seen())
     with gr.Column(elem_id="tune-column"):
         picture = drawn("tune")

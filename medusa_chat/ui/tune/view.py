@@ -6,10 +6,10 @@ from typing import Any
 from medusa_chat.decoding.accept_length import Accuracies, node_value
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import ModelInfo, TreeFacts
-from medusa_chat.runtime.personal_tree import Kept
+from medusa_chat.runtime.personal_tree import StoredCounts
 from medusa_chat.runtime.scheduler import ModelState
-from medusa_chat.trees.acceptance_counts import Fold, Tally
-from medusa_chat.trees.suggestion import LEAST_STEPS, Offer, costs_of
+from medusa_chat.trees.acceptance_counts import AcceptanceCounts, AcceptanceFold
+from medusa_chat.trees.suggestion import LEAST_STEPS, TreeSuggestion, costs_of
 from medusa_chat.ui.tune.curves import short, speedup_view, times_view, token_curves
 
 EMPTY = {
@@ -35,8 +35,8 @@ class Work:
 
 def tune_view(
     state: ModelState,
-    kept: Kept | None,
-    offer: Offer | None,
+    kept: StoredCounts | None,
+    offer: TreeSuggestion | None,
     work: Work = Work(),
     is_guest: bool = False,
 ) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def work_view(work: Work) -> dict[str, Any]:
     return {"text": work.text, "running": work.is_running, "failed": work.is_failed}
 
 
-def used_accuracies(facts: TreeFacts, kept: Kept) -> Accuracies:
+def used_accuracies(facts: TreeFacts, kept: StoredCounts) -> Accuracies:
     """The table by which the tree in use is cut."""
     return kept.tree.accuracies if facts.is_personal and kept.tree else facts.accuracies
 
@@ -80,7 +80,9 @@ def used_accuracies(facts: TreeFacts, kept: Kept) -> Accuracies:
 # ---- accuracies ----
 
 
-def tables(facts: TreeFacts, tally: Tally, is_guest: bool = False) -> list[dict[str, Any]]:
+def tables(
+    facts: TreeFacts, tally: AcceptanceCounts, is_guest: bool = False
+) -> list[dict[str, Any]]:
     """The checkpoint's rank accuracies, and with what was counted in chats once there is any."""
     found = [{"name": _origin(facts), "note": _note(facts, is_guest), "rows": _round(facts)}]
     if tally.steps:
@@ -96,7 +98,7 @@ def tables(facts: TreeFacts, tally: Tally, is_guest: bool = False) -> list[dict[
     return found
 
 
-def asked_of(fold: Fold, facts: TreeFacts) -> list[list[int]]:
+def asked_of(fold: AcceptanceFold, facts: TreeFacts) -> list[list[int]]:
     """How often each rank of each head was compared with what came."""
     return [
         [fold.ranks.get((head, rank), [0, 0])[1] for rank in range(len(row))]
@@ -153,7 +155,7 @@ def tree_view(model: ModelInfo, facts: TreeFacts, used: Accuracies) -> dict[str,
 # ---- chats and the offer ----
 
 
-def chats_view(tally: Tally) -> dict[str, Any]:
+def chats_view(tally: AcceptanceCounts) -> dict[str, Any]:
     """How much was counted, and what it still takes to search a tree."""
     left = LEAST_STEPS - tally.steps
     text = (
@@ -165,7 +167,7 @@ def chats_view(tally: Tally) -> dict[str, Any]:
     return {"steps": tally.steps, "answers": tally.answers, "text": text + more}
 
 
-def offer_view(offer: Offer) -> dict[str, Any]:
+def offer_view(offer: TreeSuggestion) -> dict[str, Any]:
     """The better tree in a sentence."""
     return {
         "text": f"A better tree for your chats: expected {offer.tokens:.2f} instead of "

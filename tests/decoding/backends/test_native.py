@@ -17,18 +17,18 @@ from support.native_engines import native_engine
 from medusa_chat.checkpoints import devices, native_build
 from medusa_chat.checkpoints.memory_estimate import sizes
 from medusa_chat.decoding import drafters
-from medusa_chat.decoding.acceptance import TORCH, Case, exact, typical
+from medusa_chat.decoding.acceptance import TORCH, VerifyInput, exact, typical
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
-from medusa_chat.decoding.backends.native.verify import NativeJudge
+from medusa_chat.decoding.backends.native.verify import NativeVerifier
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_result import Here
+from medusa_chat.decoding.step_result import DecodeState
 from medusa_chat.decoding.tree import ROOT, Tree
 
 NATIVE = ("llama", "mistral", "mistral-window", "qwen2")
@@ -44,8 +44,8 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 def test_a_linear_has_the_same_bits_whatever_the_rows(library, outs, ins, has_bias, threads, dtype):
     torch.manual_seed(0)
     linear = torch.nn.Linear(ins, outs, has_bias).requires_grad_(False).to(dtype)
-    ours = NativeLinear(linear, native.Team(library, threads))
-    alone = NativeLinear(linear, native.Team(library, 1))
+    ours = NativeLinear(linear, native.NativeThreads(library, threads))
+    alone = NativeLinear(linear, native.NativeThreads(library, 1))
     x = torch.randn(33, ins)
     whole = ours(x)
     bias = None if linear.bias is None else linear.bias.float()
@@ -61,7 +61,7 @@ def test_what_is_multiplied_with_bf16_is_rounded_as_torch_rounds(library):
     """To the nearest, ties to even; what is infinite or no number stays that."""
     linear = torch.nn.Linear(8, 8, False).requires_grad_(False).bfloat16()
     linear.weight.copy_(torch.eye(8))
-    ours = NativeLinear(linear, native.Team(library, 1))
+    ours = NativeLinear(linear, native.NativeThreads(library, 1))
     ties = torch.tensor([[1.00390625, 1.01171875, -1.00390625, 3.1415927, 1e30, -2e-30, 0.0, 7.0]])
     assert torch.equal(ours(ties), ties.bfloat16().float())
     for odd in (float("inf"), -float("inf"), float("nan")):
@@ -170,7 +170,7 @@ def test_what_is_no_text_behind_the_cache_is_the_twins(library):
 @pytest.mark.parametrize("vocabulary", [48, 1003])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_judge_reads_logits_as_torch_does(library, vocabulary, threads):
-    judge = NativeJudge(native.Team(library, threads))
+    judge = NativeVerifier(native.NativeThreads(library, threads))
     tree = TREES["dense"] if "dense" in TREES else next(iter(TREES.values()))
     torch.manual_seed(3)
     draft = draft_of(tree, torch.randint(vocabulary, (len(tree),)).tolist())
@@ -192,7 +192,7 @@ def test_the_judge_reads_logits_as_torch_does(library, vocabulary, threads):
 
 
 def test_the_judge_gives_every_rule_the_same_outcome(library):
-    judge = NativeJudge(native.Team(library, 1))
+    judge = NativeVerifier(native.NativeThreads(library, 1))
     tree = next(iter(TREES.values()))
     torch.manual_seed(4)
     for number in range(40):
@@ -200,7 +200,7 @@ def test_the_judge_gives_every_rule_the_same_outcome(library):
         logits = 2 * torch.randn(len(tree), 61)
         settings = GenerationSettings(temperature=(number % 4) / 2, seed=number)
         for rule in (exact, typical):
-            case = Case(draft, logits, 3, settings, True)
+            case = VerifyInput(draft, logits, 3, settings, True)
             ours, theirs = rule(case, judge), rule(case, TORCH)
             for name in ("path", "length", "node", "next_token", "is_finite"):
                 assert torch.equal(getattr(ours, name), getattr(theirs, name))
@@ -208,7 +208,7 @@ def test_the_judge_gives_every_rule_the_same_outcome(library):
 
 
 def test_top_k_and_top_p_are_left_to_torch(library):
-    judge = NativeJudge(native.Team(library, 1))
+    judge = NativeVerifier(native.NativeThreads(library, 1))
     tree = next(iter(TREES.values()))
     draft, logits = draft_of(tree, [1] * len(tree)), torch.randn(len(tree), 40)
     for settings in (GenerationSettings(top_k=2, seed=1), GenerationSettings(top_p=0.4, seed=1)):
@@ -225,7 +225,7 @@ def test_heads_give_what_torch_gives(library, layers, dtype, limit, size):
     heads = MedusaHeads(4, size, layers, dtype=dtype).requires_grad_(False)
     torch.nn.init.normal_(heads.weight, std=0.3)
     torch.nn.init.normal_(heads.bias)
-    team = native.Team(library, 2)
+    team = native.NativeThreads(library, 2)
     lm_head = LogitHead(NativeLinear(torch.nn.Linear(size, 1003), team), None)
     twin = NativeHeads(heads, lm_head, team)
     hidden = torch.randn(1, size)
@@ -250,9 +250,9 @@ def test_heads_give_what_torch_gives(library, layers, dtype, limit, size):
 def test_the_best_guesses_are_torchs_in_any_order_and_number(library):
     """Rising and falling logits, ties, and sizes beyond whole vectors."""
     heads = MedusaHeads(1, 32).requires_grad_(False)
-    team = native.Team(library, 1)
+    team = native.NativeThreads(library, 1)
     twin = NativeHeads(heads, LogitHead(NativeLinear(torch.nn.Linear(32, 40), team), None), team)
-    judge = NativeJudge(team)
+    judge = NativeVerifier(team)
     for size in (7, 32, 33, 100, 1003):
         rising = torch.arange(size).float()
         for row in (rising, -rising, torch.randn(size), torch.zeros(size)):
@@ -281,7 +281,7 @@ def test_invalid_numbers_end_the_answer(library):
 
 def test_exponential_and_logarithm_hold_over_their_range(library):
     """Through what uses them: shares of extreme logits sum to one, and noise is Gumbel's."""
-    judge = NativeJudge(native.Team(library, 1))
+    judge = NativeVerifier(native.NativeThreads(library, 1))
     draft = draft_of(Tree.from_choices([(0,)]), [0, 1])
     logits = torch.tensor([[0.0, -1e4, -50.0, -float("inf")], [80.0, 80.0, -80.0, 3.0]])
     at_parent, entropy = judge.figures(draft, logits, 1.0)
@@ -314,7 +314,7 @@ def test_wrong_numbers_leave_torchs_operators(library, monkeypatch, caplog):
     model = tiny("llama")
     replace_submodules(model, packs=False)
     engine = engine_of(model)
-    team = native.Team(library, 1)
+    team = native.NativeThreads(library, 1)
     monkeypatch.setattr(team, "run", lambda job: 0)  # it leaves what memory holds
     assert not native.adopt(engine.backbone, engine.heads, team)
     assert "the decoder runs by torch's operators" in caplog.text
@@ -413,7 +413,7 @@ def test_two_answers_at_once_and_a_fork_do_not_wait_for_each_other(library):
     import threading
 
     linear = torch.nn.Linear(64, 256).requires_grad_(False)
-    ours = NativeLinear(linear, native.Team(library, 3))
+    ours = NativeLinear(linear, native.NativeThreads(library, 3))
     x = torch.randn(40, 64)
     expected = ours(x)
     wrong = []
@@ -498,7 +498,7 @@ def test_a_whole_step_leaves_to_its_parts_what_it_does_not_know(library):
     plan = plan(torch.device("cpu"))
     greedy = GenerationSettings(drafter="none", seed=0)
     cut = replace(greedy, temperature=0.7, top_k=5)
-    here = Here(plan, exact, greedy, False, hidden)
+    here = DecodeState(plan, exact, greedy, False, hidden)
     plan = plan.plan([3], 4)
     for settings in (cut, replace(greedy, temperature=0.7, acceptance="typical-sampled")):
         assert whole.take(plan, 3, replace(here, settings=settings)) is None
@@ -519,7 +519,7 @@ def test_logits_beyond_the_embeddings_are_not_drafted_from_in_one_call(library):
     model.lm_head = wide.requires_grad_(False)
     replace_submodules(model, packs=False)
     engine = engine_of(model)
-    assert native.adopt(engine.backbone, engine.heads, native.Team(library, 1))
+    assert native.adopt(engine.backbone, engine.heads, native.NativeThreads(library, 1))
     assert engine.backbone.whole_step is None
 
 
@@ -547,7 +547,7 @@ def test_a_long_text_is_mixed_in_stretches_to_the_same_bits(library):
     expected = engine.backbone.run_chunk(ids)
     replace_submodules(model, packs=False)
     engine = engine_of(model, context=300)
-    assert native.adopt(engine.backbone, engine.heads, native.Team(library, 2))
+    assert native.adopt(engine.backbone, engine.heads, native.NativeThreads(library, 2))
     found = []
     for count in (280, 1, 5):
         engine.backbone.cache.crop(0)

@@ -7,6 +7,6 @@ whatever this one does not do.
 """
 
 from medusa_chat.decoding.backends.native.attach import NUMBERS, adopt, can_run, is_small
-from medusa_chat.decoding.backends.native.library import Team
+from medusa_chat.decoding.backends.native.library import NativeThreads
 
-__all__ = ["NUMBERS", "Team", "adopt", "can_run", "is_small"]
+__all__ = ["NUMBERS", "NativeThreads", "adopt", "can_run", "is_small"]

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from medusa_chat.decoding.backends.native.decoder import NativeDecoder
 from medusa_chat.decoding.backends.native.heads import NativeHeads
-from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, Team
+from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThreads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
 from medusa_chat.decoding.backends.native.step import NativeStep
-from medusa_chat.decoding.backends.native.verify import NativeJudge
+from medusa_chat.decoding.backends.native.verify import NativeVerifier
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.fused_layers import FusedDecoder, is_plain_layer
 from medusa_chat.decoding.heads import MedusaHeads
@@ -51,7 +51,7 @@ def is_small(model: Any) -> bool:
     return size <= SMALL
 
 
-def adopt(backbone: Any, heads: MedusaHeads | None, team: Team) -> bool:
+def adopt(backbone: Any, heads: MedusaHeads | None, team: NativeThreads) -> bool:
     """Let a backbone whose model `can_run` decode natively, with its LM head, its Medusa heads and
     its judge; whether it does: not where the numbers differ from the twin's. Weights that were laid
     out anew are not kept as they were."""
@@ -84,7 +84,7 @@ def adopt(backbone: Any, heads: MedusaHeads | None, team: Team) -> bool:
         lm_head = NativeLinear(backbone.lm_head.linear, team)
         backbone.lm_head.linear = lm_head
         backbone.model.set_output_embeddings(lm_head)
-        backbone.judge = NativeJudge(team)
+        backbone.judge = NativeVerifier(team)
         own = None
         if heads is not None and heads.weight.dtype == backbone.dtype:
             own = heads.twin = NativeHeads(heads, backbone.lm_head, team)
@@ -94,7 +94,7 @@ def adopt(backbone: Any, heads: MedusaHeads | None, team: Team) -> bool:
     return is_right
 
 
-def _lay_out(layer: Any, team: Team) -> None:
+def _lay_out(layer: Any, team: NativeThreads) -> None:
     """Native linears in a merged layer, and in the stock one behind it. The gated products have
     whole panels: outputs that are 0, which the one after them takes in for nothing."""
     attention, mlp = layer.stock.self_attn, layer.stock.mlp
@@ -118,7 +118,7 @@ def _lay_out(layer: Any, team: Team) -> None:
     mlp.up_proj = Rows(layer.gate_up, inner + more, 2 * (inner + more))
 
 
-def _off_by(linear: Any, team: Team) -> float:
+def _off_by(linear: Any, team: NativeThreads) -> float:
     """How far our product is from torch's, of the largest number."""
     x = torch.randn(7, linear.in_features, generator=torch.Generator().manual_seed(0))
     found = NativeLinear(linear, team)(x)

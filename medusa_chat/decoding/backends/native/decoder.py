@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_chat.decoding.backends.native import structs
-from medusa_chat.decoding.backends.native.library import Team
+from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.kv_cache import Layer
 
@@ -24,7 +24,7 @@ class NativeDecoder(nn.Module):
     """A decoder of merged layers with native linears as one call; its states are in fp32, as the
     cache is. Called as FusedDecoder is; what is not one text behind this cache goes to it."""
 
-    def __init__(self, twin: FusedDecoder, layers: list[Layer], team: Team) -> None:
+    def __init__(self, twin: FusedDecoder, layers: list[Layer], team: NativeThreads) -> None:
         super().__init__()
         self._twin, self._team = twin, team
         stock = twin.stock

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_chat.decoding.backends.native.library import Team
+from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
 from medusa_chat.decoding.backends.native.structs import Proposal
 from medusa_chat.decoding.drafters import Plan
@@ -16,7 +16,7 @@ from medusa_chat.decoding.heads import MedusaHeads
 class NativeHeads(nn.Module):
     """MedusaHeads' twin: their residual layers at one position, and what their logits propose."""
 
-    def __init__(self, heads: MedusaHeads, lm_head: Any, team: Team) -> None:
+    def __init__(self, heads: MedusaHeads, lm_head: Any, team: NativeThreads) -> None:
         """lm_head: the backbone's, by now native (backbone.LogitHead)."""
         super().__init__()
         self._team = team

@@ -18,7 +18,7 @@ from medusa_chat.decoding.backends.native.structs import (
 WIDEST_PANEL = 32  # outputs, on any CPU
 
 
-class Team:
+class NativeThreads:
     """The library, and how many threads work together in it (see cpu_threads.py)."""
 
     def __init__(self, library: CDLL, threads: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_chat.decoding.backends.native.library import Team
+from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.structs import Product
 
 
@@ -14,7 +14,7 @@ class NativeLinear(nn.Module):
     """A linear of fp32 or bf16 on a CPU, its weight laid out in panels: [..., ins] -> [..., outs],
     summed in fp32, in the numbers of what it is given. The linear that it replaces is not kept."""
 
-    def __init__(self, linear: Any, team: Team) -> None:
+    def __init__(self, linear: Any, team: NativeThreads) -> None:
         super().__init__()
         self.outs, self.ins = linear.weight.shape
         self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()

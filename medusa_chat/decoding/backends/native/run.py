@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from ctypes import addressof, byref, c_double, c_int64, pointer
 
 from medusa_chat.decoding.backends.native.account import NativeAccount
-from medusa_chat.decoding.backends.native.library import Team
+from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.structs import Run, Step
 from medusa_chat.decoding.backends.native.tree_shape import Shape
 from medusa_chat.decoding.draft_budget import STRIDE
 from medusa_chat.decoding.drafters import Plan
-from medusa_chat.decoding.step_result import Here, Outcome
+from medusa_chat.decoding.step_result import DecodeState, StepResult
 
 MOST_STEPS = 64  # of one call
 MOMENT = 0.002  # seconds, after which no other step begins in it: nobody waits for so little
@@ -19,7 +19,7 @@ HEADER = 4  # of a step's row among the ids, before its path and the path's toke
 class NativeRun:
     """One step, or as many as there is room for in a moment, behind what `step` stands for."""
 
-    def __init__(self, step: Step, team: Team) -> None:
+    def __init__(self, step: Step, team: NativeThreads) -> None:
         self._team, self._account = team, NativeAccount()
         self._account_at = pointer(self._account.job)
         self._job = Run(pointer(step), seconds=MOMENT)
@@ -44,7 +44,9 @@ class NativeRun:
             job.ids = addressof(self._ids)
         job.account = self._account_at if shape.growth is not None else None
 
-    def take(self, plan: Plan, here: Here, start: int, longest: int) -> list[Outcome] | None:
+    def take(
+        self, plan: Plan, here: DecodeState, start: int, longest: int
+    ) -> list[StepResult] | None:
         """Steps behind `start` tokens, none of them behind more than `longest`; None for a token
         that lies outside. Their outcomes are finite and not certain, as far as is known here."""
         job = self._job
@@ -64,7 +66,7 @@ class NativeRun:
             self._account.close(plan.grower)
         return list(self._outcomes())
 
-    def _outcomes(self) -> Iterator[Outcome]:
+    def _outcomes(self) -> Iterator[StepResult]:
         count, stride, longest = self._job.count, self._job.stride, self._job.longest
         ids, times = self._ids[: count * stride], self._times[: count * 3]
         for number in range(count):
@@ -72,4 +74,4 @@ class NativeRun:
             nodes, length, following, self.asked = ids[at : at + HEADER]
             first = at + HEADER + longest
             path, tokens = ids[at + HEADER : at + HEADER + length], ids[first : first + length]
-            yield Outcome(path, tokens, following, True, nodes, None, *timed)
+            yield StepResult(path, tokens, following, True, nodes, None, *timed)

@@ -9,7 +9,7 @@ import torch
 
 from medusa_chat.decoding.backends.native.decoder import NativeDecoder
 from medusa_chat.decoding.backends.native.heads import NativeHeads
-from medusa_chat.decoding.backends.native.library import Team
+from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.prefill import Reading
 from medusa_chat.decoding.backends.native.run import NativeRun
 from medusa_chat.decoding.backends.native.structs import Pass, Step, Verdict
@@ -18,7 +18,7 @@ from medusa_chat.decoding.drafters import Plan
 from medusa_chat.decoding.dynamic_tree import subtree
 from medusa_chat.decoding.events import DraftRecord
 from medusa_chat.decoding.settings import CHUNK, MAX_NODES, GenerationSettings
-from medusa_chat.decoding.step_result import Here, Outcome, record
+from medusa_chat.decoding.step_result import DecodeState, StepResult, record
 from medusa_chat.decoding.tree import ROOT
 
 MOST_SHAPES = 64  # of trees that are kept ready
@@ -37,7 +37,7 @@ class NativeStep:
     tries = 0
 
     def __init__(
-        self, backbone: Any, decoder: NativeDecoder, heads: NativeHeads | None, team: Team
+        self, backbone: Any, decoder: NativeDecoder, heads: NativeHeads | None, team: NativeThreads
     ) -> None:
         """backbone: its LM head is native by now. heads: None where there are none."""
         self._cache, self._window = backbone.cache, backbone.windows[0]
@@ -73,7 +73,7 @@ class NativeStep:
 
     def read(
         self, tokens: Sequence[int], settings: GenerationSettings, least: float
-    ) -> Outcome | None:
+    ) -> StepResult | None:
         """See WholeStep."""
         count, start = len(tokens), self._cache.length
         if settings is not self._settings or self._details:
@@ -92,11 +92,11 @@ class NativeStep:
         if self._team.step(byref(job)):
             return None
         self._cache.extend(count)
-        made = Outcome([0], [tokens[-1]], self._own[0], bool(verdict.is_finite))
+        made = StepResult([0], [tokens[-1]], self._own[0], bool(verdict.is_finite))
         made.certainty = verdict.certainty
         return made
 
-    def take(self, plan: Plan, root: int, here: Here) -> list[Outcome] | None:
+    def take(self, plan: Plan, root: int, here: DecodeState) -> list[StepResult] | None:
         """See WholeStep. What stays the same from step to step is not set again."""
         if here.settings is not self._settings or here.details != self._details:
             self._arm(here.settings, here.details)

@@ -1,22 +1,22 @@
-"""NativeJudge: what a draft's logits say, as one call."""
+"""NativeVerifier: what a draft's logits say, as one call."""
 
 from ctypes import byref
 
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import Judge
-from medusa_chat.decoding.backends.native.library import Team
+from medusa_chat.decoding.acceptance import Verifier
+from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.structs import Verdict
 from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.sampling import Position, own_tokens
 from medusa_chat.decoding.settings import GenerationSettings
 
 
-class NativeJudge(Judge):
+class NativeVerifier(Verifier):
     """What is read from logits of fp32 on a CPU, without torch's operators."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: NativeThreads) -> None:
         self._team = team
         self._noise = torch.empty(0)
 
@@ -60,7 +60,7 @@ class NativeJudge(Judge):
         job.noise = self._noise.data_ptr()
 
     def figures(self, draft: Draft, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """See Judge.figures."""
+        """See Verifier.figures."""
         logits = logits.float().contiguous()
         found = torch.empty(3, len(logits))  # log-probabilities, entropies, and what is worked in
         job = self._job(logits, 0, 0, temperature)
@@ -70,7 +70,7 @@ class NativeJudge(Judge):
         return found[0], found[1]
 
     def certainty(self, logits: Tensor, token: int, temperature: float) -> float:
-        """See Judge.certainty."""
+        """See Verifier.certainty."""
         row = logits.float().contiguous()
         found: float = self._team.certainty(row.data_ptr(), len(row), temperature, token)
         return found
