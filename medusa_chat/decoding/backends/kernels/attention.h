@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "decoder.h"
+#include "pass.h"
 
 #define BLOCK 16 /* (row, head) pairs that go together */
 

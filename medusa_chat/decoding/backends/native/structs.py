@@ -13,7 +13,7 @@ class Product(Structure):
 
 
 class Layer(Structure):
-    """What one layer reads: kernels/decoder.h."""
+    """What one layer reads: kernels/pass.h."""
 
     _fields_ = tuple(
         (name, c_void_p)
@@ -25,7 +25,7 @@ class Layer(Structure):
 
 
 class Decoder(Structure):
-    """What all layers share: kernels/decoder.h."""
+    """What all layers share: kernels/pass.h."""
 
     _fields_ = (
         *((n, c_int64) for n in ("count", "hidden", "heads", "kv_heads", "head_dim")),
@@ -37,7 +37,7 @@ class Decoder(Structure):
 
 
 class Pass(Structure):
-    """One pass of the decoder: kernels/decoder.h."""
+    """One pass of the decoder: kernels/pass.h."""
 
     _fields_ = (
         ("decoder", POINTER(Decoder)),

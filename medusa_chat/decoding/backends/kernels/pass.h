@@ -1,0 +1,41 @@
+/* A pass of rows through a decoder: what it reads and where it writes. The structures that Python
+   fills, here, in heads.h and in judge.h, have their twins in native/structs.py. */
+
+#pragma once
+
+#include <stdint.h>
+
+#include "compiler.h"
+
+/* What one layer reads; keys and values [kv_heads, capacity, head_dim]. */
+typedef struct {
+    const float *before, *qkv_bias, *out_bias, *after, *gate_up_bias, *down_bias;
+    const void *qkv, *out, *gate_up, *down; /* panels */
+    float *keys, *values;
+} Layer;
+
+/* What all layers share; cosines and sines [capacity, head_dim]. is_half: panels and embeddings are
+   of bf16. */
+typedef struct {
+    int64_t count, hidden, heads, kv_heads, head_dim, inner, capacity, vocabulary, is_half;
+    float epsilon, scaling;
+    const void *embedding;
+    const float *norm, *cosines, *sines;
+    const Layer *layers;
+} Decoder;
+
+/* One pass: rows behind `start` tokens of the text. mask [rows, start + rows - free], `stride` a
+   row: of the columns from `free` on; those before hide nothing from any row. */
+typedef struct {
+    const Decoder *decoder;
+    const int64_t *tokens, *positions;
+    const float *mask;
+    int64_t stride, free, rows, start, threads;
+    float *hidden; /* [rows, hidden], out */
+    float *work;
+} Pass;
+
+/* Of a row of queries, keys and values side by side. */
+INLINE int qkv_width(const Decoder *m) {
+    return (int)((m->heads + 2 * m->kv_heads) * m->head_dim);
+}
