@@ -1,0 +1,110 @@
+"""README, CONTRIBUTING, CHANGELOG and docs: their links, paths and commands are true."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from medusa_chat.cli.main import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+COMMANDS = typer.main.get_command(app)
+FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text("utf-8")), re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Every `medusa-chat ...` of a page, split into words; alternatives and ellipses left out."""
+    spans = re.findall(r"`(medusa-chat [^`]+)`", FENCE.sub("", text))
+    blocks = [line for block in FENCE.findall(text) for line in joined(block)]
+    for line in [*spans, *blocks]:
+        for part in re.split(r"&&|;", line):
+            if part.strip().startswith("medusa-chat"):
+                yield shlex.split(re.sub(r"[\[\]|]|\.\.\.|\(see.*", " ", part))[1:]
+
+
+def joined(block: str) -> list[str]:
+    """The lines of a block, those that begin further right joined to the one before."""
+    return re.sub(r"\n {4,}", " ", block).splitlines()
+
+
+def wrong(words: list[str]) -> str:
+    """What of a command line the command line does not know; empty where all is known."""
+    command, path = COMMANDS, "medusa-chat"
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        if words[0] not in command.commands:
+            return f"{path} {words[0]}"
+        path, command, words = f"{path} {words[0]}", command.commands[words[0]], words[1:]
+    groups = [command, *getattr(command, "commands", {}).values()]
+    if path == "medusa-chat" and "ui" in getattr(command, "commands", {}):
+        groups = [command, command.commands["ui"]]
+    known = {o for c in groups for p in c.params for o in (*p.opts, *p.secondary_opts)}
+    unknown = [w for w in words if w.startswith("--") and w.split("=")[0] not in known | {"--help"}]
+    return f"{path} {unknown[0]}" if unknown else ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text("utf-8"))
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_path_exists(page: Path) -> None:
+    kinds = r"py|json|jsonl|toml|md|c|h|html"
+    named = rf"`((?:medusa_chat|tests|assets|presets)/[\w./-]+\.(?:{kinds}))`"
+    for name in re.findall(named, page.read_text("utf-8")):
+        assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_command_is_one_that_the_program_takes(page: Path) -> None:
+    for words in commands(page.read_text("utf-8")):
+        assert not wrong(words), f"{page.name}: {wrong(words)}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["frobnicate", "generate --promt x", "models fetch ID", "bench --studdy x", "--no-such"],
+)
+def test_a_command_that_is_not_there_is_found(line: str) -> None:
+    assert wrong(line.split())
+
+
+def test_commands_are_found_in_blocks_and_in_text() -> None:
+    block = "```\nmedusa-chat generate --prompt T | --raw\n    --json\n```"
+    text = f"as `medusa-chat doctor` says\n{block}"
+    assert list(commands(text)) == [["doctor"], ["generate", "--prompt", "T", "--raw", "--json"]]
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 110
+
+
+def test_every_page_of_docs_is_linked_from_the_readme_or_from_contributing() -> None:
+    texts = [(ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md")]
+    for page in ROOT.glob("docs/*.md"):
+        assert any(f"docs/{page.name}" in text for text in texts), page.name
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    from medusa_chat import __version__
+
+    heads = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)
+    assert heads[0] == __version__
