@@ -76,7 +76,8 @@ def choose_precision(name: str, device: "torch.device", runs_in_c: bool = False)
     if name != "auto":
         return name, f"precision {name} as asked"
     if device.type == "cuda":
-        chosen = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        chosen = "bf16" if has_bf16 else "fp16"
         return chosen, f"precision {chosen}: what this GPU computes fastest"
     if device.type == "mps":
         return "fp16", "precision fp16: what MPS computes fastest"

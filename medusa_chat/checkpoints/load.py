@@ -103,7 +103,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         heads, padding = read_heads(found, config)
         tokenizer = weights.read_tokenizer(found.backbone)
         templates = weights.lend_template(tokenizer, found)
-        if precision in weights.QUANTISED and not weights.is_kept(found, precision, device):
+        if precision in weights.QUANTISED and not weights.is_kept(found, config, precision, device):
             yield LoadPhase("quantise"), None
         model, told = weights.read_backbone(found, config, precision, device, where.device_map)
         notes = [*found.notes, *padding, *templates, *where.notes, *told]

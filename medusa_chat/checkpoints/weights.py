@@ -76,7 +76,7 @@ def read_backbone(
     import torch
 
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    half = _half(device)
+    half = _half(device, config)
     options = {
         "generation_config": _generation_config(found.backbone, config),
         "dtype": kinds.get(precision, half),
@@ -97,16 +97,22 @@ def read_backbone(
     return _frozen(model), [note]
 
 
-def is_kept(found: Checkpoint, precision: str, device: "torch.device") -> bool:
+def is_kept(found: Checkpoint, config: Any, precision: str, device: "torch.device") -> bool:
     """Whether the backbone was quantised before and can be read as such."""
-    return quantised.find(found, precision, str(_half(device))) is not None
+    return quantised.find(found, precision, str(_half(device, config))) is not None
 
 
-def _half(device: "torch.device") -> "torch.dtype":
-    """What stays in 16 bits of a quantised model."""
+def _half(device: "torch.device", config: Any) -> "torch.dtype":
+    """What stays in 16 bits of a quantised model, and what its products are computed in: bf16 on a
+    CPU, and on a GPU that has it where the source is bf16 (activations of Qwen2.5 and Gemma
+    overflow fp16); else fp16."""
     import torch
 
-    return torch.bfloat16 if device.type == "cpu" else torch.float16
+    if device.type == "cpu":
+        return torch.bfloat16
+    is_source = getattr(config, "dtype", None) == torch.bfloat16
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if is_source and has_bf16 else torch.float16
 
 
 def _read(folder: Path, found: Checkpoint, **options: Any) -> Any:

@@ -25,44 +25,79 @@ def tree_attention(
     """Attention of query [1, H, q, D] over keys and values [1, H_kv, s, D] -> [1, q, H, D].
 
     attention_mask: additive [1, 1, q, s], or None for a causal pass over q = s rows. Grouped keys
-    are never repeated. On a CPU in half precision the sums are taken in fp64, so that a row gives
-    the same bits whatever rows stand beside it: a tree then decodes to plain decoding's tokens.
+    are never repeated nor expanded: the queries of a group stand below each other as rows (keys of
+    stride 0 with a mask gave wrong numbers on CUDA: pytorch issue 191937). On a CPU in half
+    precision the sums are taken in fp64, so that a row gives the same bits whatever rows stand
+    beside it: a tree then decodes to plain decoding's tokens.
     """
     heads, rows = query.shape[1], query.shape[2]
     groups = heads // key.shape[1]
-    q = query[0].unflatten(0, (key.shape[1], groups))  # [H_kv, G, q, D]
-    k, v = key[0].unsqueeze(1), value[0].unsqueeze(1)
+    folded = query[0].unflatten(0, (key.shape[1], groups)).flatten(1, 2)  # [H_kv, G * q, D]
+    if attention_mask is None and rows > 1:
+        attention_mask = _causal(rows, query)
     if query.dtype in (torch.bfloat16, torch.float16) and query.device.type == "cpu":
-        out = _double_attention(q, k, v, attention_mask, scaling)
+        out = _double_attention(folded, key[0], value[0], attention_mask, scaling)
     else:
-        shape = (key.shape[1], groups)
+        mask = None if attention_mask is None else fold(attention_mask, groups)
         out = F.scaled_dot_product_attention(
-            q,
-            k.expand(*shape, *k.shape[2:]),
-            v.expand(*shape, *v.shape[2:]),
-            attn_mask=attention_mask,
-            is_causal=attention_mask is None and rows > 1,
-            scale=scaling,
+            folded[None], key, value, attn_mask=mask, scale=scaling
         )
-    return out.reshape(1, heads, rows, value.shape[-1]).transpose(1, 2), None
+    return _unfolded(out, heads, rows), None
+
+
+def keep_cudnn_out(device: torch.device) -> None:
+    """Leave cuDNN's attention out on a CUDA device: it builds a plan for every new length of the
+    text (50 to 150 ms each), and masks and key lengths change at every step here."""
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def aligned(mask: Tensor) -> Tensor:
+    """The mask [..., s] where every row begins at a multiple of 8 numbers and of 16 bytes.
+
+    torch's memory-efficient attention reads masks in vectors: from another address it raises, or
+    faults and takes the CUDA context with it (pytorch issues 183484 and 188246).
+    """
+    strides = zip(mask.shape[:-1], mask.stride()[:-1], strict=True)
+    is_aligned = mask.data_ptr() % 16 == 0 and mask.stride(-1) == 1
+    if is_aligned and all(count == 1 or stride % 8 == 0 for count, stride in strides):
+        return mask
+    width = mask.shape[-1]
+    padded = mask.new_zeros(*mask.shape[:-1], width + -width % 8)[..., :width]
+    return padded.copy_(mask)
+
+
+def fold(mask: Tensor, groups: int) -> Tensor:
+    """A mask [1, 1, q, s] for queries whose groups are folded into rows: [1, 1, G * q, s]."""
+    if groups == 1:
+        return aligned(mask)
+    rows, width = mask.shape[2:]
+    padded = mask.new_zeros(1, 1, groups, rows, width + -width % 8)[..., :width]
+    return padded.copy_(mask.unsqueeze(2)).flatten(2, 3)
+
+
+def _causal(rows: int, like: Tensor) -> Tensor:
+    """The additive mask [1, 1, q, q] of a causal pass."""
+    mask = torch.full((rows, rows), -torch.inf, dtype=like.dtype, device=like.device).triu(1)
+    return mask[None, None]
+
+
+def _unfolded(out: Tensor, heads: int, rows: int) -> Tensor:
+    """Rows of groups side by side, [(1,) H_kv, G * q, D] -> [1, q, H, D]."""
+    return out.reshape(1, heads, rows, out.shape[-1]).transpose(1, 2)
 
 
 def _double_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """The same in fp64: q [H_kv, G, q, D], k and v [H_kv, 1, s, D]; the result in q's dtype."""
-    groups, rows = q.shape[1], q.shape[2]
-    folded = q.flatten(1, 2).double()  # [H_kv, G * q, D]
-    scores = folded @ k[:, 0].double().transpose(1, 2)
-    scores *= q.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = scores.unflatten(1, (groups, rows))
+    """Attention in fp64: query [H_kv, G * q, D], key and value [H_kv, s, D], mask additive
+    [1, 1, q, s] -> [H_kv, G * q, D] in the query's dtype."""
+    scores = query.double() @ key.double().transpose(1, 2)
+    scores *= query.shape[-1] ** -0.5 if scaling is None else scaling
     if mask is not None:
-        scores += mask[0]
-    elif rows > 1:
-        scores += torch.full((rows, rows), -torch.inf, dtype=scores.dtype).triu(1)
-    weights = torch.softmax(scores, -1).flatten(1, 2)
-    out: Tensor = (weights @ v[:, 0].double()).unflatten(1, (groups, rows)).to(q.dtype)
-    return out
+        by_group = scores.unflatten(1, (-1, mask.shape[2]))
+        by_group += mask[0]
+    return (torch.softmax(scores, -1) @ value.double()).to(query.dtype)
 
 
 def steady_attention(
@@ -79,12 +114,10 @@ def steady_attention(
     a step can have."""
     if attention_mask is None or query.shape[2] > MOST_STEADY:
         return tree_attention(module, query, key, value, attention_mask, scaling)
-    groups = query.shape[1] // key.shape[1]
-    q = query[0].unflatten(0, (key.shape[1], groups))
-    k, v = key[0].unsqueeze(1), value[0].unsqueeze(1)
-    out = _double_attention(q, k, v, attention_mask, scaling)
-    shape = (1, query.shape[1], query.shape[2], value.shape[-1])
-    return out.reshape(shape).transpose(1, 2), None
+    heads, rows = query.shape[1], query.shape[2]
+    folded = query[0].unflatten(0, (key.shape[1], -1)).flatten(1, 2)
+    out = _double_attention(folded, key[0], value[0], attention_mask, scaling)
+    return _unfolded(out, heads, rows), None
 
 
 OURS = {NAME: tree_attention, STEADY: steady_attention}

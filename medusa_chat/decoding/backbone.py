@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.acceptance import TORCH
+from medusa_chat.decoding.attention import aligned, keep_cudnn_out
 from medusa_chat.decoding.drafters import Draft, TreeTensors
-from medusa_chat.decoding.fused_layers import lean_decoder
+from medusa_chat.decoding.fused_layers import FusedDecoder, lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache
 from medusa_chat.decoding.padded_rows import filled, widened
 from medusa_chat.decoding.settings import MAX_NODES
@@ -53,6 +54,7 @@ class Backbone:
         self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
         first = next(p for p in model.parameters() if p.device.type != "meta")  # not offloaded
         self.device, self.dtype = first.device, first.dtype
+        keep_cudnn_out(self.device)
         self.numbers = numbers or first.dtype
         self.judge = TORCH
         self.whole_step: WholeStep | None = None
@@ -93,6 +95,8 @@ class Backbone:
 
     def _run(self, tokens: Tensor, positions: Tensor, masks: dict[int | None, Tensor]) -> Tensor:
         self.cache.begin()
+        if isinstance(self.decoder, nn.Module | FusedDecoder):  # the C library takes any mask
+            masks = {window: aligned(mask) for window, mask in masks.items()}
         return self.run_fixed(tokens, positions, masks, self.cache.layers)
 
     def run_fixed(

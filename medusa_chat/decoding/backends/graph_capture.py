@@ -90,8 +90,10 @@ class GraphCapture:
         its end."""
         if self._stream is None:
             return
-        with suppress(Exception):
-            torch._C._cuda_endAllocateToPool(self.backbone.device, self._pool)
+        device = self.backbone.device.index
+        index = torch.cuda.current_device() if device is None else device
+        with suppress(RuntimeError):  # where the capture failed before it allocated
+            torch._C._cuda_endAllocateToPool(index, self._pool)
         self._pool = torch.cuda.graph_pool_handle()
 
 
