@@ -31,8 +31,8 @@ def chart_svg(result: dict[str, Any]) -> str:
         f'<text class="soft" x="16" y="38">{escape(str(machine.get("device", "")))}</text>',
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {y:.0f}" width="{WIDE}">'
-    ground = f'<rect width="{WIDE}" height="{y:.0f}" fill="#fff"/>'
-    return "\n".join([head, f"<style>{STYLE}</style>", ground, *parts, "</svg>", ""])
+    background = f'<rect width="{WIDE}" height="{y:.0f}" fill="#fff"/>'
+    return "\n".join([head, f"<style>{STYLE}</style>", background, *parts, "</svg>", ""])
 
 
 def _bars(rows: Sequence[Row], top: float) -> Iterator[str]:

@@ -68,18 +68,22 @@ def _table(answered: Sequence[Answered], precision: str) -> Iterator[str]:
         "",
     )
     yield "".join(f'<th scope="col">{head}</th>' for head in heads) + "</tr></thead><tbody>"
-    for kind, (plain, stock) in pairs.items():
-        yield _line(kind, kinds[kind], plain, stock, most)
+    for kind, (plain, generate) in pairs.items():
+        yield _line(kind, kinds[kind], plain, generate, most)
     yield "</tbody></table></div>"
 
 
 def _line(
-    kind: str, rows: Sequence[Answered], plain: Figures | None, stock: Figures | None, most: float
+    kind: str,
+    rows: Sequence[Answered],
+    plain: Figures | None,
+    generate: Figures | None,
+    most: float,
 ) -> str:
     shown = f"{kind} ({len(rows)})"
     cells = [escape(shown), str(len(plain.ours) if plain else 0)]
     cells += [f"{plain.acceleration:.2f}", f"{plain.overhead:.2f}"] if plain else ["-", "-"]
-    cells += [f"{found.speedup:.2f}" if found else "not measured" for found in (plain, stock)]
+    cells += [f"{found.speedup:.2f}" if found else "not measured" for found in (plain, generate)]
     width = 100 * plain.speedup / most if plain else 0
     drawn = f'<td class="drawn"><span class="bar" style="width:{width:.0f}%"></span></td>'
     of = ' class="all"' if kind == "all" else ""

@@ -10,8 +10,9 @@ from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_sha
 from medusa_chat.bench.harness.report_data import Report
 from medusa_chat.bench.harness.rows import Row, unmeasured
 from medusa_chat.bench.studies.assisted import assisted
-from medusa_chat.bench.studies.learning import heads, two_stage
-from medusa_chat.bench.studies.paper import (
+from medusa_chat.bench.studies.head_training import heads, two_stage
+from medusa_chat.bench.studies.latency import memory_and_load, texts, turns
+from medusa_chat.bench.studies.paper_figures import (
     categories,
     hardware,
     ladder,
@@ -19,12 +20,11 @@ from medusa_chat.bench.studies.paper import (
     thresholds,
     trees,
 )
+from medusa_chat.bench.studies.recorded_acceptance import from_trace
 from medusa_chat.bench.studies.reference import reference as race_reference
 from medusa_chat.bench.studies.report import report as tell
 from medusa_chat.bench.studies.speed import race
-from medusa_chat.bench.studies.steps import bandwidth, contexts, host_gaps, node_counts
-from medusa_chat.bench.studies.trace import from_trace
-from medusa_chat.bench.studies.turns import memory_and_load, texts, turns
+from medusa_chat.bench.studies.step_times import bandwidth, contexts, host_gaps, node_counts
 from medusa_chat.checkpoints.load import LoadedModel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
@@ -35,9 +35,9 @@ from medusa_chat.training.conversations import read_conversations
 Study = Callable[[BenchContext], Iterator[Row]]
 
 
-def elsewhere(course: BenchContext) -> Iterator[Row]:
+def elsewhere(context: BenchContext) -> Iterator[Row]:
     """What stands between the steps, and what this command cannot measure, shown all the same."""
-    yield from host_gaps(course)
+    yield from host_gaps(context)
     yield unmeasured("kernels a layer", "kernels", "needs a GPU profile")
     yield unmeasured("page open / headless", "x", "tests/measure_page.py measures it")
 
@@ -93,7 +93,7 @@ def run(
     loaded = read_model(request, progress)
     if not loaded.info.heads:
         raise UsageError(f"{loaded.info.name} has no Medusa heads: there is nothing to compare")
-    course = BenchContext(
+    context = BenchContext(
         request,
         loaded,
         tree,
@@ -111,19 +111,19 @@ def run(
     )
     known = STUDIES | FINDINGS
     chosen = _chosen(studies or tuple(STUDIES), tuple(known))
-    rows = [row for name in chosen for row in known[name](course)]
+    rows = [row for name in chosen for row in known[name](context)]
     _keep(loaded, rows)
-    asked = 0 if set(chosen) <= set(UNASKED) else _prompts(course)
-    return {"machine": machine(course, asked), "rows": rows, "verdict": verdict(loaded)}
+    asked = 0 if set(chosen) <= set(UNASKED) else _prompts(context)
+    return {"machine": machine(context, asked), "rows": rows, "verdict": verdict(loaded)}
 
 
-def _prompts(course: BenchContext) -> int:
+def _prompts(context: BenchContext) -> int:
     """How many were asked."""
-    if course.report is not None and course.report.answered:
-        return len(course.report.answered)
-    if course.prompts is None:
+    if context.report is not None and context.report.answered:
+        return len(context.report.answered)
+    if context.prompts is None:
         return len(PROMPTS)
-    return sum(1 for _ in read_conversations(course.prompts, prompts=True))
+    return sum(1 for _ in read_conversations(context.prompts, prompts=True))
 
 
 def run_shape(
@@ -143,13 +143,13 @@ def run_shape(
     found = SHAPES[shape] if isinstance(shape, str) else shape
     found = found if layers is None else replace(found, layers=layers)
     progress(f"making random weights: {found.name}")
-    course = BenchContext(request, load_shape(found, request), "auto", rounds, 1, progress, budget)
+    context = BenchContext(request, load_shape(found, request), "auto", rounds, 1, progress, budget)
     chosen = _chosen(studies, OF_SHAPES)
-    rows = [row for name in chosen for row in STUDIES[name](course)]
+    rows = [row for name in chosen for row in STUDIES[name](context)]
     if trace is not None:
-        rows += from_trace(course, trace)
+        rows += from_trace(context, trace)
     rows.append(unmeasured("end to end", "tokens/s", "random weights say nothing worth timing"))
-    return {"machine": machine(course, 0), "rows": rows, "verdict": verdict(course.loaded)}
+    return {"machine": machine(context, 0), "rows": rows, "verdict": verdict(context.loaded)}
 
 
 def _chosen(studies: Sequence[str], allowed: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
-from medusa_chat.training.data import Example, collate, grouped
+from medusa_chat.training.data import Example, collate, group_by_length
 from medusa_chat.training.loss import IGNORED, LMHead, hidden_and_targets
 
 
@@ -47,7 +47,7 @@ def count_ranks(
     if not examples:
         raise UsageError("no examples to measure the heads on")
     lm_head = lm_head or model.get_output_embeddings()
-    groups = grouped(examples, batch_tokens, seed=0)
+    groups = group_by_length(examples, batch_tokens, seed=0)
     hits = torch.zeros(len(heads), ranks, dtype=torch.long)
     labels = torch.zeros(len(heads), dtype=torch.long)
     for done, group in enumerate(groups, start=1):

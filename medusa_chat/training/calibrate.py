@@ -20,11 +20,11 @@ from medusa_chat.training.accuracy import rank_hits, ranks_after
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import encode_prompt
+from medusa_chat.training.distill_conversations import Answered
 from medusa_chat.training.examples import require_template
-from medusa_chat.training.loss import IGNORED, targets_of
+from medusa_chat.training.loss import IGNORED, head_targets
 from medusa_chat.training.path_search import Answer as Foreseen
 from medusa_chat.training.run import Stage, Written
-from medusa_chat.training.whole_conversations import Answered
 
 MOST_CONVERSATIONS = 256
 ANSWER_TOKENS = 128
@@ -153,7 +153,7 @@ def count_answer(
     hidden = torch.cat([backbone.run_chunk(part) for part in ids.split(CHUNK)])
     engine.forget()
     is_label = torch.arange(len(ids), device=ids.device) >= len(prompt)
-    targets = targets_of(ids[None], is_label[None], len(heads))[0]
+    targets = head_targets(ids[None], is_label[None], len(heads))[0]
     chosen = (targets != IGNORED).any(-1)
     for rows, wanted in zip(hidden[chosen].split(256), targets[chosen].split(256), strict=True):
         hits += rank_hits(heads, backbone.lm_head, rows, wanted, hits.shape[1]).cpu()

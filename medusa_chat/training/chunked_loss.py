@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Part = Callable[[slice, Tensor], Tensor]
+RowsLoss = Callable[[slice, Tensor], Tensor]
 
 
-def summed(part: Part, rows: Tensor, at_once: int, learning: Iterable[Tensor] = ()) -> Tensor:
+def chunked_sum(
+    part: RowsLoss, rows: Tensor, at_once: int, learning: Iterable[Tensor] = ()
+) -> Tensor:
     """The sum of part(slice, rows[slice]), scalars, over slices of at most `at_once` rows.
 
     Its gradients reach `rows` [n, ...] and those of `learning` that ask for one, whatever else
@@ -24,17 +26,17 @@ def summed(part: Part, rows: Tensor, at_once: int, learning: Iterable[Tensor] = 
     """
     is_wanted = torch.is_grad_enabled()
     learnt = [tensor for tensor in learning if tensor.requires_grad and is_wanted]
-    known = _Sums(learnt, rows.requires_grad and is_wanted)
+    gradient_sums = _GradientSums(learnt, rows.requires_grad and is_wanted)
     total = rows.new_zeros((), dtype=torch.float32)
     for start in range(0, max(len(rows), 1), at_once):  # without rows there are gradients too
-        total += known.add(part, slice(start, start + at_once), rows)
-    gradients = known.gradients
-    if known.of_rows:
-        learnt, gradients = [*learnt, rows], [*gradients, torch.cat(known.of_rows)]
-    return total if not learnt else _Known.apply(total, gradients, *learnt)
+        total += gradient_sums.add(part, slice(start, start + at_once), rows)
+    gradients = gradient_sums.gradients
+    if gradient_sums.of_rows:
+        learnt, gradients = [*learnt, rows], [*gradients, torch.cat(gradient_sums.of_rows)]
+    return total if not learnt else _KnownGradients.apply(total, gradients, *learnt)
 
 
-class _Sums:
+class _GradientSums:
     """gradients: the sums so far, one for each that learns; of_rows: the rows' own."""
 
     def __init__(self, learnt: list[Tensor], learns_rows: bool) -> None:
@@ -42,7 +44,7 @@ class _Sums:
         self.gradients: list[Tensor | None] = [None] * len(learnt)
         self.of_rows: list[Tensor] = []
 
-    def add(self, part: Part, some: slice, rows: Tensor) -> Tensor:
+    def add(self, part: RowsLoss, some: slice, rows: Tensor) -> Tensor:
         """part()'s value, detached. What it was computed from is gone when this returns."""
         leaf = rows[some].detach().requires_grad_(self._learns_rows)
         value = part(some, leaf)
@@ -92,7 +94,7 @@ class _CrossEntropy(torch.autograd.Function):
         return shares.mul_(outer[0].where(ctx.is_asked, 0.0).unsqueeze(-1)), None, None
 
 
-class _Known(torch.autograd.Function):
+class _KnownGradients(torch.autograd.Function):
     """A number whose gradients are known."""
 
     @staticmethod

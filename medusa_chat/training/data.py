@@ -116,7 +116,7 @@ def _turn_end(ids: list[int], start: int, stop: int, special: set[int]) -> int:
     return ends[-1] + 1 if ends else stop
 
 
-def grouped(examples: Sequence[Example], tokens: int, seed: int) -> list[list[Example]]:
+def group_by_length(examples: Sequence[Example], tokens: int, seed: int) -> list[list[Example]]:
     """Every example once, in batches of like lengths of at most `tokens` ids, padding counted.
 
     An example longer than that is a batch of its own. The number of batches does not depend on
@@ -145,7 +145,7 @@ def collate(examples: Sequence[Example]) -> Batch:
     return Batch(ids, is_label, tuple(examples))
 
 
-def packed(examples: Sequence[Example], length: int, seed: int) -> list[list[Example]]:
+def pack_rows(examples: Sequence[Example], length: int, seed: int) -> list[list[Example]]:
     """Every example once, several to a row of at most `length` ids; the fullest row that still has
     room takes the next. Longer examples have a row each."""
     order = random.Random(seed).sample(list(examples), len(examples))
@@ -162,7 +162,9 @@ def packed(examples: Sequence[Example], length: int, seed: int) -> list[list[Exa
     return rows
 
 
-def shuffled(rows: Sequence[list[Example]], at_once: int, seed: int) -> list[list[list[Example]]]:
+def shuffle_rows(
+    rows: Sequence[list[Example]], at_once: int, seed: int
+) -> list[list[list[Example]]]:
     """The packed rows in another order, `at_once` to a batch."""
     order = random.Random(seed).sample(list(rows), len(rows))
     return [order[start : start + at_once] for start in range(0, len(order), at_once)]

@@ -14,7 +14,7 @@ MOST_HELD_OUT = 128
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedExamples:
     """Examples, how many were cut to the sequence's length, and how many left out because no
     answer begins within it."""
 
@@ -33,7 +33,7 @@ class Encoded:
 
 def encode_all(
     tokenizer: Any, conversations: Iterable[Conversation], length: int, vocabulary: int
-) -> Encoded:
+) -> EncodedExamples:
     """Raises UsageError, naming the row, for one that the template or the vocabulary cannot take,
     and when nothing is left to learn."""
     require_template(tokenizer, conversations := list(conversations))
@@ -58,7 +58,7 @@ def encode_all(
             "the data holds no row to learn from: none, or no answer begins within "
             f"{length} tokens (--sequence-length)"
         )
-    return Encoded(tuple(examples), cut, left_out)
+    return EncodedExamples(tuple(examples), cut, left_out)
 
 
 def require_template(tokenizer: Any, conversations: Sequence[Conversation]) -> None:

@@ -1,4 +1,4 @@
-"""Rows: hidden states with what the heads are to say of them, a batch at a time."""
+"""HeadInputs: hidden states with what the heads are to say of them, a batch at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,17 +13,22 @@ from medusa_chat.training.data import (
     Example,
     collate,
     collate_packed,
-    grouped,
-    packed,
-    shuffled,
+    group_by_length,
+    pack_rows,
+    shuffle_rows,
 )
-from medusa_chat.training.head_recipe import HeadRecipe
-from medusa_chat.training.loss import LMHead, Soft, hidden_and_soft, hidden_and_targets
+from medusa_chat.training.loss import (
+    LMHead,
+    SoftTargets,
+    hidden_and_soft_targets,
+    hidden_and_targets,
+)
 from medusa_chat.training.process_group import ProcessGroup
+from medusa_chat.training.stage_recipes import HeadRecipe
 
 
 @dataclass(frozen=True)
-class Rows:
+class HeadInputs:
     """Places where a head has a label: hidden [n, d], targets [n, K], owners [n] index names.
     soft: what is learnt in place of the targets."""
 
@@ -31,100 +36,100 @@ class Rows:
     targets: Tensor
     owners: Tensor
     names: tuple[str, ...]
-    soft: Soft | None = None
+    soft: SoftTargets | None = None
 
-    def __getitem__(self, chosen: Any) -> "Rows":
+    def __getitem__(self, chosen: Any) -> "HeadInputs":
         """Some of them, by a slice or by indices."""
         soft = None if self.soft is None else self.soft[chosen]
         part = (self.hidden[chosen], self.targets[chosen], self.owners[chosen])
-        return Rows(*part, self.names, soft)
+        return HeadInputs(*part, self.names, soft)
 
 
-def rows_of(
+def head_inputs(
     model: Any, heads: int, batch: Batch, soft: int = 0, lm_head: LMHead | None = None
-) -> Rows:
+) -> HeadInputs:
     """Run the frozen backbone over a batch. soft: how many of its own most probable tokens are
     kept for each target; lm_head: with which, the model's own output layer if None."""
     names = tuple(example.place for example in batch.examples)
     if not soft:
         hidden, targets, places = hidden_and_targets(model, batch, heads)
-        return Rows(hidden, targets, places, names)
+        return HeadInputs(hidden, targets, places, names)
     head = lm_head or model.get_output_embeddings()
-    hidden, targets, places, told = hidden_and_soft(model, batch, heads, head, soft)
-    return Rows(hidden, targets, places, names, told)
+    hidden, targets, places, told = hidden_and_soft_targets(model, batch, heads, head, soft)
+    return HeadInputs(hidden, targets, places, names, told)
 
 
-def epoch_of(
+def epoch_batches(
     examples: Sequence[Example], recipe: HeadRecipe, epoch: int
 ) -> list[list[list[Example]]]:
     """The batches of an epoch: of rows, of examples."""
     if not recipe.sequence_length:
-        groups = grouped(examples, recipe.batch_tokens, recipe.seed + epoch)
+        groups = group_by_length(examples, recipe.batch_tokens, recipe.seed + epoch)
         return [[[example] for example in group] for group in groups]
-    rows = packed(examples, recipe.sequence_length, recipe.seed)
+    rows = pack_rows(examples, recipe.sequence_length, recipe.seed)
     at_once = max(recipe.batch_tokens // recipe.sequence_length, 1)
-    return shuffled(rows, at_once, recipe.seed + epoch)
+    return shuffle_rows(rows, at_once, recipe.seed + epoch)
 
 
-def batch_of(rows: Sequence[Sequence[Example]], recipe: HeadRecipe) -> Batch:
+def make_batch(rows: Sequence[Sequence[Example]], recipe: HeadRecipe) -> Batch:
     """The rows of a batch as tensors."""
     if recipe.sequence_length:
         return collate_packed(rows)
     return collate([example for row in rows for example in row])
 
 
-def streamed(
-    examples: Sequence[Example], recipe: HeadRecipe, start: int, team: ProcessGroup
+def stream_batches(
+    examples: Sequence[Example], recipe: HeadRecipe, start: int, group: ProcessGroup
 ) -> Iterator[tuple[int, Sequence[Sequence[Example]]]]:
     """(step, this process' rows of its batch) from step `start` on."""
     step = 0
     for epoch in range(recipe.steps):
-        for rows in epoch_of(examples, recipe, epoch):
+        for rows in epoch_batches(examples, recipe, epoch):
             if step >= recipe.steps:
                 return
             if step >= start:
-                yield step, team.share(rows)
+                yield step, group.share(rows)
             step += 1
 
 
-def streamed_rows(
+def stream_inputs(
     model: Any,
     heads: int,
     examples: Sequence[Example],
     recipe: HeadRecipe,
     start: int,
-    team: ProcessGroup,
+    group: ProcessGroup,
     lm_head: LMHead | None = None,
-) -> Iterator[tuple[int, Rows]]:
+) -> Iterator[tuple[int, HeadInputs]]:
     """(step, rows) from step `start` on, the backbone run at every step."""
-    for step, rows in streamed(examples, recipe, start, team):
+    for step, rows in stream_batches(examples, recipe, start, group):
         if not rows:
             yield step, _no_rows(model, heads)
             continue
-        batch = batch_of(rows, recipe)
-        yield step, rows_of(model, heads, batch, recipe.soft_targets, lm_head)
+        batch = make_batch(rows, recipe)
+        yield step, head_inputs(model, heads, batch, recipe.soft_targets, lm_head)
 
 
-def _no_rows(model: Any, heads: int) -> Rows:
+def _no_rows(model: Any, heads: int) -> HeadInputs:
     """For the process of a team that a batch has no row for."""
     device = model.get_input_embeddings().weight.device
     hidden = torch.zeros(0, model.config.get_text_config().hidden_size, dtype=model.dtype)
     targets = torch.zeros(0, heads, dtype=torch.long, device=device)
-    return Rows(hidden.to(device), targets, targets[:, 0], ())
+    return HeadInputs(hidden.to(device), targets, targets[:, 0], ())
 
 
-def keep_rows(
+def cache_inputs(
     model: Any,
     heads: int,
     examples: Sequence[Example],
     recipe: HeadRecipe,
     lm_head: LMHead | None = None,
-) -> Rows:
+) -> HeadInputs:
     """Every row of the examples, the backbone run once. Raises UsageError without any."""
     names: tuple[str, ...] = ()
-    parts: list[Rows] = []
-    for group in epoch_of(examples, recipe, 0):
-        rows = rows_of(model, heads, batch_of(group, recipe), recipe.soft_targets, lm_head)
+    parts: list[HeadInputs] = []
+    for group in epoch_batches(examples, recipe, 0):
+        rows = head_inputs(model, heads, make_batch(group, recipe), recipe.soft_targets, lm_head)
         parts.append(replace(rows, owners=rows.owners + len(names)))
         names += rows.names
     hidden, targets, owners = (
@@ -135,12 +140,16 @@ def keep_rows(
         raise UsageError("the examples hold no label that a head could learn: longer answers")
     told = [part.soft for part in parts if part.soft is not None]
     if not told:
-        return Rows(hidden, targets, owners, names)
-    soft = Soft(torch.cat([one.tokens for one in told]), torch.cat([one.shares for one in told]))
-    return Rows(hidden, targets, owners, names, soft)
+        return HeadInputs(hidden, targets, owners, names)
+    soft = SoftTargets(
+        torch.cat([one.tokens for one in told]), torch.cat([one.shares for one in told])
+    )
+    return HeadInputs(hidden, targets, owners, names, soft)
 
 
-def drawn_rows(kept: Rows, recipe: HeadRecipe, start: int) -> Iterator[tuple[int, Rows]]:
+def draw_inputs(
+    kept: HeadInputs, recipe: HeadRecipe, start: int
+) -> Iterator[tuple[int, HeadInputs]]:
     """(step, rows) from step `start` on, of kept rows in a new order each epoch."""
     count = len(kept.hidden)
     size = min(recipe.batch_labels, count)

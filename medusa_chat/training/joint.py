@@ -11,14 +11,14 @@ import torch
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example
-from medusa_chat.training.head_recipe import Evaluated, JointRecipe, TrainStep
-from medusa_chat.training.hidden_states import streamed
+from medusa_chat.training.hidden_states import stream_batches
 from medusa_chat.training.joint_loss import evaluate_jointly, joint_loss, next_tokens
 from medusa_chat.training.lora import adapter_tensors, add_adapter, is_tied, linear_names
 from medusa_chat.training.loss import HeadLosses
 from medusa_chat.training.optimizers import Optimizers, adamw
 from medusa_chat.training.process_group import ALONE, ProcessGroup
-from medusa_chat.training.training_loop import descend, is_due, optimizers_of, write_state
+from medusa_chat.training.stage_recipes import Evaluated, JointRecipe, TrainStep
+from medusa_chat.training.training_loop import is_due, optimizers_of, run_steps, write_state
 
 __all__ = [
     "JointRecipe",
@@ -48,7 +48,7 @@ def train_jointly(
     recipe: JointRecipe,
     held_out: Sequence[Example] = (),
     state: Path | None = None,
-    team: ProcessGroup = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Iterator[TrainStep | Evaluated]:
     """Train the adapter of `model` (see add_adapter) and `heads` in place; as train_heads."""
     if not examples:
@@ -59,7 +59,7 @@ def train_jointly(
     start = _restore(state, model, heads, optimizers, recipe)
 
     def save(done: int) -> None:
-        if state is not None and team.is_first:
+        if state is not None and group.is_first:
             write_state(
                 state,
                 {
@@ -72,14 +72,14 @@ def train_jointly(
             )
 
     def loss(step: int, rows: Sequence[Sequence[Example]]) -> HeadLosses:
-        torch.manual_seed(recipe.heads.seed + 7919 * step + team.rank)  # for the dropout
+        torch.manual_seed(recipe.heads.seed + 7919 * step + group.rank)  # for the dropout
         weight = weight_of_heads(step, recipe)
-        return joint_loss(model, heads, rows, recipe, weight, team, dropout=True)
+        return joint_loss(model, heads, rows, recipe, weight, group, dropout=True)
 
-    source = streamed(examples, recipe.heads, start, team)
+    source = stream_batches(examples, recipe.heads, start, group)
     parameters = [*adapter, *heads.parameters()]
     blame = _blame(model, heads, recipe)
-    for event in descend(source, loss, blame, parameters, optimizers, recipe.heads, save, team):
+    for event in run_steps(source, loss, blame, parameters, optimizers, recipe.heads, save, group):
         yield event
         if held_out and is_due(event.step, recipe.heads.evaluate_every, recipe.heads.steps):
             yield evaluate_jointly(model, heads, held_out, recipe, event.step)

@@ -10,20 +10,20 @@ from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.training.chunked_loss import cross_entropy, summed
-from medusa_chat.training.data import Batch, Example, collate, grouped
-from medusa_chat.training.head_recipe import Evaluated, JointRecipe, shares
-from medusa_chat.training.hidden_states import batch_of
+from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy
+from medusa_chat.training.data import Batch, Example, collate, group_by_length
+from medusa_chat.training.hidden_states import make_batch
 from medusa_chat.training.lora import set_dropout
 from medusa_chat.training.loss import (
     IGNORED,
     HeadLosses,
     LMHead,
+    head_targets,
     medusa_loss,
     run_decoder,
-    targets_of,
 )
 from medusa_chat.training.process_group import ALONE, ProcessGroup
+from medusa_chat.training.stage_recipes import Evaluated, JointRecipe, shares
 
 
 def joint_loss(
@@ -32,19 +32,19 @@ def joint_loss(
     rows: Sequence[Sequence[Example]],
     recipe: JointRecipe,
     weight: float,
-    team: ProcessGroup = ALONE,
+    group: ProcessGroup = ALONE,
     dropout: bool = False,
 ) -> HeadLosses:
     """L_LM + weight x L_Medusa-1 over this process' rows, means over all processes' labels."""
     base = model.get_base_model()
     device, at_once = base.get_input_embeddings().weight.device, recipe.heads.rows_at_once
     if not rows:  # another process has this batch's rows
-        return _nothing(heads, model, device, team)
-    batch = batch_of(rows, recipe.heads)
+        return _nothing(heads, model, device, group)
+    batch = make_batch(rows, recipe.heads)
     nexts = next_tokens(batch).to(device)
-    targets = targets_of(batch.ids.to(device), batch.is_label.to(device), len(heads))
+    targets = head_targets(batch.ids.to(device), batch.is_label.to(device), len(heads))
     chosen = nexts != IGNORED
-    count = team.sum(chosen.sum()).clamp(min=1)
+    count = group.sum(chosen.sum()).clamp(min=1)
     lm_head = LogitHead(base.get_output_embeddings(), base.config.get_text_config())
     taught = _teacher(model, batch, chosen) if recipe.distill else None
     set_dropout(model, dropout)
@@ -54,7 +54,7 @@ def joint_loss(
     teacher = _teacher_head(base)
     lm = _lm_loss(lm_head, hidden[chosen], wanted, count, at_once, teacher, learning)
     asked = (targets != IGNORED).any(-1)
-    labels = team.sum((targets != IGNORED).sum((0, 1)))
+    labels = group.sum((targets != IGNORED).sum((0, 1)))
     decay = recipe.heads.decay
     medusa = medusa_loss(
         *(heads, lm_head, hidden[asked], targets[asked], decay, at_once, labels), learning=learning
@@ -63,11 +63,11 @@ def joint_loss(
 
 
 def _nothing(
-    heads: MedusaHeads, model: Any, device: torch.device, team: ProcessGroup
+    heads: MedusaHeads, model: Any, device: torch.device, group: ProcessGroup
 ) -> HeadLosses:
     zero = sum(p.sum() * 0.0 for p in (*heads.parameters(), *model.parameters()) if p.requires_grad)
-    team.sum(torch.zeros((), dtype=torch.long, device=device))
-    labels = team.sum(torch.zeros(len(heads), dtype=torch.long, device=device))
+    group.sum(torch.zeros((), dtype=torch.long, device=device))
+    labels = group.sum(torch.zeros(len(heads), dtype=torch.long, device=device))
     hits = labels.new_zeros(len(heads), 5)
     losses = torch.zeros(len(heads), device=device)
     return HeadLosses(zero, losses, hits, labels, torch.zeros((), device=device))
@@ -116,7 +116,7 @@ def _lm_loss(
         said = logits.log_softmax(-1)
         return F.kl_div(said, told, log_target=True, reduction="sum") / count
 
-    return summed(part, hidden, at_once, learning)
+    return chunked_sum(part, hidden, at_once, learning)
 
 
 @torch.no_grad()
@@ -125,7 +125,7 @@ def evaluate_jointly(
 ) -> Evaluated:
     """Losses of the backbone and of every head over the examples, each over its own labels."""
     plain = replace(recipe, heads=replace(recipe.heads, sequence_length=0))
-    groups = grouped(examples, recipe.heads.batch_tokens, recipe.heads.seed)
+    groups = group_by_length(examples, recipe.heads.batch_tokens, recipe.heads.seed)
     results = [joint_loss(model, heads, [[e] for e in group], plain, 1.0) for group in groups]
     counts = [int((next_tokens(collate(group)) != IGNORED).sum()) for group in groups]
     labels = torch.stack([r.labels for r in results]).sum(0)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_chat.training.head_recipe import JointRecipe
+from medusa_chat.training.stage_recipes import JointRecipe
 
 
 def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:

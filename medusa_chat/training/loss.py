@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.training.chunked_loss import cross_entropy, summed
+from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy
 from medusa_chat.training.data import Batch
 
 IGNORED = -100
@@ -31,7 +31,7 @@ class HeadLosses:
 
 
 @dataclass(frozen=True)
-class Soft:
+class SoftTargets:
     """What the backbone itself would say where a head is asked: its most probable tokens
     [n, K, R] and their shares [n, K, R], which add up to 1. Where no head is asked they say
     nothing. A head that learns them learns more from a place than the one token that came."""
@@ -39,11 +39,11 @@ class Soft:
     tokens: Tensor
     shares: Tensor
 
-    def __getitem__(self, chosen: Any) -> "Soft":
-        return Soft(self.tokens[chosen], self.shares[chosen])
+    def __getitem__(self, chosen: Any) -> "SoftTargets":
+        return SoftTargets(self.tokens[chosen], self.shares[chosen])
 
 
-def targets_of(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
+def head_targets(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
     """ids, is_label [b, t] -> [b, t, K]: the token each head is to predict, or IGNORED.
 
     Head k (from 0) at t has the token at t + k + 2, and only where every token from t + 1 to
@@ -62,7 +62,7 @@ def hidden_and_targets(model: Any, batch: Batch, heads: int) -> tuple[Tensor, Te
     """Where any head has a label: hidden states after the final norm [n, d], targets [n, K], and
     the row of the batch [n] they stand in."""
     device = model.get_input_embeddings().weight.device
-    targets = targets_of(batch.ids.to(device), batch.is_label.to(device), heads)
+    targets = head_targets(batch.ids.to(device), batch.is_label.to(device), heads)
     with torch.inference_mode():
         hidden = run_decoder(model, batch)
     chosen = (targets != IGNORED).any(-1)
@@ -70,17 +70,17 @@ def hidden_and_targets(model: Any, batch: Batch, heads: int) -> tuple[Tensor, Te
     return hidden[chosen], targets[chosen], owners_of(batch, chosen)
 
 
-def hidden_and_soft(
+def hidden_and_soft_targets(
     model: Any, batch: Batch, heads: int, lm_head: LMHead, count: int
-) -> tuple[Tensor, Tensor, Tensor, Soft]:
+) -> tuple[Tensor, Tensor, Tensor, SoftTargets]:
     """hidden_and_targets, and the backbone's `count` most probable tokens for each target."""
     device = model.get_input_embeddings().weight.device
     is_label = batch.is_label.to(device)
-    targets = targets_of(batch.ids.to(device), is_label, heads)
+    targets = head_targets(batch.ids.to(device), is_label, heads)
     with torch.inference_mode():
         hidden = run_decoder(model, batch)
         tokens, shares = _most_probable(hidden, is_label, lm_head, count)
-        soft = Soft(_ahead(tokens, heads), _ahead(shares, heads))
+        soft = SoftTargets(_ahead(tokens, heads), _ahead(shares, heads))
     chosen = (targets != IGNORED).any(-1)
     return hidden[chosen], targets[chosen], owners_of(batch, chosen), soft[chosen]
 
@@ -140,7 +140,7 @@ def medusa_loss(
     decay: float = 0.8,
     rows_at_once: int = 512,
     labels: Tensor | None = None,
-    soft: Soft | None = None,
+    soft: SoftTargets | None = None,
     learning: Iterable[Tensor] = (),
 ) -> HeadLosses:
     """L_Medusa-1 = sum over k of decay^k CE_k, k from 1 (Medusa, arXiv 2401.10774, 2.2.1).
@@ -161,13 +161,13 @@ def medusa_loss(
         found.append((sums.detach(), right))
         return (weights * sums).sum()
 
-    total = summed(part, hidden, rows_at_once, [*heads.parameters(), *learning])
+    total = chunked_sum(part, hidden, rows_at_once, [*heads.parameters(), *learning])
     sums, hits = (torch.stack(one).sum(0) for one in zip(*found, strict=True))
     return HeadLosses(total, sums / count, hits, labels)
 
 
 def _sums(
-    heads: MedusaHeads, lm_head: LMHead, hidden: Tensor, targets: Tensor, soft: Soft | None
+    heads: MedusaHeads, lm_head: LMHead, hidden: Tensor, targets: Tensor, soft: SoftTargets | None
 ) -> tuple[Tensor, Tensor]:
     """Summed cross-entropy [K] and hits of each rank [K, RANKS] of a few rows."""
     half = hidden.dtype in (torch.bfloat16, torch.float16)

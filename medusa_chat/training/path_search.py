@@ -32,7 +32,9 @@ def search_paths(answers: Sequence[Answer], nodes: int, used: int) -> Tree:
     best, most = Tree.from_choices([]), 0.0
     for _ in range(ROUNDS):
         tree = _most_frequent(begun, nodes)
-        begun = [answer[place] for answer in answers for place in places(answer, tree.head(used))]
+        begun = [
+            answer[place] for answer in answers for place in step_positions(answer, tree.head(used))
+        ]
         rate = tokens_per_step(answers, tree.head(used))
         if rate <= most:
             break
@@ -59,16 +61,16 @@ def _paths(ranks: Ranks) -> Iterator[Choice]:
         yield path
 
 
-def places(answer: Answer, tree: Tree) -> Iterator[int]:
+def step_positions(answer: Answer, tree: Tree) -> Iterator[int]:
     """Where in the answer the steps begin when it is decoded with this tree."""
-    known, place = set(tree.choices), 0
+    paths, place = set(tree.choices), 0
     while place < len(answer) - 1:
         yield place
-        place += 1 + max((len(p) for p in _paths(answer[place]) if p in known), default=0)
+        place += 1 + max((len(p) for p in _paths(answer[place]) if p in paths), default=0)
 
 
 def tokens_per_step(answers: Sequence[Answer], tree: Tree) -> float:
     """The acceleration rate of the tree on these answers, the first token of each left out."""
-    steps = sum(1 for answer in answers for _ in places(answer, tree))
+    steps = sum(1 for answer in answers for _ in step_positions(answer, tree))
     tokens = sum(max(len(answer) - 1, 0) for answer in answers)
     return tokens / steps if steps else 0.0

@@ -16,7 +16,7 @@ from medusa_chat.training.joint import is_tied
 from medusa_chat.training.loss import LMHead, medusa_loss
 from medusa_chat.training.recipe import TrainRequest
 from medusa_chat.training.setup import TrainingSetup
-from medusa_chat.training.trainer import HeadRecipe, batch_of, epoch_of, rows_of
+from medusa_chat.training.trainer import HeadRecipe, epoch_batches, head_inputs, make_batch
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ def batch_seconds(
     model: Any, lm_head: LMHead, heads: MedusaHeads, examples: Sequence[Example], recipe: HeadRecipe
 ) -> tuple[float, float]:
     """Seconds of one batch: the backbone's forward pass; the heads' forward and backward."""
-    batch = batch_of(epoch_of(examples, recipe, 0)[0], recipe)
+    batch = make_batch(epoch_batches(examples, recipe, 0)[0], recipe)
     device = heads.weight.device
-    rows = rows_of(model, len(heads), batch)  # once for whatever a first call does besides
+    rows = head_inputs(model, len(heads), batch)  # once for whatever a first call does besides
     _synchronise(device)
     start = perf_counter()
-    rows = rows_of(model, len(heads), batch)
+    rows = head_inputs(model, len(heads), batch)
     _synchronise(device)
     middle = perf_counter()
     result = medusa_loss(heads, lm_head, rows.hidden, rows.targets, 1.0, recipe.rows_at_once)
@@ -101,33 +101,33 @@ def require_room(folder: Path, needed: int) -> int:
 
 def plan(
     request: TrainRequest,
-    ground: TrainingSetup,
+    setup: TrainingSetup,
     heads: MedusaHeads,
     learnt: Sequence[Example],
     held_out: Sequence[Example],
     steps: HeadRecipe,
 ) -> Plan:
     """Refuses where the disk is too full. Raises UsageError."""
-    recipe, model = request.recipe, ground.model
+    recipe, model = request.recipe, setup.model
     joint = recipe.method == "medusa-2"
-    notes = list(ground.notes)
+    notes = list(setup.notes)
     if joint and is_tied(model):
         notes.append("the LM head is tied to the embeddings: the adapter leaves both alone")
-    forward, learn = batch_seconds(model, ground.lm_head, heads, learnt, steps)
+    forward, learn = batch_seconds(model, setup.lm_head, heads, learnt, steps)
     each = 3 * forward + learn if joint else learn if steps.cache_hidden else forward + learn
-    once = len(epoch_of(learnt, steps, 0)) * forward if steps.cache_hidden else 0.0
+    once = len(epoch_batches(learnt, steps, 0)) * forward if steps.cache_hidden else 0.0
     first = (forward + learn) * steps.steps if joint and recipe.stages == 2 else 0.0
     adapter = _adapter_size(model, recipe.lora_rank) if joint else 0
     labels = sum(sum(example.is_label) for example in learnt)
-    width = ground.config.get_text_config().hidden_size * model.dtype.itemsize
+    width = setup.config.get_text_config().hidden_size * model.dtype.itemsize
     cached = labels * width if steps.cache_hidden else 0
     needed = disk_bytes(model, heads, adapter, joint and recipe.output == "merged")
     return Plan(
         backbone=request.backbone,
         method=recipe.method,
         recipe=recipe.name,
-        device=str(ground.device),
-        precision=ground.precision,
+        device=str(setup.device),
+        precision=setup.precision,
         rows=len(learnt),
         held_out=len(held_out),
         tokens=sum(len(e.ids) for e in (*learnt, *held_out)),

@@ -15,7 +15,7 @@ def work_folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.training")
 
 
-def begin(request: TrainRequest, work: Path) -> None:
+def begin_training(request: TrainRequest, work: Path) -> None:
     """Refuse what is in the way, and note what this training is. Raises UsageError."""
     output = request.output
     if output.exists():

@@ -15,18 +15,18 @@ from medusa_chat.training.answerers import Answerer, answerer, require_ends
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.distill import DistillRecipe
-from medusa_chat.training.examples import Encoded, encode_all, require_template, split
-from medusa_chat.training.finish import calibrate_heads, write_output
+from medusa_chat.training.distill_conversations import Answered, answer_conversations
+from medusa_chat.training.examples import EncodedExamples, encode_all, require_template, split
+from medusa_chat.training.head_calibration import calibrate_heads, write_output
 from medusa_chat.training.joint import adapter_tensors, add_adapter, train_jointly
 from medusa_chat.training.plan import Plan, plan
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import Recipe, TrainRequest
-from medusa_chat.training.resume_state import begin, work_folder
-from medusa_chat.training.schedule import head_recipe, joint_recipe
+from medusa_chat.training.resolve_recipe import head_recipe, joint_recipe
+from medusa_chat.training.resume_state import begin_training, work_folder
 from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
 from medusa_chat.training.shortlist import shortlist
 from medusa_chat.training.trainer import Evaluated, TrainStep, new_heads, train_heads
-from medusa_chat.training.whole_conversations import Answered, answer_conversations
 
 ANSWERS_DONE = "answers.done"
 
@@ -49,25 +49,25 @@ class Written:
 Event = Stage | Plan | Answered | TrainStep | Evaluated | Calibrated | Written
 
 
-def train(request: TrainRequest, team: ProcessGroup = ALONE) -> Iterator[Event]:
+def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]:
     """Close the generator to stop: what was done is kept, and `resume` goes on there. Raises
     MedusaChatError in one line, what can be known before a model is loaded first."""
     recipe = request.recipe
     work = work_folder(request.output)
-    if team.is_first:
-        begin(request, work)
-    ground = prepare_setup(request, team)
+    if group.is_first:
+        begin_training(request, work)
+    setup = prepare_setup(request, group)
     conversations = _read(request.data, recipe.distill)
-    encoded = _encode(ground, conversations, recipe)
+    encoded = _encode(setup, conversations, recipe)
     with _fitting(request):
-        ground.model = read_model(ground)
+        setup.model = read_model(setup)
         if recipe.distill:
             asked = sum(len(found.asked) + recipe.self_talk for found in conversations)
-            most = _answer_recipe(ground, recipe).max_new_tokens
+            most = _answer_recipe(setup, recipe).max_new_tokens
             yield Stage(f"answering {asked:,} questions, at most {most} tokens each")
-            yield from _distill(ground, conversations, recipe, work, team)
-            encoded = _answers(ground, conversations, recipe, work)
-        yield from _train(request, ground, conversations, encoded, work, team)
+            yield from _distill(setup, conversations, recipe, work, group)
+            encoded = _answers(setup, conversations, recipe, work)
+        yield from _train(request, setup, conversations, encoded, work, group)
 
 
 def _read(paths: Sequence[Path], prompts: bool) -> list[Conversation]:
@@ -79,120 +79,120 @@ def _read(paths: Sequence[Path], prompts: bool) -> list[Conversation]:
 
 
 def _encode(
-    ground: TrainingSetup, conversations: list[Conversation], recipe: Recipe
-) -> Encoded | None:
+    setup: TrainingSetup, conversations: list[Conversation], recipe: Recipe
+) -> EncodedExamples | None:
     """None where the backbone answers itself."""
     if recipe.distill:
-        require_template(ground.tokenizer, conversations)
+        require_template(setup.tokenizer, conversations)
         return None
-    vocabulary = int(ground.config.get_text_config().vocab_size)
-    encoded = encode_all(ground.tokenizer, conversations, ground.length, vocabulary)
+    vocabulary = int(setup.config.get_text_config().vocab_size)
+    encoded = encode_all(setup.tokenizer, conversations, setup.length, vocabulary)
     if encoded.cut:
-        ground.notes.append(f"{encoded.cut} rows are cut to {ground.length} tokens")
+        setup.notes.append(f"{encoded.cut} rows are cut to {setup.length} tokens")
     if encoded.left_out:
-        ground.notes.append(f"{encoded.left_out} rows are left out: no answer begins within that")
+        setup.notes.append(f"{encoded.left_out} rows are left out: no answer begins within that")
     return encoded
 
 
-def _answer_recipe(ground: TrainingSetup, recipe: Recipe) -> DistillRecipe:
+def _answer_recipe(setup: TrainingSetup, recipe: Recipe) -> DistillRecipe:
     return DistillRecipe(
-        max_new_tokens=min(recipe.answer_tokens, ground.length // 2),
+        max_new_tokens=min(recipe.answer_tokens, setup.length // 2),
         temperatures=(recipe.temperature,),
-        rows=16 if ground.device.type == "cpu" else 64,
+        rows=16 if setup.device.type == "cpu" else 64,
         seed=recipe.seed,
     )
 
 
 def _distill(
-    ground: TrainingSetup,
+    setup: TrainingSetup,
     conversations: list[Conversation],
     recipe: Recipe,
     work: Path,
-    team: ProcessGroup,
+    group: ProcessGroup,
 ) -> Iterator[Event]:
     """The first process of a team answers; the others wait for as long as it takes."""
-    while not team.is_first and not (work / ANSWERS_DONE).exists():
+    while not group.is_first and not (work / ANSWERS_DONE).exists():
         time.sleep(1.0)
-    if team.is_first:
-        asked = _answer_recipe(ground, recipe)
+    if group.is_first:
+        asked = _answer_recipe(setup, recipe)
         yield from answer_conversations(
-            _answerer(ground),
-            ground.tokenizer,
+            _answerer(setup),
+            setup.tokenizer,
             conversations,
             asked,
-            ground.length,
+            setup.length,
             work / "answers",
             recipe.self_talk,
         )
         (work / ANSWERS_DONE).touch()
 
 
-def _answerer(ground: TrainingSetup) -> Answerer:
-    ends = require_ends(ground.model, ground.tokenizer)
-    return answerer(ground.model, ground.length, ends)
+def _answerer(setup: TrainingSetup) -> Answerer:
+    ends = require_ends(setup.model, setup.tokenizer)
+    return answerer(setup.model, setup.length, ends)
 
 
 def _answers(
-    ground: TrainingSetup, conversations: list[Conversation], recipe: Recipe, work: Path
-) -> Encoded:
+    setup: TrainingSetup, conversations: list[Conversation], recipe: Recipe, work: Path
+) -> EncodedExamples:
     """All answers, read from their files."""
     events = answer_conversations(
-        _answerer(ground),
-        ground.tokenizer,
+        _answerer(setup),
+        setup.tokenizer,
         conversations,
-        _answer_recipe(ground, recipe),
-        ground.length,
+        _answer_recipe(setup, recipe),
+        setup.length,
         work / "answers",
         recipe.self_talk,
     )
     found = tuple(event.example for event in events if event.example is not None)
     if not found:
         raise UsageError("the backbone answers every prompt with nothing: heads cannot learn that")
-    return Encoded(found, 0, 0)
+    return EncodedExamples(found, 0, 0)
 
 
 def _train(
     request: TrainRequest,
-    ground: TrainingSetup,
+    setup: TrainingSetup,
     conversations: list[Conversation],
-    encoded: Encoded | None,
+    encoded: EncodedExamples | None,
     work: Path,
-    team: ProcessGroup,
+    group: ProcessGroup,
 ) -> Iterator[Event]:
     assert encoded is not None
-    recipe, model = request.recipe, ground.model
+    recipe, model = request.recipe, setup.model
     learnt, held_out = split(encoded.examples, recipe.seed)
     torch.manual_seed(recipe.seed)
     linear = model.get_output_embeddings()
     heads = new_heads(linear, recipe.heads, recipe.head_layers, recipe.own_lm_head)
-    steps = head_recipe(recipe, learnt, ground)
-    if team.size > 1 and steps.cache_hidden:
-        ground.notes.append("hidden states are not kept: several processes stream the data")
-    yield plan(request, ground, heads, learnt, held_out, steps)
+    steps = head_recipe(recipe, learnt, setup)
+    if group.size > 1 and steps.cache_hidden:
+        setup.notes.append("hidden states are not kept: several processes stream the data")
+    yield plan(request, setup, heads, learnt, held_out, steps)
     if recipe.method == "medusa-1" or recipe.stages == 2:
         yield Stage("heads alone")
         state = work / "heads.pt"
-        yield from train_heads(model, ground.lm_head, heads, learnt, steps, held_out, state, team)
+        yield from train_heads(model, setup.lm_head, heads, learnt, steps, held_out, state, group)
     tensors, names = {}, ()
     if recipe.method == "medusa-2":
         yield Stage("backbone and heads")
         joint = joint_recipe(recipe, steps)
         wrapped, names = add_adapter(model, joint)
-        yield from train_jointly(wrapped, heads, learnt, joint, held_out, work / "joint.pt", team)
+        yield from train_jointly(wrapped, heads, learnt, joint, held_out, work / "joint.pt", group)
         tensors = adapter_tensors(wrapped)
         wrapped.eval()
         del wrapped  # the merge below reads the backbone again, into the memory of this one
     del model, linear
-    if not team.is_first:
+    if not group.is_first:
         return
     yield Stage("calibration")
-    calibrated = calibrate_heads(ground, heads, conversations, held_out, recipe, work)
+    calibrated = calibrate_heads(setup, heads, conversations, held_out, recipe, work)
     if heads.is_shared:
-        vocabulary = int(ground.config.get_text_config().vocab_size)
+        vocabulary = int(setup.config.get_text_config().vocab_size)
         said = shortlist((one.labels for one in learnt), vocabulary)
         calibrated = replace(calibrated, shortlist=said)
     yield calibrated
-    size = write_output(request, ground, heads, calibrated, tensors, names)
+    size = write_output(request, setup, heads, calibrated, tensors, names)
     shutil.rmtree(work, ignore_errors=True)
     yield Written(str(request.output), size)
 

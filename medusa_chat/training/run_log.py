@@ -113,12 +113,12 @@ def runs_folder() -> Path:
     return paths.state_dir() / "runs"
 
 
-def latest(folder: Path | None = None, known: Run | None = None) -> Run | None:
+def latest(folder: Path | None = None, last_seen: Run | None = None) -> Run | None:
     """The training that was begun last; None where there is none that can be read. known: the
     answer before, which is given again while it holds."""
     for file in sorted((folder or runs_folder()).glob("*.jsonl"), reverse=True):
-        if known is not None and known.file == file and known.stamp == _stamp(file):
-            return known
+        if last_seen is not None and last_seen.file == file and last_seen.stamp == _stamp(file):
+            return last_seen
         if (found := read(file)) is not None:
             return found
     return None

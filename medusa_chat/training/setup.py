@@ -37,7 +37,7 @@ class TrainingSetup:
         return LogitHead(self.model.get_output_embeddings(), self.config.get_text_config())
 
 
-def prepare_setup(request: TrainRequest, team: ProcessGroup) -> TrainingSetup:
+def prepare_setup(request: TrainRequest, group: ProcessGroup) -> TrainingSetup:
     """Everything of the backbone but its weights."""
     recipe = request.recipe
     found = Checkpoint.find(LoadRequest(request.backbone, offline=request.offline))
@@ -46,7 +46,7 @@ def prepare_setup(request: TrainRequest, team: ProcessGroup) -> TrainingSetup:
     config = weights.read_config(found.backbone)
     tokenizer = weights.read_tokenizer(found.backbone)
     name = request.device
-    if team.size > 1 and name in ("auto", "cuda") and torch.cuda.is_available():
+    if group.size > 1 and name in ("auto", "cuda") and torch.cuda.is_available():
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     device = devices.choose_device(name)
     precision, reason = devices.choose_precision(request.precision, device)
@@ -71,9 +71,9 @@ def prepare_setup(request: TrainRequest, team: ProcessGroup) -> TrainingSetup:
     )
 
 
-def read_model(ground: TrainingSetup) -> Any:
+def read_model(setup: TrainingSetup) -> Any:
     """The frozen backbone, with the fastest attention that takes a mask of ours."""
-    model = weights.read_model(ground.found, ground.config, ground.precision, ground.device)
-    if not needs_eager(ground.config.get_text_config()):
+    model = weights.read_model(setup.found, setup.config, setup.precision, setup.device)
+    if not needs_eager(setup.config.get_text_config()):
         model.set_attn_implementation("sdpa")
     return model

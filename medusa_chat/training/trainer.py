@@ -11,40 +11,46 @@ from torch import nn
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
-from medusa_chat.training.data import Example, collate, grouped
-from medusa_chat.training.head_recipe import Evaluated, HeadRecipe, Shares, TrainStep, shares
+from medusa_chat.training.data import Example, collate, group_by_length
 from medusa_chat.training.hidden_states import (
-    Rows,
-    batch_of,
-    drawn_rows,
-    epoch_of,
-    keep_rows,
-    rows_of,
-    streamed,
-    streamed_rows,
+    HeadInputs,
+    cache_inputs,
+    draw_inputs,
+    epoch_batches,
+    head_inputs,
+    make_batch,
+    stream_batches,
+    stream_inputs,
 )
 from medusa_chat.training.loss import IGNORED, HeadLosses, LMHead, medusa_loss
 from medusa_chat.training.optimizers import Optimizers
 from medusa_chat.training.process_group import ALONE, ProcessGroup
-from medusa_chat.training.training_loop import descend, is_due, optimizers_of, rate_at, write_state
+from medusa_chat.training.stage_recipes import Evaluated, HeadRecipe, Shares, TrainStep, shares
+from medusa_chat.training.training_loop import (
+    is_due,
+    optimizers_of,
+    rate_at,
+    run_steps,
+    write_state,
+)
 
 __all__ = [
     "Evaluated",
     "HeadRecipe",
-    "Rows",
+    "HeadInputs",
     "Shares",
     "TrainStep",
-    "batch_of",
-    "descend",
-    "epoch_of",
+    "make_batch",
+    "run_steps",
+    "epoch_batches",
     "evaluate",
     "is_due",
     "new_heads",
     "optimizers_of",
     "rate_at",
-    "rows_of",
+    "head_inputs",
     "shares",
-    "streamed",
+    "stream_batches",
     "train_heads",
     "write_state",
 ]
@@ -75,8 +81,8 @@ def train_heads(
     recipe: HeadRecipe,
     held_out: Sequence[Example] = (),
     state: Path | None = None,
-    team: ProcessGroup = ALONE,
-    kept: Rows | None = None,
+    group: ProcessGroup = ALONE,
+    kept: HeadInputs | None = None,
 ) -> Iterator[TrainStep | Evaluated]:
     """Train `heads` in place to recipe.steps; the backbone is frozen and left frozen.
 
@@ -92,28 +98,28 @@ def train_heads(
     heads.requires_grad_(True)
     optimizers = optimizers_of(heads, recipe)
     start = _restore(state, heads, optimizers, recipe)
-    source: Iterator[tuple[int, Rows]] = iter(())
+    source: Iterator[tuple[int, HeadInputs]] = iter(())
     if start >= recipe.steps:
         pass
-    elif recipe.cache_hidden and team.size == 1:
-        kept = kept or keep_rows(model, len(heads), examples, recipe, lm_head)
-        source = drawn_rows(kept, recipe, start)
+    elif recipe.cache_hidden and group.size == 1:
+        kept = kept or cache_inputs(model, len(heads), examples, recipe, lm_head)
+        source = draw_inputs(kept, recipe, start)
     else:
-        source = streamed_rows(model, len(heads), examples, recipe, start, team, lm_head)
+        source = stream_inputs(model, len(heads), examples, recipe, start, group, lm_head)
 
     def save(done: int) -> None:
-        if state is not None and team.is_first:
+        if state is not None and group.is_first:
             _save(state, heads, optimizers, done, recipe)
 
-    for event in descend(
+    for event in run_steps(
         source,
-        lambda step, rows: _loss(lm_head, heads, rows, recipe, team),
+        lambda step, rows: _loss(lm_head, heads, rows, recipe, group),
         lambda step, rows: _blame(lm_head, heads, rows, recipe, step),
         list(heads.parameters()),
         optimizers,
         recipe,
         save,
-        team,
+        group,
     ):
         yield event
         if held_out and is_due(event.step, recipe.evaluate_every, recipe.steps):
@@ -130,8 +136,8 @@ def evaluate(
     step: int = 0,
 ) -> Evaluated:
     """Loss and top-1 of every head over the examples, each over its own labels."""
-    groups = grouped(examples, recipe.batch_tokens, recipe.seed)
-    batches = [rows_of(model, len(heads), collate(group)) for group in groups]
+    groups = group_by_length(examples, recipe.batch_tokens, recipe.seed)
+    batches = [head_inputs(model, len(heads), collate(group)) for group in groups]
     results = [_loss(lm_head, heads, rows, recipe) for rows in batches]
     labels = torch.stack([r.labels for r in results]).sum(0).clamp(min=1)
     losses = torch.stack([r.losses * r.labels for r in results]).sum(0) / labels
@@ -140,16 +146,22 @@ def evaluate(
 
 
 def _loss(
-    lm_head: LMHead, heads: MedusaHeads, rows: Rows, recipe: HeadRecipe, team: ProcessGroup = ALONE
+    lm_head: LMHead,
+    heads: MedusaHeads,
+    rows: HeadInputs,
+    recipe: HeadRecipe,
+    group: ProcessGroup = ALONE,
 ) -> HeadLosses:
-    labels = team.sum((rows.targets != IGNORED).sum(0))
+    labels = group.sum((rows.targets != IGNORED).sum(0))
     at_once = recipe.rows_at_once
     hidden, targets = rows.hidden, rows.targets
     return medusa_loss(heads, lm_head, hidden, targets, recipe.decay, at_once, labels, rows.soft)
 
 
 @torch.no_grad()
-def _blame(lm_head: LMHead, heads: MedusaHeads, rows: Rows, recipe: HeadRecipe, step: int) -> str:
+def _blame(
+    lm_head: LMHead, heads: MedusaHeads, rows: HeadInputs, recipe: HeadRecipe, step: int
+) -> str:
     """Which examples have a row whose loss is not finite by itself."""
     guilty: dict[str, None] = {}
     for row in range(len(rows.hidden)):

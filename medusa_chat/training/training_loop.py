@@ -10,15 +10,15 @@ from torch import nn
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, first_line
-from medusa_chat.training.head_recipe import HeadRecipe, TrainStep, shares
 from medusa_chat.training.loss import HeadLosses
 from medusa_chat.training.optimizers import Optimizers, head_optimizers, share_of_peak
 from medusa_chat.training.process_group import ALONE, ProcessGroup
+from medusa_chat.training.stage_recipes import HeadRecipe, TrainStep, shares
 
 T = TypeVar("T")
 
 
-def descend(
+def run_steps(
     source: Iterator[tuple[int, T]],
     loss: Callable[[int, T], HeadLosses],
     blame: Callable[[int, T], str],
@@ -26,7 +26,7 @@ def descend(
     optimizers: Optimizers,
     recipe: HeadRecipe,
     save: Callable[[int], None],
-    team: ProcessGroup = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Iterator[TrainStep]:
     """Take the steps that the source gives batches for. save(done) is called when it is due, and
     when the generator is closed between two steps; blame says whose loss is not finite."""
@@ -35,17 +35,17 @@ def descend(
         for step, batch in source:
             rate = share_of_peak(step, recipe.steps, recipe.warmup_steps)
             for optimizer, peak in optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = peak * rate
+                for param_group in optimizer.param_groups:
+                    param_group["lr"] = peak * rate
             result = loss(step, batch)
-            total = team.sum(result.total.detach().clone()).item()
+            total = group.sum(result.total.detach().clone()).item()
             if not math.isfinite(total):
                 raise MedusaChatError(blame(step, batch))
             result.total.backward()
-            for parameter in parameters if team.size > 1 else ():
+            for parameter in parameters if group.size > 1 else ():
                 if parameter.grad is None:  # every process must take part in every sum
                     parameter.grad = torch.zeros_like(parameter)
-                team.sum(parameter.grad)
+                group.sum(parameter.grad)
             nn.utils.clip_grad_norm_(parameters, recipe.clip)
             for optimizer, _ in optimizers:
                 optimizer.step()
@@ -54,7 +54,7 @@ def descend(
             if is_due(done, recipe.save_every, recipe.steps):
                 save(done)
                 saved = done
-            yield _train_step(done, recipe, result, total, rate * recipe.learning_rate, team)
+            yield _train_step(done, recipe, result, total, rate * recipe.learning_rate, group)
     except GeneratorExit:
         if done > saved:
             save(done)
@@ -78,11 +78,16 @@ def rate_at(step: int, recipe: HeadRecipe) -> float:
 
 
 def _train_step(
-    step: int, recipe: HeadRecipe, result: HeadLosses, total: float, rate: float, team: ProcessGroup
+    step: int,
+    recipe: HeadRecipe,
+    result: HeadLosses,
+    total: float,
+    rate: float,
+    group: ProcessGroup,
 ) -> TrainStep:
-    losses = tuple(team.sum(result.losses.clone()).tolist())
-    top = shares(team.sum(result.hits), result.labels)
-    lm = None if result.lm is None else team.sum(result.lm.clone()).item()
+    losses = tuple(group.sum(result.losses.clone()).tolist())
+    top = shares(group.sum(result.hits), result.labels)
+    lm = None if result.lm is None else group.sum(result.lm.clone()).item()
     return TrainStep(step, recipe.steps, total, losses, top, int(result.labels[0]), rate, lm)
 
 

@@ -70,17 +70,17 @@ def test_speedup_is_acceleration_over_overhead_for_every_kind_and_baseline(told)
 def test_a_plain_step_of_every_baseline_gives_one_token(told):
     for one in told[1].answered:
         for turn in one.turns:
-            for base in set(BASES) & set(turn.plays):
-                assert turn.plays[base].stepped == turn.plays[base].steps
+            for base in set(BASES) & set(turn.runs):
+                assert turn.runs[base].stepped == turn.runs[base].steps
 
 
 def test_every_way_answers_alike_from_the_same_conversation(told):
     first, second = told[1].answered[0].turns
-    assert set(first.plays) == set(second.plays) == {MEDUSA, *BASES}
+    assert set(first.runs) == set(second.runs) == {MEDUSA, *BASES}
     for turn in (first, second):
-        assert len({play.tokens for play in turn.plays.values()}) == 1
-        assert len({tuple(play.question.ids) for play in turn.plays.values()}) == 1
-    asked, later = (turn.plays[MEDUSA].question.ids for turn in (first, second))
+        assert len({run.tokens for run in turn.runs.values()}) == 1
+        assert len({tuple(run.question.ids) for run in turn.runs.values()}) == 1
+    asked, later = (turn.runs[MEDUSA].question.ids for turn in (first, second))
     assert later[: len(asked)] == asked  # the first turn and its answer come before the second
     assert len(later) > len(asked) + len("u:again\na:")
 

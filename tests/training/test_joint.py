@@ -26,7 +26,7 @@ from medusa_chat.training.joint import (
     train_jointly,
     weight_of_heads,
 )
-from medusa_chat.training.loss import IGNORED, hidden_and_targets, medusa_loss, targets_of
+from medusa_chat.training.loss import IGNORED, head_targets, hidden_and_targets, medusa_loss
 from medusa_chat.training.trainer import HeadRecipe, new_heads
 
 HEADS = HeadRecipe(steps=5, batch_tokens=60, warmup_steps=1, save_every=2, sequence_length=0)
@@ -85,7 +85,7 @@ def test_gradients_of_the_joint_loss_are_those_of_its_formula(folder: Path) -> N
     hidden = base.get_decoder()(input_ids=batch.ids).last_hidden_state
     loss = functools.partial(torch.nn.functional.cross_entropy, ignore_index=IGNORED)
     direct = loss(base.lm_head(hidden).flatten(0, 1), next_tokens(batch).flatten())
-    targets = targets_of(batch.ids, batch.is_label, 2)
+    targets = head_targets(batch.ids, batch.is_label, 2)
     for k, logits in enumerate(heads(hidden.flatten(0, 1), base.lm_head)):
         direct = direct + 0.2 * 0.8 ** (k + 1) * loss(logits, targets.flatten(0, 1)[:, k])
     expected = torch.autograd.grad(direct, learning)

@@ -20,10 +20,10 @@ from medusa_chat.training.data import (
     collate,
     encode,
     encode_prompt,
-    grouped,
+    group_by_length,
 )
 from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
-from medusa_chat.training.loss import IGNORED, hidden_and_targets, medusa_loss, targets_of
+from medusa_chat.training.loss import IGNORED, head_targets, hidden_and_targets, medusa_loss
 from medusa_chat.training.trainer import (
     Evaluated,
     HeadRecipe,
@@ -170,11 +170,11 @@ def test_tokenizer_without_template_is_refused():
 def test_batches_hold_every_example_once_within_the_budget():
     examples = make_examples(40)
     for seed in range(3):
-        groups = grouped(examples, 60, seed)
+        groups = group_by_length(examples, 60, seed)
         held = sorted(e.place for group in groups for e in group)
         assert held == sorted(e.place for e in examples)
         assert all(collate(group).ids.numel() <= 60 for group in groups)
-        assert len(groups) == len(grouped(examples, 60, seed + 1))
+        assert len(groups) == len(group_by_length(examples, 60, seed + 1))
 
 
 def test_padding_changes_no_hidden_state_and_is_no_label():
@@ -190,7 +190,7 @@ def test_padding_changes_no_hidden_state_and_is_no_label():
 
 def test_head_k_is_asked_for_the_token_at_t_plus_k_plus_2():
     ids = torch.arange(10, 18).unsqueeze(0)
-    targets = targets_of(ids, torch.ones_like(ids, dtype=torch.bool), 2)[0]
+    targets = head_targets(ids, torch.ones_like(ids, dtype=torch.bool), 2)[0]
     assert targets[:, 0].tolist() == [12, 13, 14, 15, 16, 17, IGNORED, IGNORED]
     assert targets[:, 1].tolist() == [13, 14, 15, 16, 17, IGNORED, IGNORED, IGNORED]
 
@@ -198,7 +198,7 @@ def test_head_k_is_asked_for_the_token_at_t_plus_k_plus_2():
 def test_no_target_lies_outside_an_answer_or_across_two():
     is_label = torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1]], dtype=torch.bool)
     ids = torch.arange(8).unsqueeze(0)
-    targets = targets_of(ids, is_label, 5)[0]
+    targets = head_targets(ids, is_label, 5)[0]
     found = {(t, k): int(targets[t, k]) for t, k in (targets != IGNORED).nonzero().tolist()}
     assert found == {(1, 0): 3, (2, 0): 4, (5, 0): 7, (1, 1): 4}
 
@@ -206,7 +206,7 @@ def test_no_target_lies_outside_an_answer_or_across_two():
 def test_text_shorter_than_the_heads_has_no_targets():
     for length in (1, 2, 3):
         ids = torch.zeros(1, length, dtype=torch.long)
-        targets = targets_of(ids, torch.ones_like(ids, dtype=torch.bool), 5)
+        targets = head_targets(ids, torch.ones_like(ids, dtype=torch.bool), 5)
         assert (targets != IGNORED).sum() == max(0, length - 2)
 
 

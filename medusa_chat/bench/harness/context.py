@@ -70,24 +70,24 @@ def read_model(request: LoadRequest, progress: Callable[[str], None]) -> LoadedM
     return loaded
 
 
-def other(course: BenchContext, checkpoint: Path) -> BenchContext:
+def with_checkpoint(context: BenchContext, checkpoint: Path) -> BenchContext:
     """The same course for another checkpoint with heads. Raises UsageError for one without."""
-    asked = replace(course.request, checkpoint=str(checkpoint), backbone=None)
-    loaded = read_model(asked, course.progress)
+    asked = replace(context.request, checkpoint=str(checkpoint), backbone=None)
+    loaded = read_model(asked, context.progress)
     if not loaded.info.heads:
         raise UsageError(f"{checkpoint} has no Medusa heads: there is nothing to compare")
-    return replace(course, request=asked, loaded=loaded)
+    return replace(context, request=asked, loaded=loaded)
 
 
-def machine(course: BenchContext, prompts: int) -> dict[str, Any]:
+def machine(context: BenchContext, prompts: int) -> dict[str, Any]:
     """What the figures were measured on."""
     import torch
     import transformers
 
-    info, device = course.loaded.info, course.loaded.engine.backbone.device
-    is_auto = course.tree == "auto"
-    shape = info.tree_reason if is_auto else f"{len(load_tree(course.tree))} nodes"
-    whole, words = course.loaded.engine.backbone.whole_step, describe_device(device)
+    info, device = context.loaded.info, context.loaded.engine.backbone.device
+    is_auto = context.tree == "auto"
+    shape = info.tree_reason if is_auto else f"{len(load_tree(context.tree))} nodes"
+    whole, words = context.loaded.engine.backbone.whole_step, describe_device(device)
     if whole is not None and whole.threads:
         words += f" of torch, {whole.threads} of our C"
     return {
@@ -96,6 +96,6 @@ def machine(course: BenchContext, prompts: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "model": f"{info.name}, {info.parameters / 1e6:.1f} M parameters, {info.precision}",
-        "tree": f"{course.tree}: {shape}",
+        "tree": f"{context.tree}: {shape}",
         "prompts": prompts,
     }

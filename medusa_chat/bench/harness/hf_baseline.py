@@ -20,7 +20,7 @@ DRAFT_FOLDER = "draft"  # beside the weights of the backbone that it drafts for
 
 
 @dataclass(frozen=True)
-class Said:
+class BaselineAnswer:
     """One answer of `generate`. tokens: without the end token. seconds: of the whole call.
 
     The first pass reads the prompt and is left out of the rest: steps counts the passes after it,
@@ -34,7 +34,7 @@ class Said:
     stepping: float
 
 
-class Watch:
+class PassTimer:
     """Where `generate` wants a streamer: notes when a pass had ended and how many tokens it gave.
     The first that it is told of is the prompt."""
 
@@ -59,12 +59,12 @@ class HFBaseline:
     max_new_tokens: int
     context: int
 
-    def answer(self, ids: list[int], **options: Any) -> Said:
+    def answer(self, ids: list[int], **options: Any) -> BaselineAnswer:
         """A greedy answer, or as the options of `generate` have it, within the context, which must
         have room for a token."""
         import torch
 
-        watch = Watch()
+        watch = PassTimer()
         prompt = torch.tensor([ids], device=self.model.device)
         started = perf_counter()
         out = self.model.generate(
@@ -80,56 +80,62 @@ class HFBaseline:
         seconds = perf_counter() - started
         tokens = tuple(token for token in found if token not in self.ends)
         stepping = watch.times[-1] - watch.times[1]
-        return Said(tokens, seconds, len(watch.times) - 2, sum(watch.counts[2:]), stepping)
+        return BaselineAnswer(
+            tokens, seconds, len(watch.times) - 2, sum(watch.counts[2:]), stepping
+        )
 
 
-def read_stock(course: BenchContext, dtype: str) -> HFBaseline:
+def read_baseline(context: BenchContext, dtype: str) -> HFBaseline:
     """The backbone of the course again, as transformers loads it, in one of DTYPES' values."""
-    found = Checkpoint.find(course.request).backbone
-    course.progress(f"loading: the stock model in {dtype}")
-    engine = course.loaded.engine
-    context = engine.backbone.context
-    return HFBaseline(_read(course, found, dtype), engine.eos, course.max_new_tokens, context)
+    found = Checkpoint.find(context.request).backbone
+    context.progress(f"loading: the stock model in {dtype}")
+    engine = context.loaded.engine
+    model = _read(context, found, dtype)
+    return HFBaseline(model, engine.eos, context.max_new_tokens, engine.backbone.context)
 
 
-def same_precision(course: BenchContext) -> HFBaseline | None:
+def matching_baseline(context: BenchContext) -> HFBaseline | None:
     """In the precision of the loaded model; None where that is quantised."""
-    dtype = DTYPES.get(course.loaded.info.precision)
-    return None if dtype is None else read_stock(course, dtype)
+    dtype = DTYPES.get(context.loaded.info.precision)
+    return None if dtype is None else read_baseline(context, dtype)
 
 
-def read_draft(course: BenchContext, dtype: str) -> Any | None:
+def read_draft(context: BenchContext, dtype: str) -> Any | None:
     """The draft model of --draft, or the one that lies beside the backbone; None without one.
     Raises UsageError for one of another vocabulary."""
-    folder = course.draft or Path(Checkpoint.find(course.request).backbone) / DRAFT_FOLDER
+    folder = context.draft or Path(Checkpoint.find(context.request).backbone) / DRAFT_FOLDER
     if not (folder / "config.json").is_file():
-        if course.draft is not None:
+        if context.draft is not None:
             raise UsageError(f"{folder} is no model: give a folder with a config.json")
         return None
-    course.progress(f"loading: the draft model in {dtype}")
-    model = _read(course, folder, dtype)
-    ours, theirs = course.loaded.engine.backbone.vocabulary, model.config.vocab_size
-    if ours != theirs:
-        raise UsageError(f"{folder} knows {theirs} tokens and the backbone {ours}: give another")
+    context.progress(f"loading: the draft model in {dtype}")
+    model = _read(context, folder, dtype)
+    ours, reference_model = context.loaded.engine.backbone.vocabulary, model.config.vocab_size
+    if ours != reference_model:
+        raise UsageError(
+            f"{folder} knows {reference_model} tokens and the backbone {ours}: give another"
+        )
     return model
 
 
-def _read(course: BenchContext, folder: str | Path, dtype: str) -> Any:
+def _read(context: BenchContext, folder: str | Path, dtype: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    device = course.loaded.engine.backbone.device
+    device = context.loaded.engine.backbone.device
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), device_map={"": device}, local_files_only=True
     ).eval()
 
 
-def baseline_run(stock: HFBaseline, question: Question, options: Mapping[str, Any]) -> Run | None:
+def baseline_run(
+    baseline: HFBaseline, question: Question, options: Mapping[str, Any]
+) -> Run | None:
     """An answer of `generate` in the words of our own, its first pass left out; None where the
     context has no room for one."""
-    if len(question.ids) >= stock.context:
+    if len(question.ids) >= baseline.context:
         return None
-    said = stock.answer(question.ids, **options)
+    said = baseline.answer(question.ids, **options)
     return Run(question, said.tokens, said.steps, float(said.stepped), said.stepping)
 
 
@@ -163,15 +169,15 @@ def drafting(draft: Any, tokens: int) -> Iterator[dict[str, Any]]:
         logging.set_verbosity(level)
 
 
-def compiled(course: BenchContext, longest: int) -> dict[str, Any]:
+def compiled(context: BenchContext, longest: int) -> dict[str, Any]:
     """Options of `generate` with a static cache for prompts of at most `longest` tokens and the
     step compiled, on a CPU too."""
     from transformers import CompileConfig
 
-    on_cuda = course.loaded.engine.backbone.device.type == "cuda"
+    on_cuda = context.loaded.engine.backbone.device.type == "cuda"
     config = CompileConfig(mode="reduce-overhead" if on_cuda else "default")
     config._compile_all_devices = True
-    room = longest + course.max_new_tokens
+    room = longest + context.max_new_tokens
     return {"cache_implementation": "static", "max_cache_len": room, "compile_config": config}
 
 

@@ -48,7 +48,7 @@ class Turn:
 
     asked: str
     said: str | None
-    plays: dict[str, Run]
+    runs: dict[str, Run]
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Report:
     answered: list[Answered] = field(default_factory=list)
 
 
-def _mean_step(plays: Sequence[Run]) -> float:
-    return fsum(p.seconds for p in plays) / sum(p.steps for p in plays)
+def _mean_step(runs: Sequence[Run]) -> float:
+    return fsum(p.seconds for p in runs) / sum(p.steps for p in runs)
 
 
-def _rate(plays: Sequence[Run]) -> float:
-    return fsum(p.stepped for p in plays) / fsum(p.seconds for p in plays)
+def _rate(runs: Sequence[Run]) -> float:
+    return fsum(p.stepped for p in runs) / fsum(p.seconds for p in runs)

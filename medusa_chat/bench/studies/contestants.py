@@ -9,8 +9,8 @@ from medusa_chat.bench.harness.hf_baseline import (
     HFBaseline,
     compiled,
     drafting,
+    read_baseline,
     read_draft,
-    read_stock,
 )
 
 DTYPES = ("float32", "bfloat16")
@@ -35,7 +35,7 @@ class Contestant:
     answers: list[tuple[int, ...]] = field(default_factory=list)
 
 
-def generates(course: BenchContext, longest: int, compiles: bool) -> Iterator[Contestant]:
+def hf_contestants(context: BenchContext, longest: int, compiles: bool) -> Iterator[Contestant]:
     """transformers' generate on the stock model, in fp32 and in half precision: with our threads
     and with torch's, with its own prompt lookup, with a draft model, and compiled where it can be.
     longest: tokens of a prompt."""
@@ -45,25 +45,25 @@ def generates(course: BenchContext, longest: int, compiles: bool) -> Iterator[Co
 
     here = torch.get_num_threads()
     for dtype in DTYPES:
-        stock = read_stock(course, dtype)
-        yield _generate(f"generate-{dtype}", stock)
-        yield _generate(f"generate-{dtype}-lookup", stock, prompt_lookup_num_tokens=LOOKUP)
+        baseline = read_baseline(context, dtype)
+        yield _generate(f"generate-{dtype}", baseline)
+        yield _generate(f"generate-{dtype}-lookup", baseline, prompt_lookup_num_tokens=LOOKUP)
         if most() != here:
-            yield _threaded(f"generate-{dtype}-{most()}-threads", stock, most())
-        draft = read_draft(course, dtype)
+            yield _threaded(f"generate-{dtype}-{most()}-threads", baseline, most())
+        draft = read_draft(context, dtype)
         if draft is not None:
-            yield _assisted(f"generate-{dtype}-assisted", stock, draft)
+            yield _assisted(f"generate-{dtype}-assisted", baseline, draft)
         if compiles:  # in the same model: only a static cache takes the compiled step
-            options = compiled(course, longest)
-            yield _generate(f"generate-{dtype}-static", stock, **options)
+            options = compiled(context, longest)
+            yield _generate(f"generate-{dtype}-static", baseline, **options)
             if most() != here:
                 name = f"generate-{dtype}-static-{most()}-threads"
-                yield _threaded(name, stock, most(), **options)
+                yield _threaded(name, baseline, most(), **options)
 
 
-def _generate(name: str, stock: HFBaseline, **options: Any) -> Contestant:
+def _generate(name: str, baseline: HFBaseline, **options: Any) -> Contestant:
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
-        said = stock.answer(ids, **options)
+        said = baseline.answer(ids, **options)
         return said.tokens, said.seconds
 
     shown = {"compile_config": "CompileConfig()"}
@@ -71,10 +71,10 @@ def _generate(name: str, stock: HFBaseline, **options: Any) -> Contestant:
     return Contestant(name, answer, f"transformers generate(do_sample=False{words})")
 
 
-def _threaded(name: str, stock: HFBaseline, threads: int, **options: Any) -> Contestant:
+def _threaded(name: str, baseline: HFBaseline, threads: int, **options: Any) -> Contestant:
     import torch
 
-    alone = _generate(name, stock, **options)
+    alone = _generate(name, baseline, **options)
 
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
         here = torch.get_num_threads()
@@ -87,10 +87,10 @@ def _threaded(name: str, stock: HFBaseline, threads: int, **options: Any) -> Con
     return Contestant(name, answer, alone.command)
 
 
-def _assisted(name: str, stock: HFBaseline, draft: Any) -> Contestant:
+def _assisted(name: str, baseline: HFBaseline, draft: Any) -> Contestant:
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
         with drafting(draft, DRAFTED) as options:
-            said = stock.answer(ids, **options)
+            said = baseline.answer(ids, **options)
         return said.tokens, said.seconds
 
     words = f"assistant_model=..., num_assistant_tokens={DRAFTED}"

@@ -16,8 +16,8 @@ from typing import Any
 from warnings import catch_warnings, simplefilter
 
 from medusa_chat.bench.harness.answers import (
-    Answerer,
-    Way,
+    AnswerFunction,
+    Variant,
     answer,
     per_step,
     questions,
@@ -25,10 +25,10 @@ from medusa_chat.bench.harness.answers import (
     speed,
 )
 from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.hf_baseline import HFBaseline, same_precision
+from medusa_chat.bench.harness.hf_baseline import HFBaseline, matching_baseline
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, unmeasured
-from medusa_chat.bench.studies.paper import GREEDY, auto
+from medusa_chat.bench.studies.paper_figures import GREEDY, chosen_tree
 from medusa_chat.checkpoints.load import source_tree
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
@@ -40,66 +40,70 @@ WIDEST = 10  # predictions of a head that the reference looks at
 COMMAND = "medusa-chat bench --study reference --reference DIR"
 
 
-def reference(course: BenchContext) -> Iterator[Row]:
+def reference(context: BenchContext) -> Iterator[Row]:
     """Tokens a step and a second of the reference's `medusa_generate` and of our engine with the
     same tree, greedy, prefill left out; and of our plain decoding and our own choice of tree."""
-    stock = same_precision(course)
-    why = _refusal(course, stock)
-    if why or stock is None or course.reference is None:
+    baseline = matching_baseline(context)
+    why = _refusal(context, baseline)
+    if why or baseline is None or context.reference is None:
         yield unmeasured("medusa / the reference", "tokens/s", why)
         return
-    theirs = Theirs(course.reference, course, stock)
-    source = source_tree(course.loaded.calibration, course.loaded.info.heads)
+    reference_model = ReferenceModel(context.reference, context, baseline)
+    source = source_tree(context.loaded.calibration, context.loaded.info.heads)
     shapes = [source.head(min(size, len(source))) for size in SIZES]
     shapes = [tree for tree in shapes if tree.width <= WIDEST]
-    ways: dict[str, Answerer] = {
-        "plain": partial(answer, course, way=Way(GREEDY)),
-        "medusa, --tree auto": partial(answer, course, way=Way(GREEDY, auto(course))),
+    variants: dict[str, AnswerFunction] = {
+        "plain": partial(answer, context, variant=Variant(GREEDY)),
+        "medusa, --tree auto": partial(
+            answer, context, variant=Variant(GREEDY, chosen_tree(context))
+        ),
     }
     for tree in shapes:
-        ways[f"the reference, {len(tree)} nodes"] = partial(theirs.play, tree)
-        ways[f"medusa, {len(tree)} nodes"] = partial(answer, course, way=Way(GREEDY, tree))
-    plays = rotate(course, questions(course), ways)
+        variants[f"the reference, {len(tree)} nodes"] = partial(reference_model.generate, tree)
+        variants[f"medusa, {len(tree)} nodes"] = partial(
+            answer, context, variant=Variant(GREEDY, tree)
+        )
+    runs = rotate(context, questions(context), variants)
     for tree in shapes:
         base, mine = f"the reference, {len(tree)} nodes", f"medusa, {len(tree)} nodes"
-        same = sum(a.tokens == b.tokens for a, b in zip(plays[base], plays[mine], strict=True))
-        note = f"{same} of {len(plays[base])} answers are the same"
-        yield per_step(base, plays[base], COMMAND)
-        yield per_step(mine, plays[mine], COMMAND, note)
+        same = sum(a.tokens == b.tokens for a, b in zip(runs[base], runs[mine], strict=True))
+        note = f"{same} of {len(runs[base])} answers are the same"
+        yield per_step(base, runs[base], COMMAND)
+        yield per_step(mine, runs[mine], COMMAND, note)
         for name in (base, mine, "medusa, --tree auto", "plain"):
-            yield speed(f"{name}: speed", plays[name], plays[base], COMMAND, base)
+            yield speed(f"{name}: speed", runs[name], runs[base], COMMAND, base)
 
 
-def _refusal(course: BenchContext, stock: HFBaseline | None) -> str:
+def _refusal(context: BenchContext, baseline: HFBaseline | None) -> str:
     """Why the reference cannot be timed, "" where it can."""
-    if course.reference is None:
+    if context.reference is None:
         return "needs --reference DIR, a checkout of FasterDecoding/Medusa"
-    if stock is None:
-        return f"the reference was not run at {course.loaded.info.precision}"
-    config = stock.model.config
+    if baseline is None:
+        return f"the reference was not run at {context.loaded.info.precision}"
+    config = baseline.model.config
     if config.model_type not in CLASSES:
         return f"the reference knows no {config.model_type}, only llama and mistral"
     rope = (config.rope_parameters or {}).get("rope_type", "default")
     return "" if rope == "default" else f"the reference knows no {rope} rope"
 
 
-class Theirs:
+class ReferenceModel:
     """The reference's model with the weights of the stock model and our heads."""
 
-    def __init__(self, folder: Path, course: BenchContext, stock: HFBaseline) -> None:
+    def __init__(self, folder: Path, context: BenchContext, baseline: HFBaseline) -> None:
         """Raises UsageError where `folder` is no checkout of it."""
-        heads = course.loaded.engine.heads
+        heads = context.loaded.engine.heads
         assert heads is not None
-        course.progress("loading: the reference")
-        self._stock = stock
-        self._text = _Text(stock)
+        context.progress("loading: the reference")
+        self._stock = baseline
+        self._text = _Text(baseline)
         with _importable(folder):
             self._code = import_module("medusa.model.medusa_model")
-            family = getattr(self._code, CLASSES[stock.model.config.model_type])
-            self._model = _model(family, stock, heads, self._text)
-            own = _heads(heads, stock.model.get_output_embeddings().weight)
-            self._model.load_state_dict(stock.model.state_dict() | own)
-        self._model.to(device=stock.model.device, dtype=stock.model.dtype).eval()
+            family = getattr(self._code, CLASSES[baseline.model.config.model_type])
+            self._model = _model(family, baseline, heads, self._text)
+            own = _heads(heads, baseline.model.get_output_embeddings().weight)
+            self._model.load_state_dict(baseline.model.state_dict() | own)
+        self._model.to(device=baseline.model.device, dtype=baseline.model.dtype).eval()
         self._prefill = self._code.initialize_medusa
         self._code.initialize_medusa = self._prefilled
         self._started = 0.0
@@ -109,7 +113,7 @@ class Theirs:
         self._started = perf_counter()
         return made
 
-    def play(self, tree: Tree, question: Question) -> Run | None:
+    def generate(self, tree: Tree, question: Question) -> Run | None:
         """One greedy answer of its generator, whose text is not decoded; None without room."""
         import torch
 
@@ -137,7 +141,7 @@ class _Text:
 
     eos_token_id = -1  # what ends an answer is looked at by who asked for it
 
-    def __init__(self, stock: HFBaseline) -> None:
+    def __init__(self, baseline: HFBaseline) -> None:
         self.seen: list[int] = []
 
     def decode(self, ids: Any, **options: Any) -> str:
@@ -175,12 +179,12 @@ def _importable(folder: Path) -> Iterator[None]:
             del sys.modules[name]
 
 
-def _model(family: Any, stock: HFBaseline, heads: MedusaHeads, text: _Text) -> Any:
+def _model(family: Any, baseline: HFBaseline, heads: MedusaHeads, text: _Text) -> Any:
     """Its model for this configuration, with heads of as many residual layers as ours: it would
     make one and use it for all."""
     from torch import nn
 
-    config = type(stock.model.config)(**stock.model.config.to_dict())
+    config = type(baseline.model.config)(**baseline.model.config.to_dict())
     layers, count, size, _ = heads.weight.shape
     rope = config.rope_parameters or {}
     asked = {

@@ -9,7 +9,7 @@ from typing import Any
 from medusa_chat.bench.harness.context import PROMPTS, BenchContext
 from medusa_chat.bench.harness.hf_baseline import no_compiler
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
-from medusa_chat.bench.studies.contestants import DRAFTS, Contestant, generates
+from medusa_chat.bench.studies.contestants import DRAFTS, Contestant, hf_contestants
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
@@ -51,21 +51,21 @@ class Steps:
         self.steps[-1], self.tokens[-1], self.seconds[-1] = 0, 0, 0.0
 
 
-def race(course: BenchContext) -> Iterator[Row]:
+def race(context: BenchContext) -> Iterator[Row]:
     """Every round answers the same prompts with every contestant at temperature 0, in an order
     that moves on by one each round; an answer's time includes its prefill and starts from an
     empty cache. Our own take turns TURNS times where one of the others answers once, so that what
     slows the machine for a moment slows them all; their steps are timed without the record that a
     trace keeps of each."""
-    prompts, hostile = (_encoded(course, texts) for texts in (PROMPTS, HOSTILE))
+    prompts, hostile = (_encoded(context, texts) for texts in (PROMPTS, HOSTILE))
     records = {name: Steps() for name in OURS}
-    ours = [_ours(name, course, records[name]) for name in OURS]
+    ours = [_ours(name, context, records[name]) for name in OURS]
     longest = max(map(len, prompts))
-    why = no_compiler(course.loaded.info.device)
-    groups = [*([who] for who in generates(course, longest, not why)), ours]
+    why = no_compiler(context.loaded.info.device)
+    groups = [*([who] for who in hf_contestants(context, longest, not why)), ours]
     contestants = [who for group in groups for who in group]
-    for number in range(course.rounds + 1):
-        course.progress(f"round {number} of {course.rounds}" if number else "warm-up")
+    for number in range(context.rounds + 1):
+        context.progress(f"round {number} of {context.rounds}" if number else "warm-up")
         for group in _turned(groups, number):
             sleep(REST)
             for who in group:
@@ -81,7 +81,7 @@ def race(course: BenchContext) -> Iterator[Row]:
     by_name = {c.name: c for c in contestants}
     yield from _rates(by_name)
     yield from _steps(by_name, records)
-    yield from _hostile(course, by_name, hostile)
+    yield from _hostile(context, by_name, hostile)
     if not any(name.endswith("-assisted") for name in by_name):
         none = "there is no draft model of this vocabulary: give one with --draft"
         yield unmeasured("generate, assisted", "tokens/s", none)
@@ -89,18 +89,18 @@ def race(course: BenchContext) -> Iterator[Row]:
         yield unmeasured("generate, static and compiled", "tokens/s", why)
 
 
-def _encoded(course: BenchContext, texts: tuple[str, ...]) -> list[list[int]]:
-    course.loaded.said = ("", [])
-    return [encode(course.loaded, [{"role": "user", "content": text}])[0] for text in texts]
+def _encoded(context: BenchContext, texts: tuple[str, ...]) -> list[list[int]]:
+    context.loaded.said = ("", [])
+    return [encode(context.loaded, [{"role": "user", "content": text}])[0] for text in texts]
 
 
-def _ours(name: str, course: BenchContext, record: Steps) -> Contestant:
+def _ours(name: str, context: BenchContext, record: Steps) -> Contestant:
     """Our engine with one drafter; its steps are added to the last entry of `record`."""
-    loaded, engine = course.loaded, course.loaded.engine
+    loaded, engine = context.loaded, context.loaded.engine
     asked = GenerationSettings(
         drafter="none" if name == "plain" else name,
-        tree=course.tree,
-        max_new_tokens=course.max_new_tokens,
+        tree=context.tree,
+        max_new_tokens=context.max_new_tokens,
         seed=0,
     )
     settings, shape = resolve(loaded, asked)
@@ -119,7 +119,7 @@ def _ours(name: str, course: BenchContext, record: Steps) -> Contestant:
         record.seconds[-1] += event.stats.seconds
         return event.token_ids, seconds
 
-    return Contestant(name, answer, course.command)
+    return Contestant(name, answer, context.command)
 
 
 def _wake(contestant: Contestant, prompts: list[list[int]]) -> None:
@@ -157,8 +157,8 @@ def _turned(values: list[Any], number: int) -> list[Any]:
 def _rates(by_name: dict[str, Contestant]) -> Iterator[Row]:
     """Tokens a second, all against the fastest plain `generate` of any precision."""
     rates = {name: c.per_round[1:] for name, c in by_name.items()}
-    stock = [name for name in by_name if name not in OURS and not name.endswith(DRAFTS)]
-    fastest = max(stock, key=lambda n: median(rates[n]))
+    plain_generate = [name for name in by_name if name not in OURS and not name.endswith(DRAFTS)]
+    fastest = max(plain_generate, key=lambda n: median(rates[n]))
     names = [n for n in by_name if n not in OURS]
     for name in [*names, "generate", *OURS]:
         real = fastest if name == "generate" else name
@@ -194,14 +194,14 @@ def _steps(by_name: dict[str, Contestant], records: dict[str, Steps]) -> Iterato
 
 
 def _hostile(
-    course: BenchContext, by_name: dict[str, Contestant], prompts: list[list[int]]
+    context: BenchContext, by_name: dict[str, Contestant], prompts: list[list[int]]
 ) -> Iterator[Row]:
     """Medusa over plain decoding where nothing is foreseen, in a talk of such prompts alone: each
     answer stands behind one to the same prompt, so that it has nothing of a friendly one's to
     spend. The worst prompt counts."""
-    course.progress("hostile prompts")
+    context.progress("hostile prompts")
     ratios: list[list[float]] = [[] for _ in prompts]
-    for number in range(OFTENER * course.rounds + 1):
+    for number in range(OFTENER * context.rounds + 1):
         for found, ids in zip(ratios, prompts, strict=True):
             names = ("plain", "medusa") if number % 2 else ("medusa", "plain")
             seconds = dict.fromkeys(names, 0.0)
@@ -211,4 +211,4 @@ def _hostile(
             if number:
                 found.append(seconds["plain"] / seconds["medusa"])
     worst = min(ratios, key=lambda values: median(values))
-    yield row("worst hostile prompt", worst, "x", course.command, "plain", [1.0] * len(worst))
+    yield row("worst hostile prompt", worst, "x", context.command, "plain", [1.0] * len(worst))

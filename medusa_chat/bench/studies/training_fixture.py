@@ -15,14 +15,14 @@ from torch.nn import functional as F
 
 from medusa_chat import paths
 from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.hf_baseline import read_stock
+from medusa_chat.bench.harness.hf_baseline import read_baseline
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.accuracy import ranks_of_answer
 from medusa_chat.training.answerers import answerer, require_ends
 from medusa_chat.training.conversations import Conversation, Message, read_conversations
-from medusa_chat.training.data import Example, collate, encode, encode_prompt, grouped
+from medusa_chat.training.data import Example, collate, encode, encode_prompt, group_by_length
 from medusa_chat.training.distill import DistillRecipe, answer_prompts
 from medusa_chat.training.examples import encode_all
 from medusa_chat.training.joint_loss import next_tokens
@@ -35,52 +35,58 @@ LENGTH = 256  # tokens of an example at most
 ANSWER_TOKENS = 96
 NODES = 16
 BATCH = 2048
-Talk = list[Message]
+Messages = list[Message]
 
 
 @dataclass(frozen=True)
 class TrainingFixture:
     """course; conversations to learn from and others to be judged on; a folder for what is made."""
 
-    course: BenchContext
+    context: BenchContext
     learnt: tuple[Conversation, ...]
     held_out: tuple[Conversation, ...]
     folder: Path
 
     def backbone(self) -> Any:
         """A fresh one in fp32."""
-        return read_stock(self.course, "float32").model
+        return read_baseline(self.context, "float32").model
 
     def examples(self, conversations: Sequence[Conversation]) -> list[Example]:
         """Whole, as they stand, the assistant's tokens the labels."""
-        backbone = self.course.loaded.engine.backbone
+        backbone = self.context.loaded.engine.backbone
         length = min(LENGTH, backbone.context)
         return list(
             encode_all(self._tokenizer, conversations, length, backbone.vocabulary).examples
         )
 
-    def given(self, talks: Sequence[Talk]) -> list[Example]:
+    def given(self, prompts_and_answers: Sequence[Messages]) -> list[Example]:
         """The last message of each talk as the data has it, the rest its prompt."""
         made = []
-        for talk in self._fitting(talks):
+        for talk in self._fitting(prompts_and_answers):
             first = len(encode_prompt(self._tokenizer, talk[:-1]))
             ids, is_label = encode(self._tokenizer, talk)
             made.append(Example(tuple(ids), (False,) * first + tuple(is_label[first:])))
         return made
 
     def answers(
-        self, model: Any, talks: Sequence[Talk], temperatures: tuple[float, ...], name: str
+        self,
+        model: Any,
+        prompts_and_answers: Sequence[Messages],
+        temperatures: tuple[float, ...],
+        name: str,
     ) -> list[Example]:
         """The model's own last message of each talk; those of two tokens are left out."""
-        prompts = [encode_prompt(self._tokenizer, talk[:-1]) for talk in self._fitting(talks)]
+        prompts = [
+            encode_prompt(self._tokenizer, talk[:-1]) for talk in self._fitting(prompts_and_answers)
+        ]
         recipe = DistillRecipe(ANSWER_TOKENS, temperatures)
         made = []
-        context = self.course.loaded.engine.backbone.context
-        who = answerer(model, context, require_ends(model, self._tokenizer))
-        answers = answer_prompts(who, prompts, recipe, self.folder / f"{name}.jsonl")
+        length = self.context.loaded.engine.backbone.context
+        respondent = answerer(model, length, require_ends(model, self._tokenizer))
+        answers = answer_prompts(respondent, prompts, recipe, self.folder / f"{name}.jsonl")
         for place, answer in enumerate(answers):
             if place % 64 == 0:
-                self.course.progress(f"answers: {place} of {len(prompts)}")
+                self.context.progress(f"answers: {place} of {len(prompts)}")
             if len(answer.answer_ids) > 2:
                 made.append(answer.example)
         if not made:
@@ -89,38 +95,40 @@ class TrainingFixture:
             )
         return made
 
-    def _fitting(self, talks: Sequence[Talk]) -> list[Talk]:
-        room = self.course.loaded.engine.backbone.context - ANSWER_TOKENS
-        return [t for t in talks if len(encode_prompt(self._tokenizer, t[:-1])) <= room]
+    def _fitting(self, prompts_and_answers: Sequence[Messages]) -> list[Messages]:
+        room = self.context.loaded.engine.backbone.context - ANSWER_TOKENS
+        return [
+            t for t in prompts_and_answers if len(encode_prompt(self._tokenizer, t[:-1])) <= room
+        ]
 
     @property
     def _tokenizer(self) -> Any:
-        return self.course.loaded.tokenizer
+        return self.context.loaded.tokenizer
 
 
-def make_fixture(course: BenchContext, folder: Path) -> TrainingFixture:
+def make_fixture(context: BenchContext, folder: Path) -> TrainingFixture:
     """The conversations of --data, else our own. Raises UsageError for a model or a file that a
     study of minutes cannot take."""
-    if course.loaded.info.parameters > MOST_PARAMETERS:
-        millions = course.loaded.info.parameters // 10**6
+    if context.loaded.info.parameters > MOST_PARAMETERS:
+        millions = context.loaded.info.parameters // 10**6
         raise UsageError(
             f"this study trains on the CPU, the backbone has {millions} M parameters and "
             f"{MOST_PARAMETERS // 10**6} M are the most: use medusa-chat train"
         )
-    file = course.data or paths.asset("benchmarks", "conversations.jsonl")
+    file = context.data or paths.asset("benchmarks", "conversations.jsonl")
     if not file.is_file():
         raise UsageError("give --data FILE: conversations to learn from, as train takes them")
     found = [one for one in read_conversations(file) if one.messages]
     held_out = min(HELD_OUT, len(found) // 3)
     if held_out < 2:
         raise UsageError(f"{file} holds {len(found)} conversations: six are the fewest")
-    return TrainingFixture(course, tuple(found[:-held_out]), tuple(found[-held_out:]), folder)
+    return TrainingFixture(context, tuple(found[:-held_out]), tuple(found[-held_out:]), folder)
 
 
-def talks_of(conversations: Sequence[Conversation], each: int = 1) -> list[Talk]:
+def prompted_messages(conversations: Sequence[Conversation], each: int = 1) -> list[Messages]:
     """Conversations up to one of the assistant's messages; `each` of each, drawn with seed 0."""
     chance = random.Random(0)
-    found: list[Talk] = []
+    found: list[Messages] = []
     for one in conversations:
         turns = [i for i, m in enumerate(one.messages) if m["role"] == "assistant" and i]
         chosen = chance.sample(turns, min(each, len(turns)))
@@ -134,7 +142,7 @@ def ranks_of(model: Any, heads: MedusaHeads, answers: Sequence[Example]) -> list
     return [ranks_of_answer(model, heads, example, ranks) for example in answers]
 
 
-def judged(ranks: Sequence[Answer], heads: int) -> float:
+def held_out_tokens_per_step(ranks: Sequence[Answer], heads: int) -> float:
     """Tokens a step of the first `heads` heads with a tree of NODES nodes: found on every second
     answer and counted on the others, so that no answer shapes the tree that it judges."""
     cut = [[row[:heads] for row in answer] for answer in ranks]
@@ -147,7 +155,7 @@ def held_out_loss(model: Any, examples: Sequence[Example]) -> float:
     """Mean cross-entropy of the backbone itself over the labels, in nats a token."""
     lm_head = LogitHead(model.get_output_embeddings(), model.config.get_text_config())
     total, count = 0.0, 0
-    for group in grouped(examples, BATCH, seed=0):
+    for group in group_by_length(examples, BATCH, seed=0):
         batch = collate(group)
         wanted: Tensor = next_tokens(batch).to(model.device)
         chosen = wanted != IGNORED

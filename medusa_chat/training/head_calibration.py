@@ -25,15 +25,15 @@ from medusa_chat.training.checkpoint_writer import (
 from medusa_chat.training.conversations import Conversation
 from medusa_chat.training.data import Example
 from medusa_chat.training.distill import DistillRecipe
+from medusa_chat.training.distill_conversations import answer_conversations
 from medusa_chat.training.recipe import Recipe, TrainRequest
 from medusa_chat.training.setup import TrainingSetup
-from medusa_chat.training.whole_conversations import answer_conversations
 
 CALIBRATION_TOKENS = 128
 
 
 def calibrate_heads(
-    ground: TrainingSetup,
+    setup: TrainingSetup,
     heads: MedusaHeads,
     conversations: list[Conversation],
     held_out: Sequence[Example],
@@ -47,69 +47,69 @@ def calibrate_heads(
     asked = [found for found in conversations if found.place in places and found.messages]
     shutil.rmtree(work / "calibration", ignore_errors=True)  # few, and by who is here now
     try:
-        measured = _greedy_answers(ground, asked, work / "calibration")
+        measured = _greedy_answers(setup, asked, work / "calibration")
         what = f"{len(measured)} greedy answers of the backbone to held-out prompts"
     except UsageError:  # no prompt fits, or the backbone has no end: no reason to lose the heads
         measured = []
     answers = measured
     if not measured:
         measured, what = list(held_out), f"{len(held_out)} held-out rows"
-    ranks = min(10, int(ground.config.get_text_config().vocab_size))
-    lm_head = ground.lm_head
-    *_, counts = count_ranks(ground.model, heads, measured, ranks, lm_head=lm_head)
-    foreseen = [ranks_of_answer(ground.model, heads, one, ranks, lm_head) for one in answers]
+    ranks = min(10, int(setup.config.get_text_config().vocab_size))
+    lm_head = setup.lm_head
+    *_, counts = count_ranks(setup.model, heads, measured, ranks, lm_head=lm_head)
+    foreseen = [ranks_of_answer(setup.model, heads, one, ranks, lm_head) for one in answers]
     if not any(row and row[0] is not None for answer in foreseen for row in answer):
         foreseen = []  # nothing was: no tree of answers, and no reason to lose the heads
     return Calibrated.search(counts.accuracies, TREE_NODES, what, counts.labels[0], foreseen)
 
 
 def _greedy_answers(
-    ground: TrainingSetup, asked: Sequence[Conversation], folder: Path
+    setup: TrainingSetup, asked: Sequence[Conversation], folder: Path
 ) -> list[Example]:
     greedy = DistillRecipe(
-        max_new_tokens=min(CALIBRATION_TOKENS, ground.length // 2),
+        max_new_tokens=min(CALIBRATION_TOKENS, setup.length // 2),
         temperatures=(0.0,),
         rows=16,
     )
-    ends = require_ends(ground.model, ground.tokenizer)
-    who = answerer(ground.model, ground.length, ends)
-    events = answer_conversations(who, ground.tokenizer, asked, greedy, ground.length, folder)
+    ends = require_ends(setup.model, setup.tokenizer)
+    who = answerer(setup.model, setup.length, ends)
+    events = answer_conversations(who, setup.tokenizer, asked, greedy, setup.length, folder)
     return [event.example for event in events if event.example is not None]
 
 
 def write_output(
     request: TrainRequest,
-    ground: TrainingSetup,
+    setup: TrainingSetup,
     heads: MedusaHeads,
     calibrated: Calibrated,
     tensors: dict[str, torch.Tensor],
     names: Sequence[str],
 ) -> int:
     recipe, output = request.recipe, request.output
-    base = ground.base.seen_from(output)
-    dtype = ground.model.dtype
+    base = setup.base.seen_from(output)
+    dtype = setup.model.dtype
     heads = heads.to(dtype).requires_grad_(False)
     is_merged = recipe.method == "medusa-2" and recipe.output == "merged"
     if is_merged:
-        ground.model = None  # its memory is needed for the one that is merged into
+        setup.model = None  # its memory is needed for the one that is merged into
 
     def fill(folder: Path) -> None:
         if is_merged:
-            _merge(ground, folder, tensors, names, recipe, base)
+            _merge(setup, folder, tensors, names, recipe, base)
         else:
             write_json(folder / "config.json", heads_config(heads, base))
             if tensors:
                 write_adapter(folder, tensors, names, recipe, base)
         write_heads(folder, heads, calibrated)
         files = [path.name for path in request.data]
-        card = model_card(ground.base, recipe, files, calibrated)
+        card = model_card(setup.base, recipe, files, calibrated)
         (folder / "README.md").write_text(card, "utf-8")
 
     return write_checkpoint(output, fill)
 
 
 def _merge(
-    ground: TrainingSetup,
+    setup: TrainingSetup,
     folder: Path,
     tensors: dict[str, torch.Tensor],
     names: Sequence[str],
@@ -119,9 +119,9 @@ def _merge(
     """Write the whole model: the adapter goes into the weights as they were published, in 16 bit,
     also where it was learnt over quantised ones."""
     file = write_adapter(folder, tensors, names, recipe, base)
-    precision = "bf16" if ground.precision in ("nf4", "int8") else ground.precision
-    model = weights.read_model(ground.found, ground.config, precision, torch.device("cpu"))
+    precision = "bf16" if setup.precision in ("nf4", "int8") else setup.precision
+    model = weights.read_model(setup.found, setup.config, precision, torch.device("cpu"))
     merge_adapter(model, file).save_pretrained(folder)
-    ground.tokenizer.save_pretrained(folder)
+    setup.tokenizer.save_pretrained(folder)
     file.unlink()
     file.with_name("adapter_config.json").unlink()

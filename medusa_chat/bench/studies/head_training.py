@@ -17,16 +17,16 @@ from medusa_chat.bench.studies.training_fixture import (
     NODES,
     TrainingFixture,
     held_out_loss,
-    judged,
+    held_out_tokens_per_step,
     make_fixture,
+    prompted_messages,
     ranks_of,
-    talks_of,
 )
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.data import Example
-from medusa_chat.training.head_recipe import HeadRecipe, TrainStep
-from medusa_chat.training.hidden_states import Rows, keep_rows
+from medusa_chat.training.hidden_states import HeadInputs, cache_inputs
 from medusa_chat.training.joint import JointRecipe, add_adapter, train_jointly
+from medusa_chat.training.stage_recipes import HeadRecipe, TrainStep
 from medusa_chat.training.trainer import new_heads, train_heads
 
 HEADS = 5
@@ -43,43 +43,43 @@ WAYS = (ALONE, STAGED, DIRECT) = "medusa-1", "medusa-2, two stages", "medusa-2, 
 MEDUSA_1 = HeadRecipe(steps=300, batch_labels=256, evaluate_every=10**9, save_every=10**9)
 
 
-def heads(course: BenchContext) -> Iterator[Row]:
+def heads(context: BenchContext) -> Iterator[Row]:
     """Own against shared LM head, 3, 4 and 5 heads, the data's answers against the backbone's own
     to the same prompts: tokens a step on the backbone's greedy answers to others. Heads of one
     residual layer, trained five at a time on hidden states that are kept; fewer are the first of
     the five, since on a frozen backbone no head learns from another."""
     with TemporaryDirectory() as folder:
-        school = make_fixture(course, Path(folder))
-        model = school.backbone()
-        tests = school.answers(model, talks_of(school.held_out), (0.0,), "held out")
-        talks = talks_of(school.learnt, each=ASKED)
-        own = school.answers(model, talks, (0.3, 0.0), "own")
-        sets = {"training data": school.given(talks), "self-distilled": own}
+        fixture = make_fixture(context, Path(folder))
+        model = fixture.backbone()
+        tests = fixture.answers(model, prompted_messages(fixture.held_out), (0.0,), "held out")
+        prompts_and_answers = prompted_messages(fixture.learnt, each=ASKED)
+        own = fixture.answers(model, prompts_and_answers, (0.3, 0.0), "own")
+        sets = {"training data": fixture.given(prompts_and_answers), "self-distilled": own}
         for data, examples in sets.items():
-            course.progress(f"hidden states of the {data}")
-            kept = keep_rows(model, HEADS, examples, MEDUSA_1)
-            yield from _kinds(course, model, data, examples, kept, tests)
-        yield from _shipped(course, model, tests)
+            context.progress(f"hidden states of the {data}")
+            kept = cache_inputs(model, HEADS, examples, MEDUSA_1)
+            yield from _kinds(context, model, data, examples, kept, tests)
+        yield from _shipped(context, model, tests)
 
 
 def _kinds(
-    course: BenchContext,
+    context: BenchContext,
     model: Any,
     data: str,
     examples: Sequence[Example],
-    kept: Rows,
+    kept: HeadInputs,
     tests: Sequence[Example],
 ) -> Iterator[Row]:
     """The rows of one set."""
     for is_own, kind in ((False, "shared"), (True, "own")):
         found: dict[int, list[float]] = {count: [] for count in COUNTS}
         for seed in SEEDS:
-            course.progress(f"heads on {data}, {kind} LM head, seed {seed}")
+            context.progress(f"heads on {data}, {kind} LM head, seed {seed}")
             made = new_heads(model.get_output_embeddings(), HEADS, own_lm_head=is_own)
             _learn(model, made, examples, replace(MEDUSA_1, seed=seed), kept)
             ranks = ranks_of(model, made, tests)
             for count in COUNTS:
-                found[count].append(judged(ranks, count))
+                found[count].append(held_out_tokens_per_step(ranks, count))
         millions = sum(p.numel() for p in made.parameters()) / 1e6
         note = (
             f"{MEDUSA_1.steps} steps of {MEDUSA_1.batch_labels} labels from {len(examples)} "
@@ -92,68 +92,70 @@ def _kinds(
 
 
 def _learn(
-    model: Any, made: MedusaHeads, examples: Sequence[Example], recipe: HeadRecipe, kept: Rows
+    model: Any, made: MedusaHeads, examples: Sequence[Example], recipe: HeadRecipe, kept: HeadInputs
 ) -> None:
     for _ in train_heads(model, model.get_output_embeddings(), made, examples, recipe, kept=kept):
         pass
     made.requires_grad_(False)
 
 
-def _shipped(course: BenchContext, model: Any, tests: Sequence[Example]) -> Iterator[Row]:
+def _shipped(context: BenchContext, model: Any, tests: Sequence[Example]) -> Iterator[Row]:
     """The checkpoint's own heads, judged alike."""
-    loaded = course.loaded.engine.heads
+    loaded = context.loaded.engine.heads
     assert loaded is not None
     tensors = {name: tensor.float() for name, tensor in loaded.to_tensors().items()}
     ranks = ranks_of(model, MedusaHeads.from_tensors(tensors).to(model.device), tests)
-    values = [judged(ranks, len(loaded))]
+    values = [held_out_tokens_per_step(ranks, len(loaded))]
     note = f"as the checkpoint has them; {NODES} nodes, {len(tests)} answers"
     name = f"the checkpoint's own {len(loaded)} heads"
     yield row(name, values, "tokens/step", "medusa-chat bench --study heads", note=note)
 
 
-def two_stage(course: BenchContext) -> Iterator[Row]:
+def two_stage(context: BenchContext) -> Iterator[Row]:
     """Medusa-1 against Medusa-2, direct against in two stages: the backbone's loss on conversations
     that it did not learn from, and tokens a step on the greedy answers that it then gives. The
     second stage begins with the heads that Medusa-1 made."""
     losses: dict[str, list[float]] = {name: [] for name in WAYS}
     rates: dict[str, list[float]] = {name: [] for name in WAYS}
     with TemporaryDirectory() as folder:
-        school = make_fixture(course, Path(folder))
-        learnt, unseen = school.examples(school.learnt), school.examples(school.held_out)
-        model = school.backbone()
-        before, asked = held_out_loss(model, unseen), talks_of(school.held_out)
-        kept = keep_rows(model, HEADS, learnt, MEDUSA_1)
+        fixture = make_fixture(context, Path(folder))
+        learnt, unseen = fixture.examples(fixture.learnt), fixture.examples(fixture.held_out)
+        model = fixture.backbone()
+        before, asked = held_out_loss(model, unseen), prompted_messages(fixture.held_out)
+        kept = cache_inputs(model, HEADS, learnt, MEDUSA_1)
         for seed in SEEDS:
-            for name, trained, made in _trained(school, learnt, kept, seed):
+            for name, trained, made in _trained(fixture, learnt, kept, seed):
                 losses[name].append(held_out_loss(trained, unseen))
-                answers = school.answers(trained, asked, (0.0,), f"{name} {seed}")
-                rates[name].append(judged(ranks_of(trained, made, answers), HEADS))
-    yield from _two_stage_rows(school, before, losses, rates)
+                answers = fixture.answers(trained, asked, (0.0,), f"{name} {seed}")
+                rates[name].append(
+                    held_out_tokens_per_step(ranks_of(trained, made, answers), HEADS)
+                )
+    yield from _two_stage_rows(fixture, before, losses, rates)
 
 
 def _trained(
-    school: TrainingFixture, learnt: Sequence[Example], kept: Rows, seed: int
+    fixture: TrainingFixture, learnt: Sequence[Example], kept: HeadInputs, seed: int
 ) -> Iterator[tuple[str, Any, MedusaHeads]]:
     """(name, backbone, heads) of each of WAYS."""
-    say = school.course.progress
+    say = fixture.context.progress
     say(f"{ALONE}, seed {seed}")
-    model = school.backbone()
+    model = fixture.backbone()
     first = new_heads(model.get_output_embeddings(), HEADS)
     _learn(model, first, learnt, replace(MEDUSA_1, seed=seed), kept)
     yield ALONE, model, first
     say(f"{STAGED}, seed {seed}")
     recipe = _joint(seed, JOINT_STEPS, JOINT_RATE, MEDUSA_1.learning_rate / 4, 0.2)
     made = deepcopy(first)
-    yield STAGED, _jointly(school.backbone(), made, learnt, recipe), made
+    yield STAGED, _jointly(fixture.backbone(), made, learnt, recipe), made
     say(f"{DIRECT}, seed {seed}")
-    model = school.backbone()
+    model = fixture.backbone()
     made = new_heads(model.get_output_embeddings(), HEADS)
     recipe = _joint(seed, DIRECT_STEPS, DIRECT_RATE, MEDUSA_1.learning_rate, 1.0)
     yield DIRECT, _jointly(model, made, learnt, recipe), made
 
 
 def _two_stage_rows(
-    school: TrainingFixture,
+    fixture: TrainingFixture,
     before: float,
     losses: dict[str, list[float]],
     rates: dict[str, list[float]],
@@ -166,9 +168,9 @@ def _two_stage_rows(
         STAGED: f"{alone}, {JOINT_STEPS} {both}; lambda_0 0.2, backbone's rate {JOINT_RATE:g}",
         DIRECT: f"{DIRECT_STEPS} {both}; lambda_0 1, backbone's rate {DIRECT_RATE:g}",
     }
-    seeds = f"; {len(SEEDS)} seeds, {len(school.learnt)} conversations to learn from"
+    seeds = f"; {len(SEEDS)} seeds, {len(fixture.learnt)} conversations to learn from"
     base = "the backbone before"
-    unseen = f"{len(school.held_out)} conversations"
+    unseen = f"{len(fixture.held_out)} conversations"
     yield row(f"{base}: loss", [before], "nats/token", command, note=f"held-out: {unseen}")
     for name, values in losses.items():
         against = [before] * len(values)

@@ -11,17 +11,17 @@ from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
 
 
-def from_trace(course: BenchContext, file: str) -> list[Row]:
+def from_trace(context: BenchContext, file: str) -> list[Row]:
     """What the recorded steps would bring at this model's step times. The trace is one that
     `generate --trace` wrote. Raises UsageError when it is none, or when nothing was tuned."""
     steps = _steps(file)
-    tuned = course.loaded.tuned
+    tuned = context.loaded.tuned
     if tuned is None:
         raise UsageError("the trace needs the study steps: leave --study out, or name it too")
     length = tuned.costs.lengths[0]
     emitted = sum(max(len(step.path), 1) for step in steps)
     nodes = fmean(_nodes(step) for step in steps)
-    usual = max(course.loaded.info.nodes, 2)
+    usual = max(context.loaded.info.nodes, 2)
     spent = sum(_seconds(step, tuned.costs, usual, length) for step in steps)
     speedup = emitted * tuned.costs.at(1, length) / spent
     note = f"RECORDED acceptance: {emitted / len(steps):.2f} tokens a step in {Path(file).name}"

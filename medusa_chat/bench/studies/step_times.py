@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from statistics import median
 from time import perf_counter
 
-from medusa_chat.bench.harness.answers import Way, answer
+from medusa_chat.bench.harness.answers import Variant, answer
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
@@ -23,25 +23,25 @@ CONTEXTS = tuple(1024 * 2**i for i in range(6))
 BUFFER = {"cpu": 2**28, "cuda": 2**33}  # bytes, more than any cache
 
 
-def node_counts(course: BenchContext) -> Iterator[Row]:
+def node_counts(context: BenchContext) -> Iterator[Row]:
     """The time of a step at each number of nodes against plain decoding's; what the tuner makes
     of it is kept and is what `--tree auto` means from now on."""
-    course.progress("steps by number of nodes")
-    loaded, command = course.loaded, "medusa-chat bench --study steps"
+    context.progress("steps by number of nodes")
+    loaded, command = context.loaded, "medusa-chat bench --study steps"
     source = source_tree(loaded.calibration, loaded.info.heads)
-    *_, tuned = tune(loaded, course.budget)
+    *_, tuned = tune(loaded, context.budget)
     assert tuned is not None
-    runs: list[StepCosts] = [tuned.costs]
+    measured: list[StepCosts] = [tuned.costs]
     for _ in range(RUNS - 1):
-        runs += [c for c in time_steps(loaded.engine, source, course.budget) if c is not None]
+        measured += [c for c in time_steps(loaded.engine, source, context.budget) if c is not None]
     length = tuned.costs.lengths[0]
-    plain = [1e3 * costs.at(1, length) for costs in runs]
+    plain = [1e3 * costs.at(1, length) for costs in measured]
     sizes = [m for m in SIZES if m <= len(source)]
     dear = [m for m in sizes if m > max(tuned.costs.sizes)]
-    beyond = _beyond(course, source, dear, length) if plain[0] < SLOW_STEP else {}
+    beyond = _beyond(context, source, dear, length) if plain[0] < SLOW_STEP else {}
     for nodes in sizes:
         label = f"step of {nodes} nodes" if nodes > 1 else "step of 1 node"
-        values = beyond.get(nodes) or [1e3 * costs.at(nodes, length) for costs in runs]
+        values = beyond.get(nodes) or [1e3 * costs.at(nodes, length) for costs in measured]
         if nodes in dear and nodes not in beyond:
             yield unmeasured(label, "ms", "it costs more than its longest path could bring")
             continue
@@ -50,32 +50,32 @@ def node_counts(course: BenchContext) -> Iterator[Row]:
     best = tuned.pick(source, rank_accuracies(loaded.calibration))
     origin = "the checkpoint's accuracies" if loaded.calibration else "PUBLISHED accuracies"
     note = f"{best.nodes} nodes; tokens expected from {origin}, nothing was decoded"
-    values = [expected[best.nodes - 1] / costs.overhead(best.nodes, length) for costs in runs]
+    values = [expected[best.nodes - 1] / costs.overhead(best.nodes, length) for costs in measured]
     yield row("tuned / plain, expected", values, "x", command, "plain", [1.0] * RUNS, note)
 
 
 def _beyond(
-    course: BenchContext, source: Tree, sizes: list[int], length: int
+    context: BenchContext, source: Tree, sizes: list[int], length: int
 ) -> dict[int, list[float]]:
     """Milliseconds of steps that the tuner left out, since they cannot pay."""
-    stage = StepProfiler(course.loaded.engine, source)
+    stage = StepProfiler(context.loaded.engine, source)
     try:
-        return {m: [1e3 * s for s in _times(course, stage, m, length, RUNS)] for m in sizes}
+        return {m: [1e3 * s for s in _times(context, stage, m, length, RUNS)] for m in sizes}
     finally:
         stage.leave()
 
 
-def bandwidth(course: BenchContext) -> Iterator[Row]:
+def bandwidth(context: BenchContext) -> Iterator[Row]:
     """What share of the measured read bandwidth a plain step uses: bytes it must read over the
     time they would take, over the time the step takes."""
-    course.progress("read bandwidth")
-    rates = _read_rates(course)
-    stage = StepProfiler(course.loaded.engine, source_tree(None, 0).head(1))
+    context.progress("read bandwidth")
+    rates = _read_rates(context)
+    stage = StepProfiler(context.loaded.engine, source_tree(None, 0).head(1))
     try:
-        seconds = _times(course, stage, 1, stage.lengths[0], 10)
+        seconds = _times(context, stage, 1, stage.lengths[0], 10)
     finally:
         stage.leave()
-    count = bytes_read(course)
+    count = bytes_read(context)
     command = "medusa-chat bench --study bandwidth"
     yield row("read bandwidth", [rate / 1e9 for rate in rates], "GB/s", command)
     best = median(rates)
@@ -86,9 +86,9 @@ def bandwidth(course: BenchContext) -> Iterator[Row]:
     yield row("plain step, of bandwidth", shares, "share", command, "read bandwidth", None, note)
 
 
-def bytes_read(course: BenchContext) -> int:
+def bytes_read(context: BenchContext) -> int:
     """Weights that a plain step must read, once each; one row of the embedding is nothing."""
-    model = course.loaded.engine.backbone.model
+    model = context.loaded.engine.backbone.model
     embedding = model.get_input_embeddings().weight
     head = getattr(model.get_output_embeddings(), "weight", None)  # none where C laid it out anew
     panels = (b for name, b in model.named_buffers() if name.endswith("panels"))
@@ -99,18 +99,18 @@ def bytes_read(course: BenchContext) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def _read_rates(course: BenchContext, repeats: int = 7) -> list[float]:
+def _read_rates(context: BenchContext, repeats: int = 7) -> list[float]:
     """Bytes a second of a sum over a buffer larger than any cache."""
     import torch
 
-    device = course.loaded.engine.backbone.device
+    device = context.loaded.engine.backbone.device
     size = BUFFER.get(device.type, BUFFER["cpu"])
     if device.type == "cuda":
         size = min(size, torch.cuda.mem_get_info(device)[0] // 2)
     buffer = torch.ones(size // 4, device=device)
     rates = []
     for number in range(repeats + 1):
-        course.synchronise()
+        context.synchronise()
         started = perf_counter()
         float(buffer.sum())
         if number:
@@ -118,33 +118,33 @@ def _read_rates(course: BenchContext, repeats: int = 7) -> list[float]:
     return rates
 
 
-def host_gaps(course: BenchContext) -> Iterator[Row]:
+def host_gaps(context: BenchContext) -> Iterator[Row]:
     """Share of a step that is the host's alone, in answers to a made-up prompt. On a GPU it takes
     a profile."""
-    name, whole = "host gap in a step", course.loaded.engine.backbone.whole_step
+    name, whole = "host gap in a step", context.loaded.engine.backbone.whole_step
     if whole is None:
         yield unmeasured(name, "share", "needs a GPU profile, or steps that are one call into C")
         return
-    vocabulary = course.loaded.engine.backbone.vocabulary
+    vocabulary = context.loaded.engine.backbone.vocabulary
     prompt = Question([(31 * i + 7) % vocabulary for i in range(GAP_PROMPT)], "")
-    source = source_tree(course.loaded.calibration, course.loaded.info.heads)
+    source = source_tree(context.loaded.calibration, context.loaded.info.heads)
     command = "medusa-chat bench --study elsewhere"
-    for tree in (ROOT, source.head(max(course.loaded.info.nodes, 4))):
+    for tree in (ROOT, source.head(max(context.loaded.info.nodes, 4))):
         shares = []
-        for number in range(course.rounds + 1):
+        for number in range(context.rounds + 1):
             before = whole.seconds
-            play = answer(course, prompt, Way(GenerationSettings(), tree))
-            if number and play is not None and play.is_timed:
-                shares.append(1 - (whole.seconds - before) / play.seconds)
+            run = answer(context, prompt, Variant(GenerationSettings(), tree))
+            if number and run is not None and run.is_timed:
+                shares.append(1 - (whole.seconds - before) / run.seconds)
         said = "plain" if len(tree) == 1 else f"{len(tree)} nodes"
         if shares:
             yield row(f"{name}, {said}", shares, "share", command)
 
 
-def contexts(course: BenchContext) -> Iterator[Row]:
+def contexts(context: BenchContext) -> Iterator[Row]:
     """A plain step and a tree step behind 1k to 32k tokens, as far as the context goes."""
-    course.progress("long contexts")
-    loaded, command = course.loaded, "medusa-chat bench --study context"
+    context.progress("long contexts")
+    loaded, command = context.loaded, "medusa-chat bench --study context"
     room = loaded.engine.backbone.context - 16
     tree = source_tree(loaded.calibration, loaded.info.heads)
     nodes = max(loaded.info.nodes, 4)
@@ -159,8 +159,8 @@ def contexts(course: BenchContext) -> Iterator[Row]:
                 yield unmeasured(f"step {name}", "ms", why)
                 continue
             loaded.engine.backbone.cache.fill(at)
-            plain = [1e3 * s for s in _times(course, stage, 1, at, 5)]
-            wide = [1e3 * s for s in _times(course, stage, nodes, at, 5)]
+            plain = [1e3 * s for s in _times(context, stage, 1, at, 5)]
+            wide = [1e3 * s for s in _times(context, stage, nodes, at, 5)]
             base = base or plain
             yield row(f"step {name}", plain, "ms", command, "behind 1k", base)
             yield row(f"step of {nodes} nodes {name}", wide, "ms", command, "its plain step", plain)
@@ -169,15 +169,15 @@ def contexts(course: BenchContext) -> Iterator[Row]:
 
 
 def _times(
-    course: BenchContext, stage: StepProfiler, nodes: int, length: int, count: int
+    context: BenchContext, stage: StepProfiler, nodes: int, length: int, count: int
 ) -> list[float]:
     """Seconds of `count` steps after one that is not counted."""
     found = []
     stage.try_out(nodes, length)
     for _ in range(count + 1):
-        course.synchronise()
+        context.synchronise()
         started = perf_counter()
         taken, _ = stage.step(nodes, length)
-        course.synchronise()
+        context.synchronise()
         found.append((perf_counter() - started) / taken)
     return found[1:]
