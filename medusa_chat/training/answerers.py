@@ -6,6 +6,7 @@ from copy import deepcopy
 from typing import Any, Protocol
 
 import torch
+from transformers import GenerationConfig
 
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.load import end_tokens
@@ -129,8 +130,6 @@ class Batches:
 def _as_it_is(model: Any) -> Iterator[None]:
     """Without what its generation config does to the logits (a repetition penalty, min-p, ...),
     which no decoding of ours does; the random state is put back behind it."""
-    from transformers import GenerationConfig
-
     devices = [model.device.index or 0] if model.device.type == "cuda" else []
     kept, model.generation_config = model.generation_config, GenerationConfig()
     try:

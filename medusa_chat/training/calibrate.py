@@ -1,6 +1,7 @@
 """`medusa-chat calibrate`: rank accuracies on the backbone's own greedy answers, the tree they ask
 for, and the tokens a step it really gives."""
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -51,8 +52,6 @@ def calibrate(
 
     chats: of the user, asked again beside the data.
     """
-    import json
-
     found = [*chats, *(one for path in data for one in read_conversations(path, prompts=True))]
     if not found:
         raise UsageError(f"{', '.join(map(str, data))} holds no prompt: the data is empty")

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from medusa_chat import __version__
@@ -101,8 +103,6 @@ def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
 
     Raises UsageError where something is in the way, MedusaChatError where the disk is full;
     nothing half done stays."""
-    from safetensors import SafetensorError
-
     partial = output.with_name(f".{output.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -123,8 +123,6 @@ def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
 
 def write_heads(folder: Path, heads: MedusaHeads, calibrated: Calibrated) -> None:
     """The heads and what was measured of them."""
-    from safetensors.torch import save_file
-
     save_file(heads.to("cpu").to_tensors(), folder / HEADS_FILE)
     (folder / CALIBRATION_FILE).write_text(json.dumps(calibrated.to_json()) + "\n", "utf-8")
 
@@ -147,8 +145,6 @@ def write_adapter(
     folder: Path, tensors: dict[str, Tensor], names: Sequence[str], recipe: Recipe, base: str
 ) -> Path:
     """The adapter and its config, as peft and `load` read them. Returns the weights' file."""
-    from safetensors.torch import save_file
-
     file = folder / "adapter_model.safetensors"
     save_file(tensors, file)
     config = {

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from medusa_chat.training.stage_recipes import JointRecipe
 
@@ -29,8 +30,6 @@ def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
 
 def linear_names(model: Any) -> tuple[str, ...]:
     """Last names of the decoder's linear layers, and of the LM head where it is not tied."""
-    from transformers.pytorch_utils import Conv1D
-
     found = {
         name.rpartition(".")[2]
         for name, part in model.get_decoder().named_modules()

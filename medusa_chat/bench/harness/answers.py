@@ -6,6 +6,8 @@ from math import fsum
 from statistics import fmean
 from typing import NamedTuple
 
+import torch
+
 from medusa_chat.bench.harness.context import PROMPTS, BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, row
@@ -123,8 +125,6 @@ def distinct(runs: Sequence[Run], n: int = 2) -> list[float]:
 
 def likelihood(context: BenchContext, runs: Sequence[Run]) -> list[float]:
     """Mean log-probability of an answer's tokens under the backbone at temperature 1, in nats."""
-    import torch
-
     engine = context.loaded.engine
     backbone = engine.backbone
     found = []

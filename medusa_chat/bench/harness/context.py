@@ -6,6 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
 from medusa_chat.bench.harness.report_data import Report
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.load import LoadedModel, load
@@ -54,8 +57,6 @@ class BenchContext:
 
     def synchronise(self) -> None:
         """Wait until the device has done what it was given."""
-        import torch
-
         if self.loaded.engine.backbone.device.type == "cuda":
             torch.cuda.synchronize(self.loaded.engine.backbone.device)
 
@@ -81,9 +82,6 @@ def with_checkpoint(context: BenchContext, checkpoint: Path) -> BenchContext:
 
 def machine(context: BenchContext, prompts: int) -> dict[str, Any]:
     """What the figures were measured on."""
-    import torch
-    import transformers
-
     info, device = context.loaded.info, context.loaded.engine.backbone.device
     is_auto = context.tree == "auto"
     shape = info.tree_reason if is_auto else f"{len(load_tree(context.tree))} nodes"

@@ -5,9 +5,14 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, CompileConfig
+from transformers.utils import logging
 
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
@@ -62,8 +67,6 @@ class HFBaseline:
     def answer(self, ids: list[int], **options: Any) -> BaselineAnswer:
         """A greedy answer, or as the options of `generate` have it, within the context, which must
         have room for a token."""
-        import torch
-
         watch = PassTimer()
         prompt = torch.tensor([ids], device=self.model.device)
         started = perf_counter()
@@ -119,9 +122,6 @@ def read_draft(context: BenchContext, dtype: str) -> Any | None:
 
 
 def _read(context: BenchContext, folder: str | Path, dtype: str) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     device = context.loaded.engine.backbone.device
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), device_map={"": device}, local_files_only=True
@@ -151,8 +151,6 @@ def drafting(draft: Any, tokens: int) -> Iterator[dict[str, Any]]:
     """Options of assisted generation that drafts `tokens` tokens at each step, no fewer and no
     more; the draft model's own settings are as they were afterwards. transformers warns of how it
     calls itself there, which says nothing to a reader: only errors are shown meanwhile."""
-    from transformers.utils import logging
-
     config, level = draft.generation_config, logging.get_verbosity()
     wanted = {
         "num_assistant_tokens": tokens,
@@ -172,8 +170,6 @@ def drafting(draft: Any, tokens: int) -> Iterator[dict[str, Any]]:
 def compiled(context: BenchContext, longest: int) -> dict[str, Any]:
     """Options of `generate` with a static cache for prompts of at most `longest` tokens and the
     step compiled, on a CPU too."""
-    from transformers import CompileConfig
-
     on_cuda = context.loaded.engine.backbone.device.type == "cuda"
     config = CompileConfig(mode="reduce-overhead" if on_cuda else "default")
     config._compile_all_devices = True
@@ -184,8 +180,6 @@ def compiled(context: BenchContext, longest: int) -> dict[str, Any]:
 def no_compiler(device: str) -> str:
     """Why torch.compile cannot be had here, "" where it can."""
     if device.startswith("cuda"):
-        from importlib.util import find_spec
-
         return "" if find_spec("triton") else "torch.compile needs Triton, which is not installed"
     compiler = os.environ.get("CXX", "g++")
     return "" if shutil.which(compiler) else f"torch.compile needs a C++ compiler: no {compiler}"

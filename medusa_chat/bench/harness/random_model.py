@@ -4,6 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from medusa_chat.checkpoints.load import (
     LoadedModel,
     auto_tree,
@@ -11,7 +14,10 @@ from medusa_chat.checkpoints.load import (
     choose_precision,
     usual_nodes,
 )
+from medusa_chat.checkpoints.memory import fitting, held_bytes
 from medusa_chat.checkpoints.prepare import prepare
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, ModelInfo
 
@@ -45,13 +51,6 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
 
     It has no tokenizer. Raises UsageError for 4 and 8 bit, DeviceError, OutOfMemoryError.
     """
-    import torch
-    from transformers import LlamaForCausalLM
-
-    from medusa_chat.checkpoints.memory import fitting, held_bytes
-    from medusa_chat.decoding.engine import Engine
-    from medusa_chat.decoding.heads import MedusaHeads
-
     device = choose_device(request.device)
     precision, reason = choose_precision(request.precision, device, device.type == "cpu")
     if precision not in DTYPES:
@@ -92,8 +91,6 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
 
 
 def _config(shape: RandomModel) -> Any:
-    from transformers import LlamaConfig
-
     return LlamaConfig(
         hidden_size=shape.hidden,
         intermediate_size=shape.inner,
@@ -108,8 +105,6 @@ def _config(shape: RandomModel) -> Any:
 
 def _fill(parameters: Iterable[tuple[str, Any]]) -> None:
     """Small random numbers; norms are 1, so that hidden states stay as large as they are."""
-    import torch
-
     with torch.no_grad():
         for name, parameter in parameters:
             parameter.requires_grad_(False)

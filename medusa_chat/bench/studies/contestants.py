@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import (
     HFBaseline,
@@ -12,6 +14,7 @@ from medusa_chat.bench.harness.hf_baseline import (
     read_baseline,
     read_draft,
 )
+from medusa_chat.decoding.backends.cpu_threads import most
 
 DTYPES = ("float32", "bfloat16")
 LOOKUP = 10  # tokens that transformers' own prompt lookup proposes: its documentation's value
@@ -39,10 +42,6 @@ def hf_contestants(context: BenchContext, longest: int, compiles: bool) -> Itera
     """transformers' generate on the stock model, in fp32 and in half precision: with our threads
     and with torch's, with its own prompt lookup, with a draft model, and compiled where it can be.
     longest: tokens of a prompt."""
-    import torch
-
-    from medusa_chat.decoding.backends.cpu_threads import most
-
     here = torch.get_num_threads()
     for dtype in DTYPES:
         baseline = read_baseline(context, dtype)
@@ -72,8 +71,6 @@ def _generate(name: str, baseline: HFBaseline, **options: Any) -> Contestant:
 
 
 def _threaded(name: str, baseline: HFBaseline, threads: int, **options: Any) -> Contestant:
-    import torch
-
     alone = _generate(name, baseline, **options)
 
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:

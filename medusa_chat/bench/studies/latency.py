@@ -7,13 +7,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
+import transformers  # noqa: F401
+
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
+from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.detokenizer import TextStream
 from medusa_chat.decoding.events import Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.worker import reply
 
 OFTENER = 3  # rounds of so short a time
 TURN = 24  # new tokens of a turn
@@ -55,8 +60,6 @@ def turns(context: BenchContext) -> Iterator[Row]:
 def _pass(context: BenchContext, held: int, new: list[int]) -> float:
     """Seconds of a pass over new tokens behind `held` that the cache has, the next one's choice
     included."""
-    import torch
-
     backbone = context.loaded.engine.backbone
     tokens = torch.tensor(new, device=backbone.device)
     backbone.cache.crop(held)
@@ -131,12 +134,6 @@ def memory_and_load(context: BenchContext) -> Iterator[Row]:
 
 def _load_alone(request: LoadRequest, pipe: Any) -> None:
     """In the child: load, answer once, tell seconds and bytes."""
-    import torch
-    import transformers  # noqa: F401
-
-    from medusa_chat.checkpoints.load import load
-    from medusa_chat.runtime.worker import reply
-
     before = _peak()
     started = perf_counter()
     *_, (_, loaded) = load(request)

@@ -15,6 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
+import torch
+import transformers.utils
+from torch import nn
+from transformers.utils import logging
+
 from medusa_chat.bench.harness.answers import (
     AnswerFunction,
     Variant,
@@ -115,8 +120,6 @@ class ReferenceModel:
 
     def generate(self, tree: Tree, question: Question) -> Run | None:
         """One greedy answer of its generator, whose text is not decoded; None without room."""
-        import torch
-
         ids = torch.tensor([question.ids], device=self._stock.model.device)
         most = min(self._stock.max_new_tokens, self._stock.context - len(question.ids) - len(tree))
         if most < 1:
@@ -154,9 +157,6 @@ class _Text:
 def _importable(folder: Path) -> Iterator[None]:
     """Where `medusa` is the checkout's, and transformers has what it asks for and is silent of how
     it is used. Raises UsageError."""
-    import transformers.utils
-    from transformers.utils import logging
-
     if not (folder / "medusa" / "model" / "medusa_model.py").is_file():
         raise UsageError(
             f"{folder} is no checkout of FasterDecoding/Medusa: it has no medusa/model"
@@ -182,8 +182,6 @@ def _importable(folder: Path) -> Iterator[None]:
 def _model(family: Any, baseline: HFBaseline, heads: MedusaHeads, text: _Text) -> Any:
     """Its model for this configuration, with heads of as many residual layers as ours: it would
     make one and use it for all."""
-    from torch import nn
-
     config = type(baseline.model.config)(**baseline.model.config.to_dict())
     layers, count, size, _ = heads.weight.shape
     rope = config.rope_parameters or {}

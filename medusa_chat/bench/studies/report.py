@@ -33,7 +33,7 @@ def report(context: BenchContext) -> Iterator[Row]:
     same conversation: the one that Medusa's answers made."""
     asked, source = _asked(context)
     kept, settings = context.report or Report(), context.settings
-    tree = chosen_tree(context) if context.tree == "chosen_tree" else load_tree(context.tree)
+    tree = chosen_tree(context) if context.tree == "auto" else load_tree(context.tree)
     baseline = matching_baseline(context)
     options = sampling(settings)
     variants: dict[str, AnswerFunction] = {

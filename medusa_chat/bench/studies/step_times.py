@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from statistics import median
 from time import perf_counter
 
+import torch
+
 from medusa_chat.bench.harness.answers import Variant, answer
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question
@@ -101,8 +103,6 @@ def bytes_read(context: BenchContext) -> int:
 
 def _read_rates(context: BenchContext, repeats: int = 7) -> list[float]:
     """Bytes a second of a sum over a buffer larger than any cache."""
-    import torch
-
     device = context.loaded.engine.backbone.device
     size = BUFFER.get(device.type, BUFFER["cpu"])
     if device.type == "cuda":
