@@ -1,7 +1,7 @@
-"""Self-distillation of whole conversations: every question in order, after the backbone's own
-answers to the ones before; and, where it is asked to, more questions that it thinks of itself."""
+"""Self-distillation of whole conversations: the backbone answers every question in order, after its
+own earlier answers, and, if wanted, continues with questions of its own."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,96 @@ from medusa_chat.training.conversations import Conversation
 from medusa_chat.training.data import Example, encode_prompt, render
 from medusa_chat.training.distill import Answer, DistillRecipe, answer_prompts
 
-Messages = list[dict[str, str]]
 QUESTION_TOKENS = 64
-QUESTION_TEMPERATURE = 0.7  # questions may be various; the answers are what is learnt
+QUESTION_TEMPERATURE = 0.7  # varied questions; only the answers are learnt
+TURN_SEED_STRIDE = 100_003  # between the seeds of two turns
 MARK = "§next§"
 
 
 @dataclass(frozen=True)
 class Answered:
     """done of total questions are answered, in `tokens` tokens. total falls when a conversation
-    ends before its last question. example: the last answer, with its conversation as prompt."""
+    ends before its last question. example: the last answer, with its conversation as the prompt;
+    None where it is too short to train a head."""
 
     done: int
     total: int
     tokens: int
     example: Example | None = None
+
+
+@dataclass
+class Dialogue:
+    """A conversation while it is answered. messages: so far; questions: all, in order; limit: the
+    number of questions with those that the backbone adds."""
+
+    source: Conversation
+    messages: list[dict[str, str]]
+    questions: list[str]
+    limit: int
+
+    @classmethod
+    def begin(cls, source: Conversation, self_talk: int) -> "Dialogue":
+        """With the system prompt as its only message."""
+        questions = list(source.asked)
+        return cls(source, source.system_messages, questions, len(questions) + self_talk)
+
+
+@dataclass(frozen=True)
+class Distiller:
+    """The answerer with what it needs to answer a dialogue's turn. length: most tokens of a prompt
+    with its answer. folder: where every turn's answers are written as they come."""
+
+    answerer: Answerer
+    tokenizer: Any
+    recipe: DistillRecipe
+    length: int
+    folder: Path
+
+    def ask_questions(self, dialogues: Sequence[Dialogue], turn: int) -> None:
+        """Let the backbone write the next question of the dialogues that have none left: it
+        continues the text where the user's message begins (Medusa, arXiv 2401.10774, 2.3.2). Empty
+        questions, and those without an end, are left out."""
+        asking = [d for d in dialogues if len(d.questions) == turn < d.limit]
+        starts = [(d, _question_prompt(self.tokenizer, d.messages)) for d in asking]
+        fitting = [(d, ids) for d, ids in starts if ids and self._fits(ids, QUESTION_TOKENS)]
+        if not fitting:
+            return
+        recipe = replace(
+            self.recipe, max_new_tokens=QUESTION_TOKENS, temperatures=(QUESTION_TEMPERATURE,)
+        )
+        file = self.folder / f"questions-{turn + 1}.jsonl"
+        for answer in answer_prompts(self.answerer, [ids for _, ids in fitting], recipe, file):
+            text = self._text(answer).strip()
+            if text and answer.answer_ids[-1] in self.answerer.ends:
+                fitting[answer.index][0].questions.append(text)
+
+    def prompts(
+        self, dialogues: Sequence[Dialogue], turn: int
+    ) -> tuple[list[Dialogue], list[list[int]]]:
+        """The dialogues that continue with question `turn`, and their prompts (token ids). The
+        others have no question left, or no space for an answer."""
+        starts = [(d, _next_prompt(self.tokenizer, d, turn)) for d in dialogues]
+        most = self.recipe.max_new_tokens
+        fitting = [(d, ids) for d, ids in starts if ids and self._fits(ids, most)]
+        return [d for d, _ in fitting], [ids for _, ids in fitting]
+
+    def answer(
+        self, dialogues: Sequence[Dialogue], prompts: Sequence[Sequence[int]], turn: int
+    ) -> Iterator[tuple[Answer, Example | None]]:
+        """Answer a prompt of each dialogue and append the answers to the dialogues."""
+        recipe = replace(self.recipe, seed=self.recipe.seed + TURN_SEED_STRIDE * turn)
+        file = self.folder / f"answers-{turn + 1}.jsonl"
+        for answer in answer_prompts(self.answerer, prompts, recipe, file):
+            dialogue = dialogues[answer.index]
+            dialogue.messages.append({"role": "assistant", "content": self._text(answer)})
+            yield answer, _example(answer, dialogue.source)
+
+    def _fits(self, ids: Sequence[int], most: int) -> bool:
+        return len(ids) + most <= self.length
+
+    def _text(self, answer: Answer) -> str:
+        return str(self.tokenizer.decode(answer.answer_ids, skip_special_tokens=True))
 
 
 def answer_conversations(
@@ -38,98 +113,48 @@ def answer_conversations(
     folder: Path,
     self_talk: int = 0,
 ) -> Iterator[Answered]:
-    """One event an answer. Each turn's answers are a file of the folder, written as they come, so
-    that an interrupted run goes on. A conversation ends where its next prompt leaves no room for an
-    answer within `length` tokens. self_talk: after its last question the backbone thinks of as many
-    more itself (Medusa, arXiv 2401.10774, 2.3.2), as long as these come to an end of their own.
-    Raises UsageError where no prompt fits."""
+    """One event an answer, turn by turn. Answers that are in the folder's files are not made again,
+    so that an interrupted run continues. A conversation ends where its next prompt leaves no space
+    for an answer within `length` tokens. self_talk: number of questions that the backbone adds
+    after the last one (Medusa, arXiv 2401.10774, 2.3.2). Raises UsageError where no prompt fits."""
     folder.mkdir(parents=True, exist_ok=True)
-    talks = {i: _start(found) for i, found in enumerate(conversations)}
-    asked = {i: list(found.asked) for i, found in enumerate(conversations)}
+    distiller = Distiller(answerer, tokenizer, recipe, length, folder)
+    dialogues = [Dialogue.begin(source, self_talk) for source in conversations]
     done, tokens = 0, 0
-    for turn in range(max(map(len, asked.values()), default=0) + self_talk):
-        silent = [
-            i for i in talks if len(asked[i]) == turn < len(conversations[i].asked) + self_talk
-        ]
-        file = folder / f"questions-{turn + 1}.jsonl"
-        for index, text in _own_questions(answerer, tokenizer, talks, silent, recipe, length, file):
-            asked[index].append(text)
-        prompts: dict[int, list[int]] = {}
-        for index, talk in talks.items():
-            ids = _next_prompt(tokenizer, talk, asked[index], turn, conversations[index].place)
-            if ids and len(ids) + recipe.max_new_tokens <= length:
-                prompts[index] = ids
-        if not prompts:
+    for turn in range(max((dialogue.limit for dialogue in dialogues), default=0)):
+        distiller.ask_questions(dialogues, turn)
+        dialogues, prompts = distiller.prompts(dialogues, turn)
+        if not dialogues:
             break
-        left = sum(max(len(conversations[i].asked) + self_talk - turn, 1) for i in prompts)
-        order = list(prompts)
-        turns = replace(recipe, seed=recipe.seed + 100_003 * turn)
-        answers = answer_prompts(
-            answerer, list(prompts.values()), turns, folder / f"answers-{turn + 1}.jsonl"
-        )
-        start = done
-        for answer in answers:
-            index = order[answer.index]
+        total = done + sum(max(dialogue.limit - turn, 1) for dialogue in dialogues)
+        for answer, example in distiller.answer(dialogues, prompts, turn):
             done, tokens = done + 1, tokens + len(answer.answer_ids)
-            text = tokenizer.decode(answer.answer_ids, skip_special_tokens=True)
-            talks[index].append({"role": "assistant", "content": text})
-            yield Answered(done, start + left, tokens, _example(answer, conversations[index]))
-        talks = {i: talk for i, talk in talks.items() if i in prompts}
+            yield Answered(done, total, tokens, example)
     if not done:
         raise UsageError(
-            f"no prompt leaves room for an answer within {length} tokens: raise --sequence-length"
+            f"no prompt leaves space for an answer within {length} tokens: raise --sequence-length"
         )
 
 
-def _start(found: Conversation) -> Messages:
-    return [dict(m) for m in found.messages if m["role"] == "system"][:1]
-
-
-def _own_questions(
-    answerer: Answerer,
-    tokenizer: Any,
-    talks: Mapping[int, Messages],
-    silent: Sequence[int],
-    recipe: DistillRecipe,
-    length: int,
-    file: Path,
-) -> Iterator[tuple[int, str]]:
-    """The next question of each conversation that has none left, as the backbone writes on where
-    the user's turn begins; those that are empty or have no end are left out."""
-    begun = {i: _user_prompt(tokenizer, talks[i]) for i in silent}
-    prompts = {i: ids for i, ids in begun.items() if ids and len(ids) + QUESTION_TOKENS <= length}
-    if not prompts:
-        return
-    order = list(prompts)
-    thinking = replace(recipe, max_new_tokens=QUESTION_TOKENS, temperatures=(QUESTION_TEMPERATURE,))
-    for answer in answer_prompts(answerer, list(prompts.values()), thinking, file):
-        text = tokenizer.decode(answer.answer_ids, skip_special_tokens=True).strip()
-        if text and answer.answer_ids[-1] in answerer.ends:
-            yield order[answer.index], text
-
-
-def _user_prompt(tokenizer: Any, talk: Messages) -> list[int] | None:
-    """Ids up to where the next message of the user begins; None where the template has no such
-    place, as one that puts the text elsewhere."""
-    text = render(tokenizer, [*talk, {"role": "user", "content": MARK}])
+def _question_prompt(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int] | None:
+    """Ids up to the text of the user's next message; None for a template that does not write that
+    text as it is."""
+    text = render(tokenizer, [*messages, {"role": "user", "content": MARK}])
     before, mark, _ = text.partition(MARK)
     ids: list[int] = tokenizer(before, add_special_tokens=False, verbose=False)["input_ids"]
     return ids if mark else None
 
 
-def _next_prompt(
-    tokenizer: Any, talk: Messages, asked: Sequence[str], turn: int, place: str
-) -> list[int] | None:
-    """Ids after the next question, which is put into the talk; None where there is none."""
-    if turn >= len(asked):
+def _next_prompt(tokenizer: Any, dialogue: Dialogue, turn: int) -> list[int] | None:
+    """Ids with the next question, which is appended to the messages; None where there is none."""
+    if turn >= len(dialogue.questions):
         return None
-    talk.append({"role": "user", "content": asked[turn]})
+    dialogue.messages.append({"role": "user", "content": dialogue.questions[turn]})
     try:
-        return encode_prompt(tokenizer, talk)
+        return encode_prompt(tokenizer, dialogue.messages)
     except UsageError as error:
-        raise UsageError(f"{place}: {error}") from error
+        raise UsageError(f"{dialogue.source.place}: {error}") from error
 
 
-def _example(answer: Answer, found: Conversation) -> Example | None:
-    """None for an answer too short to teach a head anything."""
-    return replace(answer.example, place=found.place) if len(answer.answer_ids) > 2 else None
+def _example(answer: Answer, source: Conversation) -> Example | None:
+    return replace(answer.example, place=source.place) if len(answer.answer_ids) > 2 else None

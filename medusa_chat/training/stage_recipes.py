@@ -1,24 +1,22 @@
-"""What a training of heads is asked for, and what it tells while it goes."""
+"""HeadRecipe and JointRecipe: the settings of one stage of a training, counted in steps."""
 
 from dataclasses import dataclass
-
-from torch import Tensor
-
-Shares = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """Settings of a Medusa-1 run; its defaults suit heads that share the LM head.
+    """Settings of a Medusa-1 stage; the defaults suit heads that share the LM head.
 
-    optimizer: "muon" with learning_rate for the residual layers and AdamW with other_learning_rate
-    for biases and LM heads of their own, or "adamw" with learning_rate for all. batch_tokens counts
-    padding. sequence_length: pack the examples into rows of that many ids (0: a row each, like
-    lengths together). cache_hidden: run the backbone once over everything and keep its hidden
-    states (d values a label), then take batches of batch_labels; else run it at every step over
-    batches of batch_tokens. decay: the weight of head k (from 1) is decay^k. evaluate_every and
-    save_every count steps; the last step does both. soft_targets: learn so many of the backbone's
-    most probable tokens at each place instead of the one that came (0: that one).
+    optimizer: "muon" uses Muon at learning_rate for the residual layers and AdamW at
+    other_learning_rate for biases and for LM heads of their own; "adamw" uses AdamW at
+    learning_rate for all. batch_tokens: tokens of a batch, padding included. sequence_length: pack
+    the examples into rows of so many tokens (0: one example a row, similar lengths together).
+    cache_hidden: run the backbone once over all examples, keep the hidden states (d values a label)
+    and draw batches of batch_labels from them; otherwise run it at every step over a batch of
+    batch_tokens. decay: the loss of head k (from 1) has the weight decay^k. clip: largest norm of
+    the gradients. rows_at_once: rows whose logits exist at a time. evaluate_every, save_every:
+    steps; both also happen after the last step. soft_targets: number of the backbone's most
+    probable tokens that are learnt at each position (0: the token of the data).
     """
 
     steps: int = 500
@@ -41,54 +39,13 @@ class HeadRecipe:
 
 
 @dataclass(frozen=True)
-class TrainStep:
-    """One step done. Per head: losses, and top: how often the token was among its first 1 to 5
-    predictions. lm_loss: the backbone's own, where that is trained as well."""
-
-    step: int
-    steps: int
-    loss: float
-    losses: tuple[float, ...]
-    top: Shares
-    labels: int
-    learning_rate: float
-    lm_loss: float | None = None
-
-    @property
-    def top1(self) -> tuple[float, ...]:
-        """Share of labels that each head predicts right."""
-        return tuple(row[0] for row in self.top)
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """The held-out examples after `step` steps, per head as in TrainStep."""
-
-    step: int
-    losses: tuple[float, ...]
-    top: Shares
-    lm_loss: float | None = None
-
-    @property
-    def top1(self) -> tuple[float, ...]:
-        """Share of labels that each head predicts right."""
-        return tuple(row[0] for row in self.top)
-
-
-def shares(hits: Tensor, labels: Tensor) -> Shares:
-    """hits [K, R] of each rank alone, labels [K] -> how often the token was among the first."""
-    found = hits.cumsum(-1) / labels.clamp(min=1).unsqueeze(-1)
-    return tuple(tuple(row) for row in found.tolist())
-
-
-@dataclass(frozen=True)
 class JointRecipe:
-    """Settings of a Medusa-2 run. heads: those of the heads, and steps, batches and seed.
+    """Settings of a Medusa-2 stage. heads: settings of the heads, and the steps, batches and seed.
 
     learning_rate: the adapter's. lambda0: the weight of the heads' loss beside the backbone's,
-    from the first step, or with schedule "sine" lambda0 x sin(pi/2 x step/steps). distill: the
-    backbone's loss is KL(itself without adapter || itself), else the cross-entropy of the data
-    (Medusa, arXiv 2401.10774, 2.2.2 and 2.3.2).
+    constant, or lambda0 x sin(pi/2 x step/steps) with the schedule "sine". distill: the backbone's
+    loss is KL(backbone without the adapter || backbone with it), otherwise the cross-entropy of the
+    data (Medusa, arXiv 2401.10774, 2.2.2 and 2.3.2). rank, alpha, dropout: the adapter's.
     """
 
     heads: HeadRecipe

@@ -89,7 +89,7 @@ def test_a_draft_model_beside_the_backbone_is_found_and_does_not_disturb_it(tmp_
 
 def test_a_draft_model_of_another_vocabulary_is_refused(context, tmp_path):
     tiny("llama", vocab_size=128).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="knows 128 tokens and the backbone 256"):
+    with pytest.raises(UsageError, match="vocabulary of 128 tokens and the backbone one of 256"):
         hf_baseline.read_draft(replace(context, draft=tmp_path), "float32")
     with pytest.raises(UsageError, match="is no model"):
         hf_baseline.read_draft(replace(context, draft=tmp_path / "absent"), "float32")

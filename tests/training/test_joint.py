@@ -17,17 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from medusa_chat.cli.main import main
 from medusa_chat.training.data import Example, collate
-from medusa_chat.training.joint import (
-    JointRecipe,
-    add_adapter,
-    joint_loss,
-    linear_names,
-    next_tokens,
-    train_jointly,
-    weight_of_heads,
-)
+from medusa_chat.training.joint import train_jointly, weight_of_heads
+from medusa_chat.training.joint_loss import joint_loss, next_tokens
+from medusa_chat.training.lora import add_adapter, linear_names
 from medusa_chat.training.loss import IGNORED, head_targets, hidden_and_targets, medusa_loss
-from medusa_chat.training.trainer import HeadRecipe, new_heads
+from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
+from medusa_chat.training.trainer import new_heads
 
 HEADS = HeadRecipe(steps=5, batch_tokens=60, warmup_steps=1, save_every=2, sequence_length=0)
 RECIPE = JointRecipe(heads=HEADS, learning_rate=1e-2, rank=4)

@@ -60,5 +60,5 @@ def test_sizes_out_of_range_are_refused(sizes):
 
 
 def test_answers_without_anything_foreseen_are_refused():
-    with pytest.raises(UsageError, match="foresaw"):
+    with pytest.raises(UsageError, match="predicted no token"):
         search_paths([[[None], [None]]], 8, 8)

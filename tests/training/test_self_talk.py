@@ -8,7 +8,7 @@ from support.training_models import CONTEXT, write_backbone
 
 from medusa_chat.errors import UsageError
 from medusa_chat.training import distill_conversations
-from medusa_chat.training.answerers import Batches
+from medusa_chat.training.answerers import BatchAnswerer
 from medusa_chat.training.conversations import Conversation
 from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.recipe import Recipe
@@ -31,7 +31,7 @@ def world(tmp_path, monkeypatch):
         head[E] = 0
         head[B] += 8 * table[USER]  # and "b" begins the user's
     monkeypatch.setattr(distill_conversations, "QUESTION_TEMPERATURE", 0.0)
-    return Batches(model, [END]), AutoTokenizer.from_pretrained(folder)
+    return BatchAnswerer(model, [END]), AutoTokenizer.from_pretrained(folder)
 
 
 def conversation(*asked):

@@ -341,7 +341,7 @@ def test_empty_set_and_bad_row_are_refused(
     file = tmp_path / "d.jsonl"
     file.write_text("\n")
     line = command(inputs, tmp_path / "a", data=str(file))
-    assert "the data is empty" in refusal(line, capsys)
+    assert "holds no conversation" in refusal(line, capsys)
     file.write_text('{"messages": 3}\n')
     line = command(inputs, tmp_path / "b", data=str(file))
     assert re.search(r"d\.jsonl:1: ", refusal(line, capsys))
@@ -373,12 +373,12 @@ def test_full_disk_is_refused_before_anything_is_trained(
 def test_disk_that_fills_up_keeps_the_training(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    from medusa_chat.training import finish
+    from medusa_chat.training import training_output
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(finish, "write_heads", full)
+    monkeypatch.setattr(training_output, "write_heads", full)
     line = command(inputs, tmp_path / "out", "--max-steps", "2")
     assert main(line) == 1
     assert "No space left on device" in capsys.readouterr().err

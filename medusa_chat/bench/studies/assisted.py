@@ -1,7 +1,7 @@
-"""Study "assisted": speculative decoding with a draft model, by draft length, beside Medusa.
+"""Study "assisted": speculative decoding with a draft model, by draft length, against Medusa.
 
 Medusa, arXiv 2401.10774, appendix D, Figure 7: transformers' assisted generation, which drafts a
-chain of tokens with a small model and lets the large one check them in one pass.
+chain of tokens with a small model and verifies them in one pass of the large one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,15 +9,8 @@ from functools import partial
 from math import fsum
 from typing import Any
 
-from medusa_chat.bench.harness.answers import (
-    AnswerFunction,
-    Variant,
-    answer,
-    per_step,
-    questions,
-    rotate,
-    speed,
-)
+from medusa_chat.bench.harness.answer_rows import per_step, speed
+from medusa_chat.bench.harness.answers import AnswerFunction, Variant, answer, questions, rotate
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import (
     DTYPES,
@@ -37,8 +30,8 @@ COMMAND = "medusa-chat bench --study assisted"
 
 
 def assisted(context: BenchContext) -> Iterator[Row]:
-    """Tokens a step, overhead of a step and speed of every draft length, greedy, in the precision
-    of the loaded model, all against `generate` of the same."""
+    """Tokens a step, overhead and speed of every draft length, greedy and in the precision of the
+    loaded model, against `generate` in the same precision."""
     baseline = matching_baseline(context)
     if baseline is None:
         why = f"transformers' assisted generation was not run at {context.loaded.info.precision}"
@@ -51,20 +44,20 @@ def assisted(context: BenchContext) -> Iterator[Row]:
         return
     tree = chosen_tree(context)
     names = {length: f"draft of {length}" for length in LENGTHS}
-    variants: dict[str, AnswerFunction] = {
+    functions: dict[str, AnswerFunction] = {
         GENERATE: partial(baseline_run, baseline, options={}),
         **{name: partial(_drafted, baseline, draft, length) for length, name in names.items()},
         PLAIN: lambda question: answer(context, question, Variant(GREEDY)),
         MEDUSA: lambda question: answer(context, question, Variant(GREEDY, tree)),
     }
-    runs = rotate(context, questions(context), variants)
+    runs = rotate(context, questions(context), functions)
     note = f"a draft model of {draft.num_parameters() / 1e6:.2f} M parameters"
     for name in (*names.values(), MEDUSA):
-        said = note if name != MEDUSA else f"{len(tree)} nodes"
-        yield per_step(name, runs[name], COMMAND, said)
+        shown = note if name != MEDUSA else f"{len(tree)} nodes"
+        yield per_step(name, runs[name], COMMAND, shown)
     for name in (*names.values(), MEDUSA):
         yield _overhead(name, runs[name], runs[GENERATE])
-    for name in variants:
+    for name in functions:
         yield speed(f"{name}: speed", runs[name], runs[GENERATE], COMMAND, GENERATE)
 
 
@@ -74,7 +67,7 @@ def _drafted(baseline: HFBaseline, draft: Any, length: int, question: Question) 
 
 
 def _overhead(name: str, runs: Sequence[Run], base: Sequence[Run]) -> Row:
-    """Time of a step, drafting included, over the time of a token of `generate`."""
+    """Time of a step, with its drafting, over the time of a token of `generate`."""
     token = fsum(p.seconds for p in base) / fsum(p.stepped for p in base)
     values = [p.seconds / p.steps / token for p in runs]
     found = row(f"{name}: overhead", values, "x", COMMAND, GENERATE)

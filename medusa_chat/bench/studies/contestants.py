@@ -1,4 +1,4 @@
-"""Contestants of the race: ways to decode, those of transformers' `generate` among them."""
+"""Contestants of the study "speed": the variants of transformers' `generate`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from medusa_chat.bench.harness.hf_baseline import (
     read_baseline,
     read_draft,
 )
-from medusa_chat.decoding.backends.cpu_threads import most
+from medusa_chat.decoding.backends.cpu_threads import most as most_threads
 
 DTYPES = ("float32", "bfloat16")
 LOOKUP = 10  # tokens that transformers' own prompt lookup proposes: its documentation's value
@@ -26,8 +26,9 @@ DRAFTS = ("-lookup", "-assisted")  # of generate: not plain decoding
 class Contestant:
     """One way to decode. answer: prompt ids -> (token ids without the end token, seconds).
 
-    per_round: tokens per second of each round over all prompts, prefill included. warm_up: seconds
-    of the round before these, which compiles what is to be compiled.
+    per_round: tokens a second of each round over all prompts, with prefill, the warm-up first.
+    warm_up: seconds of the warm-up, which compiles what is to be compiled. answers: of the last
+    turn.
     """
 
     name: str
@@ -39,31 +40,31 @@ class Contestant:
 
 
 def hf_contestants(context: BenchContext, longest: int, compiles: bool) -> Iterator[Contestant]:
-    """transformers' generate on the stock model, in fp32 and in half precision: with our threads
-    and with torch's, with its own prompt lookup, with a draft model, and compiled where it can be.
-    longest: tokens of a prompt."""
-    here = torch.get_num_threads()
+    """transformers' generate on the published model in fp32 and bf16: with our number of threads
+    and with the most, with its own prompt lookup, with a draft model, and compiled. longest: tokens
+    of a prompt."""
+    threads = torch.get_num_threads()
     for dtype in DTYPES:
         baseline = read_baseline(context, dtype)
         yield _generate(f"generate-{dtype}", baseline)
         yield _generate(f"generate-{dtype}-lookup", baseline, prompt_lookup_num_tokens=LOOKUP)
-        if most() != here:
-            yield _threaded(f"generate-{dtype}-{most()}-threads", baseline, most())
+        if most_threads() != threads:
+            yield _threaded(f"generate-{dtype}-{most_threads()}-threads", baseline, most_threads())
         draft = read_draft(context, dtype)
         if draft is not None:
             yield _assisted(f"generate-{dtype}-assisted", baseline, draft)
-        if compiles:  # in the same model: only a static cache takes the compiled step
+        if compiles:  # last, on the same model: a compiled step needs a static cache
             options = compiled(context, longest)
             yield _generate(f"generate-{dtype}-static", baseline, **options)
-            if most() != here:
-                name = f"generate-{dtype}-static-{most()}-threads"
-                yield _threaded(name, baseline, most(), **options)
+            if most_threads() != threads:
+                name = f"generate-{dtype}-static-{most_threads()}-threads"
+                yield _threaded(name, baseline, most_threads(), **options)
 
 
 def _generate(name: str, baseline: HFBaseline, **options: Any) -> Contestant:
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
-        said = baseline.answer(ids, **options)
-        return said.tokens, said.seconds
+        found = baseline.answer(ids, **options)
+        return found.tokens, found.seconds
 
     shown = {"compile_config": "CompileConfig()"}
     words = "".join(f", {key}={shown.get(key, value)}" for key, value in options.items())
@@ -87,8 +88,8 @@ def _threaded(name: str, baseline: HFBaseline, threads: int, **options: Any) -> 
 def _assisted(name: str, baseline: HFBaseline, draft: Any) -> Contestant:
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
         with drafting(draft, DRAFTED) as options:
-            said = baseline.answer(ids, **options)
-        return said.tokens, said.seconds
+            found = baseline.answer(ids, **options)
+        return found.tokens, found.seconds
 
     words = f"assistant_model=..., num_assistant_tokens={DRAFTED}"
     return Contestant(name, answer, f"transformers generate(do_sample=False, {words})")

@@ -24,9 +24,11 @@ from medusa_chat.bench.studies.training_fixture import (
 )
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.data import Example
+from medusa_chat.training.events import TrainStep
 from medusa_chat.training.hidden_states import HeadInputs, cache_inputs
-from medusa_chat.training.joint import JointRecipe, add_adapter, train_jointly
-from medusa_chat.training.stage_recipes import HeadRecipe, TrainStep
+from medusa_chat.training.joint import train_jointly
+from medusa_chat.training.lora import add_adapter
+from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
 
 HEADS = 5
@@ -94,7 +96,7 @@ def _kinds(
 def _learn(
     model: Any, made: MedusaHeads, examples: Sequence[Example], recipe: HeadRecipe, kept: HeadInputs
 ) -> None:
-    for _ in train_heads(model, model.get_output_embeddings(), made, examples, recipe, kept=kept):
+    for _ in train_heads(model, model.get_output_embeddings(), made, examples, recipe, cached=kept):
         pass
     made.requires_grad_(False)
 

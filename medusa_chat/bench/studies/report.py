@@ -1,8 +1,8 @@
-"""Study "report": Table 1's row of the loaded checkpoint on MT-Bench's kind of questions.
+"""Study "report": the loaded checkpoint's row of Table 1, on questions in MT-Bench's format.
 
 Acceleration rate, overhead and speedup are the paper's (Medusa, arXiv 2401.10774, B.1): tokens a
-step; time of a step over time of a step that gives one token; the first over the second. Both
-baselines are named where a ratio stands: our plain decoding, and transformers' `generate`.
+step; time of a step over time of a step that gives one token; the first over the second. Every
+ratio names its baseline: our plain decoding, or transformers' `generate`.
 """
 
 import json
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from medusa_chat import paths
-from medusa_chat.bench.harness.answers import AnswerFunction, Variant, answer
+from medusa_chat.bench.harness.answers import NO_STEP, AnswerFunction, Variant, answer
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import baseline_run, matching_baseline, sampling
 from medusa_chat.bench.harness.report_data import Answered, Figures, Question, Report, Run, Turn
@@ -29,62 +29,62 @@ COMMAND = "medusa-chat bench --study report"
 
 
 def report(context: BenchContext) -> Iterator[Row]:
-    """Every question's turns in order, each answered with Medusa and with the baselines from the
-    same conversation: the one that Medusa's answers made."""
-    asked, source = _asked(context)
+    """The turns of every question, each answered by Medusa and by the baselines after the same
+    conversation, the one with Medusa's answers."""
+    rows, source = _rows_of_file(context)
     kept, settings = context.report or Report(), context.settings
     tree = chosen_tree(context) if context.tree == "auto" else load_tree(context.tree)
     baseline = matching_baseline(context)
     options = sampling(settings)
-    variants: dict[str, AnswerFunction] = {
+    functions: dict[str, AnswerFunction] = {
         MEDUSA: lambda question: answer(context, question, Variant(settings, tree)),
         PLAIN: lambda question: answer(context, question, Variant(settings)),
     }
     if baseline is not None:
-        variants[GENERATE] = lambda question: baseline_run(baseline, question, options)
+        functions[GENERATE] = lambda question: baseline_run(baseline, question, options)
     kept.source, kept.settings = source, settings
-    for place, found in enumerate(asked):
-        context.progress(f"question {place + 1} of {len(asked)}")
+    for place, found in enumerate(rows):
+        context.progress(f"question {place + 1} of {len(rows)}")
         number = place + 1 if found.number is None else found.number
         kept.answered.append(
-            Answered(number, found.category, _turns(context, found, variants, place))
+            Answered(number, found.category, _turns(context, found, functions, place))
         )
     if figures(kept.answered, PLAIN) is None:
-        raise UsageError("no answer has a step: give prompts that fit, or raise --max-new-tokens")
+        raise UsageError(NO_STEP)
     for base in BASES:
         yield from _rows(context, kept.answered, base)
 
 
-def _asked(context: BenchContext) -> tuple[list[Conversation], str]:
-    """The rows of --prompts, else of our own questions, and the file's name. Raises UsageError."""
+def _rows_of_file(context: BenchContext) -> tuple[list[Conversation], str]:
+    """The rows of --prompts, or of our own questions, and the file's name. Raises UsageError."""
     file = context.prompts or paths.asset("benchmarks", "questions.jsonl")
     if not file.is_file():
-        raise UsageError("give --prompts FILE: a question.jsonl as MT-Bench has it")
+        raise UsageError("there are no questions here: give --prompts FILE in MT-Bench's format")
     context.loaded.said = ("", [])
     asked = list(read_conversations(file, prompts=True))
     if not asked:
-        raise UsageError(f"{file} holds no prompt")
+        raise UsageError(f"{file} holds no prompt: give another file as --prompts")
     return asked, Path(file).name
 
 
 def _turns(
-    context: BenchContext, found: Conversation, variants: dict[str, AnswerFunction], place: int
+    context: BenchContext, found: Conversation, functions: dict[str, AnswerFunction], place: int
 ) -> tuple[Turn, ...]:
-    """The turns of a row; after one without room the rest are not asked."""
-    talk = [dict(m) for m in found.messages if m["role"] == "system"][:1]
+    """The turns of a row. Those after a turn without space in the context are not asked."""
+    messages = found.system_messages
     turns: list[Turn] = []
     for number, text in enumerate(found.asked):
         if turns and turns[-1].said is None:
             turns.append(Turn(text, None, {}))
             continue
-        talk.append({"role": "user", "content": text})
-        question = Question(encode(context.loaded, talk)[0], found.category)
-        names = list(variants)
-        first = (place + number) % len(names)  # so that no way is always the first
-        runs = {name: variants[name](question) for name in [*names[first:], *names[:first]]}
+        messages.append({"role": "user", "content": text})
+        question = Question(encode(context.loaded, messages)[0], found.category)
+        names = list(functions)
+        first = (place + number) % len(names)  # so that no function is always the first
+        runs = {name: functions[name](question) for name in [*names[first:], *names[:first]]}
         ours = runs[MEDUSA]
         said = None if ours is None else _text(context, ours)
-        talk.append({"role": "assistant", "content": said or ""})
+        messages.append({"role": "assistant", "content": said or ""})
         turns.append(Turn(text, said, {n: p for n, p in runs.items() if p and p.is_timed}))
     return tuple(turns)
 
@@ -94,7 +94,7 @@ def _text(context: BenchContext, run: Run) -> str:
 
 
 def figures(answered: Sequence[Answered], base: str) -> Figures | None:
-    """Of the turns that both had a step in; None without any."""
+    """The figures of the turns in which Medusa and the baseline had a step; None without any."""
     turns = [t for one in answered for t in one.turns if MEDUSA in t.runs and base in t.runs]
     if not turns:
         return None
@@ -102,7 +102,7 @@ def figures(answered: Sequence[Answered], base: str) -> Figures | None:
 
 
 def by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
-    """The rows of each kind, in the order of the file; the last, "all", is all of them."""
+    """The rows of each category in the order of the file; the last, "all", holds all of them."""
     kinds: dict[str, list[Answered]] = {}
     for one in answered:
         kinds.setdefault(one.category or "without a category", []).append(one)
@@ -111,7 +111,7 @@ def by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
 
 
 def _rows(context: BenchContext, answered: Sequence[Answered], base: str) -> Iterator[Row]:
-    """Three of each kind of question. The least and the most are of one answer."""
+    """Three rows for each category. Minimum and maximum are of single answers."""
     precision = context.loaded.info.precision
     against = f"{base}, {precision}"
     if not any(base in turn.runs for one in answered for turn in one.turns):
@@ -142,8 +142,8 @@ def _whole(
 
 
 def model_answers(found: Report, model_id: str) -> str:
-    """The answers as FastChat's model_answer/MODEL.jsonl, which its judges read. An answer that
-    had no room is an empty text."""
+    """The answers as FastChat's model_answer/MODEL.jsonl, which its judges read. The text is
+    empty where the context had no space for an answer."""
     lines = []
     for one in found.answered:
         choice = {"index": 0, "turns": [turn.said or "" for turn in one.turns]}

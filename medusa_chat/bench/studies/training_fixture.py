@@ -20,7 +20,7 @@ from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.accuracy import ranks_of_answer
-from medusa_chat.training.answerers import answerer, require_ends
+from medusa_chat.training.answerers import fastest_answerer, require_ends
 from medusa_chat.training.conversations import Conversation, Message, read_conversations
 from medusa_chat.training.data import Example, collate, encode, encode_prompt, group_by_length
 from medusa_chat.training.distill import DistillRecipe, answer_prompts
@@ -82,7 +82,7 @@ class TrainingFixture:
         recipe = DistillRecipe(ANSWER_TOKENS, temperatures)
         made = []
         length = self.context.loaded.engine.backbone.context
-        respondent = answerer(model, length, require_ends(model, self._tokenizer))
+        respondent = fastest_answerer(model, length, require_ends(model, self._tokenizer))
         answers = answer_prompts(respondent, prompts, recipe, self.folder / f"{name}.jsonl")
         for place, answer in enumerate(answers):
             if place % 64 == 0:
