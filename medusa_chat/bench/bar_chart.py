@@ -1,4 +1,4 @@
-"""chart_svg(): the measured rows of a result as one SVG, bars with their spread, a group a unit."""
+"""chart_svg(): the measured rows of a result as one SVG of bars, grouped by unit."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -14,8 +14,8 @@ STYLE = (
 
 
 def chart_svg(result: dict[str, Any]) -> str:
-    """A picture that needs nothing else. Bars of one unit share a scale that begins at 0, whose
-    lines are the least and the most; grey is what the others are compared with."""
+    """A self-contained picture. Bars of one unit share a scale that includes 0; the line at a bar's
+    end spans minimum and maximum; grey bars are baselines."""
     groups: dict[str, list[Row]] = {}
     for row in result["rows"]:
         if row["value"] is not None:

@@ -87,7 +87,7 @@ def test_every_way_answers_alike_from_the_same_conversation(told):
 
 def test_turns_without_room_are_left_out_and_said_to_be(told):
     result, report = told
-    assert [turn.said for turn in report.answered[2].turns] == [None, None]
+    assert [turn.answer for turn in report.answered[2].turns] == [None, None]
     assert "2 turns had no room in the context" in report_html(result, report)
     assert figures(report.answered[2:], PLAIN) is None
 
@@ -107,7 +107,7 @@ def test_an_answer_with_markup_is_escaped(told):
 
     result, report = told
     one = report.answered[0]
-    turns = tuple(replace(turn, said=EVIL) for turn in one.turns)
+    turns = tuple(replace(turn, answer=EVIL) for turn in one.turns)
     evil = Report("<b>f</b>", report.settings, [replace(one, turns=turns, category="<i>")])
     text = report_html(result, evil)
     assert text.count("&lt;script&gt;") >= 4

@@ -1,4 +1,4 @@
-"""Studies of what stands around the steps: "turns", "text", "memory" and "load"."""
+"""Studies of what surrounds the steps: "turns", "text" and "load" with its peak memory."""
 
 import multiprocessing
 import sys
@@ -20,21 +20,21 @@ from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.worker import reply
 
-OFTENER = 3  # rounds of so short a time
+REPEATS = 3  # of a round, since the times are short
 TURN = 24  # new tokens of a turn
 SETTINGS = GenerationSettings(drafter="none", max_new_tokens=1, nodes=1, seed=0)
 
 
 def turns(context: BenchContext) -> Iterator[Row]:
-    """Time to the first token of a later turn, against a bare pass over its new tokens where they
-    stand, and against a prefill of them alone, which has nothing before it to attend to."""
+    """Time to the first token of a later turn, against a bare pass over its new tokens with that
+    cache, and against a prefill of these tokens with an empty cache."""
     context.progress("turns")
     engine = context.loaded.engine
     whole = min(512, engine.backbone.context - 2 * TURN)
     held = [(31 * i + 7) % engine.backbone.vocabulary for i in range(whole)]
     new = [(17 * i + 5) % engine.backbone.vocabulary for i in range(TURN)]
     later, bare, alone, anew = list[float](), list[float](), list[float](), list[float]()
-    for number in range(OFTENER * context.rounds + 1):
+    for number in range(REPEATS * context.rounds + 1):
         engine.forget()
         _first(context, held)
         found = _first(context, [*held, *new])
@@ -58,8 +58,8 @@ def turns(context: BenchContext) -> Iterator[Row]:
 
 
 def _pass(context: BenchContext, held: int, new: list[int]) -> float:
-    """Seconds of a pass over new tokens behind `held` that the cache has, the next one's choice
-    included."""
+    """Seconds of a pass over new tokens after `held` tokens in the cache, with the choice of the
+    next token."""
     backbone = context.loaded.engine.backbone
     tokens = torch.tensor(new, device=backbone.device)
     backbone.cache.crop(held)
@@ -103,8 +103,8 @@ def _push(stream: TextStream, ids: list[int]) -> float:
 
 
 def memory_and_load(context: BenchContext) -> Iterator[Row]:
-    """A load and an answer in a process of its own: its seconds, and its peak of memory over the
-    bytes of weights, heads and cache."""
+    """A load and an answer in a new process: the seconds, and the peak of memory over the bytes of
+    weights, heads and cache."""
     context.progress("a load in a process of its own")
     if sys.platform != "linux":
         yield unmeasured("load", "s", "only on Linux")
@@ -133,7 +133,7 @@ def memory_and_load(context: BenchContext) -> Iterator[Row]:
 
 
 def _load_alone(request: LoadRequest, pipe: Any) -> None:
-    """In the child: load, answer once, tell seconds and bytes."""
+    """In the child process: load, answer once, send seconds and bytes."""
     before = _peak()
     started = perf_counter()
     *_, (_, loaded) = load(request)
@@ -149,6 +149,6 @@ def _load_alone(request: LoadRequest, pipe: Any) -> None:
 
 
 def _peak() -> int:
-    """Most bytes of main memory this process ever held (getrusage's figure is its parent's)."""
+    """Peak bytes of main memory of this process (getrusage would include its parent's)."""
     lines = Path("/proc/self/status").read_text("utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -74,7 +74,7 @@ def _turns(
     messages = found.system_messages
     turns: list[Turn] = []
     for number, text in enumerate(found.asked):
-        if turns and turns[-1].said is None:
+        if turns and turns[-1].answer is None:
             turns.append(Turn(text, None, {}))
             continue
         messages.append({"role": "user", "content": text})
@@ -146,7 +146,7 @@ def model_answers(found: Report, model_id: str) -> str:
     empty where the context had no space for an answer."""
     lines = []
     for one in found.answered:
-        choice = {"index": 0, "turns": [turn.said or "" for turn in one.turns]}
+        choice = {"index": 0, "turns": [turn.answer or "" for turn in one.turns]}
         values = {
             "question_id": one.number,
             "answer_id": uuid.uuid4().hex,

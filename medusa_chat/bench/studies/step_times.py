@@ -1,4 +1,4 @@
-"""Studies of single steps: "steps", "bandwidth" and "context". Their times need no real text."""
+"""Studies of single steps, which need no real text: "steps", "bandwidth", "context", host gaps."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -19,15 +19,15 @@ from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.runtime.tuner import tune
 
 RUNS = 3
-SLOW_STEP = 20  # milliseconds, from which no step is timed that cannot pay
+SLOW_STEP = 20  # milliseconds; slower models are not timed at sizes that cannot pay
 GAP_PROMPT = 64
 CONTEXTS = tuple(1024 * 2**i for i in range(6))
 BUFFER = {"cpu": 2**28, "cuda": 2**33}  # bytes, more than any cache
 
 
 def node_counts(context: BenchContext) -> Iterator[Row]:
-    """The time of a step at each number of nodes against plain decoding's; what the tuner makes
-    of it is kept and is what `--tree auto` means from now on."""
+    """The time of a step at each number of nodes against that of plain decoding. The tuner's result
+    is kept and decides `--tree auto` from now on."""
     context.progress("steps by number of nodes")
     loaded, command = context.loaded, "medusa-chat bench --study steps"
     source = source_tree(loaded.calibration, loaded.info.heads)
@@ -39,12 +39,12 @@ def node_counts(context: BenchContext) -> Iterator[Row]:
     length = tuned.costs.lengths[0]
     plain = [1e3 * costs.at(1, length) for costs in measured]
     sizes = [m for m in SIZES if m <= len(source)]
-    dear = [m for m in sizes if m > max(tuned.costs.sizes)]
-    beyond = _beyond(context, source, dear, length) if plain[0] < SLOW_STEP else {}
+    costly = [m for m in sizes if m > max(tuned.costs.sizes)]
+    beyond = _beyond(context, source, costly, length) if plain[0] < SLOW_STEP else {}
     for nodes in sizes:
         label = f"step of {nodes} nodes" if nodes > 1 else "step of 1 node"
         values = beyond.get(nodes) or [1e3 * costs.at(nodes, length) for costs in measured]
-        if nodes in dear and nodes not in beyond:
+        if nodes in costly and nodes not in beyond:
             yield unmeasured(label, "ms", "it costs more than its longest path could bring")
             continue
         yield row(label, values, "ms", command, "step of 1 node", plain)
@@ -59,24 +59,24 @@ def node_counts(context: BenchContext) -> Iterator[Row]:
 def _beyond(
     context: BenchContext, source: Tree, sizes: list[int], length: int
 ) -> dict[int, list[float]]:
-    """Milliseconds of steps that the tuner left out, since they cannot pay."""
-    stage = StepProfiler(context.loaded.engine, source)
+    """Milliseconds of steps at sizes that the tuner left out, since they cannot pay."""
+    profiler = StepProfiler(context.loaded.engine, source)
     try:
-        return {m: [1e3 * s for s in _times(context, stage, m, length, RUNS)] for m in sizes}
+        return {m: [1e3 * s for s in _times(context, profiler, m, length, RUNS)] for m in sizes}
     finally:
-        stage.leave()
+        profiler.leave()
 
 
 def bandwidth(context: BenchContext) -> Iterator[Row]:
-    """What share of the measured read bandwidth a plain step uses: bytes it must read over the
-    time they would take, over the time the step takes."""
+    """The share of the measured read bandwidth that a plain step uses: the bytes it must read, over
+    its time, over the bandwidth."""
     context.progress("read bandwidth")
     rates = _read_rates(context)
-    stage = StepProfiler(context.loaded.engine, source_tree(None, 0).head(1))
+    profiler = StepProfiler(context.loaded.engine, source_tree(None, 0).head(1))
     try:
-        seconds = _times(context, stage, 1, stage.lengths[0], 10)
+        seconds = _times(context, profiler, 1, profiler.lengths[0], 10)
     finally:
-        stage.leave()
+        profiler.leave()
     count = bytes_read(context)
     command = "medusa-chat bench --study bandwidth"
     yield row("read bandwidth", [rate / 1e9 for rate in rates], "GB/s", command)
@@ -89,10 +89,13 @@ def bandwidth(context: BenchContext) -> Iterator[Row]:
 
 
 def bytes_read(context: BenchContext) -> int:
-    """Weights that a plain step must read, once each; one row of the embedding is nothing."""
+    """Bytes of the weights that a plain step must read, each once, without the embedding table, of
+    which it reads one row."""
     model = context.loaded.engine.backbone.model
     embedding = model.get_input_embeddings().weight
-    head = getattr(model.get_output_embeddings(), "weight", None)  # none where C laid it out anew
+    head = getattr(
+        model.get_output_embeddings(), "weight", None
+    )  # None where our C holds it in its own layout
     panels = (b for name, b in model.named_buffers() if name.endswith("panels"))
     read = [t.untyped_storage() for t in (*model.parameters(), *panels)]
     storages = {storage.data_ptr(): storage for storage in read}
@@ -102,7 +105,7 @@ def bytes_read(context: BenchContext) -> int:
 
 
 def _read_rates(context: BenchContext, repeats: int = 7) -> list[float]:
-    """Bytes a second of a sum over a buffer larger than any cache."""
+    """Bytes a second of sums over a buffer larger than any cache."""
     device = context.loaded.engine.backbone.device
     size = BUFFER.get(device.type, BUFFER["cpu"])
     if device.type == "cuda":
@@ -119,8 +122,8 @@ def _read_rates(context: BenchContext, repeats: int = 7) -> list[float]:
 
 
 def host_gaps(context: BenchContext) -> Iterator[Row]:
-    """Share of a step that is the host's alone, in answers to a made-up prompt. On a GPU it takes
-    a profile."""
+    """The share of a step that only the host needs, in answers to a made-up prompt. On a GPU it
+    would take a profiler."""
     name, whole = "host gap in a step", context.loaded.engine.backbone.whole_step
     if whole is None:
         yield unmeasured(name, "share", "needs a GPU profile, or steps that are one call into C")
@@ -136,19 +139,19 @@ def host_gaps(context: BenchContext) -> Iterator[Row]:
             run = answer(context, prompt, Variant(GenerationSettings(), tree))
             if number and run is not None and run.is_timed:
                 shares.append(1 - (whole.seconds - before) / run.seconds)
-        said = "plain" if len(tree) == 1 else f"{len(tree)} nodes"
+        shown = "plain" if len(tree) == 1 else f"{len(tree)} nodes"
         if shares:
-            yield row(f"{name}, {said}", shares, "share", command)
+            yield row(f"{name}, {shown}", shares, "share", command)
 
 
 def contexts(context: BenchContext) -> Iterator[Row]:
-    """A plain step and a tree step behind 1k to 32k tokens, as far as the context goes."""
+    """A plain step and a tree step after 1k to 32k tokens, as far as the context reaches."""
     context.progress("long contexts")
     loaded, command = context.loaded, "medusa-chat bench --study context"
     room = loaded.engine.backbone.context - 16
     tree = source_tree(loaded.calibration, loaded.info.heads)
     nodes = max(loaded.info.nodes, 4)
-    stage = StepProfiler(loaded.engine, tree)
+    profiler = StepProfiler(loaded.engine, tree)
     base: list[float] = []
     try:
         for length in CONTEXTS:
@@ -159,25 +162,25 @@ def contexts(context: BenchContext) -> Iterator[Row]:
                 yield unmeasured(f"step {name}", "ms", why)
                 continue
             loaded.engine.backbone.cache.fill(at)
-            plain = [1e3 * s for s in _times(context, stage, 1, at, 5)]
-            wide = [1e3 * s for s in _times(context, stage, nodes, at, 5)]
+            plain = [1e3 * s for s in _times(context, profiler, 1, at, 5)]
+            wide = [1e3 * s for s in _times(context, profiler, nodes, at, 5)]
             base = base or plain
             yield row(f"step {name}", plain, "ms", command, "behind 1k", base)
             yield row(f"step of {nodes} nodes {name}", wide, "ms", command, "its plain step", plain)
     finally:
-        stage.leave()
+        profiler.leave()
 
 
 def _times(
-    context: BenchContext, stage: StepProfiler, nodes: int, length: int, count: int
+    context: BenchContext, profiler: StepProfiler, nodes: int, length: int, count: int
 ) -> list[float]:
-    """Seconds of `count` steps after one that is not counted."""
+    """Seconds of `count` steps, after one that is not counted."""
     found = []
-    stage.try_out(nodes, length)
+    profiler.try_out(nodes, length)
     for _ in range(count + 1):
         context.synchronise()
         started = perf_counter()
-        taken, _ = stage.step(nodes, length)
+        taken, _ = profiler.step(nodes, length)
         context.synchronise()
         found.append((perf_counter() - started) / taken)
     return found[1:]
