@@ -11,9 +11,9 @@ import bitsandbytes as bnb
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from medusa_chat.bench.harness.random_model import RandomModel
+from medusa_chat.bench.harness.random_model import RandomModel, llama_config
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import nf4
 from medusa_chat.decoding.engine import Engine
@@ -50,16 +50,7 @@ def random_linear(outputs: int, inputs: int, device: torch.device, dtype: torch.
 
 def random_engine(shape: RandomModel, device: torch.device, dtype: torch.dtype) -> Engine:
     """A Llama of a shape with 4-bit layers as they are loaded, and heads; all random."""
-    config = LlamaConfig(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.attention,
-        num_key_value_heads=shape.key_values,
-        vocab_size=shape.vocabulary,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=False,
-    )
+    config = llama_config(shape)
     with torch.device("meta"):
         model: Any = LlamaForCausalLM(config)
     torch.manual_seed(0)

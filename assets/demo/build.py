@@ -31,17 +31,14 @@ from tqdm import tqdm  # noqa: E402
 from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
 from medusa_chat.errors import MedusaChatError  # noqa: E402
 from medusa_chat.training.accuracy import count_ranks, ranks_of_answer  # noqa: E402
-from medusa_chat.training.answerers import answerer  # noqa: E402
+from medusa_chat.training.answerers import fastest_answerer  # noqa: E402
 from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
 from medusa_chat.training.distill import DistillRecipe, answer_prompts  # noqa: E402
+from medusa_chat.training.events import TrainStep  # noqa: E402
 from medusa_chat.training.path_search import search_paths, tokens_per_step  # noqa: E402
 from medusa_chat.training.shortlist import shortlist  # noqa: E402
-from medusa_chat.training.trainer import (  # noqa: E402
-    HeadRecipe,
-    TrainStep,
-    new_heads,
-    train_heads,
-)
+from medusa_chat.training.stage_recipes import HeadRecipe  # noqa: E402
+from medusa_chat.training.trainer import new_heads, train_heads  # noqa: E402
 
 SIZE_LIMIT = 24_000_000
 PROMPT_TOKENS = 400
@@ -212,7 +209,7 @@ def make_answers(
     """The backbone's answers to the prompts, as training examples."""
     ends = (model.generation_config.eos_token_id,)
     context = PROMPT_TOKENS + recipe.max_new_tokens + 1
-    answers = answer_prompts(answerer(model, context, ends), prompts, recipe, path)
+    answers = answer_prompts(fastest_answerer(model, context, ends), prompts, recipe, path)
     bar = tqdm(answers, total=len(prompts), desc=path.stem, unit="answer")
     return [answer.example for answer in bar if len(answer.answer_ids) > 2]
 

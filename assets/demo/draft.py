@@ -26,7 +26,7 @@ import build  # noqa: E402
 from backbone import Recipe, Stage  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from medusa_chat.training.data import Example, collate, grouped  # noqa: E402
+from medusa_chat.training.data import Example, collate, group_by_length  # noqa: E402
 from medusa_chat.training.distill import DistillRecipe  # noqa: E402
 
 SIZE_LIMIT = 1_500_000
@@ -106,7 +106,7 @@ def batches(examples: list[Example], finish: Finish) -> Iterator[list[Example]]:
     """finish.steps of them, epoch after epoch."""
     epoch, left = 0, finish.steps
     while left:
-        groups = grouped(examples, finish.tokens, epoch)[:left]
+        groups = group_by_length(examples, finish.tokens, epoch)[:left]
         random.Random(epoch).shuffle(groups)
         yield from groups
         epoch, left = epoch + 1, left - len(groups)
@@ -153,7 +153,7 @@ def learn_answers(model, examples: list[Example], finish: Finish, state: Path) -
 def right(model, examples: list[Example]) -> tuple[float, int]:
     """How often its first choice is the answer's token, and of how many."""
     hits = count = 0
-    for group in grouped(examples, 4096, 0):
+    for group in group_by_length(examples, 4096, 0):
         logits, wanted = answer_logits(model, group)
         hits += int((logits.argmax(-1) == wanted).sum())
         count += len(wanted)

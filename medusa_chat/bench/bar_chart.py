@@ -1,4 +1,4 @@
-"""chart_svg(): the measured rows of a result as one SVG, bars with their spread, a group a unit."""
+"""chart_svg(): the measured rows of a result as one SVG of bars, grouped by unit."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -14,8 +14,8 @@ STYLE = (
 
 
 def chart_svg(result: dict[str, Any]) -> str:
-    """A picture that needs nothing else. Bars of one unit share a scale that begins at 0, whose
-    lines are the least and the most; grey is what the others are compared with."""
+    """A self-contained picture. Bars of one unit share a scale that includes 0; the line at a bar's
+    end spans minimum and maximum; grey bars are baselines."""
     groups: dict[str, list[Row]] = {}
     for row in result["rows"]:
         if row["value"] is not None:
@@ -31,8 +31,8 @@ def chart_svg(result: dict[str, Any]) -> str:
         f'<text class="soft" x="16" y="38">{escape(str(machine.get("device", "")))}</text>',
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {y:.0f}" width="{WIDE}">'
-    ground = f'<rect width="{WIDE}" height="{y:.0f}" fill="#fff"/>'
-    return "\n".join([head, f"<style>{STYLE}</style>", ground, *parts, "</svg>", ""])
+    background = f'<rect width="{WIDE}" height="{y:.0f}" fill="#fff"/>'
+    return "\n".join([head, f"<style>{STYLE}</style>", background, *parts, "</svg>", ""])
 
 
 def _bars(rows: Sequence[Row], top: float) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""report_html(): a report as one HTML file: no script, nothing from elsewhere, light and dark.
+"""report_html(): a report as one HTML file without scripts or external files, light and dark.
 
-Every text that came from a file or a model is escaped; the page's own policy would not run it.
+Every text of a file or a model is escaped, and the page's policy forbids scripts as well.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ for Vicuna-7B on MT-Bench, with transformers of its day as the baseline.</p>"""
 
 
 def report_html(result: dict[str, Any], found: Report) -> str:
-    """The whole file; result is what `run` gave."""
+    """The whole file. result: from `run`; found: the report that it filled."""
     machine = {name: str(value) for name, value in result["machine"].items() if name != "prompts"}
     title = f"Medusa on {found.source}: {machine.get('model', '')}"
     settings = found.settings
@@ -47,7 +47,7 @@ def report_html(result: dict[str, Any], found: Report) -> str:
 
 def _count(answered: Sequence[Answered]) -> str:
     turns = [turn for one in answered for turn in one.turns]
-    left_out = sum(turn.said is None for turn in turns)
+    left_out = sum(turn.answer is None for turn in turns)
     words = f"{len(answered)} questions, {len(turns) - left_out} answers"
     return words + (f", {left_out} turns had no room in the context" if left_out else "")
 
@@ -68,18 +68,22 @@ def _table(answered: Sequence[Answered], precision: str) -> Iterator[str]:
         "",
     )
     yield "".join(f'<th scope="col">{head}</th>' for head in heads) + "</tr></thead><tbody>"
-    for kind, (plain, stock) in pairs.items():
-        yield _line(kind, kinds[kind], plain, stock, most)
+    for kind, (plain, generate) in pairs.items():
+        yield _line(kind, kinds[kind], plain, generate, most)
     yield "</tbody></table></div>"
 
 
 def _line(
-    kind: str, rows: Sequence[Answered], plain: Figures | None, stock: Figures | None, most: float
+    kind: str,
+    rows: Sequence[Answered],
+    plain: Figures | None,
+    generate: Figures | None,
+    most: float,
 ) -> str:
     shown = f"{kind} ({len(rows)})"
     cells = [escape(shown), str(len(plain.ours) if plain else 0)]
     cells += [f"{plain.acceleration:.2f}", f"{plain.overhead:.2f}"] if plain else ["-", "-"]
-    cells += [f"{found.speedup:.2f}" if found else "not measured" for found in (plain, stock)]
+    cells += [f"{found.speedup:.2f}" if found else "not measured" for found in (plain, generate)]
     width = 100 * plain.speedup / most if plain else 0
     drawn = f'<td class="drawn"><span class="bar" style="width:{width:.0f}%"></span></td>'
     of = ' class="all"' if kind == "all" else ""
@@ -88,7 +92,7 @@ def _line(
 
 def _details(one: Answered) -> str:
     name = f"{one.number} · {one.category}" if one.category else str(one.number)
-    first = one.turns[0].asked if one.turns else ""
+    first = one.turns[0].question if one.turns else ""
     head = f'<span class="soft">{escape(name)}</span> {escape(first[:120])}'
     return f"<details><summary>{head}</summary>{''.join(map(_turn, one.turns))}</details>"
 
@@ -96,8 +100,8 @@ def _details(one: Answered) -> str:
 def _turn(turn: Turn) -> str:
     found = figures([Answered(0, "", (turn,))], PLAIN)
     rate = f"{found.acceleration:.2f} tokens a step" if found else "no step was timed"
-    said = "The context had no room for an answer." if turn.said is None else turn.said
+    said = "The context had no room for an answer." if turn.answer is None else turn.answer
     return (
-        f'<div class="asked">{escape(turn.asked)}</div>'
+        f'<div class="asked">{escape(turn.question)}</div>'
         f'<div class="said">{escape(said)}</div><div class="soft">{rate}</div>'
     )

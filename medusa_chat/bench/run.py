@@ -1,4 +1,4 @@
-"""run(): the studies asked for, one after another, over one loaded model."""
+"""run() and run_shape(): the chosen studies, one after another, on one loaded model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -10,8 +10,9 @@ from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_sha
 from medusa_chat.bench.harness.report_data import Report
 from medusa_chat.bench.harness.rows import Row, unmeasured
 from medusa_chat.bench.studies.assisted import assisted
-from medusa_chat.bench.studies.learning import heads, two_stage
-from medusa_chat.bench.studies.paper import (
+from medusa_chat.bench.studies.head_training import heads, two_stage
+from medusa_chat.bench.studies.latency import memory_and_load, texts, turns
+from medusa_chat.bench.studies.paper_figures import (
     categories,
     hardware,
     ladder,
@@ -19,12 +20,11 @@ from medusa_chat.bench.studies.paper import (
     thresholds,
     trees,
 )
-from medusa_chat.bench.studies.reference import reference as race_reference
-from medusa_chat.bench.studies.report import report as tell
+from medusa_chat.bench.studies.recorded_acceptance import from_trace
+from medusa_chat.bench.studies.reference import reference as reference_study
+from medusa_chat.bench.studies.report import report as report_study
 from medusa_chat.bench.studies.speed import race
-from medusa_chat.bench.studies.steps import bandwidth, contexts, host_gaps, node_counts
-from medusa_chat.bench.studies.trace import from_trace
-from medusa_chat.bench.studies.turns import memory_and_load, texts, turns
+from medusa_chat.bench.studies.step_times import bandwidth, contexts, host_gaps, node_counts
 from medusa_chat.checkpoints.load import LoadedModel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
@@ -35,9 +35,9 @@ from medusa_chat.training.conversations import read_conversations
 Study = Callable[[BenchContext], Iterator[Row]]
 
 
-def elsewhere(course: BenchContext) -> Iterator[Row]:
-    """What stands between the steps, and what this command cannot measure, shown all the same."""
-    yield from host_gaps(course)
+def elsewhere(context: BenchContext) -> Iterator[Row]:
+    """The host's share of a step, and rows for what this command cannot measure."""
+    yield from host_gaps(context)
     yield unmeasured("kernels a layer", "kernels", "needs a GPU profile")
     yield unmeasured("page open / headless", "x", "tests/measure_page.py measures it")
 
@@ -52,7 +52,7 @@ STUDIES: dict[str, Study] = {
     "context": contexts,
     "elsewhere": elsewhere,
 }
-FINDINGS: dict[str, Study] = {  # the paper's; each only where it is named
+FINDINGS: dict[str, Study] = {  # of the paper; run only where they are named
     "ladder": ladder,
     "trees": trees,
     "thresholds": thresholds,
@@ -60,12 +60,12 @@ FINDINGS: dict[str, Study] = {  # the paper's; each only where it is named
     "categories": categories,
     "hardware": hardware,
     "assisted": assisted,
-    "reference": race_reference,
+    "reference": reference_study,
     "heads": heads,
     "two-stage": two_stage,
-    "report": tell,
+    "report": report_study,
 }
-UNASKED = ("hardware", "heads", "two-stage")  # no prompt of anybody's is answered
+WITHOUT_PROMPTS = ("hardware", "heads", "two-stage")
 OF_SHAPES = ("steps", "bandwidth", "turns", "context", "elsewhere")
 
 
@@ -86,44 +86,33 @@ def run(
     settings: GenerationSettings | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Measure a checkpoint with heads; all but the paper's findings where no study is named.
-    settings: acceptance and temperature of the study "report", which fills `report`.
-    Returns {"machine", "rows", "verdict"}. The tuner's costs and what "speed" found are kept for
-    `--tree auto`, doctor and the page. Raises UsageError without heads."""
+    """Measure a checkpoint with heads. studies: names; without any, all of STUDIES. The other
+    options: see BenchContext. settings, report: of the study "report", which fills `report`.
+    Returns {"machine", "rows", "verdict"}. The tuner's costs and the results of "speed" are kept
+    for `--tree auto`, doctor and the page. Raises UsageError without heads."""
     loaded = read_model(request, progress)
     if not loaded.info.heads:
         raise UsageError(f"{loaded.info.name} has no Medusa heads: there is nothing to compare")
-    course = BenchContext(
-        request,
-        loaded,
-        tree,
-        rounds,
-        max_new_tokens,
-        progress,
-        budget,
-        prompts,
-        draft,
-        data,
-        reference,
-        medusa_2,
-        settings or GenerationSettings(),
-        report,
+    context = BenchContext(
+        *(request, loaded, tree, rounds, max_new_tokens, progress, budget),
+        *(prompts, draft, data, reference, medusa_2),
+        *(settings or GenerationSettings(), report),
     )
-    known = STUDIES | FINDINGS
-    chosen = _chosen(studies or tuple(STUDIES), tuple(known))
-    rows = [row for name in chosen for row in known[name](course)]
+    every = STUDIES | FINDINGS
+    chosen = _chosen(studies or tuple(STUDIES), tuple(every))
+    rows = [row for name in chosen for row in every[name](context)]
     _keep(loaded, rows)
-    asked = 0 if set(chosen) <= set(UNASKED) else _prompts(course)
-    return {"machine": machine(course, asked), "rows": rows, "verdict": verdict(loaded)}
+    prompt_count = 0 if set(chosen) <= set(WITHOUT_PROMPTS) else _prompt_count(context)
+    return {"machine": machine(context, prompt_count), "rows": rows, "verdict": verdict(loaded)}
 
 
-def _prompts(course: BenchContext) -> int:
-    """How many were asked."""
-    if course.report is not None and course.report.answered:
-        return len(course.report.answered)
-    if course.prompts is None:
+def _prompt_count(context: BenchContext) -> int:
+    """The number of prompts that were answered."""
+    if context.report is not None and context.report.answered:
+        return len(context.report.answered)
+    if context.prompts is None:
         return len(PROMPTS)
-    return sum(1 for _ in read_conversations(course.prompts, prompts=True))
+    return sum(1 for _ in read_conversations(context.prompts, prompts=True))
 
 
 def run_shape(
@@ -137,19 +126,19 @@ def run_shape(
     studies: Sequence[str] = (),
     budget: float = 1.0,
 ) -> dict[str, Any]:
-    """Measure step times of a model of random weights, which need no download. What its text
-    would be is nobody's business, so acceptance comes from a recorded trace, or from published
-    accuracies, and is labelled so. layers: fewer than the shape has."""
+    """Measure the step times of a model of random weights, which needs no download. Its text has no
+    meaning, so acceptance comes from a recorded trace or from published accuracies, and the rows
+    say so. layers: fewer than the shape has. trace: a file of `generate --trace`."""
     found = SHAPES[shape] if isinstance(shape, str) else shape
     found = found if layers is None else replace(found, layers=layers)
     progress(f"making random weights: {found.name}")
-    course = BenchContext(request, load_shape(found, request), "auto", rounds, 1, progress, budget)
+    context = BenchContext(request, load_shape(found, request), "auto", rounds, 1, progress, budget)
     chosen = _chosen(studies, OF_SHAPES)
-    rows = [row for name in chosen for row in STUDIES[name](course)]
+    rows = [row for name in chosen for row in STUDIES[name](context)]
     if trace is not None:
-        rows += from_trace(course, trace)
+        rows += from_trace(context, trace)
     rows.append(unmeasured("end to end", "tokens/s", "random weights say nothing worth timing"))
-    return {"machine": machine(course, 0), "rows": rows, "verdict": verdict(course.loaded)}
+    return {"machine": machine(context, 0), "rows": rows, "verdict": verdict(context.loaded)}
 
 
 def _chosen(studies: Sequence[str], allowed: Sequence[str]) -> list[str]:
@@ -160,7 +149,7 @@ def _chosen(studies: Sequence[str], allowed: Sequence[str]) -> list[str]:
 
 
 def _keep(loaded: LoadedModel, rows: Sequence[Row]) -> None:
-    """Let doctor and the page say what was fastest end to end."""
+    """Keep the speeds end to end for doctor and the page."""
     names = ("plain", "medusa", "prompt-lookup")
     speeds = {row["name"]: row["value"] for row in rows if row["name"] in names}
     if speeds and loaded.tuned is not None:
@@ -168,6 +157,6 @@ def _keep(loaded: LoadedModel, rows: Sequence[Row]) -> None:
 
 
 def verdict(loaded: LoadedModel) -> str:
-    """What was chosen and why, in a sentence."""
+    """One sentence: the tree of `--tree auto` and the reason."""
     reason = loaded.info.tree_reason
     return f"--tree auto: {reason}."

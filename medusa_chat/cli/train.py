@@ -125,11 +125,11 @@ def train(
     from medusa_chat.training import run
     from medusa_chat.training.process_group import ProcessGroup
 
-    team = ProcessGroup.join(device == "cpu")
-    view = TrainingView(as_json, is_quiet=not team.is_first)
+    group = ProcessGroup.join(device == "cpu")
+    view = TrainingView(as_json, is_quiet=not group.is_first)
     # Of several processes none can stop alone: the page then only watches.
-    log = RunLog(request.output, can_stop=team.size == 1) if team.is_first else nullcontext()
-    with stopping() as is_stopped, log, closing(run.train(request, team)) as events:
+    log = RunLog(request.output, can_stop=group.size == 1) if group.is_first else nullcontext()
+    with stopping() as is_stopped, log, closing(run.train(request, group)) as events:
         for event in events:
             view.show(event)
             if isinstance(log, RunLog):

@@ -1,4 +1,4 @@
-"""Answerers: what makes a backbone's own answers. Our engine where it is faster, else batches."""
+"""Answerers: a backbone's own answers to prompts, by our engine or by transformers in batches."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -6,6 +6,7 @@ from copy import deepcopy
 from typing import Any, Protocol
 
 import torch
+from transformers import GenerationConfig
 
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.load import end_tokens
@@ -17,37 +18,38 @@ from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.training.setup import TrainingSetup
 
 Prompts = Sequence[Sequence[int]]
-SEEDS_APART = 1009  # of a batch's rows and the next batch's
+SEED_STRIDE = 1009  # between the seeds of two batches; the rows of a batch lie between
 
 
 class Answerer(Protocol):
-    """Answers prompts (token ids) with the backbone alone. name: of the way it does. ends: the
-    tokens that end an answer."""
+    """Answers prompts (token ids) with the backbone alone. name: how it decodes, kept with the
+    answers. ends: ids of the tokens that end an answer."""
 
     name: str
     ends: tuple[int, ...]
 
     def answer(self, prompts: Prompts, temperature: float, most: int, seed: int) -> list[list[int]]:
-        """An answer of at most `most` token ids to each, its end token included where it has one.
-        The same seed gives the same answers."""
+        """For each prompt an answer of at most `most` token ids, its end token included. The same
+        seed gives the same answers."""
         ...
 
 
-def answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:
-    """Who answers fastest with this model, in texts of at most `context` tokens: our engine where
-    a step is one call into C, which beats batches of 16 there several times; elsewhere batches,
-    since a row costs little beside the weights that every step reads."""
+def fastest_answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:
+    """The faster answerer for this model, for texts of at most `context` tokens: our engine where a
+    step is one call into C, which is several times faster than batches of 16 there; otherwise
+    batches, since a row costs little beside the weights that every step reads."""
     if native.can_run(model) and native.is_small(model) and native_build.library() is not None:
-        return OneByOne(model, context, ends)
-    return Batches(model, ends)
+        return EngineAnswerer(model, context, ends)
+    return BatchAnswerer(model, ends)
 
 
-class OneByOne:
-    """Our engine, plain decoding, one prompt after the other. It is built at the first of them,
-    beside the model, whose own submodules are still to learn: it shares the weights and holds
-    layouts of its own."""
+class EngineAnswerer:
+    """Our engine with plain decoding, one prompt after another. It is built at the first prompt,
+    from a copy of the model that shares the weights: the model's own submodules must stay as they
+    are to be trained."""
 
     name = "our engine"
 
@@ -57,26 +59,26 @@ class OneByOne:
         self._engine: Engine | None = None
 
     def answer(self, prompts: Prompts, temperature: float, most: int, seed: int) -> list[list[int]]:
-        self._engine = self._engine or self._built()
+        self._engine = self._engine or self._build()
         answers = []
         for row, prompt in enumerate(prompts):
             settings = GenerationSettings(
                 drafter="none",
                 temperature=temperature,
                 max_new_tokens=most,
-                seed=(seed * SEEDS_APART + row) % 2**63,
+                seed=(seed * SEED_STRIDE + row) % 2**63,
             )
             answers.append(_until_end(self._tokens(self._engine, prompt, settings), self.ends))
         return answers
 
-    def _built(self) -> Engine:
+    def _build(self) -> Engine:
         library = native_build.library()
         assert library is not None
         shared = {id(p): p for p in self._model.parameters()}
         copied = deepcopy(self._model, shared).eval()
         replace_submodules(copied, packs=False)
         backbone = Backbone(copied, self._context, numbers=native.NUMBERS)
-        # where the numbers are not the twin's, the twin answers
+        # a backbone for which our C gives other numbers than torch is left to torch
         native.adopt(backbone, None, native.NativeThreads(library, cpu_threads.of_native(copied)))
         engine = Engine(backbone)
         engine.pauses = frozenset(self.ends)
@@ -86,7 +88,7 @@ class OneByOne:
     def _tokens(
         engine: Engine, prompt: Sequence[int], settings: GenerationSettings
     ) -> Iterator[int]:
-        """The engine knows of no end, so that which one it was can be kept."""
+        """The engine has no end tokens, so that the one that ended the answer is part of it."""
         drafter = engine.drafter(settings, tree=ROOT)
         for event in engine.generate(prompt, drafter, settings, details=False):
             if not isinstance(event, Finished):
@@ -95,8 +97,8 @@ class OneByOne:
                 raise MedusaChatError(event.message)
 
 
-class Batches:
-    """transformers' generate, all prompts at once."""
+class BatchAnswerer:
+    """transformers' `generate`, all prompts of a batch at once."""
 
     name = "batches"
 
@@ -112,7 +114,7 @@ class Batches:
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        with _as_it_is(model), torch.inference_mode():
+        with _plain_generation(model), torch.inference_mode():
             torch.manual_seed(seed)
             output = model.generate(
                 ids.to(model.device),
@@ -126,11 +128,9 @@ class Batches:
 
 
 @contextmanager
-def _as_it_is(model: Any) -> Iterator[None]:
-    """Without what its generation config does to the logits (a repetition penalty, min-p, ...),
-    which no decoding of ours does; the random state is put back behind it."""
-    from transformers import GenerationConfig
-
+def _plain_generation(model: Any) -> Iterator[None]:
+    """The model without what its generation config does to the logits (a repetition penalty,
+    min-p, ...), which our engine does not do either; the random state is restored afterwards."""
     devices = [model.device.index or 0] if model.device.type == "cuda" else []
     kept, model.generation_config = model.generation_config, GenerationConfig()
     try:
@@ -140,11 +140,20 @@ def _as_it_is(model: Any) -> Iterator[None]:
         model.generation_config = kept
 
 
+def answerer_of(setup: TrainingSetup) -> Answerer:
+    """The faster answerer for the backbone of a training. Raises UsageError without end tokens."""
+    ends = require_ends(setup.model, setup.tokenizer)
+    return fastest_answerer(setup.model, setup.length, ends)
+
+
 def require_ends(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends a turn in the chat as well. Raises UsageError when there is none."""
+    """Ids of the tokens that end a turn, those of the chat included. Raises UsageError when there
+    is none."""
     ends = tuple(sorted(end_tokens(model, tokenizer)))
     if not ends:
-        raise UsageError("the backbone names no end token (eos_token_id in generation_config.json)")
+        raise UsageError(
+            "the backbone has no end token: set eos_token_id in its generation_config.json"
+        )
     return ends
 
 

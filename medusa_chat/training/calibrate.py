@@ -1,6 +1,7 @@
-"""`medusa-chat calibrate`: rank accuracies on the backbone's own greedy answers, the tree they ask
-for, and the tokens a step it really gives."""
+"""`medusa-chat calibrate`: rank accuracies on the backbone's own greedy answers, the best tree for
+them, and the tokens a step that the tree really gives."""
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,21 +17,20 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, MedusaChatError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.training.accuracy import rank_hits, ranks_after
+from medusa_chat.training.accuracy import count_hits, ranks_after, states_of
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import encode_prompt
+from medusa_chat.training.distill_conversations import Answered
+from medusa_chat.training.events import Stage, Written
 from medusa_chat.training.examples import require_template
-from medusa_chat.training.loss import IGNORED, targets_of
-from medusa_chat.training.path_search import Answer as Foreseen
-from medusa_chat.training.run import Stage, Written
-from medusa_chat.training.whole_conversations import Answered
+from medusa_chat.training.loss import IGNORED, head_targets
+from medusa_chat.training.path_search import Answer as AnswerRanks
 
 MOST_CONVERSATIONS = 256
 ANSWER_TOKENS = 128
 MEASURED_PROMPTS = 8
 RANKS = 10
-CHUNK = 512
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,45 @@ class Measured:
     sizes: tuple[tuple[int, float, float], ...]
 
 
+class RankCounter:
+    """What the heads predicted over the greedy answers so far.
+
+    hits [K, R] int64: how often each rank alone was right; labels [K] int64. prompts: token ids of
+    each; answers: the rank of every token, for the search of the tree. tokens: of all answers.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        ranks = min(RANKS, loaded.engine.backbone.vocabulary)
+        self.hits = torch.zeros(loaded.info.heads, ranks, dtype=torch.long)
+        self.labels = torch.zeros(loaded.info.heads, dtype=torch.long)
+        self.prompts: list[list[int]] = []
+        self.answers: list[AnswerRanks] = []
+        self.tokens = 0
+
+    def add(self, prompt: list[int], answer: list[int]) -> None:
+        """Count one answer to a prompt, both token ids."""
+        self.prompts.append(prompt)
+        self.tokens += len(answer)
+        engine, ranks = self._loaded.engine, self.hits.shape[1]
+        heads, lm_head = engine.heads, engine.backbone.lm_head
+        assert heads is not None
+        ids = torch.tensor(prompt + answer, device=engine.backbone.device)
+        hidden = states_of(engine, ids)
+        is_label = torch.arange(len(ids), device=ids.device) >= len(prompt)
+        targets = head_targets(ids[None], is_label[None], len(heads))[0]
+        self.labels += (targets != IGNORED).sum(0).cpu()
+        self.hits += count_hits(heads, lm_head, hidden, targets, ranks)
+        before = hidden[len(prompt) - 1 : -1]
+        self.answers.append(ranks_after(before, answer, heads, lm_head, ranks))
+
+    @property
+    def accuracies(self) -> list[list[float]]:
+        """a[k][i], each head over its own number of labels (Medusa, arXiv 2401.10774, 2.3.3)."""
+        pairs = zip(self.hits.tolist(), self.labels.tolist(), strict=True)
+        return [[hit / max(count, 1) for hit in row] for row, count in pairs]
+
+
 def calibrate(
     request: LoadRequest,
     data: Sequence[Path],
@@ -47,76 +86,89 @@ def calibrate(
     output: Path,
     chats: Sequence[Conversation] = (),
 ) -> Iterator[Stage | Answered | Calibrated | Measured | Written]:
-    """Measure, search, measure again, and write `output` whole. Raises MedusaChatError.
+    """Measure the heads on greedy answers to the prompts, search the tree of at most `nodes` nodes,
+    measure its tokens a step and write `output`. chats: the user's own, asked again beside the
+    data. Raises MedusaChatError."""
+    conversations = _choose(data, chats)
+    yield Stage("loading")
+    loaded = _load(request)
+    require_template(loaded.tokenizer, conversations)
+    yield Stage("answers")
+    counter = RankCounter(loaded)
+    total = sum(len(one.asked) for one in conversations)
+    for prompt, answer in _answers(loaded, conversations):
+        counter.add(prompt, answer)
+        done = len(counter.prompts)
+        yield Answered(done, max(total, done), counter.tokens)
+    calibrated = _search(loaded, counter, nodes, _sources(data, chats))
+    yield calibrated
+    yield Stage("measuring")
+    yield Measured(_measured(loaded, calibrated, counter.prompts[:MEASURED_PROMPTS]))
+    yield _write(calibrated, output)
 
-    chats: of the user, asked again beside the data.
-    """
-    import json
 
+def _choose(data: Sequence[Path], chats: Sequence[Conversation]) -> list[Conversation]:
+    """At most MOST_CONVERSATIONS, drawn with seed 0. Raises UsageError without any."""
     found = [*chats, *(one for path in data for one in read_conversations(path, prompts=True))]
     if not found:
-        raise UsageError(f"{', '.join(map(str, data))} holds no prompt: the data is empty")
-    chosen = random.Random(0).sample(found, min(len(found), MOST_CONVERSATIONS))
-    yield Stage("loading")
+        raise UsageError(f"{', '.join(map(str, data))} holds no prompt: give other --data")
+    return random.Random(0).sample(found, min(len(found), MOST_CONVERSATIONS))
+
+
+def _load(request: LoadRequest) -> LoadedModel:
     *_, (_, loaded) = load(request)
     assert loaded is not None
     if not loaded.info.heads:
         raise UsageError(f"{loaded.info.name} has no Medusa heads: train some first")
-    require_template(loaded.tokenizer, chosen)
-    yield Stage("answers")
-    ranks = min(RANKS, loaded.engine.backbone.vocabulary)
-    hits = torch.zeros(loaded.info.heads, ranks, dtype=torch.long)
-    labels = torch.zeros(loaded.info.heads, dtype=torch.long)
-    asked: list[list[int]] = []
-    foreseen: list[Foreseen] = []
-    total, tokens = sum(len(one.asked) for one in chosen), 0
-    for prompt, answer in _answers(loaded, chosen):
-        asked.append(prompt)
-        tokens += len(answer)
-        foreseen.append(count_answer(loaded, prompt, answer, hits, labels))
-        yield Answered(len(asked), max(total, len(asked)), tokens)
-    if not int(labels.sum()):
+    return loaded
+
+
+def _sources(data: Sequence[Path], chats: Sequence[Conversation]) -> str:
+    return ", ".join([*(["the user's own chats"] if chats else []), *(path.name for path in data)])
+
+
+def _search(loaded: LoadedModel, counter: RankCounter, nodes: int, sources: str) -> Calibrated:
+    """The calibration with the best tree; a shortlist that the checkpoint has is kept."""
+    if not int(counter.labels.sum()):
         raise UsageError("the answers are too short to measure the heads on: give other prompts")
-    table = [
-        [hit / max(count, 1) for hit in row]
-        for row, count in zip(hits.tolist(), labels.tolist(), strict=True)
-    ]
-    names = [*(["the user's own chats"] if chats else []), *(path.name for path in data)]
-    what = f"{len(asked)} greedy answers of the backbone to {', '.join(names)}"
-    calibrated = Calibrated.search(table, nodes, what, int(labels[0]), foreseen)
-    if loaded.calibration is not None:
-        calibrated = replace(calibrated, shortlist=loaded.calibration.shortlist)
-    yield calibrated
-    yield Stage("measuring")
-    yield Measured(_measured(loaded, calibrated, asked[:MEASURED_PROMPTS]))
+    measured_on = f"{len(counter.prompts)} greedy answers of the backbone to {sources}"
+    positions = int(counter.labels[0])
+    found = Calibrated.search(counter.accuracies, nodes, measured_on, positions, counter.answers)
+    if loaded.calibration is None:
+        return found
+    return replace(found, shortlist=loaded.calibration.shortlist)
+
+
+def _write(calibrated: Calibrated, output: Path) -> Written:
     try:
         paths.write_text(output, json.dumps(calibrated.to_json()) + "\n")
     except OSError as error:
         raise MedusaChatError(f"{output} cannot be written: {error.strerror}") from error
-    yield Written(str(output), output.stat().st_size)
+    return Written(str(output), output.stat().st_size)
 
 
 def _answers(
     loaded: LoadedModel, conversations: Sequence[Conversation]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """(prompt ids, answer ids) of every question, asked in order; those without room are left."""
+    """(prompt ids, answer ids) of every question, each conversation's in order. A conversation ends
+    where its next prompt does not fit into the context."""
     tree = loaded.calibration.tree if loaded.calibration else None
-    for found in conversations:
-        talk = [dict(m) for m in found.messages if m["role"] == "system"][:1]
-        for text in found.asked:
-            talk.append({"role": "user", "content": text})
-            prompt = encode_prompt(loaded.tokenizer, talk)
+    for conversation in conversations:
+        messages = conversation.system_messages
+        for text in conversation.asked:
+            messages.append({"role": "user", "content": text})
+            prompt = encode_prompt(loaded.tokenizer, messages)
             try:
                 answer = _finished(_generate(loaded, prompt, tree)).token_ids
             except ContextError:
                 break
             yield prompt, list(answer)
-            said = loaded.tokenizer.decode(answer, skip_special_tokens=True)
-            talk.append({"role": "assistant", "content": said})
+            reply = loaded.tokenizer.decode(answer, skip_special_tokens=True)
+            messages.append({"role": "assistant", "content": reply})
 
 
 def _generate(loaded: LoadedModel, prompt: list[int], tree: Tree | None) -> Iterator[Event]:
-    """A greedy answer, exact, so it is the backbone's own; with the tree where one is given."""
+    """A greedy answer with exact acceptance, so the backbone's own. tree: None decodes plainly."""
     engine = loaded.engine
     settings = GenerationSettings(
         drafter="medusa" if tree else "none",
@@ -135,37 +187,10 @@ def _finished(events: Iterator[Event]) -> Finished:
     return last
 
 
-@torch.inference_mode()
-def count_answer(
-    loaded: LoadedModel,
-    prompt: list[int],
-    answer: list[int],
-    hits: torch.Tensor,
-    labels: torch.Tensor,
-) -> Foreseen:
-    """Add one answer to the counts: hits [K, R] of each rank alone, labels [K]. Returns which
-    ranks the tokens of the answer had, place by place."""
-    engine = loaded.engine
-    backbone, heads = engine.backbone, engine.heads
-    assert heads is not None
-    ids = torch.tensor(prompt + answer, device=backbone.device)
-    engine.forget()
-    hidden = torch.cat([backbone.run_chunk(part) for part in ids.split(CHUNK)])
-    engine.forget()
-    is_label = torch.arange(len(ids), device=ids.device) >= len(prompt)
-    targets = targets_of(ids[None], is_label[None], len(heads))[0]
-    chosen = (targets != IGNORED).any(-1)
-    for rows, wanted in zip(hidden[chosen].split(256), targets[chosen].split(256), strict=True):
-        hits += rank_hits(heads, backbone.lm_head, rows, wanted, hits.shape[1]).cpu()
-    labels += (targets != IGNORED).sum(0).cpu()
-    before = hidden[len(prompt) - 1 : -1]
-    return ranks_after(before, answer, heads, backbone.lm_head, hits.shape[1])
-
-
 def _measured(
     loaded: LoadedModel, calibrated: Calibrated, prompts: list[list[int]]
 ) -> tuple[tuple[int, float, float], ...]:
-    """By tree size; answers without a step are left out."""
+    """(nodes, expected, measured) for every size of the tree at which an answer has a step."""
     sizes: list[tuple[int, float, float]] = []
     for nodes, expected in calibrated.expected.items():
         if nodes == 1:

@@ -1,4 +1,4 @@
-"""The checkpoint that a training leaves: a folder that every other command takes, written whole."""
+"""The files of a trained checkpoint, a folder that every other command takes."""
 
 import json
 import os
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from medusa_chat import __version__
@@ -20,15 +22,16 @@ from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.tree_search import expected_length, search_tree
 
 TREE_NODES = 64
-USED_NODES = 16  # the size for which a tree is searched; the nodes behind follow
+USED_NODES = 16  # the first nodes, for which the tree is searched; larger trees extend it
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Rank accuracies a[k][i], the tree searched, and what was measured on. rates: nodes -> tokens
-    a step that the answers themselves would have had, where they were searched. shortlist: the
-    tokens that drafts are to be taken from; none: from all."""
+    """Rank accuracies a[k][i] of the heads, the paths (choices) of the best tree, and what was
+    measured. positions: labels of the first head. rates: nodes -> tokens a step that the answers
+    would have had with the tree, where it was searched by answers. shortlist: ids of the tokens
+    that the heads may draft; empty: all."""
 
     accuracies: tuple[tuple[float, ...], ...]
     choices: tuple[tuple[int, ...], ...]
@@ -46,8 +49,8 @@ class Calibrated:
         positions: int,
         answers: Sequence[Answer] = (),
     ) -> "Calibrated":
-        """With the best tree of at most `nodes` nodes: by the paths of whole answers where they
-        are known, else by products of accuracies. Raises UsageError."""
+        """The calibration with the best tree of at most `nodes` nodes: by the paths of whole
+        answers where there are any, otherwise by products of accuracies. Raises UsageError."""
         table = tuple(tuple(round(a, 5) for a in row) for row in accuracies)
         if not answers:
             return cls(table, search_tree(table, nodes).choices[1:], measured_on, positions)
@@ -61,13 +64,13 @@ class Calibrated:
 
     @property
     def expected(self) -> dict[int, float]:
-        """Nodes -> tokens a step, at every size up to the tree's: what the answers would have had
-        where they were searched, else what the table promises."""
+        """Nodes -> tokens a step for sizes up to the tree's: by the answers where it was searched
+        by them, otherwise by the accuracies."""
         found = {n: expected_length(self.tree.head(n), self.accuracies) for n in _sizes(self.tree)}
         return found | dict(self.rates)
 
     def to_json(self, nodes: int | None = None) -> dict[str, Any]:
-        """As medusa_calibration.json holds it."""
+        """The content of medusa_calibration.json. nodes: the default size of the tree."""
         shown = {"version": 1, "accuracies": self.accuracies, "choices": self.choices}
         chosen = {} if nodes is None else {"nodes": nodes}
         rates = {"tokens_per_step": {str(n): rate for n, rate in self.rates.items()}}
@@ -82,14 +85,14 @@ def _sizes(tree: Tree) -> list[int]:
 
 @dataclass(frozen=True)
 class Base:
-    """The backbone that heads belong to. name: as the user gave it; folder: None for a Hub id."""
+    """The backbone of the heads. name: as the user gave it; folder: None for a Hub id."""
 
     name: str
     folder: Path | None
 
     def seen_from(self, output: Path) -> str:
-        """What `base_model_name_or_path` says in `output`: a Hub id, a folder beside or below as
-        a relative path, so that both can be moved together, else the whole path."""
+        """The value of `base_model_name_or_path` in `output`: a Hub id; a relative path for a
+        folder beside or below, so that both can be moved together; otherwise the absolute path."""
         if self.folder is None:
             return self.name
         folder, near = self.folder.resolve(), output.resolve().parent
@@ -97,12 +100,10 @@ class Base:
 
 
 def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
-    """`fill` a folder beside `output`, then put it in place at once. Returns its bytes.
+    """Let `fill` write a folder beside `output`, then rename it to `output`. Returns its bytes.
 
-    Raises UsageError where something is in the way, MedusaChatError where the disk is full;
-    nothing half done stays."""
-    from safetensors import SafetensorError
-
+    Raises UsageError where `output` exists and MedusaChatError where the disk is full; no partial
+    folder stays."""
     partial = output.with_name(f".{output.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -113,8 +114,8 @@ def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
         partial.replace(output)
     except (OSError, SafetensorError) as error:
         raise MedusaChatError(
-            f"{output} cannot be written ({first_line(error)}): make room and "
-            "run the same command with --resume"
+            f"{output} cannot be written ({first_line(error)}): free some disk space and run the "
+            "same command with --resume"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -122,15 +123,13 @@ def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
 
 
 def write_heads(folder: Path, heads: MedusaHeads, calibrated: Calibrated) -> None:
-    """The heads and what was measured of them."""
-    from safetensors.torch import save_file
-
+    """Write the heads and their calibration."""
     save_file(heads.to("cpu").to_tensors(), folder / HEADS_FILE)
     (folder / CALIBRATION_FILE).write_text(json.dumps(calibrated.to_json()) + "\n", "utf-8")
 
 
 def heads_config(heads: MedusaHeads, base: str) -> dict[str, Any]:
-    """config.json of a folder that holds heads alone, as the reference writes it."""
+    """config.json of a folder with heads alone, in the reference's format."""
     return {
         "base_model_name_or_path": base,
         "medusa_num_heads": len(heads),
@@ -140,15 +139,15 @@ def heads_config(heads: MedusaHeads, base: str) -> dict[str, Any]:
 
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Write an indented JSON file."""
     file.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
 
 
 def write_adapter(
     folder: Path, tensors: dict[str, Tensor], names: Sequence[str], recipe: Recipe, base: str
 ) -> Path:
-    """The adapter and its config, as peft and `load` read them. Returns the weights' file."""
-    from safetensors.torch import save_file
-
+    """Write the adapter and its config in peft's format. names: of the layers it is on. Returns the
+    file of the weights."""
     file = folder / "adapter_model.safetensors"
     save_file(tensors, file)
     config = {
@@ -166,7 +165,7 @@ def write_adapter(
 
 
 def model_card(base: Base, recipe: Recipe, data: Sequence[str], calibrated: Calibrated) -> str:
-    """README.md of the checkpoint."""
+    """README.md of the checkpoint. data: the names of the files."""
     front = ["---", "library_name: medusa-chat", "tags: [medusa, speculative-decoding]"]
     if base.folder is None:
         front.append(f"base_model: {base.name}")

@@ -1,9 +1,9 @@
-"""Known gradients: losses over many rows whose logits are never held together, nor made twice.
+"""Losses over many rows whose logits are never held together, and never computed twice.
 
-A loss of n rows needs [n, V] logits per head, for the gradient once more. Here each few rows'
-gradients are computed as soon as their loss is (their weights in the whole are known before), and
-handed over when the whole is asked for its own: one pass forward and one backward, where
-checkpointing takes two forward.
+A loss of n rows needs [n, V] logits per head, and as much again for their gradient. Here the
+gradients of a chunk of rows are computed together with its loss, since the weight of every row in
+the whole is known before, and are handed over in the backward pass of the whole: one forward and
+one backward pass, where checkpointing takes two forward passes.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,88 +12,61 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Part = Callable[[slice, Tensor], Tensor]
+ChunkLoss = Callable[[slice, Tensor], Tensor]
 
 
-def summed(part: Part, rows: Tensor, at_once: int, learning: Iterable[Tensor] = ()) -> Tensor:
-    """The sum of part(slice, rows[slice]), scalars, over slices of at most `at_once` rows.
+def chunked_sum(
+    chunk_loss: ChunkLoss, rows: Tensor, size: int, trainable: Iterable[Tensor] = ()
+) -> Tensor:
+    """The sum, a float32 scalar, of chunk_loss(slice, rows[slice]) over slices of at most `size`
+    rows.
 
-    Its gradients reach `rows` [n, ...] and those of `learning` that ask for one, whatever else
-    part() uses; each has to be a tensor of its own, and no two may come from one sum of both. They
-    are held until they are asked for, which may be once.
+    The gradients reach `rows` [n, ...] and those of `trainable` that require one, whatever else
+    chunk_loss uses; none of these tensors may be computed from another. They are held until
+    backward(), which may be called once.
     """
     is_wanted = torch.is_grad_enabled()
-    learnt = [tensor for tensor in learning if tensor.requires_grad and is_wanted]
-    known = _Sums(learnt, rows.requires_grad and is_wanted)
+    inputs = [tensor for tensor in trainable if tensor.requires_grad and is_wanted]
+    sums = _GradientSums(inputs, rows.requires_grad and is_wanted)
     total = rows.new_zeros((), dtype=torch.float32)
-    for start in range(0, max(len(rows), 1), at_once):  # without rows there are gradients too
-        total += known.add(part, slice(start, start + at_once), rows)
-    gradients = known.gradients
-    if known.of_rows:
-        learnt, gradients = [*learnt, rows], [*gradients, torch.cat(known.of_rows)]
-    return total if not learnt else _Known.apply(total, gradients, *learnt)
+    for start in range(0, max(len(rows), 1), size):  # one chunk at least: it makes the gradients
+        total += sums.add(chunk_loss, slice(start, start + size), rows)
+    gradients = sums.gradients
+    if sums.of_rows:
+        inputs, gradients = [*inputs, rows], [*gradients, torch.cat(sums.of_rows)]
+    return total if not inputs else _WithGradients.apply(total, gradients, *inputs)
 
 
-class _Sums:
-    """gradients: the sums so far, one for each that learns; of_rows: the rows' own."""
+class _GradientSums:
+    """gradients: the sum so far for each of `inputs`; of_rows: the gradients of each chunk."""
 
-    def __init__(self, learnt: list[Tensor], learns_rows: bool) -> None:
-        self._learnt, self._learns_rows = learnt, learns_rows
-        self.gradients: list[Tensor | None] = [None] * len(learnt)
+    def __init__(self, inputs: list[Tensor], rows_need_it: bool) -> None:
+        self._inputs, self._rows_need_it = inputs, rows_need_it
+        self.gradients: list[Tensor | None] = [None] * len(inputs)
         self.of_rows: list[Tensor] = []
 
-    def add(self, part: Part, some: slice, rows: Tensor) -> Tensor:
-        """part()'s value, detached. What it was computed from is gone when this returns."""
-        leaf = rows[some].detach().requires_grad_(self._learns_rows)
-        value = part(some, leaf)
-        asked = [*self._learnt, leaf] if self._learns_rows else self._learnt
-        if not asked:
+    def add(self, chunk_loss: ChunkLoss, chunk: slice, rows: Tensor) -> Tensor:
+        """The chunk's loss, detached. Its graph is freed when this returns."""
+        leaf = rows[chunk].detach().requires_grad_(self._rows_need_it)
+        value = chunk_loss(chunk, leaf)
+        inputs = [*self._inputs, leaf] if self._rows_need_it else self._inputs
+        if not inputs:
             return value.detach()
-        found = list(torch.autograd.grad(value, asked, allow_unused=True))
-        if self._learns_rows:
-            last = found.pop()
-            self.of_rows.append(torch.zeros_like(leaf) if last is None else last)
-        for place, old in enumerate(self.gradients):
-            new, found[place] = found[place], None
+        found = list(torch.autograd.grad(value, inputs, allow_unused=True))
+        if self._rows_need_it:
+            of_leaf = found.pop()
+            self.of_rows.append(torch.zeros_like(leaf) if of_leaf is None else of_leaf)
+        for index, old in enumerate(self.gradients):
+            new, found[index] = found[index], None  # freed as soon as it is added
             if old is None:
-                self.gradients[place] = new
+                self.gradients[index] = new
             elif new is not None:
                 old.add_(new)
         return value.detach()
 
 
-def cross_entropy(logits: Tensor, wanted: Tensor, ignored: int) -> Tensor:
-    """logits float32 [..., V], wanted int64 [...] -> losses [...], 0 where `wanted` is `ignored`.
-
-    torch's own in half the passes over memory. Its gradient may be asked for once, and takes the
-    place of the probabilities; `logits` stay as they are.
-    """
-    losses: Tensor = _CrossEntropy.apply(logits, wanted, ignored)
-    return losses
-
-
-class _CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, wanted: Tensor, ignored: int) -> Tensor:
-        is_asked = wanted != ignored
-        place = wanted.where(is_asked, 0).unsqueeze(-1)
-        most, first = logits.max(-1, keepdim=True)
-        shares = logits.softmax(-1)
-        # the largest share's logarithm is exact where the wanted one's may be that of 0
-        losses = (most - logits.gather(-1, place)) - shares.gather(-1, first).log()
-        ctx.is_asked, ctx.place, ctx.shares = is_asked, place, shares
-        return losses.squeeze(-1).where(is_asked, 0.0)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None]:
-        shares, ctx.shares = ctx.shares, None
-        less = torch.full_like(ctx.place, -1, dtype=shares.dtype)
-        shares.scatter_add_(-1, ctx.place, less)
-        return shares.mul_(outer[0].where(ctx.is_asked, 0.0).unsqueeze(-1)), None, None
-
-
-class _Known(torch.autograd.Function):
-    """A number whose gradients are known."""
+class _WithGradients(torch.autograd.Function):
+    """A value whose gradients are computed already."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: list[Tensor | None], *_: Tensor) -> Tensor:
@@ -104,3 +77,35 @@ class _Known(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         held, ctx.gradients = ctx.gradients, None
         return None, None, *(None if g is None else g.mul_(outer[0].to(g.dtype)) for g in held)
+
+
+def cross_entropy(logits: Tensor, wanted: Tensor, ignored: int) -> Tensor:
+    """logits float32 [..., V], wanted int64 [...] -> losses float32 [...] in nats, 0 where `wanted`
+    is `ignored`.
+
+    Half the passes over memory of torch's own. backward() may be called once: the gradient is
+    computed in the memory of the probabilities. `logits` are not changed.
+    """
+    losses: Tensor = _CrossEntropy.apply(logits, wanted, ignored)
+    return losses
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, wanted: Tensor, ignored: int) -> Tensor:
+        is_wanted = wanted != ignored
+        index = wanted.where(is_wanted, 0).unsqueeze(-1)
+        largest, first = logits.max(-1, keepdim=True)
+        probabilities = logits.softmax(-1)
+        # the logarithm of the largest probability is exact; that of the wanted one may be log 0
+        log_largest = probabilities.gather(-1, first).log()
+        losses = (largest - logits.gather(-1, index)) - log_largest
+        ctx.is_wanted, ctx.index, ctx.probabilities = is_wanted, index, probabilities
+        return losses.squeeze(-1).where(is_wanted, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None]:
+        gradient, ctx.probabilities = ctx.probabilities, None
+        minus_one = torch.full_like(ctx.index, -1, dtype=gradient.dtype)
+        gradient.scatter_add_(-1, ctx.index, minus_one)
+        return gradient.mul_(outer[0].where(ctx.is_wanted, 0.0).unsqueeze(-1)), None, None

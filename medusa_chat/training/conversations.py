@@ -1,8 +1,8 @@
-"""Files of conversations and prompts, of every common kind, row by row.
+"""Conversation: the rows of files of conversations and prompts, in every common format.
 
 JSON and JSONL of ShareGPT (`conversations` of from/value), UltraChat (`messages`, or `data`),
 MT-Bench (`turns`), AlpacaEval (`instruction`), `prompt` and `text` rows; parquet of the same; and
-plain text. A bad row is refused with its file and line.
+plain text. Errors name the file and the line of a row.
 """
 
 import json
@@ -25,10 +25,10 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages of {"role", "content"}, and the file and line they came from.
+    """Messages of {"role", "content"}, and the place, file and line, they come from.
 
-    text: a plain text instead, which has no messages and is learnt whole. category: what kind of
-    question it is, number: its question_id, where the row says so.
+    text: a plain text that is learnt whole, in place of messages. category, number: the category
+    and the question_id of a benchmark's row, where it has them.
     """
 
     messages: tuple[Message, ...]
@@ -39,33 +39,38 @@ class Conversation:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """What the user says, in order."""
+        """The user's messages, in order."""
         return tuple(m["content"] for m in self.messages if m["role"] == "user")
+
+    @property
+    def system_messages(self) -> list[Message]:
+        """A new list with a copy of the system prompt, if there is one."""
+        return [dict(m) for m in self.messages if m["role"] == "system"][:1]
 
 
 def read_conversations(path: Path, prompts: bool = False) -> Iterator[Conversation]:
-    """The rows of a file. prompts: only what the user says is wanted, so answers may be missing.
+    """The rows of a file. prompts: only the user's messages are needed, so answers may be missing.
 
-    Rows of ShareGPT that begin with an answer lose it, and those with no answer are left out, as
-    everybody does who trains on it. Raises UsageError with the line of a bad row.
+    Rows of ShareGPT that begin with an answer lose it, and those without a message of the user are
+    left out, as is usual for training on it. Raises UsageError with the line of a bad row.
     """
-    kinds = {".parquet": _parquet, ".txt": _plain(prompts), ".json": _json}
-    for place, row in kinds.get(path.suffix.lower(), _lines)(path):
+    readers = {".parquet": _parquet, ".txt": _plain(prompts), ".json": _json}
+    for place, row in readers.get(path.suffix.lower(), _lines)(path):
         found = conversation(row, place)
         if found is None:
             continue
         if not prompts and not found.text and not _has_answer(found):
             raise UsageError(
-                f"{place}: no message of the assistant, so nothing to learn; --distill lets the "
-                "backbone answer"
+                f"{place}: no message of the assistant to learn from: give answers, or let the "
+                "backbone answer with --distill"
             )
         if prompts and not found.asked:
-            raise UsageError(f"{place}: no message of the user, so nothing to answer")
-        yield _named(found, row)
+            raise UsageError(f"{place}: no message of the user to answer: remove the row")
+        yield _with_labels(found, row)
 
 
-def _named(found: Conversation, row: Any) -> Conversation:
-    """With what the row of a benchmark says of its question."""
+def _with_labels(found: Conversation, row: Any) -> Conversation:
+    """With the category and the question_id of a benchmark's row."""
     values = row if isinstance(row, dict) else {}
     category, number = values.get("category"), values.get("question_id")
     if isinstance(category, str):
@@ -74,11 +79,11 @@ def _named(found: Conversation, row: Any) -> Conversation:
 
 
 def conversation(row: Any, place: str) -> Conversation | None:
-    """One row of whatever kind, None for an empty one of ShareGPT. Raises UsageError."""
+    """One row of any format; None for an empty one of ShareGPT. Raises UsageError."""
     if isinstance(row, Conversation):
         return row
     if not isinstance(row, dict):
-        raise UsageError(f"{place}: a row is a JSON object, this is {str(row)[:40]!r}")
+        raise UsageError(f"{place}: a row must be a JSON object, this is {str(row)[:40]!r}")
     if "messages" in row:
         return Conversation(_messages(row["messages"], "messages", place), place)
     if "conversations" in row:
@@ -115,12 +120,12 @@ def _message(message: Any, place: str) -> Message:
     if role is None:
         raise UsageError(f"{place}: a message needs a role: one of {', '.join(ROLES)}")
     if not isinstance(content, str):
-        raise UsageError(f"{place}: a message needs a content that is text")
+        raise UsageError(f"{place}: the content of a message must be text")
     return {"role": role, "content": content}
 
 
 def _sharegpt(found: Any, place: str) -> Conversation | None:
-    """From the first question on, the turns of one speaker joined."""
+    """The messages from the user's first on; consecutive ones of a speaker are joined."""
     if found == []:
         return None
     turns: list[Message] = []
@@ -134,7 +139,7 @@ def _sharegpt(found: Any, place: str) -> Conversation | None:
 
 
 def _alternating(found: list[Any], key: str, place: str) -> tuple[Message, ...]:
-    """MT-Bench's turns are all the user's; UltraChat's data alternates."""
+    """ "turns" (MT-Bench) are all the user's; in "data" (UltraChat) the speakers alternate."""
     if not found or not all(isinstance(text, str) for text in found):
         raise UsageError(f'{place}: "{key}" must be a list of texts that is not empty')
     roles = ("user", "user") if key == "turns" else ("user", "assistant")
@@ -145,7 +150,7 @@ def _question(row: dict[str, Any], key: str, place: str) -> tuple[Message, ...]:
     parts = [row[key], row.get("input") or ""]
     answer = row.get("output") or row.get("response") or ""
     if not all(isinstance(text, str) for text in (*parts, answer)) or not row[key]:
-        raise UsageError(f'{place}: "{key}" and what goes with it must be text')
+        raise UsageError(f'{place}: "{key}", its "input" and its answer must be text')
     asked = {"role": "user", "content": "\n\n".join(part for part in parts if part)}
     return (asked, {"role": "assistant", "content": answer}) if answer else (asked,)
 
@@ -164,12 +169,15 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
             try:
                 yield place, json.loads(line)
             except (ValueError, RecursionError) as error:
-                said = getattr(error, "msg", "nested too deeply")
-                raise UsageError(f"{place}: not JSON: {said}") from error
+                raise UsageError(f"{place}: not JSON: {_reason(error)}") from error
+
+
+def _reason(error: ValueError | RecursionError) -> str:
+    return str(getattr(error, "msg", "nested too deeply"))
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of an array, each with the line it begins in; else a JSON object a line."""
+    """The rows of a JSON array, each with the line it begins in; otherwise as in JSONL."""
     text = _text(path)
     at = len(text) - len(text.lstrip())
     if text[at : at + 1] != "[":
@@ -185,8 +193,7 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
         try:
             row, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            said = getattr(error, "msg", "nested too deeply")
-            raise UsageError(f"{path}:{line}: not JSON: {said}") from error
+            raise UsageError(f"{path}:{line}: not JSON: {_reason(error)}") from error
         yield f"{path}:{line}", row
 
 
@@ -195,7 +202,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise UsageError(
-            f"{path} is parquet, which pyarrow reads: pip install pyarrow, or give JSON"
+            f"{path} is parquet, which needs pyarrow: pip install pyarrow, or give JSON"
         ) from error
     try:
         number = 0
@@ -209,7 +216,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(prompts: bool) -> Any:
-    """A text file: one text to learn; or, where prompts are wanted, a prompt a line."""
+    """A reader of text files: one text to learn from, or with `prompts` one prompt a line."""
 
     def read(path: Path) -> Iterator[tuple[str, Any]]:
         text = _text(path)

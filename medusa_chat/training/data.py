@@ -1,4 +1,4 @@
-"""Conversations: encoded with their labels marked, and batched or packed without crossing."""
+"""Example and Batch: conversations as token ids with their labels, batched or packed into rows."""
 
 import random
 from bisect import bisect_left, insort
@@ -17,7 +17,8 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids and, for each, whether it is to be learnt. place names it in errors."""
+    """Token ids and, for each, whether it is a label, a token that is learnt. place: the file and
+    line it comes from, for errors."""
 
     ids: tuple[int, ...]
     is_label: tuple[bool, ...]
@@ -25,18 +26,21 @@ class Example:
 
     @property
     def labels(self) -> list[int]:
-        """The ids that are to be learnt."""
+        """The ids that are labels."""
         return [token for token, is_label in zip(self.ids, self.is_label, strict=True) if is_label]
+
+
+PackedRows = Sequence[Sequence[Example]]  # [row][example]
 
 
 @dataclass(frozen=True)
 class Batch:
     """Examples padded on the right with id 0: ids [b, t] int64, is_label [b, t] bool.
 
-    A row is an example: under causal attention no token sees what is to its right, so the padding
-    changes nothing and no mask is needed; padding is never a label. A packed row holds several:
-    owners [b, t] int64 says which of `examples` a token belongs to (-1: padding), positions [b, t]
-    counts from 0 in each, and `mask` keeps them apart.
+    A row is an example: under causal attention no token attends to what is to its right, so the
+    padding changes nothing and no mask is needed; padding is never a label. A packed row holds
+    several examples: owners [b, t] int64 is the index in `examples` that a token belongs to (-1:
+    padding), positions [b, t] int64 counts from 0 in each example, and `mask` separates them.
     """
 
     ids: Tensor
@@ -46,7 +50,8 @@ class Batch:
     positions: Tensor | None = None
 
     def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """Additive [b, 1, t, t]: a token sees its own example up to itself. None: plain causal."""
+        """Additive mask [b, 1, t, t]: a token attends to its own example up to itself. None where
+        plain causal attention does."""
         if self.owners is None:
             return None
         owners = self.owners.to(device)
@@ -57,70 +62,69 @@ class Batch:
 def encode(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
     """Ids of a conversation by the tokenizer's chat template, and which of them are labels.
 
-    Labels are the assistant's tokens and the end token that closes its turn, nothing else. Found
-    by rendering every prefix, once with the generation prompt and once with the answer: each must
-    be a prefix of the whole, as text and as ids. Raises UsageError for a template that rewrites
-    earlier turns, since its labels cannot be told from its prompts.
+    Labels are the assistant's tokens and the end token that closes its turn, nothing else. They are
+    found by rendering every prefix of the conversation, once with the generation prompt and once
+    with the answer: each must be a prefix of the whole, as text and as ids. Raises UsageError for a
+    template that rewrites earlier turns, since it does not show where an answer begins.
     """
     text = render(tokenizer, messages)
     ids = _ids(tokenizer, text)
     is_label = [False] * len(ids)
     for turn, message in enumerate(messages):
         if message["role"] == "assistant":
-            asked = render(tokenizer, messages[:turn], ask=True)
-            start = _prefix(tokenizer, asked, text, ids, turn)
+            prompt = render(tokenizer, messages[:turn], add_prompt=True)
+            start = _prefix_length(tokenizer, prompt, text, ids, turn)
             answered = render(tokenizer, messages[: turn + 1])
-            stop = _prefix(tokenizer, answered, text, ids, turn)
+            stop = _prefix_length(tokenizer, answered, text, ids, turn)
             stop = _turn_end(ids, start, stop, set(tokenizer.all_special_ids))
             is_label[start:stop] = [True] * (stop - start)
     return ids, is_label
 
 
 def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Ids of a conversation that the assistant is to answer next."""
-    return _ids(tokenizer, render(tokenizer, messages, ask=True))
+    """Ids of a conversation with the generation prompt, for the assistant to answer."""
+    return _ids(tokenizer, render(tokenizer, messages, add_prompt=True))
 
 
-def render(tokenizer: Any, messages: Sequence[Message], ask: bool = False) -> str:
-    """The conversation as text; ask: with the generation prompt. Raises UsageError."""
+def render(tokenizer: Any, messages: Sequence[Message], add_prompt: bool = False) -> str:
+    """The conversation as text. add_prompt: with the generation prompt. Raises UsageError."""
     if not tokenizer.chat_template:
-        raise UsageError("the tokenizer has no chat template: give a backbone made for chat")
+        raise UsageError("the tokenizer has no chat template: use a chat model as the backbone")
     try:
         text: str = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=ask
+            list(messages), tokenize=False, add_generation_prompt=add_prompt
         )
     except TemplateError as error:
-        raise UsageError(f"the chat template refuses the conversation: {error}") from error
+        raise UsageError(f"the chat template rejects the conversation: {error}") from error
     return text
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
-    # verbose: what is longer than the context is the caller's to refuse, not a line on stderr
+    # verbose: without a warning on stderr for texts longer than the context, which callers refuse
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _prefix(tokenizer: Any, prefix: str, text: str, ids: list[int], turn: int) -> int:
+def _prefix_length(tokenizer: Any, prefix: str, text: str, ids: list[int], turn: int) -> int:
     """How many of `ids` the prefix of the text takes."""
     start = _ids(tokenizer, prefix)
     if not text.startswith(prefix) or ids[: len(start)] != start:
         raise UsageError(
-            f"the chat template does not write message {turn + 1} the same way alone and in the "
-            "whole conversation: cut the conversation there or give a plain template"
+            f"the chat template changes message {turn + 1} when others follow it: end the "
+            "conversation there, or use a tokenizer whose template keeps earlier messages"
         )
     return len(start)
 
 
 def _turn_end(ids: list[int], start: int, stop: int, special: set[int]) -> int:
-    """Just behind the turn's last special token: what follows it is never generated."""
+    """The index after the turn's last special token, since what follows is never generated."""
     ends = [place for place in range(start, stop) if ids[place] in special]
     return ends[-1] + 1 if ends else stop
 
 
-def grouped(examples: Sequence[Example], tokens: int, seed: int) -> list[list[Example]]:
-    """Every example once, in batches of like lengths of at most `tokens` ids, padding counted.
+def group_by_length(examples: Sequence[Example], tokens: int, seed: int) -> list[list[Example]]:
+    """Every example once, in batches of similar lengths of at most `tokens` ids, padding included.
 
-    An example longer than that is a batch of its own. The number of batches does not depend on
-    the seed.
+    A longer example is a batch of its own. The number of batches does not depend on the seed.
     """
     shuffle = random.Random(seed)
     order = shuffle.sample(list(examples), len(examples))
@@ -145,32 +149,32 @@ def collate(examples: Sequence[Example]) -> Batch:
     return Batch(ids, is_label, tuple(examples))
 
 
-def packed(examples: Sequence[Example], length: int, seed: int) -> list[list[Example]]:
-    """Every example once, several to a row of at most `length` ids; the fullest row that still has
-    room takes the next. Longer examples have a row each."""
+def pack_rows(examples: Sequence[Example], length: int, seed: int) -> list[list[Example]]:
+    """Every example once, several in a row of at most `length` ids, best fit: the fullest row that
+    has space takes the next example, the longest ones first. Longer examples have a row each."""
     order = random.Random(seed).sample(list(examples), len(examples))
     order.sort(key=lambda example: -len(example.ids))
     rows: list[list[Example]] = []
-    room: list[tuple[int, int]] = []  # ids left, row; sorted
+    space: list[tuple[int, int]] = []  # (ids left, row), sorted
     for example in order:
-        place = bisect_left(room, (len(example.ids), 0))
-        left, row = room.pop(place) if place < len(room) else (length, len(rows))
+        index = bisect_left(space, (len(example.ids), 0))
+        left, row = space.pop(index) if index < len(space) else (length, len(rows))
         if row == len(rows):
             rows.append([])
         rows[row].append(example)
-        insort(room, (left - len(example.ids), row))
+        insort(space, (left - len(example.ids), row))
     return rows
 
 
-def shuffled(rows: Sequence[list[Example]], at_once: int, seed: int) -> list[list[list[Example]]]:
-    """The packed rows in another order, `at_once` to a batch."""
+def shuffle_rows(rows: Sequence[list[Example]], size: int, seed: int) -> list[list[list[Example]]]:
+    """The packed rows in a random order, in batches of `size` rows."""
     order = random.Random(seed).sample(list(rows), len(rows))
-    return [order[start : start + at_once] for start in range(0, len(order), at_once)]
+    return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def collate_packed(rows: Sequence[Sequence[Example]]) -> Batch:
+def collate_packed(rows: PackedRows) -> Batch:
     """One batch of packed rows, padded on the right to the longest. The first token of an example
-    is no label: nothing in the row says what it will be."""
+    is no label, since no token before it belongs to the example."""
     examples = tuple(example for row in rows for example in row)
     shape = (len(rows), max(sum(len(e.ids) for e in row) for row in rows))
     ids, positions = (torch.zeros(shape, dtype=torch.long) for _ in range(2))

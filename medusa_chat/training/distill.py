@@ -1,4 +1,4 @@
-"""Self-distillation: the backbone's own answers, for heads that must foresee them."""
+"""Self-distillation: the backbone's own answers to prompts, which heads are trained to predict."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,11 @@ from medusa_chat.training.data import Example
 
 @dataclass(frozen=True)
 class DistillRecipe:
-    """How prompts are answered. temperatures: one a batch in turn, 0 is greedy.
+    """How prompts are answered. temperatures: used in turn, one a batch; 0 is greedy. rows: prompts
+    of a batch.
 
-    Plain decoding only: typical acceptance would bias the set (Medusa, arXiv 2401.10774, 2.3.2).
+    Plain decoding alone is used: typical acceptance would bias the answers (Medusa, arXiv
+    2401.10774, 2.3.2).
     """
 
     max_new_tokens: int = 96
@@ -25,8 +27,8 @@ class DistillRecipe:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer as token ids, the end token included where the backbone gave one. by: the way it
-    was made (Answerer.name)."""
+    """An answer as token ids, with its end token. index: of the prompt. by: the name of the
+    answerer that gave it."""
 
     index: int
     prompt_ids: tuple[int, ...]
@@ -36,7 +38,7 @@ class Answer:
 
     @property
     def example(self) -> Example:
-        """The answer's tokens are the labels, the prompt's are not."""
+        """The prompt and the answer, whose tokens are the labels."""
         is_label = (False,) * len(self.prompt_ids) + (True,) * len(self.answer_ids)
         return Example(self.prompt_ids + self.answer_ids, is_label, f"answer {self.index}")
 
@@ -44,37 +46,47 @@ class Answer:
 def answer_prompts(
     answerer: Answerer, prompts: Sequence[Sequence[int]], recipe: DistillRecipe, path: Path
 ) -> Iterator[Answer]:
-    """Answer every prompt (token ids) in batches, saved to the JSONL file at `path` as it goes.
+    """Answer every prompt (token ids) in batches, appended to the JSONL file at `path`.
 
-    Answers that are there already are yielded first and not made again; a batch that was cut off
-    is. The same prompts and recipe give the same file, interrupted or not. Raises UsageError for a
-    file of other prompts, or that was begun by who samples otherwise.
+    Answers that are in the file are yielded first and not made again; an incomplete batch is. The
+    same prompts and recipe give the same file, interrupted or not. Raises UsageError for the file
+    of other prompts or of another answerer.
     """
     groups = _groups(prompts, recipe.rows)
     kept = _whole_batches(path, groups, prompts)
     yield from (answer for batch in kept for answer in batch)
     if len(kept) < len(groups) and kept and kept[0][0].by != answerer.name:
         raise UsageError(
-            f"{path} was begun by {kept[0][0].by or 'an older version'}, and {answerer.name} would "
-            "go on: remove it, or go on where it was begun"
+            f"{path} was written by {kept[0][0].by or 'an older version'}, and {answerer.name} "
+            "samples differently: remove it, or continue on the machine that wrote it"
         )
     with path.open("a", encoding="utf-8") as file:
         for number in range(len(kept), len(groups)):
-            temperature = recipe.temperatures[number % len(recipe.temperatures)]
-            chosen = [prompts[index] for index in groups[number]]
-            seed = recipe.seed + number
-            texts = answerer.answer(chosen, temperature, recipe.max_new_tokens, seed)
-            answers = [
-                Answer(index, tuple(prompts[index]), tuple(ids), temperature, answerer.name)
-                for index, ids in zip(groups[number], texts, strict=True)
-            ]
+            answers = _answer_group(answerer, prompts, groups[number], recipe, number)
             file.write("".join(json.dumps(asdict(answer)) + "\n" for answer in answers))
             file.flush()
             yield from answers
 
 
+def _answer_group(
+    answerer: Answerer,
+    prompts: Sequence[Sequence[int]],
+    group: Sequence[int],
+    recipe: DistillRecipe,
+    number: int,
+) -> list[Answer]:
+    """Answer the prompts whose indices are in `group`, the batch of this number."""
+    temperature = recipe.temperatures[number % len(recipe.temperatures)]
+    chosen = [prompts[index] for index in group]
+    found = answerer.answer(chosen, temperature, recipe.max_new_tokens, recipe.seed + number)
+    return [
+        Answer(index, tuple(prompts[index]), tuple(ids), temperature, answerer.name)
+        for index, ids in zip(group, found, strict=True)
+    ]
+
+
 def read_answers(path: Path) -> Iterator[Answer]:
-    """Answers of a file, up to the first line that was not written whole."""
+    """The answers of a file, without a last line that is incomplete."""
     for line in path.read_bytes().split(b"\n")[:-1]:
         row = json.loads(line)
         ids = (tuple(row["prompt_ids"]), tuple(row["answer_ids"]))
@@ -82,7 +94,7 @@ def read_answers(path: Path) -> Iterator[Answer]:
 
 
 def _groups(prompts: Sequence[Sequence[int]], rows: int) -> list[list[int]]:
-    """Indices of prompts of like lengths, `rows` at a time."""
+    """Indices of prompts of similar lengths, `rows` in a group."""
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     return [order[start : start + rows] for start in range(0, len(order), rows)]
 
@@ -90,7 +102,7 @@ def _groups(prompts: Sequence[Sequence[int]], rows: int) -> list[list[int]]:
 def _whole_batches(
     path: Path, groups: list[list[int]], prompts: Sequence[Sequence[int]]
 ) -> list[list[Answer]]:
-    """Batches that are complete in the file, which is cut to them. Raises UsageError."""
+    """The batches that are complete in the file; the file is cut to them. Raises UsageError."""
     if not path.exists():
         return []
     answers = list(read_answers(path))
@@ -100,11 +112,11 @@ def _whole_batches(
         if len(batch) < len(group):
             break
         if [(a.index, a.prompt_ids) for a in batch] != [(i, tuple(prompts[i])) for i in group]:
-            raise UsageError(f"{path} answers other prompts: remove it or give another file")
+            raise UsageError(f"{path} holds the answers to other prompts: remove it")
         batches.append(batch)
         start += len(group)
     lines = path.read_bytes().split(b"\n")
-    if len(lines) > start + 1 or lines[-1]:  # the last one is what follows the last line's end
+    if len(lines) > start + 1 or lines[-1]:  # split() gives one part more than there are lines
         partial = path.with_suffix(".part")
         partial.write_bytes(b"".join(line + b"\n" for line in lines[:start]))
         partial.replace(path)

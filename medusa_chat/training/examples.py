@@ -1,4 +1,4 @@
-"""Conversations -> examples of token ids, none longer than a sequence; and their prompts."""
+"""Conversations encoded as examples of limited length, and split into training and held-out."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -14,9 +14,9 @@ MOST_HELD_OUT = 128
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Examples, how many were cut to the sequence's length, and how many left out because no
-    answer begins within it."""
+class EncodedExamples:
+    """Examples; the number of conversations cut to the sequence length, and of those left out
+    because no answer begins within it."""
 
     examples: tuple[Example, ...]
     cut: int
@@ -33,9 +33,10 @@ class Encoded:
 
 def encode_all(
     tokenizer: Any, conversations: Iterable[Conversation], length: int, vocabulary: int
-) -> Encoded:
-    """Raises UsageError, naming the row, for one that the template or the vocabulary cannot take,
-    and when nothing is left to learn."""
+) -> EncodedExamples:
+    """Encode conversations as examples of at most `length` tokens; a plain text gives several.
+    Raises UsageError, with the file and line, for a row that does not fit the template or the
+    vocabulary, and when no example is left."""
     require_template(tokenizer, conversations := list(conversations))
     examples, cut, left_out = [], 0, 0
     for found in conversations:
@@ -45,8 +46,8 @@ def encode_all(
             raise UsageError(f"{found.place}: {error}") from error
         if whole and max(whole[0].ids, default=0) >= vocabulary:
             raise UsageError(
-                f"{found.place}: the tokenizer gives token {max(whole[0].ids)} and the backbone "
-                f"knows {vocabulary}: they do not belong together"
+                f"{found.place}: the tokenizer gives token {max(whole[0].ids)}, but the backbone's "
+                f"vocabulary has {vocabulary}: use the backbone's own tokenizer"
             )
         cut += not found.text and len(whole[0].ids) > length
         parts = [part for one in whole for part in _parts(one, length, bool(found.text))]
@@ -55,17 +56,17 @@ def encode_all(
         examples += kept
     if not examples:
         raise UsageError(
-            "the data holds no row to learn from: none, or no answer begins within "
-            f"{length} tokens (--sequence-length)"
+            f"the data holds no row to learn from: no answer begins within {length} tokens; raise "
+            "--sequence-length, or give other --data"
         )
-    return Encoded(tuple(examples), cut, left_out)
+    return EncodedExamples(tuple(examples), cut, left_out)
 
 
 def require_template(tokenizer: Any, conversations: Sequence[Conversation]) -> None:
-    """Raises UsageError for a tokenizer that cannot write a conversation."""
+    """Raises UsageError where conversations need a chat template and the tokenizer has none."""
     if any(found.messages for found in conversations) and not tokenizer.chat_template:
         raise UsageError(
-            "the tokenizer has no chat template: give a backbone made for chat, or plain text"
+            "the tokenizer has no chat template: use a chat model as the backbone, or plain text"
         )
 
 
@@ -78,7 +79,7 @@ def _whole(tokenizer: Any, found: Conversation) -> list[Example]:
 
 
 def _parts(example: Example, length: int, is_plain: bool) -> list[Example]:
-    """The first `length` tokens; of a plain text all of them, a part at a time."""
+    """The first `length` tokens; all tokens of a plain text, in parts of `length`."""
     if not is_plain:
         return [Example(example.ids[:length], example.is_label[:length], example.place)]
     where = f"{example.place}, part"
@@ -90,8 +91,8 @@ def _parts(example: Example, length: int, is_plain: bool) -> list[Example]:
 
 
 def split(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
-    """(to learn, held out), no conversation in both: of these a fiftieth is held out, one at least
-    and 128 at most; of a single one both are that one."""
+    """(training, held-out) examples, no conversation in both. A fiftieth of the conversations is
+    held out, at least one and at most 128; a single conversation is in both."""
     places = list(dict.fromkeys(example.place for example in examples))
     if len(places) < 2:
         return list(examples), list(examples)

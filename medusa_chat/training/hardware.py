@@ -1,22 +1,22 @@
-"""The paper's hardware model (Medusa, arXiv 2401.10774, appendix G): what a step costs on a GPU.
+"""The hardware model of the paper (Medusa, arXiv 2401.10774, appendix G): a step's time on a GPU.
 
-Plain numbers, no torch. Assumptions: 16-bit values; an operator takes the longer of computing at
-the peak and of moving its operands once; nothing overlaps and nothing else costs; tokens a step
-grow with the logarithm of the nodes (the paper gives no constant: see `growth`). Measured times are
-longer, most of all for small models.
+Plain numbers, no torch. Assumptions: values have 16 bits; an operator takes the longer of its
+FLOPs at the peak rate and of moving its operands once at the peak bandwidth; operators do not
+overlap and nothing else takes time; tokens a step grow with the logarithm of the nodes (the paper
+gives no constant: see `growth`). Measured times are longer, most of all for small models.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log
 
-BYTES = 2
+BYTES = 2  # of a value
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Peak of dense 16-bit products with 32-bit sums in FLOP/s, and bandwidth in bytes/s, as the
-    vendor's data sheets have them."""
+    """flops: the peak of dense 16-bit products with 32-bit sums, in FLOP/s; bandwidth: in bytes/s;
+    both from the vendor's data sheet."""
 
     name: str
     flops: float
@@ -40,7 +40,7 @@ GPUS = tuple(
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of the Llama kind: widths of its layers."""
+    """A decoder of the Llama family: the widths of its layers."""
 
     name: str
     hidden: int
@@ -57,34 +57,37 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Work:
-    """One operator: FLOPs and the values that are moved."""
+    """One operator: its FLOPs and the number of values that it moves."""
 
     flops: float
     values: float
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte, as Tables 6 to 8 have it."""
+        """Arithmetic intensity in FLOPs a byte, as in Tables 6 to 8."""
         return self.flops / (BYTES * self.values)
 
     def seconds(self, gpu: Gpu) -> float:
+        """Seconds by the roofline of the GPU."""
         return max(self.flops / gpu.flops, BYTES * self.values / gpu.bandwidth)
 
 
 def linear(rows: int, inputs: int, outputs: int) -> Work:
-    """rows x inputs times inputs x outputs."""
+    """The product [rows, inputs] x [inputs, outputs]."""
     moved = rows * inputs + inputs * outputs + rows * outputs
     return Work(2.0 * rows * inputs * outputs, moved)
 
 
 def attention(texts: int, queries: int, length: int, width: int) -> Work:
-    """One of the two products of attention, for `texts` heads of texts: queries x length."""
+    """One of the two products of attention, [queries, width] x [width, length], for `texts` pairs
+    of a text and a head."""
     moved = queries * length + length * width + queries * width
     return Work(2.0 * texts * queries * length * width, texts * moved)
 
 
 def layer(shape: ModelShape, batch: int, length: int, queries: int) -> Iterator[Work]:
-    """The operators of the appendix: q, k, v; both products of attention; up, gate, down."""
+    """The operators of a layer in the appendix: q, k, v; both products of attention; up, gate,
+    down."""
     rows = batch * queries
     yield from (linear(rows, shape.hidden, shape.hidden),) * 3
     heads = batch * shape.hidden // shape.head_dim
@@ -93,18 +96,20 @@ def layer(shape: ModelShape, batch: int, length: int, queries: int) -> Iterator[
 
 
 def layer_seconds(shape: ModelShape, gpu: Gpu, batch: int, length: int, queries: int) -> float:
+    """Seconds of a layer for `batch` texts of `length` tokens with `queries` new tokens each."""
     return sum(work.seconds(gpu) for work in layer(shape, batch, length, queries))
 
 
 def growth(nodes: int, tokens: float) -> float:
-    """The constant c of `tokens = 1 + c ln(nodes)`, from one measured tree."""
+    """The constant c of `tokens = 1 + c ln(nodes)`, from the tokens a step of one measured tree."""
     return (tokens - 1) / log(nodes)
 
 
 def speedup(
     shape: ModelShape, gpu: Gpu, batch: int, length: int, nodes: int, constant: float
 ) -> float:
-    """Tokens a step over what a step of `nodes` takes, against a step of one."""
+    """Acceleration rate over overhead of a tree of `nodes` nodes, against plain decoding. constant:
+    from `growth`."""
     overhead = layer_seconds(shape, gpu, batch, length, nodes) / layer_seconds(
         shape, gpu, batch, length, 1
     )

@@ -1,4 +1,4 @@
-"""Rows: hidden states with what the heads are to say of them, a batch at a time."""
+"""HeadInputs: the backbone's hidden states with the heads' targets, a batch at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,141 +11,155 @@ from medusa_chat.errors import UsageError
 from medusa_chat.training.data import (
     Batch,
     Example,
+    PackedRows,
     collate,
     collate_packed,
-    grouped,
-    packed,
-    shuffled,
+    group_by_length,
+    pack_rows,
+    shuffle_rows,
 )
-from medusa_chat.training.head_recipe import HeadRecipe
-from medusa_chat.training.loss import LMHead, Soft, hidden_and_soft, hidden_and_targets
+from medusa_chat.training.loss import (
+    LMHead,
+    SoftTargets,
+    hidden_and_soft_targets,
+    hidden_and_targets,
+)
 from medusa_chat.training.process_group import ProcessGroup
+from medusa_chat.training.stage_recipes import HeadRecipe
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Places where a head has a label: hidden [n, d], targets [n, K], owners [n] index names.
-    soft: what is learnt in place of the targets."""
+class HeadInputs:
+    """The n positions at which any head has a target: hidden [n, d] in the backbone's dtype,
+    targets [n, K] int64, owners [n] int64, which index `names`, the names of the examples. soft:
+    distributions that are learnt instead of the targets."""
 
     hidden: Tensor
     targets: Tensor
     owners: Tensor
     names: tuple[str, ...]
-    soft: Soft | None = None
+    soft: SoftTargets | None = None
 
-    def __getitem__(self, chosen: Any) -> "Rows":
-        """Some of them, by a slice or by indices."""
+    def __getitem__(self, chosen: Any) -> "HeadInputs":
+        """A part of the positions, by a slice or by indices."""
         soft = None if self.soft is None else self.soft[chosen]
         part = (self.hidden[chosen], self.targets[chosen], self.owners[chosen])
-        return Rows(*part, self.names, soft)
+        return HeadInputs(*part, self.names, soft)
 
 
-def rows_of(
+def head_inputs(
     model: Any, heads: int, batch: Batch, soft: int = 0, lm_head: LMHead | None = None
-) -> Rows:
-    """Run the frozen backbone over a batch. soft: how many of its own most probable tokens are
-    kept for each target; lm_head: with which, the model's own output layer if None."""
+) -> HeadInputs:
+    """Run the frozen backbone over a batch. soft: number of its most probable tokens that are kept
+    for each target (0: none), by `lm_head`, or by the model's own output layer if that is None."""
     names = tuple(example.place for example in batch.examples)
     if not soft:
-        hidden, targets, places = hidden_and_targets(model, batch, heads)
-        return Rows(hidden, targets, places, names)
-    head = lm_head or model.get_output_embeddings()
-    hidden, targets, places, told = hidden_and_soft(model, batch, heads, head, soft)
-    return Rows(hidden, targets, places, names, told)
+        return HeadInputs(*hidden_and_targets(model, batch, heads), names)
+    lm_head = lm_head or model.get_output_embeddings()
+    *tensors, targets = hidden_and_soft_targets(model, batch, heads, lm_head, soft)
+    return HeadInputs(*tensors, names, targets)
 
 
-def epoch_of(
+def epoch_batches(
     examples: Sequence[Example], recipe: HeadRecipe, epoch: int
 ) -> list[list[list[Example]]]:
-    """The batches of an epoch: of rows, of examples."""
+    """[batch][row][example] of an epoch. Their order depends on the seed and the epoch."""
     if not recipe.sequence_length:
-        groups = grouped(examples, recipe.batch_tokens, recipe.seed + epoch)
+        groups = group_by_length(examples, recipe.batch_tokens, recipe.seed + epoch)
         return [[[example] for example in group] for group in groups]
-    rows = packed(examples, recipe.sequence_length, recipe.seed)
-    at_once = max(recipe.batch_tokens // recipe.sequence_length, 1)
-    return shuffled(rows, at_once, recipe.seed + epoch)
+    rows = pack_rows(examples, recipe.sequence_length, recipe.seed)
+    rows_in_batch = max(recipe.batch_tokens // recipe.sequence_length, 1)
+    return shuffle_rows(rows, rows_in_batch, recipe.seed + epoch)
 
 
-def batch_of(rows: Sequence[Sequence[Example]], recipe: HeadRecipe) -> Batch:
+def make_batch(rows: PackedRows, recipe: HeadRecipe) -> Batch:
     """The rows of a batch as tensors."""
     if recipe.sequence_length:
         return collate_packed(rows)
     return collate([example for row in rows for example in row])
 
 
-def streamed(
-    examples: Sequence[Example], recipe: HeadRecipe, start: int, team: ProcessGroup
-) -> Iterator[tuple[int, Sequence[Sequence[Example]]]]:
-    """(step, this process' rows of its batch) from step `start` on."""
+def stream_batches(
+    examples: Sequence[Example], recipe: HeadRecipe, start: int, group: ProcessGroup
+) -> Iterator[tuple[int, PackedRows]]:
+    """(step, this process's rows of the batch) from step `start` on."""
     step = 0
     for epoch in range(recipe.steps):
-        for rows in epoch_of(examples, recipe, epoch):
+        for rows in epoch_batches(examples, recipe, epoch):
             if step >= recipe.steps:
                 return
             if step >= start:
-                yield step, team.share(rows)
+                yield step, group.share(rows)
             step += 1
 
 
-def streamed_rows(
+def stream_inputs(
     model: Any,
     heads: int,
     examples: Sequence[Example],
     recipe: HeadRecipe,
     start: int,
-    team: ProcessGroup,
+    group: ProcessGroup,
     lm_head: LMHead | None = None,
-) -> Iterator[tuple[int, Rows]]:
-    """(step, rows) from step `start` on, the backbone run at every step."""
-    for step, rows in streamed(examples, recipe, start, team):
+) -> Iterator[tuple[int, HeadInputs]]:
+    """(step, inputs) from step `start` on, with a pass of the backbone at every step."""
+    for step, rows in stream_batches(examples, recipe, start, group):
         if not rows:
-            yield step, _no_rows(model, heads)
+            yield step, _no_inputs(model, heads)
             continue
-        batch = batch_of(rows, recipe)
-        yield step, rows_of(model, heads, batch, recipe.soft_targets, lm_head)
+        batch = make_batch(rows, recipe)
+        yield step, head_inputs(model, heads, batch, recipe.soft_targets, lm_head)
 
 
-def _no_rows(model: Any, heads: int) -> Rows:
-    """For the process of a team that a batch has no row for."""
+def _no_inputs(model: Any, heads: int) -> HeadInputs:
+    """For a process that has no row of a batch."""
     device = model.get_input_embeddings().weight.device
     hidden = torch.zeros(0, model.config.get_text_config().hidden_size, dtype=model.dtype)
     targets = torch.zeros(0, heads, dtype=torch.long, device=device)
-    return Rows(hidden.to(device), targets, targets[:, 0], ())
+    return HeadInputs(hidden.to(device), targets, targets[:, 0], ())
 
 
-def keep_rows(
+def cache_inputs(
     model: Any,
     heads: int,
     examples: Sequence[Example],
     recipe: HeadRecipe,
     lm_head: LMHead | None = None,
-) -> Rows:
-    """Every row of the examples, the backbone run once. Raises UsageError without any."""
+) -> HeadInputs:
+    """The inputs of all examples, by one pass of the backbone over each. Raises UsageError where
+    there is no target."""
     names: tuple[str, ...] = ()
-    parts: list[Rows] = []
-    for group in epoch_of(examples, recipe, 0):
-        rows = rows_of(model, heads, batch_of(group, recipe), recipe.soft_targets, lm_head)
-        parts.append(replace(rows, owners=rows.owners + len(names)))
-        names += rows.names
-    hidden, targets, owners = (
-        torch.cat([getattr(part, name) for part in parts])
-        for name in ("hidden", "targets", "owners")
-    )
+    parts: list[HeadInputs] = []
+    for rows in epoch_batches(examples, recipe, 0):
+        batch = make_batch(rows, recipe)
+        inputs = head_inputs(model, heads, batch, recipe.soft_targets, lm_head)
+        parts.append(replace(inputs, owners=inputs.owners + len(names)))
+        names += inputs.names
+    return _joined(parts, names)
+
+
+def _joined(parts: Sequence[HeadInputs], names: tuple[str, ...]) -> HeadInputs:
+    hidden = torch.cat([part.hidden for part in parts])
+    targets = torch.cat([part.targets for part in parts])
+    owners = torch.cat([part.owners for part in parts])
     if not len(hidden):
-        raise UsageError("the examples hold no label that a head could learn: longer answers")
-    told = [part.soft for part in parts if part.soft is not None]
-    if not told:
-        return Rows(hidden, targets, owners, names)
-    soft = Soft(torch.cat([one.tokens for one in told]), torch.cat([one.shares for one in told]))
-    return Rows(hidden, targets, owners, names, soft)
+        raise UsageError("no answer is long enough for a head to learn from: give longer answers")
+    soft = [part.soft for part in parts if part.soft is not None]
+    if not soft:
+        return HeadInputs(hidden, targets, owners, names)
+    tokens = torch.cat([one.tokens for one in soft])
+    probabilities = torch.cat([one.probabilities for one in soft])
+    return HeadInputs(hidden, targets, owners, names, SoftTargets(tokens, probabilities))
 
 
-def drawn_rows(kept: Rows, recipe: HeadRecipe, start: int) -> Iterator[tuple[int, Rows]]:
-    """(step, rows) from step `start` on, of kept rows in a new order each epoch."""
-    count = len(kept.hidden)
+def draw_inputs(
+    cached: HeadInputs, recipe: HeadRecipe, start: int
+) -> Iterator[tuple[int, HeadInputs]]:
+    """(step, inputs) from step `start` on, drawn from cached ones in a new order each epoch."""
+    count = len(cached.hidden)
     size = min(recipe.batch_labels, count)
     for step in range(start, recipe.steps):
-        epoch, place = divmod(step, count // size)
+        epoch, index = divmod(step, count // size)
         generator = torch.Generator().manual_seed(recipe.seed + epoch)
-        order = torch.randperm(count, generator=generator).to(kept.hidden.device)
-        yield step, kept[order[place * size : (place + 1) * size]]
+        order = torch.randperm(count, generator=generator).to(cached.hidden.device)
+        yield step, cached[order[index * size : (index + 1) * size]]

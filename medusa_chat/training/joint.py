@@ -1,7 +1,8 @@
-"""Medusa-2: the backbone, by LoRA, and its heads trained together, resumable at any step."""
+"""Medusa-2: the backbone's LoRA adapter and the heads trained together, resumable at any step."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from math import pi, sin
 from pathlib import Path
 from typing import Any
@@ -11,31 +12,22 @@ import torch
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example
-from medusa_chat.training.head_recipe import Evaluated, JointRecipe, TrainStep
-from medusa_chat.training.hidden_states import streamed
-from medusa_chat.training.joint_loss import evaluate_jointly, joint_loss, next_tokens
-from medusa_chat.training.lora import adapter_tensors, add_adapter, is_tied, linear_names
+from medusa_chat.training.events import Evaluated, TrainStep
+from medusa_chat.training.hidden_states import PackedRows, stream_batches
+from medusa_chat.training.joint_loss import evaluate_jointly, joint_loss
+from medusa_chat.training.lora import adapter_tensors
 from medusa_chat.training.loss import HeadLosses
 from medusa_chat.training.optimizers import Optimizers, adamw
 from medusa_chat.training.process_group import ALONE, ProcessGroup
-from medusa_chat.training.training_loop import descend, is_due, optimizers_of, write_state
+from medusa_chat.training.stage_recipes import JointRecipe
+from medusa_chat.training.training_loop import optimizers_of, run_steps, with_evaluations
+from medusa_chat.training.training_state import restore_state, save_state
 
-__all__ = [
-    "JointRecipe",
-    "adapter_tensors",
-    "add_adapter",
-    "evaluate_jointly",
-    "is_tied",
-    "joint_loss",
-    "linear_names",
-    "next_tokens",
-    "train_jointly",
-    "weight_of_heads",
-]
+SEED_STRIDE = 7919  # between the dropout seeds of two steps
 
 
 def weight_of_heads(step: int, recipe: JointRecipe) -> float:
-    """lambda_0 at a step from 0."""
+    """lambda_0 at a step from 0 (Medusa, arXiv 2401.10774, 2.2.2)."""
     if recipe.schedule == "constant":
         return recipe.lambda0
     return recipe.lambda0 * sin(pi / 2 * (step + 1) / recipe.heads.steps)
@@ -48,74 +40,64 @@ def train_jointly(
     recipe: JointRecipe,
     held_out: Sequence[Example] = (),
     state: Path | None = None,
-    team: ProcessGroup = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Iterator[TrainStep | Evaluated]:
-    """Train the adapter of `model` (see add_adapter) and `heads` in place; as train_heads."""
+    """Train the adapter of `model` (see add_adapter) and `heads` in place. state, held_out, group
+    and errors: as in train_heads."""
     if not examples:
-        raise UsageError("no examples to train on")
+        raise UsageError("there are no examples to train on: give other --data")
     heads.requires_grad_(True)
     adapter = [p for p in model.parameters() if p.requires_grad]
     optimizers = [adamw(adapter, recipe.learning_rate, 0.0), *optimizers_of(heads, recipe.heads)]
     start = _restore(state, model, heads, optimizers, recipe)
 
     def save(done: int) -> None:
-        if state is not None and team.is_first:
-            write_state(
-                state,
-                {
-                    "heads": heads.state_dict(),
-                    "adapter": adapter_tensors(model),
-                    "optimizers": [optimizer.state_dict() for optimizer, _ in optimizers],
-                    "step": done,
-                    "recipe": asdict(recipe),
-                },
-            )
+        if state is not None and group.is_first:
+            save_state(state, heads, optimizers, done, recipe, adapter_tensors(model))
 
-    def loss(step: int, rows: Sequence[Sequence[Example]]) -> HeadLosses:
-        torch.manual_seed(recipe.heads.seed + 7919 * step + team.rank)  # for the dropout
-        weight = weight_of_heads(step, recipe)
-        return joint_loss(model, heads, rows, recipe, weight, team, dropout=True)
-
-    source = streamed(examples, recipe.heads, start, team)
-    parameters = [*adapter, *heads.parameters()]
-    blame = _blame(model, heads, recipe)
-    for event in descend(source, loss, blame, parameters, optimizers, recipe.heads, save, team):
-        yield event
-        if held_out and is_due(event.step, recipe.heads.evaluate_every, recipe.heads.steps):
-            yield evaluate_jointly(model, heads, held_out, recipe, event.step)
+    steps = run_steps(
+        stream_batches(examples, recipe.heads, start, group),
+        partial(_step_loss, model, heads, recipe, group),
+        partial(_faulty, model, heads, recipe),
+        *([*adapter, *heads.parameters()], optimizers, recipe.heads, save, group),
+    )
+    evaluation = partial(evaluate_jointly, model, heads, held_out, recipe) if held_out else None
+    yield from with_evaluations(steps, recipe.heads, evaluation)
 
 
-def _blame(model: Any, heads: MedusaHeads, recipe: JointRecipe) -> Callable[[int, Any], str]:
-    @torch.no_grad()
-    def blame(step: int, rows: Sequence[Sequence[Example]]) -> str:
-        """Which examples have a loss that is not finite by itself."""
-        plain = replace(recipe, heads=replace(recipe.heads, sequence_length=0))
-        guilty = [
-            example.place or "an example without a name"
-            for row in rows
-            for example in row
-            if not joint_loss(model, heads, [[example]], plain, 1.0).total.isfinite()
-        ]
-        names = ", ".join(guilty[:3]) or "none of the batch's rows alone"
-        where = f"the loss is not finite at step {step + 1}"
-        return f"{where}: look at {names}, or lower the learning rate"
+def _step_loss(
+    model: Any,
+    heads: MedusaHeads,
+    recipe: JointRecipe,
+    group: ProcessGroup,
+    step: int,
+    rows: PackedRows,
+) -> HeadLosses:
+    """The loss of a step. The dropout depends on seed, step and process alone, so that a resumed
+    training repeats it."""
+    torch.manual_seed(recipe.heads.seed + SEED_STRIDE * step + group.rank)
+    weight = weight_of_heads(step, recipe)
+    return joint_loss(model, heads, rows, recipe, weight, group, dropout=True)
 
-    return blame
+
+@torch.no_grad()
+def _faulty(
+    model: Any, heads: MedusaHeads, recipe: JointRecipe, step: int, rows: PackedRows
+) -> Iterator[str]:
+    """Names of the examples whose loss is not finite by itself."""
+    unpacked = replace(recipe, heads=replace(recipe.heads, sequence_length=0))
+    for example in (example for row in rows for example in row):
+        if not joint_loss(model, heads, [[example]], unpacked, 1.0).total.isfinite():
+            yield example.place
 
 
 def _restore(
     path: Path | None, model: Any, heads: MedusaHeads, optimizers: Optimizers, recipe: JointRecipe
 ) -> int:
-    """Steps done by the state at `path`, which is loaded; 0 without one. Raises UsageError."""
+    """Load the state at `path`. Returns the steps done, 0 without a file. Raises UsageError."""
     from peft import set_peft_model_state_dict
 
-    if path is None or not path.exists():
-        return 0
-    saved = torch.load(path, weights_only=True, map_location=heads.weight.device)
-    if saved["recipe"] != asdict(recipe):
-        raise UsageError(f"{path} belongs to another recipe: remove it or give another file")
-    heads.load_state_dict(saved["heads"])
-    set_peft_model_state_dict(model, saved["adapter"])
-    for (optimizer, _), values in zip(optimizers, saved["optimizers"], strict=True):
-        optimizer.load_state_dict(values)
-    return int(saved["step"])
+    saved = restore_state(path, heads, optimizers, recipe)
+    if "adapter" in saved:
+        set_peft_model_state_dict(model, saved["adapter"])
+    return int(saved.get("step", 0))

@@ -1,18 +1,18 @@
-"""The adapter of Medusa-2: LoRA on every linear layer of the backbone."""
+"""The LoRA adapter of Medusa-2, on every linear layer of the backbone."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from medusa_chat.training.head_recipe import JointRecipe
+from medusa_chat.training.stage_recipes import JointRecipe
 
 
 def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
-    """The model with a fresh LoRA on every linear layer and the LM head; and their names.
-
-    An LM head that is tied to the embeddings is left out: a change of it would change both.
-    """
+    """The model, frozen, wrapped by peft with a new LoRA on every linear layer and the LM head; and
+    the names of these layers. An LM head that is tied to the embeddings has none: it would change
+    the embeddings as well."""
     from peft import LoraConfig, get_peft_model
 
     names = linear_names(model)
@@ -28,9 +28,8 @@ def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
 
 
 def linear_names(model: Any) -> tuple[str, ...]:
-    """Last names of the decoder's linear layers, and of the LM head where it is not tied."""
-    from transformers.pytorch_utils import Conv1D
-
+    """Last parts of the names of the decoder's linear layers, and of an LM head that is not tied to
+    the embeddings."""
     found = {
         name.rpartition(".")[2]
         for name, part in model.get_decoder().named_modules()
@@ -43,13 +42,12 @@ def linear_names(model: Any) -> tuple[str, ...]:
 
 
 def is_tied(model: Any) -> bool:
-    """Whether the LM head is the embeddings."""
+    """Whether the LM head and the embeddings are one tensor."""
     return model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 def set_dropout(model: Any, is_on: bool) -> None:
-    """The adapter's dropout on or off, the backbone's own always off. It stays until the next
-    call."""
+    """Switch the adapter's dropout until the next call; the backbone's own is always off."""
     model.eval()
     for name, part in model.named_modules():
         if name.endswith("lora_dropout"):
@@ -57,7 +55,7 @@ def set_dropout(model: Any, is_on: bool) -> None:
 
 
 def adapter_tensors(model: Any) -> dict[str, Tensor]:
-    """The adapter's weights under peft's names."""
+    """The adapter's weights by peft's names, on the CPU."""
     from peft import get_peft_model_state_dict
 
     found = get_peft_model_state_dict(model, save_embedding_layers=False)

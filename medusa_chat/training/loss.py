@@ -1,4 +1,4 @@
-"""The loss of the heads on a frozen backbone (Medusa-1)."""
+"""The loss of the heads on the backbone's hidden states (Medusa-1)."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,19 +9,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.training.chunked_loss import cross_entropy, summed
+from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy
 from medusa_chat.training.data import Batch
+from medusa_chat.training.events import TopShares
 
-IGNORED = -100
-RANKS = 5  # predictions of a head that are watched while it learns
+IGNORED = -100  # a target where a head has no label
+RANKS = 5  # predictions of a head that are counted while it learns
+CHUNK = 512  # rows whose logits exist at a time
 LMHead = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class HeadLosses:
-    """total: the scalar to minimise. Per head, detached: mean loss [K]; how often each of its
-    first predictions was right, hits [K, RANKS]; labels [K]. lm: the backbone's own loss, where
-    that is trained as well. The sums are those of this process, the means over `labels` of all."""
+    """total: the scalar to minimise, float32. Per head, detached: mean losses [K] float32 in nats;
+    hits [K, RANKS] int64, how often each of its first predictions was right; labels [K] int64. lm:
+    the backbone's own loss, a scalar, where the backbone is trained as well. Sums are over the rows
+    of this process, means over the labels of all processes."""
 
     total: Tensor
     losses: Tensor
@@ -31,23 +34,25 @@ class HeadLosses:
 
 
 @dataclass(frozen=True)
-class Soft:
-    """What the backbone itself would say where a head is asked: its most probable tokens
-    [n, K, R] and their shares [n, K, R], which add up to 1. Where no head is asked they say
-    nothing. A head that learns them learns more from a place than the one token that came."""
+class SoftTargets:
+    """The backbone's own distribution at the positions that the heads predict: its R most probable
+    tokens [n, K, R] int32 and their probabilities [n, K, R] float32, which are normalised to a sum
+    of 1. Where a head has no target the values have no meaning. A head learns more from them than
+    from the one token of the data."""
 
     tokens: Tensor
-    shares: Tensor
+    probabilities: Tensor
 
-    def __getitem__(self, chosen: Any) -> "Soft":
-        return Soft(self.tokens[chosen], self.shares[chosen])
+    def __getitem__(self, chosen: Any) -> "SoftTargets":
+        return SoftTargets(self.tokens[chosen], self.probabilities[chosen])
 
 
-def targets_of(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
-    """ids, is_label [b, t] -> [b, t, K]: the token each head is to predict, or IGNORED.
+def head_targets(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
+    """ids [b, t] int64, is_label [b, t] bool -> [b, t, K] int64: the token that each head is to
+    predict, or IGNORED.
 
-    Head k (from 0) at t has the token at t + k + 2, and only where every token from t + 1 to
-    there is a label: at such places it is asked when decoding, and no answer crosses a turn.
+    Head k (from 0) at t predicts the token at t + k + 2, and only where every token from t + 1 to
+    there is a label: a head is used at such positions alone, and no answer crosses a turn.
     """
     targets = ids.new_full((*ids.shape, heads), IGNORED)
     unbroken = is_label[:, 1:]
@@ -59,10 +64,10 @@ def targets_of(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
 
 
 def hidden_and_targets(model: Any, batch: Batch, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where any head has a label: hidden states after the final norm [n, d], targets [n, K], and
-    the row of the batch [n] they stand in."""
+    """At the n positions where any head has a target: hidden states after the final norm [n, d] in
+    the model's dtype, targets [n, K] int64, and the index of the batch's example [n] int64."""
     device = model.get_input_embeddings().weight.device
-    targets = targets_of(batch.ids.to(device), batch.is_label.to(device), heads)
+    targets = head_targets(batch.ids.to(device), batch.is_label.to(device), heads)
     with torch.inference_mode():
         hidden = run_decoder(model, batch)
     chosen = (targets != IGNORED).any(-1)
@@ -70,17 +75,17 @@ def hidden_and_targets(model: Any, batch: Batch, heads: int) -> tuple[Tensor, Te
     return hidden[chosen], targets[chosen], owners_of(batch, chosen)
 
 
-def hidden_and_soft(
+def hidden_and_soft_targets(
     model: Any, batch: Batch, heads: int, lm_head: LMHead, count: int
-) -> tuple[Tensor, Tensor, Tensor, Soft]:
-    """hidden_and_targets, and the backbone's `count` most probable tokens for each target."""
+) -> tuple[Tensor, Tensor, Tensor, SoftTargets]:
+    """As hidden_and_targets, with the backbone's `count` most probable tokens for each target."""
     device = model.get_input_embeddings().weight.device
     is_label = batch.is_label.to(device)
-    targets = targets_of(batch.ids.to(device), is_label, heads)
+    targets = head_targets(batch.ids.to(device), is_label, heads)
     with torch.inference_mode():
         hidden = run_decoder(model, batch)
-        tokens, shares = _most_probable(hidden, is_label, lm_head, count)
-        soft = Soft(_ahead(tokens, heads), _ahead(shares, heads))
+        tokens, probabilities = _most_probable(hidden, is_label, lm_head, count)
+        soft = SoftTargets(_shifted(tokens, heads), _shifted(probabilities, heads))
     chosen = (targets != IGNORED).any(-1)
     return hidden[chosen], targets[chosen], owners_of(batch, chosen), soft[chosen]
 
@@ -88,25 +93,26 @@ def hidden_and_soft(
 def _most_probable(
     hidden: Tensor, is_label: Tensor, lm_head: LMHead, count: int
 ) -> tuple[Tensor, Tensor]:
-    """[b, t, R] each: of the token after every place, where that is a label; else of token 0."""
-    asked = torch.zeros_like(is_label)
-    asked[:, :-1] = is_label[:, 1:]
+    """hidden [b, t, d] -> tokens [b, t, R] int32 and probabilities [b, t, R] float32 of the token
+    after every position, where that token is a label; zeros elsewhere."""
+    precedes_label = torch.zeros_like(is_label)
+    precedes_label[:, :-1] = is_label[:, 1:]
     shape = (*is_label.shape, count)
     tokens = torch.zeros(shape, dtype=torch.int32, device=hidden.device)
-    shares = torch.zeros(shape, device=hidden.device)
-    places = asked.nonzero()
-    for some in places.split(512):  # rows whose logits exist at a time
-        at = some.unbind(-1)
+    probabilities = torch.zeros(shape, device=hidden.device)
+    for positions in precedes_label.nonzero().split(CHUNK):
+        at = positions.unbind(-1)
         logits = lm_head(hidden[at]).float()
         best = logits.softmax(-1).topk(min(count, logits.shape[-1]))
         missing = (0, count - best.values.shape[-1])
         tokens[at] = F.pad(best.indices, missing).int()
-        shares[at] = F.pad(best.values / best.values.sum(-1, keepdim=True), missing)
-    return tokens, shares
+        probabilities[at] = F.pad(best.values / best.values.sum(-1, keepdim=True), missing)
+    return tokens, probabilities
 
 
-def _ahead(values: Tensor, heads: int) -> Tensor:
-    """[b, t, R] -> [b, t, K, R]: of the place that foresees the token of head k (from 0) at t."""
+def _shifted(values: Tensor, heads: int) -> Tensor:
+    """values [b, t, R] -> [b, t, K, R]: entry [t, k] is the value at t + k + 1, where the backbone
+    predicts the token that head k (from 0) predicts at t."""
     found = values.new_zeros(*values.shape[:2], heads, values.shape[2])
     for head in range(min(heads, values.shape[1] - 1)):
         found[:, : -head - 1, head] = values[:, head + 1 :]
@@ -114,19 +120,19 @@ def _ahead(values: Tensor, heads: int) -> Tensor:
 
 
 def run_decoder(model: Any, batch: Batch) -> Tensor:
-    """Hidden states [b, t, d] after the final norm, each example by itself."""
-    table = model.get_input_embeddings().weight
-    apart = {}
+    """Hidden states [b, t, d] after the final norm, in the model's dtype. Examples of a packed row
+    do not attend to one another."""
+    device = model.get_input_embeddings().weight.device
+    inputs = {"input_ids": batch.ids.to(device)}
     if batch.positions is not None:
-        apart["attention_mask"] = batch.mask(model.dtype, table.device)
-        apart["position_ids"] = batch.positions.to(table.device)
-    ids = batch.ids.to(table.device)
-    hidden: Tensor = model.get_decoder()(input_ids=ids, use_cache=False, **apart).last_hidden_state
+        inputs["attention_mask"] = batch.mask(model.dtype, device)
+        inputs["position_ids"] = batch.positions.to(device)
+    hidden: Tensor = model.get_decoder()(use_cache=False, **inputs).last_hidden_state
     return hidden
 
 
 def owners_of(batch: Batch, chosen: Tensor) -> Tensor:
-    """Which of the batch's examples each chosen place [b, t] stands in."""
+    """chosen [b, t] bool -> [n] int64: the index of the example that each chosen position is of."""
     if batch.owners is None:
         return chosen.nonzero()[:, 0]
     return batch.owners.to(chosen.device)[chosen]
@@ -140,36 +146,38 @@ def medusa_loss(
     decay: float = 0.8,
     rows_at_once: int = 512,
     labels: Tensor | None = None,
-    soft: Soft | None = None,
-    learning: Iterable[Tensor] = (),
+    soft: SoftTargets | None = None,
+    trainable: Iterable[Tensor] = (),
 ) -> HeadLosses:
     """L_Medusa-1 = sum over k of decay^k CE_k, k from 1 (Medusa, arXiv 2401.10774, 2.2.1).
 
-    hidden [n, d], targets [n, K] with IGNORED where there is none; each head's loss is the mean
-    over its own labels, or over `labels` [K] where these are but a part of them. Logits of at most
-    `rows_at_once` rows exist at a time. soft: what is learnt instead of the one token that came.
-    learning: what learns beside the heads and `hidden`, as an adapter of the LM head.
+    hidden [n, d], targets [n, K] int64 with IGNORED where a head has none. CE_k is the mean over
+    the labels of head k, or over `labels` [K] int64 where these rows are only a part of them. soft:
+    distributions that are learnt instead of the targets. trainable: what has gradients beside the
+    heads and `hidden`, as the adapter of the LM head. Logits of at most `rows_at_once` rows exist
+    at a time.
     """
     labels = (targets != IGNORED).sum(0) if labels is None else labels
     count = labels.clamp(min=1)
     weights = decay ** torch.arange(1, targets.shape[1] + 1, device=targets.device) / count
-    found: list[tuple[Tensor, Tensor]] = []
+    parts: list[tuple[Tensor, Tensor]] = []
 
-    def part(some: slice, rows: Tensor) -> Tensor:
-        goal = None if soft is None else soft[some]
-        sums, right = _sums(heads, lm_head, rows, targets[some], goal)
-        found.append((sums.detach(), right))
+    def chunk_loss(chunk: slice, rows: Tensor) -> Tensor:
+        wanted = None if soft is None else soft[chunk]
+        sums, hits = _sums(heads, lm_head, rows, targets[chunk], wanted)
+        parts.append((sums.detach(), hits))
         return (weights * sums).sum()
 
-    total = summed(part, hidden, rows_at_once, [*heads.parameters(), *learning])
-    sums, hits = (torch.stack(one).sum(0) for one in zip(*found, strict=True))
+    total = chunked_sum(chunk_loss, hidden, rows_at_once, [*heads.parameters(), *trainable])
+    sums, hits = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
     return HeadLosses(total, sums / count, hits, labels)
 
 
 def _sums(
-    heads: MedusaHeads, lm_head: LMHead, hidden: Tensor, targets: Tensor, soft: Soft | None
+    heads: MedusaHeads, lm_head: LMHead, hidden: Tensor, targets: Tensor, soft: SoftTargets | None
 ) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy [K] and hits of each rank [K, RANKS] of a few rows."""
+    """hidden [n, d], targets [n, K] -> sums of the cross-entropy [K] float32 in nats and hits of
+    each rank [K, RANKS] int64."""
     half = hidden.dtype in (torch.bfloat16, torch.float16)
     with torch.autocast(hidden.device.type, torch.bfloat16, enabled=half):
         logits = heads(hidden, lm_head).float()
@@ -177,10 +185,18 @@ def _sums(
     if soft is None:
         losses = cross_entropy(logits, wanted, IGNORED)
     else:
-        said = logits.log_softmax(-1).gather(-1, soft.tokens.transpose(0, 1).long())
-        losses = -(soft.shares.transpose(0, 1) * said).sum(-1)
+        tokens = soft.tokens.transpose(0, 1).long()
+        log_probabilities = logits.log_softmax(-1).gather(-1, tokens)
+        losses = -(soft.probabilities.transpose(0, 1) * log_probabilities).sum(-1)
         losses = losses.masked_fill(wanted == IGNORED, 0.0)
     best = logits.detach().topk(min(RANKS, logits.shape[-1]), dim=-1).indices
     hits = (best == wanted.unsqueeze(-1)).sum(1)
     hits = F.pad(hits, (0, RANKS - hits.shape[1]))
     return losses.sum(1), hits
+
+
+def top_shares(hits: Tensor, labels: Tensor) -> TopShares:
+    """hits [K, R] of each rank alone, labels [K] -> [k][r]: how often the token of head k was among
+    its first r + 1 predictions."""
+    found = hits.cumsum(-1) / labels.clamp(min=1).unsqueeze(-1)
+    return tuple(tuple(row) for row in found.tolist())

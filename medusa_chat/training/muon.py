@@ -1,4 +1,4 @@
-"""Muon: an optimizer for matrices, whose updates are orthogonal."""
+"""Muon: an optimizer for matrices with orthogonalised updates."""
 
 import math
 from collections.abc import Iterable
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised by five Newton-Schulz steps (Jordan 2024).
+    """Momentum with an update that five Newton-Schulz steps orthogonalise (Jordan 2024).
 
-    For parameters [..., n, m]: every matrix of the last two dimensions by itself. Unlike
-    torch.optim.Muon, which always works in bf16 and on single matrices, this one works in fp32
-    where bf16 is not what the device computes fastest.
+    Parameters are [..., n, m]: each matrix of the last two dimensions has its own update. Unlike
+    torch.optim.Muon, which computes in bf16 and takes single matrices, this one computes in fp32 on
+    a CPU, where bf16 is slower.
     """
 
     def __init__(
@@ -39,12 +39,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """The nearest (semi-)orthogonal matrix to each x [..., n, m], roughly."""
-    work = x.to(torch.bfloat16 if x.is_cuda else torch.float32)
+    """x [..., n, m] -> [..., n, m] of the same dtype: roughly the nearest (semi-)orthogonal matrix
+    to each."""
+    y = x.to(torch.bfloat16 if x.is_cuda else torch.float32)
     is_tall = x.shape[-2] > x.shape[-1]
-    work = work.mT if is_tall else work
-    work = work / (torch.linalg.matrix_norm(work, keepdim=True) + 1e-7)
+    y = y.mT if is_tall else y
+    y = y / (torch.linalg.matrix_norm(y, keepdim=True) + 1e-7)
     for _ in range(5):
-        gram = work @ work.mT
-        work = 3.4445 * work + (-4.7750 * gram + 2.0315 * gram @ gram) @ work
-    return (work.mT if is_tall else work).to(x.dtype)
+        gram = y @ y.mT
+        y = 3.4445 * y + (-4.7750 * gram + 2.0315 * gram @ gram) @ y
+    return (y.mT if is_tall else y).to(x.dtype)

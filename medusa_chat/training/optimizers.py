@@ -15,8 +15,8 @@ Optimizers = list[tuple[torch.optim.Optimizer, float]]
 def head_optimizers(
     heads: MedusaHeads, kind: str, rate: float, other_rate: float, decay: float
 ) -> Optimizers:
-    """kind "muon": Muon for the residual layers' matrices at `rate`, AdamW for everything else at
-    `other_rate`. "adamw": AdamW for all, at `rate`."""
+    """kind "muon": Muon at `rate` for the matrices of the residual layers, AdamW at `other_rate`
+    for all other parameters. "adamw": AdamW at `rate` for all. decay: the weight decay."""
     if kind == "adamw":
         return [adamw(heads.parameters(), rate, decay)]
     rest = [p for p in heads.parameters() if p is not heads.weight]
@@ -29,7 +29,8 @@ def head_optimizers(
 def adamw(
     parameters: Iterable[nn.Parameter], rate: float, decay: float
 ) -> tuple[torch.optim.Optimizer, float]:
-    """AdamW; its 8-bit form of bitsandbytes where CUDA is (a quarter of the state's memory)."""
+    """AdamW and its peak learning rate; on CUDA the 8-bit AdamW of bitsandbytes, whose state takes
+    a quarter of the memory."""
     chosen = list(parameters)
     if chosen and chosen[0].is_cuda:
         from bitsandbytes.optim import AdamW8bit
@@ -39,7 +40,7 @@ def adamw(
 
 
 def share_of_peak(step: int, steps: int, warmup: int) -> float:
-    """Share of the peak learning rate at a step from 0: linear warmup, then half a cosine to 0."""
+    """Share of the peak learning rate at a step from 0: linear warmup, then a half cosine to 0."""
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / max(steps - warmup, 1)

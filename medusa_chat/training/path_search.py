@@ -1,9 +1,9 @@
-"""The tree that whole answers ask for, and the tokens a step it would have given them. No torch.
+"""The best tree for recorded answers, and the tokens a step it would have given them. No torch.
 
 Rank accuracies, multiplied along a path (Medusa, arXiv 2401.10774, 2.3.3), leave out two things:
-the heads are right together more often than that, and a step begins where the one before failed,
-where foreseeing is harder. Here both are in: the paths are counted as they were, at the places
-where steps of the tree found so far begin.
+the heads are right together more often than independent ones, and a step begins where the draft of
+the step before was rejected, where prediction is harder. Here whole paths are counted instead, at
+the positions where the steps begin when the answers are decoded with the tree of the last round.
 """
 
 from collections import Counter
@@ -13,8 +13,8 @@ from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.tree import Choice, Tree
 from medusa_chat.errors import UsageError
 
-# Of one place in an answer, as root: which of head k's predictions was the token k + 1 places on,
-# from 0; None where none of those looked at was, or where the answer had ended.
+# For one position of an answer as the root: the rank (from 0) that head k gave to the token k + 1
+# positions later; None where that is not among its first predictions, or after the answer's end.
 Ranks = Sequence[int | None]
 Answer = Sequence[Ranks]
 ROUNDS = 6
@@ -22,35 +22,38 @@ ROUNDS = 6
 
 def search_paths(answers: Sequence[Answer], nodes: int, used: int) -> Tree:
     """The tree of at most `nodes` nodes whose first `used` give these answers the most tokens a
-    step. Nodes come in order of how often they were right, so every first m of them are a tree.
+    step. Nodes are in order of how often they were right, so the first m of them are a tree.
 
-    Raises UsageError for sizes out of range and for answers in which nothing was foreseen.
+    Raises UsageError for sizes out of range and for answers in which no head was right.
     """
     if not 1 <= used <= nodes <= MAX_NODES:
         raise UsageError(f"nodes is {nodes} and used {used}: 1 <= used <= nodes <= {MAX_NODES}")
-    begun = [ranks for answer in answers for ranks in answer]
+    roots = [ranks for answer in answers for ranks in answer]
     best, most = Tree.from_choices([]), 0.0
     for _ in range(ROUNDS):
-        tree = _most_frequent(begun, nodes)
-        begun = [answer[place] for answer in answers for place in places(answer, tree.head(used))]
+        tree = _most_frequent(roots, nodes)
+        roots = [
+            answer[place] for answer in answers for place in step_positions(answer, tree.head(used))
+        ]
         rate = tokens_per_step(answers, tree.head(used))
         if rate <= most:
             break
         best, most = tree, rate
     if len(best) < min(used, 2):
-        raise UsageError("no answer has a token that the heads foresaw: there is no tree to search")
+        raise UsageError("the heads predicted no token of the answers: there is no tree to search")
     return best
 
 
-def _most_frequent(begun: Sequence[Ranks], nodes: int) -> Tree:
-    """A path is never more frequent than its beginning: the first ones are always a tree."""
-    counts = Counter(path for ranks in begun for path in _paths(ranks))
+def _most_frequent(roots: Sequence[Ranks], nodes: int) -> Tree:
+    """The tree of the most frequent paths. No path is more frequent than its parent, so the first
+    ones are a tree."""
+    counts = Counter(path for ranks in roots for path in _paths(ranks))
     order = sorted(counts.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
     return Tree.from_choices([path for path, _ in order[: nodes - 1]])
 
 
 def _paths(ranks: Ranks) -> Iterator[Choice]:
-    """Every path from this place that would have been accepted, the shortest first."""
+    """Every path that would have been accepted from this root, the shortest first."""
     path: tuple[int, ...] = ()
     for rank in ranks:
         if rank is None:
@@ -59,16 +62,17 @@ def _paths(ranks: Ranks) -> Iterator[Choice]:
         yield path
 
 
-def places(answer: Answer, tree: Tree) -> Iterator[int]:
-    """Where in the answer the steps begin when it is decoded with this tree."""
-    known, place = set(tree.choices), 0
+def step_positions(answer: Answer, tree: Tree) -> Iterator[int]:
+    """The positions at which the steps begin when the answer is decoded with this tree."""
+    paths, place = set(tree.choices), 0
     while place < len(answer) - 1:
         yield place
-        place += 1 + max((len(p) for p in _paths(answer[place]) if p in known), default=0)
+        place += 1 + max((len(p) for p in _paths(answer[place]) if p in paths), default=0)
 
 
 def tokens_per_step(answers: Sequence[Answer], tree: Tree) -> float:
-    """The acceleration rate of the tree on these answers, the first token of each left out."""
-    steps = sum(1 for answer in answers for _ in places(answer, tree))
+    """The acceleration rate of the tree on these answers, without the first token of each, which
+    the prefill gives."""
+    steps = sum(1 for answer in answers for _ in step_positions(answer, tree))
     tokens = sum(max(len(answer) - 1, 0) for answer in answers)
     return tokens / steps if steps else 0.0

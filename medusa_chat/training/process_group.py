@@ -13,15 +13,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process is number `rank` of `size`. Each runs its share of the rows of every batch; the
-    sums of losses and gradients are those of one process that runs all."""
+    """This process has the number `rank` (from 0) of `size`. Each runs its share of the rows of
+    every batch; sums of losses and gradients over all processes equal those of a single one."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
     def join(cls, on_cpu: bool) -> "ProcessGroup":
-        """The team that the environment speaks of; alone where it speaks of none."""
+        """The group that the environment variables of `accelerate launch` describe; a group of one
+        without them."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
         from accelerate import PartialState
@@ -31,21 +32,21 @@ class ProcessGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes what the team made."""
+        """Whether this process writes the output."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """This process' part of the items."""
+        """This process's part of the items."""
         return items[self.rank :: self.size]
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+        """The sum of a tensor over all processes, in place."""
         if self.size > 1:
             torch.distributed.all_reduce(value)
         return value
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait until every process has called this."""
         if self.size > 1:
             torch.distributed.barrier()
 

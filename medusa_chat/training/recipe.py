@@ -1,6 +1,6 @@
-"""Recipe: how heads are made, from presets/recipes/*.toml and what the command line changes.
+"""Recipe: the settings of a training, from presets/recipes/*.toml and the command line.
 
-No torch: a wrong value is refused before anything heavy is imported.
+No torch: a wrong value is refused before slow imports.
 """
 
 import tomllib
@@ -16,7 +16,7 @@ from medusa_chat.errors import UsageError
 METHODS = ("medusa-1", "medusa-2")
 SCHEDULES = ("constant", "sine")
 MAX_HEADS = 10
-# field -> smallest and largest value
+# by field: the smallest and the largest value
 LIMITS: dict[str, tuple[float, float]] = {
     "heads": (1, MAX_HEADS),
     "head_layers": (1, 8),
@@ -51,15 +51,15 @@ CHOICES = {
 class Recipe:
     """Settings of `medusa-chat train`; options of the command line bear the same names.
 
-    learning_rate: the backbone's (Medusa-2); the heads' is head_learning_rate_multiplier times
-    that. max_steps goes before epochs. cache: keep the hidden states where they fit and there is a
-    second epoch (medusa-1, one process). stages: 2 trains the heads alone before both (medusa-2).
-    lambda0: weight of the heads' loss beside the backbone's; "sine" lets it grow from 0. distill:
-    the backbone answers the prompts itself, at `temperature`, `answer_tokens` at most; in Medusa-2
-    it is then its own teacher; self_talk: after a conversation's last question it asks so many more
-    of its own. soft_targets: at each place learn so many of the backbone's most probable tokens, by
-    their probabilities, and not the one that came (medusa-1). output: of Medusa-2, a whole model or
-    an adapter with heads.
+    learning_rate: the backbone's (medusa-2); the heads' is head_learning_rate_multiplier times as
+    high. max_steps: in place of epochs. cache: keep the hidden states in memory where they fit and
+    there is a second epoch (medusa-1, one process). stages: 2 trains the heads alone first
+    (medusa-2). lambda0: weight of the heads' loss beside the backbone's; with "sine" it grows from
+    0. distill: the backbone answers the prompts itself, at `temperature` and with at most
+    `answer_tokens` tokens; in Medusa-2 it is also its own teacher. self_talk: number of questions
+    that it adds to a conversation after the last one. soft_targets: number of the backbone's most
+    probable tokens that are learnt at each position instead of the token of the data (medusa-1).
+    output: of Medusa-2, a whole model or an adapter with heads.
     Raises UsageError for a value out of range.
     """
 
@@ -101,28 +101,29 @@ class Recipe:
                 raise UsageError(f"{_option(name)} is {value}: give {low:g} to {high:g}")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
-                said = " or ".join(map(str, allowed))
-                raise UsageError(f"{_option(name)} is {getattr(self, name)!r}: choose {said}")
+                choice = " or ".join(map(str, allowed))
+                raise UsageError(f"{_option(name)} is {getattr(self, name)!r}: choose {choice}")
         if self.self_talk and not self.distill:
-            raise UsageError("self-talk is for distill: the backbone asks and answers itself")
+            raise UsageError("self-talk is for distill: add --distill, or leave --self-talk out")
         if self.soft_targets and self.method != "medusa-1":
-            raise UsageError("soft-targets are for medusa-1: with medusa-2 the backbone changes")
+            raise UsageError("soft-targets are for medusa-1: leave them out with medusa-2")
 
     @property
     def head_learning_rate(self) -> float:
-        """The heads' own."""
+        """The heads' learning rate."""
         return self.learning_rate * self.head_learning_rate_multiplier
 
     def changed(self, **options: Any) -> "Recipe":
-        """With every option that is not None. Raises UsageError."""
+        """The recipe with the options that are not None. Raises UsageError."""
         return replace(self, **{name: v for name, v in options.items() if v is not None})
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What `medusa-chat train` is asked for. backbone: ID or DIR; data: files that are here.
+    """A request for `medusa-chat train`. backbone: ID or DIR; data: local files.
 
-    sequence_length: as asked for, so refused where it is too long; the recipe's is cut instead.
+    sequence_length: of the command line, which is refused where it exceeds the context; the
+    recipe's is reduced instead.
     """
 
     backbone: str
@@ -137,12 +138,12 @@ class TrainRequest:
 
 
 def recipe_names() -> tuple[str, ...]:
-    """Of the recipes that ship with the program."""
+    """Names of the recipes that ship with the program."""
     return tuple(sorted(file.stem for file in paths.preset("recipes").glob("*.toml")))
 
 
 def read_recipe(name: str) -> Recipe:
-    """A recipe by its name, or from a TOML file of one's own. Raises UsageError."""
+    """A recipe by its name, or from a TOML file. Raises UsageError."""
     file = paths.preset("recipes", f"{name}.toml")
     if name not in recipe_names():
         file = Path(name)
@@ -161,10 +162,10 @@ def _recipe(values: Mapping[str, Any], name: str) -> Recipe:
     kinds = {field.name: type(field.default) for field in fields(Recipe)} | {"max_steps": int}
     for key, value in values.items():
         if key not in kinds:
-            raise UsageError(f"it knows no {key!r}")
+            raise UsageError(f"unknown setting {key!r}: remove it")
         is_whole = kinds[key] is float and type(value) is int
         if type(value) is not kinds[key] and not is_whole:
-            raise UsageError(f"{key} must be {kinds[key].__name__}, it is {str(value)[:40]!r}")
+            raise UsageError(f"{key} must be {kinds[key].__name__}, not {str(value)[:40]!r}")
     return Recipe(**{"name": name, **values})
 
 

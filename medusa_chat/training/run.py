@@ -4,215 +4,202 @@ import errno
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, OutOfMemoryError, UsageError
-from medusa_chat.training.answerers import Answerer, answerer, require_ends
+from medusa_chat.training.answerers import answerer_of
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
+from medusa_chat.training.data import Example
 from medusa_chat.training.distill import DistillRecipe
-from medusa_chat.training.examples import Encoded, encode_all, require_template, split
-from medusa_chat.training.finish import calibrate_heads, write_output
-from medusa_chat.training.joint import adapter_tensors, add_adapter, train_jointly
+from medusa_chat.training.distill_conversations import Answered, answer_conversations
+from medusa_chat.training.events import Evaluated, Stage, TrainStep, Written
+from medusa_chat.training.examples import EncodedExamples, encode_all, require_template, split
+from medusa_chat.training.head_calibration import calibrate_heads
+from medusa_chat.training.joint import train_jointly
+from medusa_chat.training.lora import adapter_tensors, add_adapter
 from medusa_chat.training.plan import Plan, plan
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import Recipe, TrainRequest
-from medusa_chat.training.resume_state import begin, work_folder
-from medusa_chat.training.schedule import head_recipe, joint_recipe
+from medusa_chat.training.resolve_recipe import head_recipe, joint_recipe
 from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
 from medusa_chat.training.shortlist import shortlist
-from medusa_chat.training.trainer import Evaluated, TrainStep, new_heads, train_heads
-from medusa_chat.training.whole_conversations import Answered, answer_conversations
+from medusa_chat.training.trainer import new_heads, train_heads
+from medusa_chat.training.training_output import Adapter, write_output
+from medusa_chat.training.work_folder import begin_training, work_folder
 
 ANSWERS_DONE = "answers.done"
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of the work begins."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Written:
-    """The checkpoint is there."""
-
-    folder: str
-    bytes: int
-
-
 Event = Stage | Plan | Answered | TrainStep | Evaluated | Calibrated | Written
 
 
-def train(request: TrainRequest, team: ProcessGroup = ALONE) -> Iterator[Event]:
-    """Close the generator to stop: what was done is kept, and `resume` goes on there. Raises
-    MedusaChatError in one line, what can be known before a model is loaded first."""
-    recipe = request.recipe
-    work = work_folder(request.output)
-    if team.is_first:
-        begin(request, work)
-    ground = prepare_setup(request, team)
+def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]:
+    """Close the generator to stop: what is done stays on the disk, and a request with `resume`
+    continues there. Raises MedusaChatError; what can be checked without the backbone's weights is
+    checked first."""
+    recipe, folder = request.recipe, work_folder(request.output)
+    if group.is_first:
+        begin_training(request, folder)
+    setup = prepare_setup(request, group)
     conversations = _read(request.data, recipe.distill)
-    encoded = _encode(ground, conversations, recipe)
-    with _fitting(request):
-        ground.model = read_model(ground)
+    with _advice(request):
         if recipe.distill:
-            asked = sum(len(found.asked) + recipe.self_talk for found in conversations)
-            most = _answer_recipe(ground, recipe).max_new_tokens
-            yield Stage(f"answering {asked:,} questions, at most {most} tokens each")
-            yield from _distill(ground, conversations, recipe, work, team)
-            encoded = _answers(ground, conversations, recipe, work)
-        yield from _train(request, ground, conversations, encoded, work, team)
+            require_template(setup.tokenizer, conversations)
+            setup.model = read_model(setup)
+            yield from _distill(setup, conversations, recipe, folder, group)
+            examples = _distilled_examples(setup, conversations, recipe, folder)
+        else:
+            examples = _encode(setup, conversations)
+            setup.model = read_model(setup)
+        yield from _train(request, setup, conversations, examples, folder, group)
 
 
 def _read(paths: Sequence[Path], prompts: bool) -> list[Conversation]:
     found = [one for path in paths for one in read_conversations(path, prompts)]
     if not found:
         names = ", ".join(str(path) for path in paths)
-        raise UsageError(f"{names} holds no conversation: the data is empty")
+        raise UsageError(f"{names} holds no conversation: give other --data")
     return found
 
 
-def _encode(
-    ground: TrainingSetup, conversations: list[Conversation], recipe: Recipe
-) -> Encoded | None:
-    """None where the backbone answers itself."""
-    if recipe.distill:
-        require_template(ground.tokenizer, conversations)
-        return None
-    vocabulary = int(ground.config.get_text_config().vocab_size)
-    encoded = encode_all(ground.tokenizer, conversations, ground.length, vocabulary)
+def _encode(setup: TrainingSetup, conversations: list[Conversation]) -> EncodedExamples:
+    """The conversations as they stand in the data."""
+    encoded = encode_all(setup.tokenizer, conversations, setup.length, setup.vocabulary)
     if encoded.cut:
-        ground.notes.append(f"{encoded.cut} rows are cut to {ground.length} tokens")
+        setup.notes.append(f"{encoded.cut} rows are cut to {setup.length} tokens")
     if encoded.left_out:
-        ground.notes.append(f"{encoded.left_out} rows are left out: no answer begins within that")
+        setup.notes.append(f"{encoded.left_out} rows are left out: no answer begins within that")
     return encoded
 
 
-def _answer_recipe(ground: TrainingSetup, recipe: Recipe) -> DistillRecipe:
+def _distill_recipe(setup: TrainingSetup, recipe: Recipe) -> DistillRecipe:
     return DistillRecipe(
-        max_new_tokens=min(recipe.answer_tokens, ground.length // 2),
+        max_new_tokens=min(recipe.answer_tokens, setup.length // 2),
         temperatures=(recipe.temperature,),
-        rows=16 if ground.device.type == "cpu" else 64,
+        rows=16 if setup.device.type == "cpu" else 64,
         seed=recipe.seed,
     )
 
 
 def _distill(
-    ground: TrainingSetup,
+    setup: TrainingSetup,
     conversations: list[Conversation],
     recipe: Recipe,
-    work: Path,
-    team: ProcessGroup,
+    folder: Path,
+    group: ProcessGroup,
 ) -> Iterator[Event]:
-    """The first process of a team answers; the others wait for as long as it takes."""
-    while not team.is_first and not (work / ANSWERS_DONE).exists():
+    """The first process answers the questions; the others wait until it is done."""
+    questions = sum(len(found.asked) + recipe.self_talk for found in conversations)
+    most = _distill_recipe(setup, recipe).max_new_tokens
+    yield Stage(f"answering {questions:,} questions, at most {most} tokens each")
+    while not group.is_first and not (folder / ANSWERS_DONE).exists():
         time.sleep(1.0)
-    if team.is_first:
-        asked = _answer_recipe(ground, recipe)
-        yield from answer_conversations(
-            _answerer(ground),
-            ground.tokenizer,
-            conversations,
-            asked,
-            ground.length,
-            work / "answers",
-            recipe.self_talk,
-        )
-        (work / ANSWERS_DONE).touch()
-
-
-def _answerer(ground: TrainingSetup) -> Answerer:
-    ends = require_ends(ground.model, ground.tokenizer)
-    return answerer(ground.model, ground.length, ends)
+    if group.is_first:
+        yield from _answers(setup, conversations, recipe, folder)
+        (folder / ANSWERS_DONE).touch()
 
 
 def _answers(
-    ground: TrainingSetup, conversations: list[Conversation], recipe: Recipe, work: Path
-) -> Encoded:
-    """All answers, read from their files."""
-    events = answer_conversations(
-        _answerer(ground),
-        ground.tokenizer,
-        conversations,
-        _answer_recipe(ground, recipe),
-        ground.length,
-        work / "answers",
-        recipe.self_talk,
-    )
+    setup: TrainingSetup, conversations: list[Conversation], recipe: Recipe, folder: Path
+) -> Iterator[Answered]:
+    """The backbone's answers, read from their files as far as they are there."""
+    settings = _distill_recipe(setup, recipe), setup.length, folder / "answers", recipe.self_talk
+    answerer = answerer_of(setup)
+    return answer_conversations(answerer, setup.tokenizer, conversations, *settings)
+
+
+def _distilled_examples(
+    setup: TrainingSetup, conversations: list[Conversation], recipe: Recipe, folder: Path
+) -> EncodedExamples:
+    events = _answers(setup, conversations, recipe, folder)
     found = tuple(event.example for event in events if event.example is not None)
     if not found:
-        raise UsageError("the backbone answers every prompt with nothing: heads cannot learn that")
-    return Encoded(found, 0, 0)
+        raise UsageError(
+            "the backbone's answers are too short to train heads on: give other prompts"
+        )
+    return EncodedExamples(found, 0, 0)
 
 
 def _train(
     request: TrainRequest,
-    ground: TrainingSetup,
+    setup: TrainingSetup,
     conversations: list[Conversation],
-    encoded: Encoded | None,
-    work: Path,
-    team: ProcessGroup,
+    encoded: EncodedExamples,
+    folder: Path,
+    group: ProcessGroup,
 ) -> Iterator[Event]:
-    assert encoded is not None
-    recipe, model = request.recipe, ground.model
-    learnt, held_out = split(encoded.examples, recipe.seed)
-    torch.manual_seed(recipe.seed)
-    linear = model.get_output_embeddings()
-    heads = new_heads(linear, recipe.heads, recipe.head_layers, recipe.own_lm_head)
-    steps = head_recipe(recipe, learnt, ground)
-    if team.size > 1 and steps.cache_hidden:
-        ground.notes.append("hidden states are not kept: several processes stream the data")
-    yield plan(request, ground, heads, learnt, held_out, steps)
+    """Plan, train the stages of the recipe, calibrate and write the checkpoint."""
+    recipe = request.recipe
+    examples, held_out = data = split(encoded.examples, recipe.seed)
+    heads = _new_heads(setup, recipe)
+    stage = head_recipe(recipe, examples, setup)
+    if group.size > 1 and stage.cache_hidden:
+        setup.notes.append("hidden states are not cached: several processes stream the data")
+    yield plan(request, setup, heads, examples, held_out, stage)
     if recipe.method == "medusa-1" or recipe.stages == 2:
         yield Stage("heads alone")
-        state = work / "heads.pt"
-        yield from train_heads(model, ground.lm_head, heads, learnt, steps, held_out, state, team)
-    tensors, names = {}, ()
+        settings = stage, held_out, folder / "heads.pt", group
+        yield from train_heads(setup.model, setup.lm_head, heads, examples, *settings)
+    adapter = Adapter()
     if recipe.method == "medusa-2":
         yield Stage("backbone and heads")
-        joint = joint_recipe(recipe, steps)
-        wrapped, names = add_adapter(model, joint)
-        yield from train_jointly(wrapped, heads, learnt, joint, held_out, work / "joint.pt", team)
-        tensors = adapter_tensors(wrapped)
+        joint = joint_recipe(recipe, stage)
+        wrapped, layers = add_adapter(setup.model, joint)
+        state = folder / "joint.pt"
+        yield from train_jointly(wrapped, heads, examples, joint, held_out, state, group)
+        adapter = Adapter(adapter_tensors(wrapped), layers)
         wrapped.eval()
-        del wrapped  # the merge below reads the backbone again, into the memory of this one
-    del model, linear
-    if not team.is_first:
-        return
+        del wrapped  # the merge reads the backbone again, into the memory of this one
+    if group.is_first:
+        yield from _finish(request, setup, heads, adapter, conversations, data, folder)
+
+
+def _new_heads(setup: TrainingSetup, recipe: Recipe) -> MedusaHeads:
+    torch.manual_seed(recipe.seed)
+    lm_head = setup.model.get_output_embeddings()
+    return new_heads(lm_head, recipe.heads, recipe.head_layers, recipe.own_lm_head)
+
+
+def _finish(
+    request: TrainRequest,
+    setup: TrainingSetup,
+    heads: MedusaHeads,
+    adapter: Adapter,
+    conversations: list[Conversation],
+    data: tuple[list[Example], list[Example]],
+    folder: Path,
+) -> Iterator[Event]:
+    """Calibrate the heads and write the checkpoint. data: examples learnt from, and held out."""
+    examples, held_out = data
     yield Stage("calibration")
-    calibrated = calibrate_heads(ground, heads, conversations, held_out, recipe, work)
+    calibrated = calibrate_heads(setup, heads, conversations, held_out, folder)
     if heads.is_shared:
-        vocabulary = int(ground.config.get_text_config().vocab_size)
-        said = shortlist((one.labels for one in learnt), vocabulary)
-        calibrated = replace(calibrated, shortlist=said)
+        tokens = shortlist((example.labels for example in examples), setup.vocabulary)
+        calibrated = replace(calibrated, shortlist=tokens)
     yield calibrated
-    size = write_output(request, ground, heads, calibrated, tensors, names)
-    shutil.rmtree(work, ignore_errors=True)
+    size = write_output(request, setup, heads, calibrated, adapter)
+    shutil.rmtree(folder, ignore_errors=True)
     yield Written(str(request.output), size)
 
 
-class _fitting:
-    """A context manager: no memory or no disk left becomes a refusal that says what to try."""
-
-    def __init__(self, request: TrainRequest) -> None:
-        self.request = request
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-            smaller = max(self.request.recipe.batch_tokens // 2, 16)
-            raise OutOfMemoryError(
-                f"training heads for {self.request.backbone} does not fit: try --batch-tokens "
-                f"{smaller}, --precision nf4, or a shorter --sequence-length"
-            ) from error
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise MedusaChatError(
-                f"the disk of {self.request.output} is full: make room, then add --resume"
-            ) from error
+@contextmanager
+def _advice(request: TrainRequest) -> Iterator[None]:
+    """Turns a lack of memory or of disk space into an error that says what to try."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        smaller = max(request.recipe.batch_tokens // 2, 16)
+        raise OutOfMemoryError(
+            f"training heads for {request.backbone} does not fit into memory: try --batch-tokens "
+            f"{smaller}, --precision nf4, or a shorter --sequence-length"
+        ) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise MedusaChatError(
+            f"the disk of {request.output} is full: free some space, then add --resume"
+        ) from error

@@ -1,6 +1,6 @@
-"""RunLog: what a training tells, kept for the page that watches it. One file, a line an event.
+"""RunLog: the events of a training in a file, one a line, for the page that shows them.
 
-Figures and names only, never a text that is learnt.
+It holds figures and names, never a text of the training data.
 """
 
 import json
@@ -15,18 +15,18 @@ from typing import Any, Self
 
 from medusa_chat import paths
 
-MOST_RUNS = 10  # that are kept
+MOST_RUNS = 10  # logs that are kept
 MOST_BYTES = 8_000_000  # of a log that are read
-STEP_SECONDS = 0.5  # between two steps that are written, and
-STEP_SHARE = 1 / 500  # of the time so far: a run of days has some thousand lines
+STEP_SECONDS = 0.5  # between two steps that are written, at least, and
+STEP_SHARE = 1 / 500  # of the time so far: the log of a run of days has some thousand lines
 STOPPED = "stopped"
 
 
 class RunLog:
-    """The log of a training that runs here, from its first event on: what was refused before leaves
-    none. A disk that cannot be written costs only the watching.
+    """The log of a training in this process, from its first event on: a request that is refused
+    leaves none. Where the disk cannot be written, the training goes on without a log.
 
-    can_stop: whether a wish of the page to stop is heeded (`wants_stop`).
+    can_stop: whether the page may ask the training to stop (`wants_stop`).
     """
 
     def __init__(self, output: Path, can_stop: bool = True, folder: Path | None = None) -> None:
@@ -39,7 +39,7 @@ class RunLog:
         self._first = json.dumps({"event": "began", **first, "can_stop": can_stop})
 
     def tell(self, line: str, is_step: bool = False) -> None:
-        """One event as JSON. Steps that follow fast are left out."""
+        """Append one event as JSON. Steps that follow one another fast are left out."""
         now = time.monotonic()
         if is_step and now < self._told + max(STEP_SECONDS, STEP_SHARE * (now - self._began)):
             return
@@ -52,11 +52,11 @@ class RunLog:
         self._write(line)
 
     def wants_stop(self) -> bool:
-        """Whether the page has asked for the end."""
+        """Whether the page has asked the training to stop."""
         return self.can_stop and self.file.with_suffix(".stop").exists()
 
     def stopped(self) -> None:
-        """It ends because somebody wished so."""
+        """Record that the user stopped the training."""
         self._reason = STOPPED
 
     def __enter__(self) -> Self:
@@ -68,8 +68,8 @@ class RunLog:
         if self._first:
             return
         reason = self._reason or ("done" if error is None else "failed")
-        said = " ".join(str(error).split())[:300] if error is not None else ""
-        self._write(json.dumps({"event": "ended", "reason": reason, "message": said}))
+        message = " ".join(str(error).split())[:300] if error is not None else ""
+        self._write(json.dumps({"event": "ended", "reason": reason, "message": message}))
         with suppress(OSError):
             self.file.with_suffix(".stop").unlink(missing_ok=True)
 
@@ -80,8 +80,8 @@ class RunLog:
 
 @dataclass(frozen=True)
 class Run:
-    """A training as far as its log goes. events: all lines but the first, in order. stamp: when
-    the log was written to last, as the file system says."""
+    """A training by its log. events: all lines but the first, in order. stamp: the time of the last
+    change of the file, in nanoseconds."""
 
     file: Path
     output: str
@@ -93,39 +93,39 @@ class Run:
 
     @property
     def ended(self) -> dict[str, Any] | None:
-        """How it ended: reason and message; None while it runs, as far as the log says."""
+        """The last event, with reason and message; None while the training runs."""
         return next((event for event in self.events if event["event"] == "ended"), None)
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended and its process is there."""
+        """Whether it has not ended and its process exists."""
         import psutil
 
         return self.ended is None and bool(psutil.pid_exists(self.pid))
 
     def ask_to_stop(self) -> None:
-        """Let it end at its next step; --resume goes on there. Raises OSError."""
+        """Stop the training after its next step; --resume continues there. Raises OSError."""
         self.file.with_suffix(".stop").touch()
 
 
 def runs_folder() -> Path:
-    """Where the logs of this user's trainings lie."""
+    """The folder of the logs of this user's trainings."""
     return paths.state_dir() / "runs"
 
 
-def latest(folder: Path | None = None, known: Run | None = None) -> Run | None:
-    """The training that was begun last; None where there is none that can be read. known: the
-    answer before, which is given again while it holds."""
+def latest(folder: Path | None = None, last_seen: Run | None = None) -> Run | None:
+    """The training that began last; None where there is none that can be read. last_seen: the last
+    result, which is returned again while its file has not changed."""
     for file in sorted((folder or runs_folder()).glob("*.jsonl"), reverse=True):
-        if known is not None and known.file == file and known.stamp == _stamp(file):
-            return known
+        if last_seen is not None and last_seen.file == file and last_seen.stamp == _stamp(file):
+            return last_seen
         if (found := read(file)) is not None:
             return found
     return None
 
 
 def read(file: Path) -> Run | None:
-    """One log. A line that is damaged, or not whole yet, is left out."""
+    """Read one log. Damaged and incomplete lines are left out."""
     stamp = _stamp(file)
     try:
         with open(file, "rb") as stream:

@@ -1,4 +1,4 @@
-"""TrainingSetup: the backbone that a training stands on, and how it is run."""
+"""TrainingSetup: the backbone that is trained on, and how it is run."""
 
 import os
 from dataclasses import dataclass
@@ -14,12 +14,13 @@ from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.training.checkpoint_writer import Base
 from medusa_chat.training.process_group import ProcessGroup
-from medusa_chat.training.recipe import TrainRequest
+from medusa_chat.training.recipe import Recipe, TrainRequest
 
 
 @dataclass
 class TrainingSetup:
-    """What a training stands on: the backbone and how it is run."""
+    """The backbone of a training. length: most tokens of an example. packs: whether several
+    examples share a row. notes: what was decided, for the plan. model: None until it is read."""
 
     base: Base
     found: Checkpoint
@@ -33,47 +34,78 @@ class TrainingSetup:
     model: Any = None
 
     @property
+    def vocabulary(self) -> int:
+        """Tokens that the backbone has logits for."""
+        return int(self.config.get_text_config().vocab_size)
+
+    @property
     def lm_head(self) -> LogitHead:
+        """The backbone's output layer: hidden [..., d] -> logits [..., V]."""
         return LogitHead(self.model.get_output_embeddings(), self.config.get_text_config())
 
 
-def prepare_setup(request: TrainRequest, team: ProcessGroup) -> TrainingSetup:
-    """Everything of the backbone but its weights."""
-    recipe = request.recipe
-    found = Checkpoint.find(LoadRequest(request.backbone, offline=request.offline))
-    if found.adapter is not None or (found.heads is not None and found.heads.is_whole):
-        raise ModelError(f"{request.backbone} has Medusa heads already: give the backbone itself")
+def prepare_setup(request: TrainRequest, group: ProcessGroup) -> TrainingSetup:
+    """Everything about the backbone but its weights. Raises ModelError, DeviceError, UsageError."""
+    found = _find_backbone(request)
     config = weights.read_config(found.backbone)
     tokenizer = weights.read_tokenizer(found.backbone)
-    name = request.device
-    if team.size > 1 and name in ("auto", "cuda") and torch.cuda.is_available():
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    device = devices.choose_device(name)
+    device = devices.choose_device(_device_name(request.device, group))
     precision, reason = devices.choose_precision(request.precision, device)
-    if recipe.distill and recipe.method == "medusa-2" and precision in ("nf4", "int8"):
-        raise UsageError(
-            f"the teacher would be a backbone at {precision}: give --precision bf16, or leave "
-            "--distill out"
-        )
+    _require_teacher(request.recipe, precision)
     text = config.get_text_config()
-    context = int(getattr(text, "max_position_embeddings", None) or recipe.sequence_length)
-    length = request.sequence_length or min(recipe.sequence_length, context)
-    if length > context:
-        raise UsageError(f"sequence-length is {length}: the backbone's context is {context}")
+    length = _sequence_length(request, text)
     narrow = [w for w in windows(text) if w is not None and w < length]
     notes = [reason]
     if narrow:
         notes.append(f"rows are not packed: the backbone's attention window is {narrow[0]}")
-    is_here = request.backbone == "demo" or Path(request.backbone).expanduser().is_dir()
-    base = Base(request.backbone, found.backbone if is_here else None)
+    is_local = request.backbone == "demo" or Path(request.backbone).expanduser().is_dir()
+    base = Base(request.backbone, found.backbone if is_local else None)
     return TrainingSetup(
         base, found, config, tokenizer, device, precision, length, not narrow, notes
     )
 
 
-def read_model(ground: TrainingSetup) -> Any:
-    """The frozen backbone, with the fastest attention that takes a mask of ours."""
-    model = weights.read_model(ground.found, ground.config, ground.precision, ground.device)
-    if not needs_eager(ground.config.get_text_config()):
+def _find_backbone(request: TrainRequest) -> Checkpoint:
+    found = Checkpoint.find(LoadRequest(request.backbone, offline=request.offline))
+    if found.adapter is not None or (found.heads is not None and found.heads.is_whole):
+        raise ModelError(
+            f"{request.backbone} has Medusa heads already: give its backbone as --backbone"
+        )
+    return found
+
+
+def _device_name(name: str, group: ProcessGroup) -> str:
+    """The device of this process: one GPU for each of several."""
+    if group.size > 1 and name in ("auto", "cuda") and torch.cuda.is_available():
+        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    return name
+
+
+def _require_teacher(recipe: Recipe, precision: str) -> None:
+    """Refuse a quantised backbone as the teacher of itself."""
+    if recipe.distill and recipe.method == "medusa-2" and precision in ("nf4", "int8"):
+        raise UsageError(
+            f"--distill with medusa-2 needs a teacher that is not quantised, and --precision is "
+            f"{precision}: use bf16, or leave --distill out"
+        )
+
+
+def _sequence_length(request: TrainRequest, text: Any) -> int:
+    """Tokens of an example at most: what was asked for, or the recipe's within the context."""
+    recipe_length = request.recipe.sequence_length
+    context = int(getattr(text, "max_position_embeddings", None) or recipe_length)
+    length = request.sequence_length or min(recipe_length, context)
+    if length > context:
+        raise UsageError(
+            f"--sequence-length is {length}, but the backbone's context is {context}: give at most "
+            f"{context}"
+        )
+    return length
+
+
+def read_model(setup: TrainingSetup) -> Any:
+    """The frozen backbone with the fastest attention that takes our masks."""
+    model = weights.read_model(setup.found, setup.config, setup.precision, setup.device)
+    if not needs_eager(setup.config.get_text_config()):
         model.set_attn_implementation("sdpa")
     return model

@@ -1,17 +1,17 @@
-"""Which tokens drafts need to have: those that answers are made of."""
+"""The shortlist: the tokens that the heads may draft, those that most answers are made of."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-SHARE = 0.98  # of the answers' tokens that the list holds
-STRIDE = 256  # its length is a multiple of this
-EACH = 16  # tokens of answers that must be there for each of the list
+SHARE = 0.98  # of the answers' tokens that are in the list
+STRIDE = 256  # the list's length is a multiple of this
+EACH = 16  # tokens of answers that are needed for each token of the list
 
 
 def shortlist(answers: Iterable[Sequence[int]], vocabulary: int) -> tuple[int, ...]:
-    """Token ids in rising order: the fewest that make up SHARE of the answers, rounded up with the
-    next likely ones. Empty where it would not be worth it, over half of the vocabulary, or where
-    too few tokens were seen to say."""
+    """Token ids in rising order: the fewest that make up SHARE of the answers, rounded up to a
+    multiple of STRIDE with the next frequent ones. Empty where the list would save little, above
+    half of the vocabulary, and where the answers are too few to tell."""
     counts: Counter[int] = Counter()
     for ids in answers:
         counts.update(ids)

@@ -1,8 +1,8 @@
-"""Training of the heads on a frozen backbone, step by step, resumable at any of them."""
+"""Medusa-1: training of the heads on a frozen backbone, resumable at any step."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,54 +11,32 @@ from torch import nn
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
-from medusa_chat.training.data import Example, collate, grouped
-from medusa_chat.training.head_recipe import Evaluated, HeadRecipe, Shares, TrainStep, shares
+from medusa_chat.training.data import Example, collate, group_by_length
+from medusa_chat.training.events import Evaluated, TrainStep
 from medusa_chat.training.hidden_states import (
-    Rows,
-    batch_of,
-    drawn_rows,
-    epoch_of,
-    keep_rows,
-    rows_of,
-    streamed,
-    streamed_rows,
+    HeadInputs,
+    cache_inputs,
+    draw_inputs,
+    head_inputs,
+    stream_inputs,
 )
-from medusa_chat.training.loss import IGNORED, HeadLosses, LMHead, medusa_loss
-from medusa_chat.training.optimizers import Optimizers
+from medusa_chat.training.loss import IGNORED, HeadLosses, LMHead, medusa_loss, top_shares
 from medusa_chat.training.process_group import ALONE, ProcessGroup
-from medusa_chat.training.training_loop import descend, is_due, optimizers_of, rate_at, write_state
-
-__all__ = [
-    "Evaluated",
-    "HeadRecipe",
-    "Rows",
-    "Shares",
-    "TrainStep",
-    "batch_of",
-    "descend",
-    "epoch_of",
-    "evaluate",
-    "is_due",
-    "new_heads",
-    "optimizers_of",
-    "rate_at",
-    "rows_of",
-    "shares",
-    "streamed",
-    "train_heads",
-    "write_state",
-]
+from medusa_chat.training.stage_recipes import HeadRecipe
+from medusa_chat.training.training_loop import optimizers_of, run_steps, with_evaluations
+from medusa_chat.training.training_state import restore_state, save_state
 
 
 def new_heads(
     lm_head: nn.Linear, heads: int, layers: int = 1, own_lm_head: bool = False
 ) -> MedusaHeads:
-    """Heads in fp32 whose logits are the LM head's, sharing it or with a copy each.
+    """Heads in fp32 that predict what the LM head predicts, on its device. own_lm_head: each head
+    has a copy of the LM head; otherwise all share it.
 
-    Raises UsageError for own copies of an LM head that has a bias: the format has no place for it.
+    Raises UsageError for copies of an LM head with a bias: the file format cannot hold the bias.
     """
     if own_lm_head and lm_head.bias is not None:
-        raise UsageError("the LM head has a bias, which heads of their own cannot hold: share it")
+        raise UsageError("the LM head has a bias, which its copies cannot hold: use the shared one")
     vocabulary, hidden = lm_head.weight.shape
     made = MedusaHeads(heads, hidden, layers, vocabulary if own_lm_head else None)
     if made.lm_weight is not None:
@@ -75,49 +53,57 @@ def train_heads(
     recipe: HeadRecipe,
     held_out: Sequence[Example] = (),
     state: Path | None = None,
-    team: ProcessGroup = ALONE,
-    kept: Rows | None = None,
+    group: ProcessGroup = ALONE,
+    cached: HeadInputs | None = None,
 ) -> Iterator[TrainStep | Evaluated]:
-    """Train `heads` in place to recipe.steps; the backbone is frozen and left frozen.
+    """Train `heads` in place to recipe.steps; the backbone is frozen and stays frozen.
 
-    state: file that is written whole every save_every steps, and when the generator is closed, and
-    taken up when it is there; a run that was interrupted gives the same heads, bit for bit on a
-    CPU. Several processes of a team give the heads of one that does not cache. kept: the examples'
-    rows, where the caller has run the backbone already. Raises MedusaChatError naming the example
-    when a loss is not finite.
+    state: file that is written every save_every steps and when the generator is closed, and from
+    which a training goes on; an interrupted training gives the same heads, bit for bit on a CPU.
+    Several processes give the heads of a single one that does not cache hidden states. cached: the
+    examples' inputs, where the caller has run the backbone already. Raises UsageError without
+    examples, MedusaChatError naming the example when a loss is not finite.
     """
     if not examples:
-        raise UsageError("no examples to train the heads on")
+        raise UsageError("there are no examples to train the heads on: give other --data")
     model.requires_grad_(False).eval()
     heads.requires_grad_(True)
     optimizers = optimizers_of(heads, recipe)
-    start = _restore(state, heads, optimizers, recipe)
-    source: Iterator[tuple[int, Rows]] = iter(())
-    if start >= recipe.steps:
-        pass
-    elif recipe.cache_hidden and team.size == 1:
-        kept = kept or keep_rows(model, len(heads), examples, recipe, lm_head)
-        source = drawn_rows(kept, recipe, start)
-    else:
-        source = streamed_rows(model, len(heads), examples, recipe, start, team, lm_head)
+    start = int(restore_state(state, heads, optimizers, recipe).get("step", 0))
+    batches = _batches(model, lm_head, heads, examples, recipe, start, group, cached)
 
     def save(done: int) -> None:
-        if state is not None and team.is_first:
-            _save(state, heads, optimizers, done, recipe)
+        if state is not None and group.is_first:
+            save_state(state, heads, optimizers, done, recipe)
 
-    for event in descend(
-        source,
-        lambda step, rows: _loss(lm_head, heads, rows, recipe, team),
-        lambda step, rows: _blame(lm_head, heads, rows, recipe, step),
-        list(heads.parameters()),
-        optimizers,
-        recipe,
-        save,
-        team,
-    ):
-        yield event
-        if held_out and is_due(event.step, recipe.evaluate_every, recipe.steps):
-            yield evaluate(model, lm_head, heads, held_out, recipe, event.step)
+    steps = run_steps(
+        batches,
+        lambda step, inputs: _loss(lm_head, heads, inputs, recipe, group),
+        lambda step, inputs: _faulty(lm_head, heads, inputs, recipe),
+        *(list(heads.parameters()), optimizers, recipe, save, group),
+    )
+    evaluation = partial(evaluate, model, lm_head, heads, held_out, recipe) if held_out else None
+    yield from with_evaluations(steps, recipe, evaluation)
+
+
+def _batches(
+    model: Any,
+    lm_head: LMHead,
+    heads: MedusaHeads,
+    examples: Sequence[Example],
+    recipe: HeadRecipe,
+    start: int,
+    group: ProcessGroup,
+    cached: HeadInputs | None,
+) -> Iterator[tuple[int, HeadInputs]]:
+    """(step, inputs) from step `start` on: from cached hidden states, or with a pass of the
+    backbone at every step."""
+    if start >= recipe.steps:
+        return iter(())
+    if recipe.cache_hidden and group.size == 1:
+        cached = cached or cache_inputs(model, len(heads), examples, recipe, lm_head)
+        return draw_inputs(cached, recipe, start)
+    return stream_inputs(model, len(heads), examples, recipe, start, group, lm_head)
 
 
 @torch.no_grad()
@@ -129,59 +115,35 @@ def evaluate(
     recipe: HeadRecipe,
     step: int = 0,
 ) -> Evaluated:
-    """Loss and top-1 of every head over the examples, each over its own labels."""
-    groups = grouped(examples, recipe.batch_tokens, recipe.seed)
-    batches = [rows_of(model, len(heads), collate(group)) for group in groups]
-    results = [_loss(lm_head, heads, rows, recipe) for rows in batches]
+    """Loss (nats) and accuracies of every head over the examples, each over its own labels."""
+    groups = group_by_length(examples, recipe.batch_tokens, recipe.seed)
+    batches = [head_inputs(model, len(heads), collate(group)) for group in groups]
+    results = [_loss(lm_head, heads, inputs, recipe) for inputs in batches]
     labels = torch.stack([r.labels for r in results]).sum(0).clamp(min=1)
     losses = torch.stack([r.losses * r.labels for r in results]).sum(0) / labels
     hits = torch.stack([r.hits for r in results]).sum(0)
-    return Evaluated(step, tuple(losses.tolist()), shares(hits, labels))
+    return Evaluated(step, tuple(losses.tolist()), top_shares(hits, labels))
 
 
 def _loss(
-    lm_head: LMHead, heads: MedusaHeads, rows: Rows, recipe: HeadRecipe, team: ProcessGroup = ALONE
+    lm_head: LMHead,
+    heads: MedusaHeads,
+    inputs: HeadInputs,
+    recipe: HeadRecipe,
+    group: ProcessGroup = ALONE,
 ) -> HeadLosses:
-    labels = team.sum((rows.targets != IGNORED).sum(0))
-    at_once = recipe.rows_at_once
-    hidden, targets = rows.hidden, rows.targets
-    return medusa_loss(heads, lm_head, hidden, targets, recipe.decay, at_once, labels, rows.soft)
+    labels = group.sum((inputs.targets != IGNORED).sum(0))
+    tensors = inputs.hidden, inputs.targets
+    settings = recipe.decay, recipe.rows_at_once
+    return medusa_loss(heads, lm_head, *tensors, *settings, labels, inputs.soft)
 
 
 @torch.no_grad()
-def _blame(lm_head: LMHead, heads: MedusaHeads, rows: Rows, recipe: HeadRecipe, step: int) -> str:
-    """Which examples have a row whose loss is not finite by itself."""
-    guilty: dict[str, None] = {}
-    for row in range(len(rows.hidden)):
-        alone = rows[row : row + 1]
+def _faulty(
+    lm_head: LMHead, heads: MedusaHeads, inputs: HeadInputs, recipe: HeadRecipe
+) -> Iterator[str]:
+    """Names of the examples that have a row whose loss is not finite by itself."""
+    for row in range(len(inputs.hidden)):
+        alone = inputs[row : row + 1]
         if not math.isfinite(_loss(lm_head, heads, alone, recipe).total.item()):
-            guilty[rows.names[int(rows.owners[row])] or "an example without a name"] = None
-    names = ", ".join(list(guilty)[:3]) or "none of the batch's rows alone"
-    return f"the loss is not finite at step {step + 1}: look at {names}, or lower the learning rate"
-
-
-def _save(
-    path: Path, heads: MedusaHeads, optimizers: Optimizers, step: int, recipe: HeadRecipe
-) -> None:
-    saved = {
-        "heads": heads.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer, _ in optimizers],
-        "step": step,
-        "recipe": asdict(recipe),
-    }
-    write_state(path, saved)
-
-
-def _restore(
-    path: Path | None, heads: MedusaHeads, optimizers: Optimizers, recipe: HeadRecipe
-) -> int:
-    """Steps done by the state at `path`, which is loaded; 0 without one. Raises UsageError."""
-    if path is None or not path.exists():
-        return 0
-    saved = torch.load(path, weights_only=True, map_location=heads.weight.device)
-    if saved["recipe"] != asdict(recipe):
-        raise UsageError(f"{path} belongs to another recipe: remove it or give another file")
-    heads.load_state_dict(saved["heads"])
-    for (optimizer, _), values in zip(optimizers, saved["optimizers"], strict=True):
-        optimizer.load_state_dict(values)
-    return int(saved["step"])
+            yield inputs.names[int(inputs.owners[row])]

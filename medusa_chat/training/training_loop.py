@@ -1,73 +1,75 @@
-"""descend(): the steps of a training, whatever its loss; and its state on disk."""
+"""The optimizer steps of a training stage, whatever its loss."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.errors import MedusaChatError, first_line
-from medusa_chat.training.head_recipe import HeadRecipe, TrainStep, shares
-from medusa_chat.training.loss import HeadLosses
+from medusa_chat.errors import MedusaChatError
+from medusa_chat.training.events import Evaluated, TrainStep
+from medusa_chat.training.loss import HeadLosses, top_shares
 from medusa_chat.training.optimizers import Optimizers, head_optimizers, share_of_peak
 from medusa_chat.training.process_group import ALONE, ProcessGroup
+from medusa_chat.training.stage_recipes import HeadRecipe
 
 T = TypeVar("T")
 
 
-def descend(
-    source: Iterator[tuple[int, T]],
+def run_steps(
+    batches: Iterator[tuple[int, T]],
     loss: Callable[[int, T], HeadLosses],
-    blame: Callable[[int, T], str],
+    faulty: Callable[[int, T], Iterable[str]],
     parameters: Sequence[nn.Parameter],
     optimizers: Optimizers,
     recipe: HeadRecipe,
     save: Callable[[int], None],
-    team: ProcessGroup = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Iterator[TrainStep]:
-    """Take the steps that the source gives batches for. save(done) is called when it is due, and
-    when the generator is closed between two steps; blame says whose loss is not finite."""
+    """One optimizer step for each (step, batch). save(steps done) is called when it is due, and
+    when the generator is closed between two steps. faulty(step, batch): names of the examples whose
+    loss is not finite by itself. Raises MedusaChatError with these when the loss is not finite."""
     saved = done = 0
     try:
-        for step, batch in source:
-            rate = share_of_peak(step, recipe.steps, recipe.warmup_steps)
-            for optimizer, peak in optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = peak * rate
+        for step, batch in batches:
+            share = _set_learning_rates(optimizers, step, recipe)
             result = loss(step, batch)
-            total = team.sum(result.total.detach().clone()).item()
+            total = group.sum(result.total.detach().clone()).item()
             if not math.isfinite(total):
-                raise MedusaChatError(blame(step, batch))
+                raise MedusaChatError(_not_finite(step, faulty(step, batch)))
             result.total.backward()
-            for parameter in parameters if team.size > 1 else ():
-                if parameter.grad is None:  # every process must take part in every sum
-                    parameter.grad = torch.zeros_like(parameter)
-                team.sum(parameter.grad)
-            nn.utils.clip_grad_norm_(parameters, recipe.clip)
-            for optimizer, _ in optimizers:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+            _sum_gradients(parameters, group)
+            _update(parameters, optimizers, recipe.clip)
             done = step + 1
             if is_due(done, recipe.save_every, recipe.steps):
                 save(done)
                 saved = done
-            yield _train_step(done, recipe, result, total, rate * recipe.learning_rate, team)
+            yield _train_step(done, recipe, result, total, share * recipe.learning_rate, group)
     except GeneratorExit:
         if done > saved:
             save(done)
         raise
 
 
+def with_evaluations(
+    steps: Iterator[TrainStep], recipe: HeadRecipe, evaluate: Callable[[int], Evaluated] | None
+) -> Iterator[TrainStep | Evaluated]:
+    """The steps, with evaluate(steps done) after each that asks for it; None: the steps alone."""
+    for event in steps:
+        yield event
+        if evaluate is not None and is_due(event.step, recipe.evaluate_every, recipe.steps):
+            yield evaluate(event.step)
+
+
 def is_due(done: int, every: int, steps: int) -> bool:
-    """Every so many steps, and at the last."""
+    """Whether something is due that happens every `every` steps, and after the last step."""
     return done % every == 0 or done == steps
 
 
 def optimizers_of(heads: MedusaHeads, recipe: HeadRecipe) -> Optimizers:
-    """Those of the recipe, each with its peak."""
+    """The recipe's optimizers of the heads, each with its peak learning rate."""
     rates = (recipe.learning_rate, recipe.other_learning_rate)
     return head_optimizers(heads, recipe.optimizer, *rates, recipe.weight_decay)
 
@@ -77,25 +79,51 @@ def rate_at(step: int, recipe: HeadRecipe) -> float:
     return share_of_peak(step, recipe.steps, recipe.warmup_steps)
 
 
+def _set_learning_rates(optimizers: Optimizers, step: int, recipe: HeadRecipe) -> float:
+    """Returns the share of the peak learning rate."""
+    share = rate_at(step, recipe)
+    for optimizer, peak in optimizers:
+        for param_group in optimizer.param_groups:
+            param_group["lr"] = peak * share
+    return share
+
+
+def _sum_gradients(parameters: Sequence[nn.Parameter], group: ProcessGroup) -> None:
+    """Sum the gradients over all processes. Every process takes part in every sum, also where it
+    has no gradient of its own."""
+    if group.size == 1:
+        return
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        group.sum(parameter.grad)
+
+
+def _update(parameters: Sequence[nn.Parameter], optimizers: Optimizers, clip: float) -> None:
+    nn.utils.clip_grad_norm_(parameters, clip)
+    for optimizer, _ in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _not_finite(step: int, places: Iterable[str]) -> str:
+    found = list(dict.fromkeys(place or "an example without a name" for place in places))
+    names = ", ".join(found[:3]) or "no single example"
+    return (
+        f"the loss is not finite at step {step + 1} (caused by {names}): check the data, or lower "
+        "--learning-rate"
+    )
+
+
 def _train_step(
-    step: int, recipe: HeadRecipe, result: HeadLosses, total: float, rate: float, team: ProcessGroup
+    step: int,
+    recipe: HeadRecipe,
+    result: HeadLosses,
+    total: float,
+    rate: float,
+    group: ProcessGroup,
 ) -> TrainStep:
-    losses = tuple(team.sum(result.losses.clone()).tolist())
-    top = shares(team.sum(result.hits), result.labels)
-    lm = None if result.lm is None else team.sum(result.lm.clone()).item()
+    losses = tuple(group.sum(result.losses.clone()).tolist())
+    top = top_shares(group.sum(result.hits), result.labels)
+    lm = None if result.lm is None else group.sum(result.lm.clone()).item()
     return TrainStep(step, recipe.steps, total, losses, top, int(result.labels[0]), rate, lm)
-
-
-def write_state(path: Path, saved: dict[str, Any]) -> None:
-    """Write the whole state beside `path`, then put it in place at once. Raises MedusaChatError
-    where it cannot be written; what was there stays."""
-    partial = path.with_suffix(".part")
-    try:
-        torch.save(saved, partial)
-        partial.replace(path)
-    except (OSError, RuntimeError) as error:  # torch's writer says it its own way
-        partial.unlink(missing_ok=True)
-        raise MedusaChatError(
-            f"the state of the training cannot be written to {path.parent} ({first_line(error)}): "
-            "make room there and go on with --resume"
-        ) from error

@@ -1,4 +1,4 @@
-"""The tree that a table of rank accuracies asks for. Plain numbers, no torch."""
+"""The best tree for a table of rank accuracies. Plain numbers, no torch."""
 
 from heapq import heappop, heappush
 from math import isfinite
@@ -14,10 +14,11 @@ __all__ = ["Accuracies", "expected_length", "node_value", "search_tree"]
 def search_tree(accuracies: Accuracies, nodes: int) -> Tree:
     """The tree of at most `nodes` nodes, the root counted, with the longest expected path.
 
-    accuracies[k][i]: how often the (i+1)-th prediction of head k, alone, is right. A node is worth
-    the product of the accuracies along its path; nodes are added by falling worth, which is never
-    above the parent's, so every first m of them are the best tree of m nodes. Nodes worth nothing
-    are left out. Medusa, arXiv 2401.10774, section 2.3.3. Raises UsageError on a bad table.
+    accuracies[k][i]: how often the (i+1)-th prediction of head k alone is right. The value of a
+    node is the product of the accuracies along its path (Medusa, arXiv 2401.10774, 2.3.3). Nodes
+    are added by falling value, which is never above the parent's, so the first m of them are the
+    best tree of m nodes. Nodes of value 0 are left out. Raises UsageError for a table that is not
+    one of accuracies, and for a number of nodes out of range.
     """
     _require_accuracies(accuracies)
     if not 1 <= nodes <= MAX_NODES:
@@ -33,18 +34,19 @@ def search_tree(accuracies: Accuracies, nodes: int) -> Tree:
 
 
 def _push_children(
-    frontier: list[tuple[float, int, Choice]], choice: Choice, accuracies: Accuracies, worth: float
+    frontier: list[tuple[float, int, Choice]], choice: Choice, accuracies: Accuracies, value: float
 ) -> None:
     if len(choice) < len(accuracies):
         for rank, accuracy in enumerate(accuracies[len(choice)]):
-            if worth * accuracy > 0:
+            if value * accuracy > 0:
                 child = (*choice, rank)
-                heappush(frontier, (-worth * accuracy, len(child), child))
+                heappush(frontier, (-value * accuracy, len(child), child))
 
 
 def _require_accuracies(accuracies: Accuracies) -> None:
     for head, row in enumerate(accuracies):
         if any(not isfinite(a) or not 0 <= a <= 1 for a in row) or sum(row) > 1 + 1e-6:
             raise UsageError(
-                f"accuracies of head {head}: shares of 0 to 1 that add up to 1 at most"
+                f"the accuracies of head {head} are {list(row)!r:.60}: give numbers from 0 to 1 "
+                "with a sum of at most 1"
             )

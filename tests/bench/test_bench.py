@@ -13,9 +13,9 @@ from medusa_chat.bench import STUDIES, chart_svg, run, run_shape, table
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
 from medusa_chat.bench.harness.rows import row, unmeasured
-from medusa_chat.bench.studies import paper as findings_module
-from medusa_chat.bench.studies import steps
-from medusa_chat.bench.studies.steps import bytes_read
+from medusa_chat.bench.studies import paper_figures as findings_module
+from medusa_chat.bench.studies import step_times
+from medusa_chat.bench.studies.step_times import bytes_read
 from medusa_chat.checkpoints.memory_estimate import sizes
 from medusa_chat.decoding import step_profiler
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, to_json
@@ -46,8 +46,8 @@ def costs(monkeypatch):
         yield None
         yield made
 
-    monkeypatch.setattr(steps, "BUFFER", {"cpu": 2**20})
-    monkeypatch.setattr(steps, "time_steps", times)
+    monkeypatch.setattr(step_times, "BUFFER", {"cpu": 2**20})
+    monkeypatch.setattr(step_times, "time_steps", times)
     monkeypatch.setattr(step_profiler, "time_steps", times)
     return made
 
@@ -82,7 +82,7 @@ def test_a_load_is_measured_in_a_process_of_its_own(folder):
 
 
 def test_a_shape_is_measured_without_any_download(monkeypatch):
-    monkeypatch.setattr(steps, "CONTEXTS", (128, 256, 1024))
+    monkeypatch.setattr(step_times, "CONTEXTS", (128, 256, 1024))
     result = run_shape(TINY, CPU, layers=1, **QUIET)
     rows = by_name(result)
     assert (
@@ -125,9 +125,9 @@ def test_shapes_have_the_sizes_they_are_named_for(name, billions):
 
 def test_a_plain_step_reads_every_weight_but_the_embedding():
     loaded = load_shape(TINY, CPU)
-    course = BenchContext(CPU, loaded, "auto", 1, 1, print)
+    context = BenchContext(CPU, loaded, "auto", 1, 1, print)
     whole = loaded.info.parameters * 4
-    assert bytes_read(course) == whole - TINY.vocabulary * TINY.hidden * 4
+    assert bytes_read(context) == whole - TINY.vocabulary * TINY.hidden * 4
 
 
 def test_a_shape_in_4_bit_is_refused_in_words():
@@ -154,7 +154,7 @@ def test_recorded_acceptance_is_labelled_and_priced_with_these_step_times(tmp_pa
 
 @pytest.mark.parametrize("text", ["", "{}", '{"event":"finished"}', "\x00", "[" * 9999])
 def test_a_file_that_is_no_trace_is_refused(tmp_path, text):
-    from medusa_chat.bench.studies.trace import _steps
+    from medusa_chat.bench.studies.recorded_acceptance import _steps
 
     file = tmp_path / "odd.jsonl"
     file.write_text(text, "utf-8")

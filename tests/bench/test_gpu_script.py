@@ -50,9 +50,9 @@ def test_recorded_steps_are_compared_with_their_parts(script):
 
 def test_recorded_steps_are_timed_against_their_parts(script):
     found = script.step_times(script.load_shape(TINY, LoadRequest(device="cpu")).engine)
-    ways = {"by parts", "recorded"}
+    variants = {"by parts", "recorded"}
     for nodes in (1, 8, 16, 32, 64):
-        for name in ways:
+        for name in variants:
             assert found[f"{name}, {nodes} nodes"] > 0
             assert found[f"{name}, {nodes} nodes, in an answer"] > 0
         assert found[f"recorded, {nodes} nodes, of the device"] > 0

@@ -70,24 +70,24 @@ def test_speedup_is_acceleration_over_overhead_for_every_kind_and_baseline(told)
 def test_a_plain_step_of_every_baseline_gives_one_token(told):
     for one in told[1].answered:
         for turn in one.turns:
-            for base in set(BASES) & set(turn.plays):
-                assert turn.plays[base].stepped == turn.plays[base].steps
+            for base in set(BASES) & set(turn.runs):
+                assert turn.runs[base].stepped == turn.runs[base].steps
 
 
 def test_every_way_answers_alike_from_the_same_conversation(told):
     first, second = told[1].answered[0].turns
-    assert set(first.plays) == set(second.plays) == {MEDUSA, *BASES}
+    assert set(first.runs) == set(second.runs) == {MEDUSA, *BASES}
     for turn in (first, second):
-        assert len({play.tokens for play in turn.plays.values()}) == 1
-        assert len({tuple(play.question.ids) for play in turn.plays.values()}) == 1
-    asked, later = (turn.plays[MEDUSA].question.ids for turn in (first, second))
+        assert len({run.tokens for run in turn.runs.values()}) == 1
+        assert len({tuple(run.question.ids) for run in turn.runs.values()}) == 1
+    asked, later = (turn.runs[MEDUSA].question.ids for turn in (first, second))
     assert later[: len(asked)] == asked  # the first turn and its answer come before the second
     assert len(later) > len(asked) + len("u:again\na:")
 
 
 def test_turns_without_room_are_left_out_and_said_to_be(told):
     result, report = told
-    assert [turn.said for turn in report.answered[2].turns] == [None, None]
+    assert [turn.answer for turn in report.answered[2].turns] == [None, None]
     assert "2 turns had no room in the context" in report_html(result, report)
     assert figures(report.answered[2:], PLAIN) is None
 
@@ -107,7 +107,7 @@ def test_an_answer_with_markup_is_escaped(told):
 
     result, report = told
     one = report.answered[0]
-    turns = tuple(replace(turn, said=EVIL) for turn in one.turns)
+    turns = tuple(replace(turn, answer=EVIL) for turn in one.turns)
     evil = Report("<b>f</b>", report.settings, [replace(one, turns=turns, category="<i>")])
     text = report_html(result, evil)
     assert text.count("&lt;script&gt;") >= 4

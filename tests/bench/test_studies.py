@@ -11,7 +11,7 @@ from support.families import tiny
 from medusa_chat.bench import run
 from medusa_chat.bench.harness import hf_baseline
 from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.studies import learning, training_fixture
+from medusa_chat.bench.studies import head_training, training_fixture
 from medusa_chat.checkpoints.load import load
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
@@ -38,7 +38,7 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture
-def course(folder, data):
+def context(folder, data):
     *_, (_, loaded) = load(request(folder))
     return BenchContext(request(folder), loaded, "auto", 1, 8, lambda message: None, data=data)
 
@@ -81,18 +81,18 @@ def test_a_draft_model_beside_the_backbone_is_found_and_does_not_disturb_it(tmp_
     folder = write_checkpoint(tmp_path / "model", heads=1)
     tiny("llama", vocab_size=256, hidden_size=16).save_pretrained(folder / hf_baseline.DRAFT_FOLDER)
     *_, (_, loaded) = load(request(folder))
-    course = BenchContext(request(folder), loaded, "auto", 1, 8, lambda message: None)
-    found = hf_baseline.read_draft(course, "float32")
+    context = BenchContext(request(folder), loaded, "auto", 1, 8, lambda message: None)
+    found = hf_baseline.read_draft(context, "float32")
     assert found is not None and found.config.hidden_size == 16
     assert loaded.engine.backbone.config.hidden_size == 32
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused(course, tmp_path):
+def test_a_draft_model_of_another_vocabulary_is_refused(context, tmp_path):
     tiny("llama", vocab_size=128).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="knows 128 tokens and the backbone 256"):
-        hf_baseline.read_draft(replace(course, draft=tmp_path), "float32")
+    with pytest.raises(UsageError, match="vocabulary of 128 tokens and the backbone one of 256"):
+        hf_baseline.read_draft(replace(context, draft=tmp_path), "float32")
     with pytest.raises(UsageError, match="is no model"):
-        hf_baseline.read_draft(replace(course, draft=tmp_path / "absent"), "float32")
+        hf_baseline.read_draft(replace(context, draft=tmp_path / "absent"), "float32")
 
 
 def test_a_draft_models_settings_are_given_back():
@@ -103,8 +103,8 @@ def test_a_draft_models_settings_are_given_back():
     assert draft.generation_config.to_dict() == before
 
 
-def test_a_stock_answer_leaves_the_pass_over_the_prompt_out(course):
-    found = hf_baseline.read_stock(course, "float32").answer([5, 9, 13, 20])
+def test_a_stock_answer_leaves_the_pass_over_the_prompt_out(context):
+    found = hf_baseline.read_baseline(context, "float32").answer([5, 9, 13, 20])
     assert found.steps == found.stepped == 7  # of 8 tokens the first pass gives one
     assert len(found.tokens) == 8 and 0 < found.stepping < found.seconds
 
@@ -115,10 +115,12 @@ def test_no_compiler_is_said_in_words(monkeypatch):
 
 
 def small(monkeypatch):
-    monkeypatch.setattr(learning, "SEEDS", (0,))
-    monkeypatch.setattr(learning, "MEDUSA_1", replace(learning.MEDUSA_1, steps=3, batch_labels=16))
-    monkeypatch.setattr(learning, "JOINT_STEPS", 2)
-    monkeypatch.setattr(learning, "DIRECT_STEPS", 2)
+    monkeypatch.setattr(head_training, "SEEDS", (0,))
+    monkeypatch.setattr(
+        head_training, "MEDUSA_1", replace(head_training.MEDUSA_1, steps=3, batch_labels=16)
+    )
+    monkeypatch.setattr(head_training, "JOINT_STEPS", 2)
+    monkeypatch.setattr(head_training, "DIRECT_STEPS", 2)
     monkeypatch.setattr(training_fixture, "ANSWER_TOKENS", 12)
     monkeypatch.setattr(training_fixture, "LENGTH", 64)
 
@@ -137,7 +139,7 @@ def test_heads_are_compared_by_lm_head_number_and_data(folder, data, monkeypatch
 
 def test_medusa_1_leaves_the_backbone_and_medusa_2_does_not(folder, data, monkeypatch):
     small(monkeypatch)
-    monkeypatch.setattr(learning, "DIRECT_RATE", 0.05)
+    monkeypatch.setattr(head_training, "DIRECT_RATE", 0.05)
     rows = study(folder, "two-stage", data=data)
     before = rows["the backbone before: loss"]["value"]
     assert rows["medusa-1: loss"]["value"] == before
@@ -146,20 +148,20 @@ def test_medusa_1_leaves_the_backbone_and_medusa_2_does_not(folder, data, monkey
     assert rows["medusa-2, two stages"]["unit"] == "tokens/step"
 
 
-def test_given_and_own_answers_are_to_the_same_prompts(course, tmp_path):
-    taught = training_fixture.make_fixture(course, tmp_path)
-    talks = training_fixture.talks_of(taught.learnt, each=2)
-    given = taught.given(talks)
-    assert len(talks) == 12 and len(given) == 12
-    model = taught.backbone()
-    own = taught.answers(model, talks, (0.0,), "own")
+def test_given_and_own_answers_are_to_the_same_prompts(context, tmp_path):
+    fixture = training_fixture.make_fixture(context, tmp_path)
+    prompts_and_answers = training_fixture.prompted_messages(fixture.learnt, each=2)
+    given = fixture.given(prompts_and_answers)
+    assert len(prompts_and_answers) == 12 and len(given) == 12
+    model = fixture.backbone()
+    own = fixture.answers(model, prompts_and_answers, (0.0,), "own")
     prompts = {example.ids[: example.is_label.index(True)] for example in given}
     assert {example.ids[: example.is_label.index(True)] for example in own} <= prompts
-    assert {one.place for one in taught.learnt}.isdisjoint(one.place for one in taught.held_out)
+    assert {one.place for one in fixture.learnt}.isdisjoint(one.place for one in fixture.held_out)
 
 
-def test_the_held_out_loss_is_that_of_the_labels_alone(course):
-    model = training_fixture.TrainingFixture(course, (), (), None).backbone()
+def test_the_held_out_loss_is_that_of_the_labels_alone(context):
+    model = training_fixture.TrainingFixture(context, (), (), None).backbone()
     example = Example((3, 4, 5, 6, 7), (False, False, True, True, False))
     with torch.no_grad():
         logits = model(torch.tensor([example.ids])).logits[0].log_softmax(-1)
@@ -171,17 +173,17 @@ def test_the_held_out_loss_is_that_of_the_labels_alone(course):
 
 def test_a_tree_is_judged_by_answers_that_did_not_shape_it():
     right, wrong = [[0]] * 8, [[None]] * 8
-    assert training_fixture.judged([right, right], 1) == pytest.approx(7 / 4)
-    assert training_fixture.judged([right, wrong], 1) == 1
+    assert training_fixture.held_out_tokens_per_step([right, right], 1) == pytest.approx(7 / 4)
+    assert training_fixture.held_out_tokens_per_step([right, wrong], 1) == 1
 
 
-def test_a_model_or_a_file_that_minutes_cannot_take_is_refused(course, tmp_path):
-    large = replace(course.loaded.info, parameters=7_000_000_000)
+def test_a_model_or_a_file_that_minutes_cannot_take_is_refused(context, tmp_path):
+    large = replace(context.loaded.info, parameters=7_000_000_000)
     with pytest.raises(UsageError, match="7000 M parameters"):
         training_fixture.make_fixture(
-            replace(course, loaded=replace(course.loaded, info=large)), tmp_path
+            replace(context, loaded=replace(context.loaded, info=large)), tmp_path
         )
     few = tmp_path / "few.jsonl"
-    few.write_text((course.data.read_text("utf-8")).split("\n")[0] + "\n", "utf-8")
+    few.write_text((context.data.read_text("utf-8")).split("\n")[0] + "\n", "utf-8")
     with pytest.raises(UsageError, match="holds 1 conversations"):
-        training_fixture.make_fixture(replace(course, data=few), tmp_path)
+        training_fixture.make_fixture(replace(context, data=few), tmp_path)

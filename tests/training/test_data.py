@@ -15,7 +15,7 @@ from medusa_chat.errors import UsageError
 from medusa_chat.hub import HubError
 from medusa_chat.hub.dataset import chosen_files, dataset_files
 from medusa_chat.training.conversations import read_conversations
-from medusa_chat.training.data import Example, collate, collate_packed, packed, shuffled
+from medusa_chat.training.data import Example, collate, collate_packed, pack_rows, shuffle_rows
 from medusa_chat.training.examples import encode_all, split
 from medusa_chat.training.loss import IGNORED, hidden_and_targets
 
@@ -156,12 +156,12 @@ def test_plain_text_is_learnt_in_parts_and_whole(tmp_path: Path) -> None:
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(0, 5))
 def test_packing_keeps_every_example_once_within_the_length(sizes: list[int], seed: int) -> None:
     examples = [Example((2,) * n, (True,) * n, str(i)) for i, n in enumerate(sizes)]
-    rows = packed(examples, 32, seed)
+    rows = pack_rows(examples, 32, seed)
     assert sorted(e.place for row in rows for e in row) == sorted(e.place for e in examples)
     assert all(sum(len(e.ids) for e in row) <= 32 or len(row) == 1 for row in rows)
     fills = [sum(len(e.ids) for e in row) for row in rows]
     assert sum(fill <= 16 for fill in fills) <= 1  # two such rows would have been one
-    batches = shuffled(rows, 3, seed)
+    batches = shuffle_rows(rows, 3, seed)
     assert sum(map(len, batches)) == len(rows)
 
 
@@ -173,7 +173,7 @@ def test_packed_examples_see_and_predict_nothing_of_each_other(tmp_path: Path) -
     for size in (9, 14, 5, 11, 7):
         ids = torch.randint(2, 20, (size,), generator=generator).tolist()
         examples.append(Example(tuple(ids), (False,) + (True,) * (size - 1), str(size)))
-    rows = packed(examples, 24, 0)
+    rows = pack_rows(examples, 24, 0)
     batch = collate_packed(rows)
     assert len(rows) < len(examples)
     for implementation in ("eager", "sdpa"):

@@ -17,17 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from medusa_chat.cli.main import main
 from medusa_chat.training.data import Example, collate
-from medusa_chat.training.joint import (
-    JointRecipe,
-    add_adapter,
-    joint_loss,
-    linear_names,
-    next_tokens,
-    train_jointly,
-    weight_of_heads,
-)
-from medusa_chat.training.loss import IGNORED, hidden_and_targets, medusa_loss, targets_of
-from medusa_chat.training.trainer import HeadRecipe, new_heads
+from medusa_chat.training.joint import train_jointly, weight_of_heads
+from medusa_chat.training.joint_loss import joint_loss, next_tokens
+from medusa_chat.training.lora import add_adapter, linear_names
+from medusa_chat.training.loss import IGNORED, head_targets, hidden_and_targets, medusa_loss
+from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
+from medusa_chat.training.trainer import new_heads
 
 HEADS = HeadRecipe(steps=5, batch_tokens=60, warmup_steps=1, save_every=2, sequence_length=0)
 RECIPE = JointRecipe(heads=HEADS, learning_rate=1e-2, rank=4)
@@ -85,7 +80,7 @@ def test_gradients_of_the_joint_loss_are_those_of_its_formula(folder: Path) -> N
     hidden = base.get_decoder()(input_ids=batch.ids).last_hidden_state
     loss = functools.partial(torch.nn.functional.cross_entropy, ignore_index=IGNORED)
     direct = loss(base.lm_head(hidden).flatten(0, 1), next_tokens(batch).flatten())
-    targets = targets_of(batch.ids, batch.is_label, 2)
+    targets = head_targets(batch.ids, batch.is_label, 2)
     for k, logits in enumerate(heads(hidden.flatten(0, 1), base.lm_head)):
         direct = direct + 0.2 * 0.8 ** (k + 1) * loss(logits, targets.flatten(0, 1)[:, k])
     expected = torch.autograd.grad(direct, learning)

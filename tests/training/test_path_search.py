@@ -6,7 +6,7 @@ import pytest
 
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
-from medusa_chat.training.path_search import places, search_paths, tokens_per_step
+from medusa_chat.training.path_search import search_paths, step_positions, tokens_per_step
 
 TOGETHER = [[0, 0], [1, 1], [0, 0], [1, 1], [None, None], [0, 0], [1], []]
 
@@ -19,7 +19,7 @@ def random_answers(seed, count=60):
 
 def test_steps_begin_where_the_accepted_path_ended():
     tree = Tree.from_choices([(0,), (0, 0)])
-    assert list(places(TOGETHER, tree)) == [0, 3, 4, 5]
+    assert list(step_positions(TOGETHER, tree)) == [0, 3, 4, 5]
     assert tokens_per_step([TOGETHER], tree) == 7 / 4
     assert tokens_per_step([TOGETHER], Tree.from_choices([])) == 1.0
 
@@ -60,5 +60,5 @@ def test_sizes_out_of_range_are_refused(sizes):
 
 
 def test_answers_without_anything_foreseen_are_refused():
-    with pytest.raises(UsageError, match="foresaw"):
+    with pytest.raises(UsageError, match="predicted no token"):
         search_paths([[[None], [None]]], 8, 8)

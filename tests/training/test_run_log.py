@@ -33,9 +33,9 @@ def test_what_a_training_tells_is_read_back_and_how_it_ended(tmp_path):
         assert run.is_running and run.pid == os.getpid() and run.can_stop
         assert [event["step"] for event in run.events] == [1, 2, 3]
         log.stopped()
-    run = latest(known=run)
+    run = latest(last_seen=run)
     assert not run.is_running and run.ended["reason"] == "stopped"
-    assert latest(known=run) is run, "what has not changed is not read again"
+    assert latest(last_seen=run) is run, "what has not changed is not read again"
 
 
 def test_a_failure_is_told_in_one_line(tmp_path):

@@ -7,8 +7,8 @@ import torch
 from support.training_models import CONTEXT, write_backbone
 
 from medusa_chat.errors import UsageError
-from medusa_chat.training import whole_conversations
-from medusa_chat.training.answerers import Batches
+from medusa_chat.training import distill_conversations
+from medusa_chat.training.answerers import BatchAnswerer
 from medusa_chat.training.conversations import Conversation
 from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.recipe import Recipe
@@ -30,8 +30,8 @@ def world(tmp_path, monkeypatch):
         head[END] = 8 * table[D]  # "d" ends a turn
         head[E] = 0
         head[B] += 8 * table[USER]  # and "b" begins the user's
-    monkeypatch.setattr(whole_conversations, "QUESTION_TEMPERATURE", 0.0)
-    return Batches(model, [END]), AutoTokenizer.from_pretrained(folder)
+    monkeypatch.setattr(distill_conversations, "QUESTION_TEMPERATURE", 0.0)
+    return BatchAnswerer(model, [END]), AutoTokenizer.from_pretrained(folder)
 
 
 def conversation(*asked):
@@ -46,7 +46,7 @@ def test_it_goes_on_with_questions_of_its_own(world, tmp_path):
     answerer, tokenizer = world
     found = [conversation("ab"), conversation("c", "a")]
     events = list(
-        whole_conversations.answer_conversations(
+        distill_conversations.answer_conversations(
             answerer, tokenizer, found, QUICK, CONTEXT, tmp_path / "t", 2
         )
     )
@@ -72,7 +72,7 @@ def test_it_goes_on_with_questions_of_its_own(world, tmp_path):
 
 def test_without_it_nothing_more_is_asked(world, tmp_path):
     answerer, tokenizer = world
-    events = whole_conversations.answer_conversations(
+    events = distill_conversations.answer_conversations(
         answerer, tokenizer, [conversation("ab")], QUICK, CONTEXT, tmp_path / "t"
     )
     assert len(list(events)) == 1
@@ -81,9 +81,9 @@ def test_without_it_nothing_more_is_asked(world, tmp_path):
 
 def test_a_question_without_an_end_ends_the_talk(world, tmp_path, monkeypatch):
     answerer, tokenizer = world
-    monkeypatch.setattr(whole_conversations, "QUESTION_TOKENS", 2)  # "bc" is all it can say
+    monkeypatch.setattr(distill_conversations, "QUESTION_TOKENS", 2)  # "bc" is all it can say
     events = list(
-        whole_conversations.answer_conversations(
+        distill_conversations.answer_conversations(
             answerer, tokenizer, [conversation("ab")], QUICK, CONTEXT, tmp_path / "t", 3
         )
     )
@@ -96,7 +96,7 @@ def test_an_interrupted_talk_goes_on_to_the_same_answers(world, tmp_path):
     recipe = replace(QUICK, temperatures=(0.7,))
 
     def said(folder, count):
-        events = whole_conversations.answer_conversations(
+        events = distill_conversations.answer_conversations(
             answerer, tokenizer, found, recipe, CONTEXT, tmp_path / folder, 2
         )
         return [event.example for event, _ in zip(events, range(count), strict=False)]

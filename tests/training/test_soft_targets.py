@@ -8,10 +8,12 @@ from support.families import tiny
 
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example, collate
-from medusa_chat.training.hidden_states import keep_rows
-from medusa_chat.training.loss import IGNORED, Soft, hidden_and_soft, medusa_loss
+from medusa_chat.training.events import TrainStep
+from medusa_chat.training.hidden_states import cache_inputs
+from medusa_chat.training.loss import IGNORED, SoftTargets, hidden_and_soft_targets, medusa_loss
 from medusa_chat.training.recipe import Recipe
-from medusa_chat.training.trainer import HeadRecipe, TrainStep, new_heads, train_heads
+from medusa_chat.training.stage_recipes import HeadRecipe
+from medusa_chat.training.trainer import new_heads, train_heads
 
 HEADS, COUNT = 3, 4
 QUICK = HeadRecipe(
@@ -42,7 +44,7 @@ def random_heads(model):
 
 def test_they_are_what_the_backbone_says_before_the_token_of_each_head(model, examples):
     batch = collate(examples[:1])
-    hidden, targets, _, soft = hidden_and_soft(model, batch, HEADS, model.lm_head, COUNT)
+    hidden, targets, _, soft = hidden_and_soft_targets(model, batch, HEADS, model.lm_head, COUNT)
     with torch.no_grad():
         shares = model(batch.ids).logits[0].softmax(-1)
     first = 3  # the first place that any head is asked at: the last token of the prompt
@@ -53,13 +55,15 @@ def test_they_are_what_the_backbone_says_before_the_token_of_each_head(model, ex
             best = shares[first + row + head + 1].topk(COUNT)
             assert soft.tokens[row, head].tolist() == best.indices.tolist()
             wanted = best.values / best.values.sum()
-            assert torch.allclose(soft.shares[row, head], wanted, atol=1e-5)
+            assert torch.allclose(soft.probabilities[row, head], wanted, atol=1e-5)
 
 
 def test_certain_ones_are_the_hard_loss(model, examples):
     heads = random_heads(model)
-    hidden, targets, _, _ = hidden_and_soft(model, collate(examples), HEADS, model.lm_head, 1)
-    sure = Soft(targets.clamp(min=0).int().unsqueeze(-1), torch.ones(*targets.shape, 1))
+    hidden, targets, _, _ = hidden_and_soft_targets(
+        model, collate(examples), HEADS, model.lm_head, 1
+    )
+    sure = SoftTargets(targets.clamp(min=0).int().unsqueeze(-1), torch.ones(*targets.shape, 1))
     hard = medusa_loss(heads, model.lm_head, hidden, targets, rows_at_once=7)
     soft = medusa_loss(heads, model.lm_head, hidden, targets, rows_at_once=7, soft=sure)
     assert torch.allclose(hard.losses, soft.losses) and torch.equal(hard.hits, soft.hits)
@@ -68,9 +72,9 @@ def test_certain_ones_are_the_hard_loss(model, examples):
 
 def test_more_of_them_than_the_vocabulary_has_is_all_of_it(model, examples):
     many = model.config.vocab_size + 9
-    *_, soft = hidden_and_soft(model, collate(examples[:1]), HEADS, model.lm_head, many)
+    *_, soft = hidden_and_soft_targets(model, collate(examples[:1]), HEADS, model.lm_head, many)
     assert soft.tokens.shape[-1] == many
-    assert torch.allclose(soft.shares[0, 0].sum(), torch.tensor(1.0))
+    assert torch.allclose(soft.probabilities[0, 0].sum(), torch.tensor(1.0))
 
 
 def trained(model, examples, recipe, state=None, steps=None):
@@ -94,9 +98,9 @@ def test_a_run_that_was_cut_gives_the_same_bits(model, examples, tmp_path, cache
 
 
 def test_kept_rows_that_a_caller_gives_are_those_of_the_examples(model, examples):
-    kept = keep_rows(model, HEADS, examples, QUICK)
+    kept = cache_inputs(model, HEADS, examples, QUICK)
     heads = new_heads(model.lm_head, HEADS)
-    for _ in train_heads(model, model.lm_head, heads, examples, QUICK, kept=kept):
+    for _ in train_heads(model, model.lm_head, heads, examples, QUICK, cached=kept):
         pass
     assert torch.equal(heads.weight, trained(model, examples, QUICK))
 

@@ -36,7 +36,7 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a backbone, one whose embeddings are tied, conversations and prompts."""
     folder = tmp_path_factory.mktemp("ground")
     write_backbone(folder / "backbone")
@@ -46,9 +46,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(ground: Path, output: Path, *options: str, data: str = "talks.jsonl") -> list[str]:
-    backbone = str(ground / "backbone")
-    start = ["train", "--backbone", backbone, "--data", str(ground / data)]
+def command(inputs: Path, output: Path, *options: str, data: str = "talks.jsonl") -> list[str]:
+    backbone = str(inputs / "backbone")
+    start = ["train", "--backbone", backbone, "--data", str(inputs / data)]
     return [*start, "--output", str(output), *QUICK, *options]
 
 
@@ -76,24 +76,24 @@ def acceleration(loaded: Any, prompt: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def trained(ground: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("trained") / "out"
     options = ("--max-steps", "60", "--learning-rate", "0.015", "--warmup-steps", "2")
-    assert main(command(ground, output, *options)) == 0
+    assert main(command(inputs, output, *options)) == 0
     return output
 
 
 def test_acceleration_rises_with_training(
-    ground: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inputs: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--max-steps", "1", "--learning-rate", "1e-8")
-    assert main(command(ground, tmp_path / "raw", *options)) == 0
+    assert main(command(inputs, tmp_path / "raw", *options)) == 0
     raw = acceleration(loaded_from(tmp_path / "raw"), "cde")
     learnt = acceleration(loaded_from(trained), "cde")
     assert raw < 1.5 and learnt > 3.0
 
 
-def test_output_is_whole_and_names_its_backbone(ground: Path, trained: Path) -> None:
+def test_output_is_whole_and_names_its_backbone(inputs: Path, trained: Path) -> None:
     names = {file.name for file in trained.iterdir()}
     heads = {"medusa_lm_head.safetensors", "medusa_calibration.json"}
     assert names == heads | {"config.json", "README.md"}
@@ -104,14 +104,14 @@ def test_output_is_whole_and_names_its_backbone(ground: Path, trained: Path) -> 
     found = json.loads((trained / "medusa_calibration.json").read_text("utf-8"))
     assert "greedy answers" in found["measured_on"]
     assert found["tokens_per_step"]["4"] > 2.5  # the tree is searched on these whole answers
-    assert str(ground / "backbone") in (trained / "README.md").read_text("utf-8")
+    assert str(inputs / "backbone") in (trained / "README.md").read_text("utf-8")
 
 
 def test_stopped_training_goes_on_to_the_same_bits(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     recipe = ("--recipe", "medusa-1", "--max-steps", "6", "--json")
-    assert main(command(ground, tmp_path / "whole", *recipe)) == 0
+    assert main(command(inputs, tmp_path / "whole", *recipe)) == 0
     whole = events_of(capsys.readouterr().out)
     from medusa_chat.cli import train
 
@@ -125,15 +125,15 @@ def test_stopped_training_goes_on_to_the_same_bits(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(train.TrainingView, "show", interrupting)
-    assert main(command(ground, tmp_path / "cut", *recipe)) == 130
+    assert main(command(inputs, tmp_path / "cut", *recipe)) == 130
     assert not (tmp_path / "cut").exists()
     first = events_of(capsys.readouterr().out)
     monkeypatch.undo()
-    assert main(command(ground, tmp_path / "cut", *recipe)) == 2
+    assert main(command(inputs, tmp_path / "cut", *recipe)) == 2
     assert "--resume" in capsys.readouterr().err
-    assert main(command(ground, tmp_path / "cut", *recipe, "--seed", "9", "--resume")) == 2
+    assert main(command(inputs, tmp_path / "cut", *recipe, "--seed", "9", "--resume")) == 2
     assert "seed" in capsys.readouterr().err
-    assert main(command(ground, tmp_path / "cut", *recipe, "--resume")) == 0
+    assert main(command(inputs, tmp_path / "cut", *recipe, "--resume")) == 0
     rest = events_of(capsys.readouterr().out)
     steps = [e for e in first + rest if e["event"] == "step"]
     assert [e["step"] for e in steps] == [1, 2, 3, 4, 5, 6]
@@ -144,12 +144,12 @@ def test_stopped_training_goes_on_to_the_same_bits(
 
 
 def test_backbone_answers_every_question_in_order(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = tmp_path / "short.toml"
     recipe.write_text("distill = true\nanswer_tokens = 12\n")
     options = ("--recipe", str(recipe), "--max-steps", "2", "--json")
-    line = command(ground, tmp_path / "out", *options, data="prompts.jsonl")
+    line = command(inputs, tmp_path / "out", *options, data="prompts.jsonl")
     assert main(line) == 0
     events = events_of(capsys.readouterr().out)
     answered = [e for e in events if e["event"] == "answered"]
@@ -165,11 +165,11 @@ def test_backbone_answers_every_question_in_order(
 @pytest.mark.parametrize("recipe", ["vicuna-two-stage", "self-distilled-sine"])
 @pytest.mark.parametrize("backbone", ["backbone", "tied"])
 def test_medusa_2_gives_a_whole_model(
-    ground: Path, tmp_path: Path, recipe: str, backbone: str, capsys: pytest.CaptureFixture[str]
+    inputs: Path, tmp_path: Path, recipe: str, backbone: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--recipe", recipe, "--max-steps", "3", "--learning-rate", "0.01", "--json"]
-    line = command(ground, tmp_path / "out", *options, "--sequence-length", "48")
-    assert main([*line, "--backbone", str(ground / backbone)]) == 0
+    line = command(inputs, tmp_path / "out", *options, "--sequence-length", "48")
+    assert main([*line, "--backbone", str(inputs / backbone)]) == 0
     events = events_of(capsys.readouterr().out)
     joint = [e for e in events if e["event"] == "step" and e["lm_loss"] is not None]
     assert [e["step"] for e in joint] == [1, 2, 3]
@@ -177,14 +177,14 @@ def test_medusa_2_gives_a_whole_model(
         assert abs(joint[0]["lm_loss"]) < 1e-5 < joint[-1]["lm_loss"]
     loaded = loaded_from(tmp_path / "out")
     assert loaded.info.heads == 3
-    before = load_file(ground / backbone / "model.safetensors")
+    before = load_file(inputs / backbone / "model.safetensors")
     after = load_file(tmp_path / "out" / "model.safetensors")
     assert any(not torch.equal(before[n], after[n]) for n in before if n in after)
     table = "model.embed_tokens.weight"
     assert torch.equal(before[table], after[table])  # the tied head is left alone, too
 
 
-def test_adapter_output_is_what_load_merges(ground: Path, tmp_path: Path) -> None:
+def test_adapter_output_is_what_load_merges(inputs: Path, tmp_path: Path) -> None:
     outputs = {}
     for kind in ("merged", "adapter"):
         recipe = tmp_path / f"{kind}.toml"
@@ -193,7 +193,7 @@ def test_adapter_output_is_what_load_merges(ground: Path, tmp_path: Path) -> Non
             "lora_rank = 4\n"
         )
         outputs[kind] = tmp_path / kind
-        line = command(ground, outputs[kind], "--recipe", str(recipe), "--max-steps", "2")
+        line = command(inputs, outputs[kind], "--recipe", str(recipe), "--max-steps", "2")
         assert main(line) == 0
     ids = torch.arange(8)
     hidden = []
@@ -204,7 +204,7 @@ def test_adapter_output_is_what_load_merges(ground: Path, tmp_path: Path) -> Non
 
 
 def test_the_page_watches_a_training_and_may_stop_it(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     from medusa_chat.cli import train
 
@@ -217,14 +217,14 @@ def test_the_page_watches_a_training_and_may_stop_it(
 
     monkeypatch.setattr(train.TrainingView, "show", wishing)
     recipe = ("--recipe", "medusa-1", "--max-steps", "6", "--json")
-    assert main(command(ground, tmp_path / "out", *recipe)) == 130
+    assert main(command(inputs, tmp_path / "out", *recipe)) == 130
     run = latest()
     assert run.output == str(tmp_path / "out") and run.ended["reason"] == "stopped"
     steps = [event for event in run.events if event["event"] == "step"]
     told = [e for e in events_of(capsys.readouterr().out) if e["event"] == "step"]
     assert steps and steps[0] == told[0] and len(told) == 2
     before = run.file
-    assert main(command(ground, tmp_path / "out", *recipe)) == 2, "it holds an unfinished one"
+    assert main(command(inputs, tmp_path / "out", *recipe)) == 2, "it holds an unfinished one"
     assert latest().file == before, "what is refused leaves no log"
 
 
@@ -232,10 +232,10 @@ def test_the_page_watches_a_training_and_may_stop_it(
 
 
 def test_calibration_says_what_it_expects_and_measures(
-    ground: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inputs: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "tree.json"
-    line = ["calibrate", "--checkpoint", str(trained), "--data", str(ground / "prompts.jsonl")]
+    line = ["calibrate", "--checkpoint", str(trained), "--data", str(inputs / "prompts.jsonl")]
     line += ["--nodes", "8", "--output", str(file), "--precision", "fp32", "--device", "cpu"]
     assert main([*line, "--json"]) == 0
     events = {e["event"]: e for e in events_of(capsys.readouterr().out)}
@@ -251,9 +251,9 @@ def test_calibration_says_what_it_expects_and_measures(
 
 
 def test_calibration_of_a_model_that_is_not_ours_needs_a_place(
-    ground: Path, capsys: pytest.CaptureFixture[str]
+    inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["calibrate", "--data", str(ground / "prompts.jsonl")]) == 2
+    assert main(["calibrate", "--data", str(inputs / "prompts.jsonl")]) == 2
     assert "--output" in capsys.readouterr().err
 
 
@@ -321,65 +321,65 @@ def refusal(line: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )
 def test_bad_input_is_refused_in_one_line(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: Any, said: str
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: Any, said: str
 ) -> None:
-    assert said in refusal(command(ground, tmp_path / "out", *options), capsys)
+    assert said in refusal(command(inputs, tmp_path / "out", *options), capsys)
     assert not (tmp_path / "out").exists()
 
 
 def test_output_that_exists_is_left_alone(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "out").mkdir()
-    assert "exists" in refusal(command(ground, tmp_path / "out"), capsys)
+    assert "exists" in refusal(command(inputs, tmp_path / "out"), capsys)
     assert not list((tmp_path / "out").iterdir())
 
 
 def test_empty_set_and_bad_row_are_refused(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "d.jsonl"
     file.write_text("\n")
-    line = command(ground, tmp_path / "a", data=str(file))
-    assert "the data is empty" in refusal(line, capsys)
+    line = command(inputs, tmp_path / "a", data=str(file))
+    assert "holds no conversation" in refusal(line, capsys)
     file.write_text('{"messages": 3}\n')
-    line = command(ground, tmp_path / "b", data=str(file))
+    line = command(inputs, tmp_path / "b", data=str(file))
     assert re.search(r"d\.jsonl:1: ", refusal(line, capsys))
 
 
 def test_backbone_that_cannot_be_used_is_refused(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mute = write_backbone(tmp_path / "mute", template=None)
-    line = [*command(ground, tmp_path / "a"), "--backbone", str(mute)]
+    line = [*command(inputs, tmp_path / "a"), "--backbone", str(mute)]
     assert "no chat template" in refusal(line, capsys)
     config = mute / "config.json"
     config.write_text(json.dumps({"model_type": "mamba", "vocab_size": 23, "hidden_size": 32}))
-    line = [*command(ground, tmp_path / "b"), "--backbone", str(mute)]
+    line = [*command(inputs, tmp_path / "b"), "--backbone", str(mute)]
     assert "mamba is refused" in refusal(line, capsys)
 
 
 def test_full_disk_is_refused_before_anything_is_trained(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     import shutil
 
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    line = command(ground, tmp_path / "out", "--max-steps", "2")
+    line = command(inputs, tmp_path / "out", "--max-steps", "2")
     assert "make room" in refusal(line, capsys)
 
 
 def test_disk_that_fills_up_keeps_the_training(
-    ground: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    from medusa_chat.training import finish
+    from medusa_chat.training import training_output
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(finish, "write_heads", full)
-    line = command(ground, tmp_path / "out", "--max-steps", "2")
+    monkeypatch.setattr(training_output, "write_heads", full)
+    line = command(inputs, tmp_path / "out", "--max-steps", "2")
     assert main(line) == 1
     assert "No space left on device" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir() if "out" in file.name] == ["out.training"]

@@ -12,7 +12,7 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.training.accuracy import count_ranks, rank_accuracies
-from medusa_chat.training.answerers import Batches, OneByOne, answerer
+from medusa_chat.training.answerers import BatchAnswerer, EngineAnswerer, fastest_answerer
 from medusa_chat.training.chunked_loss import cross_entropy
 from medusa_chat.training.conversations import read_conversations
 from medusa_chat.training.data import (
@@ -20,18 +20,14 @@ from medusa_chat.training.data import (
     collate,
     encode,
     encode_prompt,
-    grouped,
+    group_by_length,
 )
 from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
-from medusa_chat.training.loss import IGNORED, hidden_and_targets, medusa_loss, targets_of
-from medusa_chat.training.trainer import (
-    Evaluated,
-    HeadRecipe,
-    TrainStep,
-    new_heads,
-    rate_at,
-    train_heads,
-)
+from medusa_chat.training.events import Evaluated, TrainStep
+from medusa_chat.training.loss import IGNORED, head_targets, hidden_and_targets, medusa_loss
+from medusa_chat.training.stage_recipes import HeadRecipe
+from medusa_chat.training.trainer import new_heads, train_heads
+from medusa_chat.training.training_loop import rate_at
 from medusa_chat.training.tree_search import expected_length, node_value, search_tree
 
 END = 1
@@ -170,11 +166,11 @@ def test_tokenizer_without_template_is_refused():
 def test_batches_hold_every_example_once_within_the_budget():
     examples = make_examples(40)
     for seed in range(3):
-        groups = grouped(examples, 60, seed)
+        groups = group_by_length(examples, 60, seed)
         held = sorted(e.place for group in groups for e in group)
         assert held == sorted(e.place for e in examples)
         assert all(collate(group).ids.numel() <= 60 for group in groups)
-        assert len(groups) == len(grouped(examples, 60, seed + 1))
+        assert len(groups) == len(group_by_length(examples, 60, seed + 1))
 
 
 def test_padding_changes_no_hidden_state_and_is_no_label():
@@ -190,7 +186,7 @@ def test_padding_changes_no_hidden_state_and_is_no_label():
 
 def test_head_k_is_asked_for_the_token_at_t_plus_k_plus_2():
     ids = torch.arange(10, 18).unsqueeze(0)
-    targets = targets_of(ids, torch.ones_like(ids, dtype=torch.bool), 2)[0]
+    targets = head_targets(ids, torch.ones_like(ids, dtype=torch.bool), 2)[0]
     assert targets[:, 0].tolist() == [12, 13, 14, 15, 16, 17, IGNORED, IGNORED]
     assert targets[:, 1].tolist() == [13, 14, 15, 16, 17, IGNORED, IGNORED, IGNORED]
 
@@ -198,7 +194,7 @@ def test_head_k_is_asked_for_the_token_at_t_plus_k_plus_2():
 def test_no_target_lies_outside_an_answer_or_across_two():
     is_label = torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1]], dtype=torch.bool)
     ids = torch.arange(8).unsqueeze(0)
-    targets = targets_of(ids, is_label, 5)[0]
+    targets = head_targets(ids, is_label, 5)[0]
     found = {(t, k): int(targets[t, k]) for t, k in (targets != IGNORED).nonzero().tolist()}
     assert found == {(1, 0): 3, (2, 0): 4, (5, 0): 7, (1, 1): 4}
 
@@ -206,7 +202,7 @@ def test_no_target_lies_outside_an_answer_or_across_two():
 def test_text_shorter_than_the_heads_has_no_targets():
     for length in (1, 2, 3):
         ids = torch.zeros(1, length, dtype=torch.long)
-        targets = targets_of(ids, torch.ones_like(ids, dtype=torch.bool), 5)
+        targets = head_targets(ids, torch.ones_like(ids, dtype=torch.bool), 5)
         assert (targets != IGNORED).sum() == max(0, length - 2)
 
 
@@ -256,7 +252,7 @@ def test_gradients_reach_all_that_learns():
         )
         expected = torch.autograd.grad(direct, learning, allow_unused=True)
         result = medusa_loss(
-            *(some, model.lm_head, hidden, targets, 0.8, 7), learning=[model.lm_head.weight]
+            *(some, model.lm_head, hidden, targets, 0.8, 7), trainable=[model.lm_head.weight]
         )
         got = torch.autograd.grad(3 * result.total, learning, allow_unused=True)
         assert [g is None for g in got] == [g is None for g in expected]
@@ -368,7 +364,7 @@ def test_loss_that_is_not_finite_stops_with_its_row_named():
     heads = new_heads(model.lm_head, 2)
     # examples of one length, so that no padding brings the poisoned token to the others
     same = [Example(e.ids[:6], (True,) * 6, e.place) for e in clean]
-    with pytest.raises(MedusaChatError, match=r"step 1: look at talk\.jsonl:7,"):
+    with pytest.raises(MedusaChatError, match=r"step 1 \(caused by talk\.jsonl:7\)"):
         recipe = HeadRecipe(steps=3)
         list(train_heads(model, model.lm_head, heads, [*same, poisoned], recipe))
     assert torch.equal(heads.weight, torch.zeros_like(heads.weight))
@@ -390,10 +386,10 @@ PROMPTS = [[5, 6, 7], [8], [9, 10], [3, 4, 5, 6], [7, 7]]
 def who(request):
     """The two who answer, over the same model."""
     if request.param == "batches":
-        return Batches(make_model(), [END])
+        return BatchAnswerer(make_model(), [END])
     request.getfixturevalue("library")  # which CI has to have
-    found = answerer(make_model(), 128, [END])
-    assert isinstance(found, OneByOne)
+    found = fastest_answerer(make_model(), 128, [END])
+    assert isinstance(found, EngineAnswerer)
     return found
 
 
@@ -431,20 +427,20 @@ def test_answers_to_other_prompts_are_refused(tmp_path, who):
 
 def test_who_began_goes_on(tmp_path, library):
     recipe, path = DistillRecipe(max_new_tokens=4, rows=2), tmp_path / "a.jsonl"
-    engine, batches = OneByOne(make_model(), 128, [END]), Batches(make_model(), [END])
+    engine, batches = EngineAnswerer(make_model(), 128, [END]), BatchAnswerer(make_model(), [END])
     expected = list(answer_prompts(batches, PROMPTS, recipe, path))
     assert list(answer_prompts(engine, PROMPTS, recipe, path)) == expected  # nothing is asked
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(UsageError, match="begun by batches, and our engine would go on"):
+    with pytest.raises(UsageError, match="written by batches, and our engine samples differently"):
         list(answer_prompts(engine, PROMPTS, recipe, path))
     assert list(answer_prompts(batches, PROMPTS, recipe, path)) == expected
 
 
 def test_what_a_generation_config_does_to_the_logits_is_left_out():
     model = make_model()
-    expected = Batches(model, [END]).answer(PROMPTS, 0.0, 12, seed=0)
+    expected = BatchAnswerer(model, [END]).answer(PROMPTS, 0.0, 12, seed=0)
     model.generation_config.repetition_penalty = 50.0
-    assert Batches(model, [END]).answer(PROMPTS, 0.0, 12, seed=0) == expected
+    assert BatchAnswerer(model, [END]).answer(PROMPTS, 0.0, 12, seed=0) == expected
     assert model.generation_config.repetition_penalty == 50.0
 
 
@@ -452,7 +448,7 @@ def test_a_backbone_of_invalid_numbers_is_not_learnt_from(library):
     model = make_model()
     torch.nn.init.constant_(model.model.norm.weight, float("nan"))
     with pytest.raises(MedusaChatError, match="invalid numbers"):
-        OneByOne(model, 128, [END]).answer(PROMPTS, 0.0, 4, seed=0)
+        EngineAnswerer(model, 128, [END]).answer(PROMPTS, 0.0, 4, seed=0)
 
 
 def test_sampled_answers_follow_the_seed_alone(who):
@@ -465,7 +461,7 @@ def test_sampled_answers_follow_the_seed_alone(who):
 def test_our_engine_leaves_the_model_as_it_was():
     model, ids = make_model(), torch.tensor([PROMPTS[0]])
     before = model(ids).logits
-    answerer(model, 128, [END]).answer(PROMPTS, 0.0, 4, seed=0)
+    fastest_answerer(model, 128, [END]).answer(PROMPTS, 0.0, 4, seed=0)
     after = model(ids).logits
     assert torch.equal(before, after) and after.requires_grad
     assert type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear
@@ -473,10 +469,10 @@ def test_our_engine_leaves_the_model_as_it_was():
 
 def test_a_model_that_c_does_not_know_is_answered_in_batches():
     model = make_model().to(torch.float16)
-    assert isinstance(answerer(model, 128, [END]), Batches)
+    assert isinstance(fastest_answerer(model, 128, [END]), BatchAnswerer)
     adapted = make_model()
     adapted.lm_head = torch.nn.Sequential(adapted.lm_head)  # as an adapter on it is
-    assert isinstance(answerer(adapted, 128, [END]), Batches)
+    assert isinstance(fastest_answerer(adapted, 128, [END]), BatchAnswerer)
 
 
 def test_making_answers_leaves_the_random_state_alone(tmp_path, who):

@@ -1,14 +1,11 @@
-"""Plays: the course's prompts answered with one tree and one acceptance, and what came of them."""
+"""Answers to the benchmark's questions with one tree and one acceptance, each timed as a Run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import fsum
-from statistics import fmean
 from typing import NamedTuple
 
 from medusa_chat.bench.harness.context import PROMPTS, BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
-from medusa_chat.bench.harness.rows import Row, row
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -16,74 +13,45 @@ from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.runtime.worker import encode
 from medusa_chat.training.conversations import read_conversations
 
-CHUNK = 512
+NO_STEP = "no answer has a decoding step: give shorter prompts, or raise --max-new-tokens"
+AnswerFunction = Callable[[Question], Run | None]
 
 
-def questions(course: BenchContext) -> list[Question]:
-    """The first questions of the file of --prompts, else the six of the race. Raises UsageError."""
-    course.loaded.said = ("", [])
-    if course.prompts is None:
-        asked = [(text, "") for text in PROMPTS]
-    else:
-        rows = read_conversations(course.prompts, prompts=True)
-        asked = [(found.asked[0], found.category) for found in rows if found.asked]
-    if not asked:
-        raise UsageError(f"{course.prompts} holds no prompt")
-    turns = [([{"role": "user", "content": text}], category) for text, category in asked]
-    return [Question(encode(course.loaded, turn)[0], category) for turn, category in turns]
-
-
-class Way(NamedTuple):
-    """How to answer. ROOT is plain decoding."""
+class Variant(NamedTuple):
+    """One way to decode. The tree ROOT is plain decoding."""
 
     settings: GenerationSettings
     tree: Tree = ROOT
 
 
-Answerer = Callable[[Question], Run | None]
+def questions(context: BenchContext) -> list[Question]:
+    """The first question of each row of --prompts, or the six own prompts. Raises UsageError."""
+    context.loaded.said = ("", [])
+    if context.prompts is None:
+        texts = [(text, "") for text in PROMPTS]
+    else:
+        rows = read_conversations(context.prompts, prompts=True)
+        texts = [(found.asked[0], found.category) for found in rows if found.asked]
+    if not texts:
+        raise UsageError(f"{context.prompts} holds no prompt: give another file as --prompts")
+    return [
+        Question(encode(context.loaded, [{"role": "user", "content": text}])[0], category)
+        for text, category in texts
+    ]
 
 
-def play(
-    course: BenchContext, asked: Sequence[Question], ways: Mapping[str, Way]
-) -> dict[str, list[Run]]:
-    """Every question answered in every way, each answer from an empty cache."""
-    return rotate(course, asked, {name: partial(_in, course, way) for name, way in ways.items()})
-
-
-def _in(course: BenchContext, way: Way, question: Question) -> Run | None:
-    return answer(course, question, way)
-
-
-def rotate(
-    course: BenchContext, asked: Sequence[Question], ways: Mapping[str, Answerer]
-) -> dict[str, list[Run]]:
-    """Every question answered in every way, one after another in an order that moves on by one
-    each question, so that a machine that grows faster or slower does so for all. Questions without
-    room for an answer, and answers that end before the first step, are left out."""
-    found: dict[str, list[Run]] = {name: [] for name in ways}
-    names = list(ways)
-    for number, question in enumerate(asked):
-        course.progress(f"question {number + 1} of {len(asked)}")
-        for turn in range(len(names)):
-            name = names[(turn + number) % len(names)]
-            one = ways[name](question)
-            if one is not None and one.is_timed:
-                found[name].append(one)
-    if not all(found.values()):
-        raise UsageError("no answer has a step: give prompts that fit, or raise --max-new-tokens")
-    return found
-
-
-def answer(course: BenchContext, question: Question, way: Way) -> Run | None:
-    """One answer from an empty cache; None where the context has no room for it."""
-    loaded, engine = course.loaded, course.loaded.engine
-    name = "none" if len(way.tree) == 1 else "medusa"
-    nodes, most = len(way.tree), course.max_new_tokens
-    chosen = way.settings.resolved(drafter=name, nodes=nodes, max_new_tokens=most, seed=0)
+def answer(context: BenchContext, question: Question, variant: Variant) -> Run | None:
+    """One answer from an empty cache; None where the context has no space for it."""
+    loaded, engine = context.loaded, context.loaded.engine
+    drafter_name = "none" if len(variant.tree) == 1 else "medusa"
+    nodes, most = len(variant.tree), context.max_new_tokens
+    settings = variant.settings.resolved(
+        drafter=drafter_name, nodes=nodes, max_new_tokens=most, seed=0
+    )
     engine.forget()
     try:
-        drafter = engine.drafter(chosen, way.tree.pruned(loaded.info.heads), details=False)
-        *_, last = engine.generate(question.ids, drafter, chosen, details=False)
+        drafter = engine.drafter(settings, variant.tree.pruned(loaded.info.heads), details=False)
+        *_, last = engine.generate(question.ids, drafter, settings, details=False)
     except ContextError:
         return None
     assert isinstance(last, Finished)
@@ -92,59 +60,30 @@ def answer(course: BenchContext, question: Question, way: Way) -> Run | None:
     return Run(question, last.token_ids, stats.steps, stepped, stats.seconds)
 
 
-def per_step(name: str, plays: Sequence[Run], command: str, note: str = "") -> Row:
-    """Tokens a step over all answers; least and most of one answer."""
-    whole = fsum(p.stepped for p in plays) / sum(p.steps for p in plays)
-    found = row(name, [p.per_step for p in plays], "tokens/step", command, note=note)
-    return {**found, "value": whole}
+def answer_all(
+    context: BenchContext, asked: Sequence[Question], variants: Mapping[str, Variant]
+) -> dict[str, list[Run]]:
+    """Every question answered in every variant, each answer from an empty cache."""
+    functions = {name: partial(answer, context, variant=v) for name, v in variants.items()}
+    return rotate(context, asked, functions)
 
 
-def speed(
-    name: str, plays: Sequence[Run], plain: Sequence[Run], command: str, against: str = "plain"
-) -> Row:
-    """Tokens a second, against those of plain decoding, or what `plain` is, of each question."""
-    base = {id(p.question): p.rate for p in plain}
-    pairs = [(p.rate, base[id(p.question)]) for p in plays if id(p.question) in base]
-    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-    return row(name, ours, "tokens/s", command, against, theirs)
-
-
-def distinct(plays: Sequence[Run], n: int = 2) -> list[float]:
-    """Different n-grams over all, an answer each; those shorter than n are left out."""
-    found = []
-    for one in plays:
-        grams = [one.tokens[i : i + n] for i in range(len(one.tokens) - n + 1)]
-        if grams:
-            found.append(len(set(grams)) / len(grams))
+def rotate(
+    context: BenchContext, asked: Sequence[Question], functions: Mapping[str, AnswerFunction]
+) -> dict[str, list[Run]]:
+    """Every question answered by every function, one after another. The first one changes with
+    every question, so that a machine that becomes faster or slower does so for all. Questions
+    without space for an answer, and answers without a step, are left out. Raises UsageError where a
+    function has no answer left."""
+    found: dict[str, list[Run]] = {name: [] for name in functions}
+    names = list(functions)
+    for number, question in enumerate(asked):
+        context.progress(f"question {number + 1} of {len(asked)}")
+        for turn in range(len(names)):
+            name = names[(turn + number) % len(names)]
+            run = functions[name](question)
+            if run is not None and run.is_timed:
+                found[name].append(run)
+    if not all(found.values()):
+        raise UsageError(NO_STEP)
     return found
-
-
-def likelihood(course: BenchContext, plays: Sequence[Run]) -> list[float]:
-    """Mean log-probability of an answer's tokens under the backbone at temperature 1, in nats."""
-    import torch
-
-    engine = course.loaded.engine
-    backbone = engine.backbone
-    found = []
-    with torch.inference_mode():
-        for one in plays:
-            if not one.tokens:
-                continue
-            ids = torch.tensor([*one.question.ids, *one.tokens], device=backbone.device)
-            engine.forget()
-            hidden = torch.cat([backbone.run_chunk(part) for part in ids.split(CHUNK)])
-            first = len(one.question.ids)
-            logits = backbone.lm_head(hidden[first - 1 : -1]).float()
-            chosen = logits.log_softmax(-1).gather(1, ids[first:, None])
-            found.append(float(chosen.mean()))
-    engine.forget()
-    return found
-
-
-def quality(course: BenchContext, name: str, plays: Sequence[Run], command: str) -> Iterator[Row]:
-    """What can be said of answers without a judge: how probable, and how varied."""
-    put = partial(row, command=command)
-    yield put(f"{name}: log-likelihood", likelihood(course, plays), "nats/token")
-    values = distinct(plays)
-    if values:
-        yield put(f"{name}: distinct-2", [fmean(values)], "share")

@@ -1,10 +1,13 @@
-"""BenchContext: what all studies of one run share; and the machine they run on."""
+"""BenchContext: the model and the options that all studies of a run share."""
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+import transformers
 
 from medusa_chat.bench.harness.report_data import Report
 from medusa_chat.checkpoints.devices import describe_device
@@ -26,11 +29,11 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class BenchContext:
-    """One loaded model and how it is measured. budget: seconds a study may spend on one figure.
-    prompts: a file of questions for the studies of the paper's findings. draft: the folder of a
-    draft model for assisted generation. data: conversations for the studies that train. reference:
-    a checkout of the paper's own code. medusa_2: a checkpoint of `train --method medusa-2` for the
-    ladder. settings: how the answers of a report are made, and report takes them."""
+    """One loaded model and how it is measured. budget: seconds of a study for one figure.
+    prompts: a file of questions for the studies of the paper. draft: the folder of a draft model
+    for assisted generation. data: conversations for the studies that train. reference: a checkout
+    of the paper's own code. medusa_2: a checkpoint of `train --method medusa-2` for the ladder.
+    settings: acceptance and temperature of the report's answers; report: where these are kept."""
 
     request: LoadRequest
     loaded: LoadedModel
@@ -49,19 +52,17 @@ class BenchContext:
 
     @property
     def command(self) -> str:
-        """How our own contestants are asked for."""
+        """The command line that measures our own contestants."""
         return f"medusa-chat bench --tree {self.tree} --max-new-tokens {self.max_new_tokens}"
 
     def synchronise(self) -> None:
-        """Wait until the device has done what it was given."""
-        import torch
-
+        """Wait until the device has finished its work."""
         if self.loaded.engine.backbone.device.type == "cuda":
             torch.cuda.synchronize(self.loaded.engine.backbone.device)
 
 
 def read_model(request: LoadRequest, progress: Callable[[str], None]) -> LoadedModel:
-    """The model of `request`, every phase told to `progress`."""
+    """The model of `request`. progress is called with every phase of the load."""
     loaded = None
     for phase, model in load(request):
         progress(f"loading: {phase.name}")
@@ -70,24 +71,21 @@ def read_model(request: LoadRequest, progress: Callable[[str], None]) -> LoadedM
     return loaded
 
 
-def other(course: BenchContext, checkpoint: Path) -> BenchContext:
-    """The same course for another checkpoint with heads. Raises UsageError for one without."""
-    asked = replace(course.request, checkpoint=str(checkpoint), backbone=None)
-    loaded = read_model(asked, course.progress)
+def with_checkpoint(context: BenchContext, checkpoint: Path) -> BenchContext:
+    """The same options for another checkpoint. Raises UsageError for one without heads."""
+    wanted = replace(context.request, checkpoint=str(checkpoint), backbone=None)
+    loaded = read_model(wanted, context.progress)
     if not loaded.info.heads:
-        raise UsageError(f"{checkpoint} has no Medusa heads: there is nothing to compare")
-    return replace(course, request=asked, loaded=loaded)
+        raise UsageError(f"{checkpoint} has no Medusa heads: give a checkpoint that has")
+    return replace(context, request=wanted, loaded=loaded)
 
 
-def machine(course: BenchContext, prompts: int) -> dict[str, Any]:
-    """What the figures were measured on."""
-    import torch
-    import transformers
-
-    info, device = course.loaded.info, course.loaded.engine.backbone.device
-    is_auto = course.tree == "auto"
-    shape = info.tree_reason if is_auto else f"{len(load_tree(course.tree))} nodes"
-    whole, words = course.loaded.engine.backbone.whole_step, describe_device(device)
+def machine(context: BenchContext, prompts: int) -> dict[str, Any]:
+    """The machine and the model that the figures belong to. prompts: their number."""
+    info, device = context.loaded.info, context.loaded.engine.backbone.device
+    is_auto = context.tree == "auto"
+    shape = info.tree_reason if is_auto else f"{len(load_tree(context.tree))} nodes"
+    whole, words = context.loaded.engine.backbone.whole_step, describe_device(device)
     if whole is not None and whole.threads:
         words += f" of torch, {whole.threads} of our C"
     return {
@@ -96,6 +94,6 @@ def machine(course: BenchContext, prompts: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "model": f"{info.name}, {info.parameters / 1e6:.1f} M parameters, {info.precision}",
-        "tree": f"{course.tree}: {shape}",
+        "tree": f"{context.tree}: {shape}",
         "prompts": prompts,
     }

@@ -1,9 +1,14 @@
-"""RandomModel: the sizes of a model that is known, filled with random weights."""
+"""RandomModel: the sizes of a published model, to be filled with random weights."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from medusa_chat.bench.harness.hf_baseline import DTYPES
 from medusa_chat.checkpoints.load import (
     LoadedModel,
     auto_tree,
@@ -11,17 +16,20 @@ from medusa_chat.checkpoints.load import (
     choose_precision,
     usual_nodes,
 )
+from medusa_chat.checkpoints.memory import fitting, held_bytes
 from medusa_chat.checkpoints.prepare import prepare
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, ModelInfo
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 CONTEXT = 8192
 
 
 @dataclass(frozen=True)
 class RandomModel:
-    """A Llama's sizes. heads: Medusa heads of one layer that share the LM head."""
+    """The sizes of a Llama. heads: Medusa heads of one layer that share the LM head."""
 
     name: str
     hidden: int
@@ -41,32 +49,18 @@ SHAPES = {
 
 
 def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
-    """A model of random weights, never zeros, on the device and in the precision asked for.
+    """A model of random weights, never zeros, on the device and in the precision of the request.
 
     It has no tokenizer. Raises UsageError for 4 and 8 bit, DeviceError, OutOfMemoryError.
     """
-    import torch
-    from transformers import LlamaForCausalLM
-
-    from medusa_chat.checkpoints.memory import fitting, held_bytes
-    from medusa_chat.decoding.engine import Engine
-    from medusa_chat.decoding.heads import MedusaHeads
-
     device = choose_device(request.device)
     precision, reason = choose_precision(request.precision, device, device.type == "cpu")
     if precision not in DTYPES:
         raise UsageError(f"precision is {precision!r}: --shape takes fp32, bf16 or fp16")
     dtype = getattr(torch, DTYPES[precision])
     name = f"shape {shape.name}, {shape.layers} layers, random weights"
-    advice = f"{name} does not fit on {device} at {precision}: give fewer --layers"
-    with fitting(lambda: advice):
-        with torch.device("meta"):
-            empty = LlamaForCausalLM(_config(shape))
-        model = empty.to(dtype).to_empty(device=device).eval()
-        model.model.rotary_emb = type(model.model.rotary_emb)(model.config).to(device)
-        _fill(model.named_parameters())
-        heads = MedusaHeads(shape.heads, shape.hidden, dtype=dtype).to(device)
-        _fill(heads.named_parameters())
+    with fitting(lambda: f"{name} does not fit on {device} at {precision}: give fewer --layers"):
+        model, heads = _random_weights(shape, device, dtype)
         parameters = sum(p.numel() for p in model.parameters())
         context = min(request.max_context or CONTEXT, shape.context)
         backbone, notes = prepare(model, heads, device, context)
@@ -83,17 +77,16 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         tree="auto",
         nodes=len(tree),
         tree_reason=why,
-        memory_bytes=held_bytes(model, *backbone.beside, heads) + backbone.cache.nbytes,
+        memory_bytes=_held_bytes(backbone, model, heads),
         has_template=False,
         notes=(reason, *notes),
     )
-    texts: Any = None  # nothing is ever turned into text
+    texts: Any = None  # no token is ever turned into text
     return LoadedModel(Engine(backbone, heads), None, texts, None, info, usual)
 
 
-def _config(shape: RandomModel) -> Any:
-    from transformers import LlamaConfig
-
+def llama_config(shape: RandomModel) -> LlamaConfig:
+    """The configuration of a Llama of these sizes."""
     return LlamaConfig(
         hidden_size=shape.hidden,
         intermediate_size=shape.inner,
@@ -106,14 +99,31 @@ def _config(shape: RandomModel) -> Any:
     )
 
 
-def _fill(parameters: Iterable[tuple[str, Any]]) -> None:
-    """Small random numbers; norms are 1, so that hidden states stay as large as they are."""
-    import torch
+def _random_weights(
+    shape: RandomModel, device: torch.device, dtype: torch.dtype
+) -> tuple[Any, MedusaHeads]:
+    """The model and its heads, made on the device without a copy in main memory."""
+    with torch.device("meta"):
+        empty = LlamaForCausalLM(llama_config(shape))
+    model = empty.to(dtype).to_empty(device=device).eval()
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config).to(device)
+    _fill(model.named_parameters())
+    heads = MedusaHeads(shape.heads, shape.hidden, dtype=dtype).to(device)
+    _fill(heads.named_parameters())
+    return model, heads
 
-    with torch.no_grad():
-        for name, parameter in parameters:
-            parameter.requires_grad_(False)
-            if name.endswith("norm.weight"):
-                parameter.fill_(1)
-            else:
-                parameter.normal_(std=0.02)
+
+def _held_bytes(backbone: Backbone, model: Any, heads: MedusaHeads) -> int:
+    """Weights, heads and cache."""
+    return held_bytes(model, *backbone.beside, heads) + backbone.cache.nbytes
+
+
+@torch.no_grad()
+def _fill(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Small random numbers; norms are 1, so that hidden states keep their size."""
+    for name, parameter in parameters:
+        parameter.requires_grad_(False)
+        if name.endswith("norm.weight"):
+            parameter.fill_(1)
+        else:
+            parameter.normal_(std=0.02)

@@ -1,4 +1,4 @@
-"""What the study "report" keeps of each answer, and the paper's figures of it."""
+"""Question, Run and Report: timed answers, and the paper's figures of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt as ids, and its kind where the file says so."""
+    """A prompt as token ids, and its category, "" where the file names none."""
 
     ids: list[int]
     category: str
@@ -17,7 +17,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Run:
-    """One answer. seconds: of its steps, prefill left out."""
+    """One timed answer. tokens: ids. steps: passes of the backbone after the prefill. stepped:
+    tokens that the steps gave, an end token included. seconds: of the steps."""
 
     question: Question
     tokens: tuple[int, ...]
@@ -27,12 +28,12 @@ class Run:
 
     @property
     def is_timed(self) -> bool:
-        """Whether there was a step: an answer may end with the token of the prefill."""
+        """Whether there was a step: an answer may end with the prefill's token."""
         return self.steps > 0 and self.seconds > 0
 
     @property
     def per_step(self) -> float:
-        """Tokens a step: the acceleration rate of this answer."""
+        """Tokens a step, the acceleration rate of this answer."""
         return self.stepped / self.steps
 
     @property
@@ -43,12 +44,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Turn:
-    """A question and the answer with Medusa; None where the context had no room for one.
-    plays: by way of decoding, of those that had a step."""
+    """A question and Medusa's answer, None where the context had no space for one. runs: by name,
+    those with a step."""
 
-    asked: str
-    said: str | None
-    plays: dict[str, Run]
+    question: str
+    answer: str | None
+    runs: dict[str, Run]
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Figures:
-    """What Medusa did to some answers beside one baseline; every sum is over all of them."""
+    """Medusa against one baseline over some answers; every sum is over all of them."""
 
     ours: list[Run]
     base: list[Run]
@@ -70,13 +71,13 @@ class Figures:
     @property
     def acceleration(self) -> float:
         """Tokens a step."""
-        return fsum(p.stepped for p in self.ours) / sum(p.steps for p in self.ours)
+        return fsum(run.stepped for run in self.ours) / sum(run.steps for run in self.ours)
 
     @property
     def overhead(self) -> float:
-        """Time of a step over time of one of the baseline's tokens."""
+        """Time of a step over the baseline's time of a token."""
         return _mean_step(self.ours) / (
-            fsum(p.seconds for p in self.base) / fsum(p.stepped for p in self.base)
+            fsum(run.seconds for run in self.base) / fsum(run.stepped for run in self.base)
         )
 
     @property
@@ -87,16 +88,17 @@ class Figures:
 
 @dataclass
 class Report:
-    """Filled by the study: what a page and a judge need beside the rows."""
+    """What the page and a judge need beside the rows; the study "report" fills it. source: the name
+    of the file of questions."""
 
     source: str = ""
     settings: GenerationSettings = field(default_factory=GenerationSettings)
     answered: list[Answered] = field(default_factory=list)
 
 
-def _mean_step(plays: Sequence[Run]) -> float:
-    return fsum(p.seconds for p in plays) / sum(p.steps for p in plays)
+def _mean_step(runs: Sequence[Run]) -> float:
+    return fsum(run.seconds for run in runs) / sum(run.steps for run in runs)
 
 
-def _rate(plays: Sequence[Run]) -> float:
-    return fsum(p.stepped for p in plays) / fsum(p.seconds for p in plays)
+def _rate(runs: Sequence[Run]) -> float:
+    return fsum(run.stepped for run in runs) / fsum(run.seconds for run in runs)

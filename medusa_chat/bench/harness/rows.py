@@ -1,4 +1,4 @@
-"""A row of the result, measured or not, and the table of them."""
+"""Row: one figure of a result, measured or not; and the table of all rows."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -16,7 +16,8 @@ def row(
     baseline: Sequence[float] | None = None,
     note: str = "",
 ) -> Row:
-    """One row; ratio: the median of the ratios round by round. note: what a reader must know."""
+    """One row. values: one for each round. baseline: the values of `against`, whose ratios round by
+    round have `ratio` as their median. note: what a reader must know."""
     ratio = median(a / b for a, b in zip(values, baseline, strict=True)) if baseline else None
     return {
         "name": name,
@@ -32,13 +33,13 @@ def row(
 
 
 def unmeasured(name: str, unit: str, why: str) -> Row:
-    """A row that this run could not fill: it is shown, and not left out."""
+    """A row that could not be measured, with the reason. It is shown as well."""
     empty: dict[str, Any] = dict.fromkeys(("value", "min", "max", "against", "ratio"))
     return {"name": name, "unit": unit, **empty, "command": "", "note": f"not measured: {why}"}
 
 
 def table(result: dict[str, Any]) -> str:
-    """The rows as a text table, the machine above them and the verdict below."""
+    """The rows as a text table, below the machine and above the verdict."""
     lines = [f"{key}: {value}" for key, value in result["machine"].items()]
     width = max([22, *(len(row["name"]) + 2 for row in result["rows"])])
     head = f"{'':{width}}{'median':>10}{'min':>10}{'max':>10}  {'unit':14}{'ratio':>7}  against"

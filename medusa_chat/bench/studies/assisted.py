@@ -1,7 +1,7 @@
-"""Study "assisted": speculative decoding with a draft model, by draft length, beside Medusa.
+"""Study "assisted": speculative decoding with a draft model, by draft length, against Medusa.
 
 Medusa, arXiv 2401.10774, appendix D, Figure 7: transformers' assisted generation, which drafts a
-chain of tokens with a small model and lets the large one check them in one pass.
+chain of tokens with a small model and verifies them in one pass of the large one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,73 +9,66 @@ from functools import partial
 from math import fsum
 from typing import Any
 
-from medusa_chat.bench.harness.answers import (
-    Answerer,
-    Way,
-    answer,
-    per_step,
-    questions,
-    rotate,
-    speed,
-)
+from medusa_chat.bench.harness.answer_rows import per_step, speed
+from medusa_chat.bench.harness.answers import AnswerFunction, Variant, answer, questions, rotate
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import (
     DTYPES,
     HFBaseline,
     baseline_run,
     drafting,
+    matching_baseline,
     read_draft,
-    same_precision,
 )
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
-from medusa_chat.bench.studies.paper import GREEDY, auto
+from medusa_chat.bench.studies.paper_figures import GREEDY, chosen_tree
 
 LENGTHS = tuple(range(1, 9))  # draft tokens a step
 GENERATE, PLAIN, MEDUSA = "transformers generate", "plain decoding", "medusa"
 COMMAND = "medusa-chat bench --study assisted"
 
 
-def assisted(course: BenchContext) -> Iterator[Row]:
-    """Tokens a step, overhead of a step and speed of every draft length, greedy, in the precision
-    of the loaded model, all against `generate` of the same."""
-    stock = same_precision(course)
-    if stock is None:
-        why = f"transformers' assisted generation was not run at {course.loaded.info.precision}"
+def assisted(context: BenchContext) -> Iterator[Row]:
+    """Tokens a step, overhead and speed of every draft length, greedy and in the precision of the
+    loaded model, against `generate` in the same precision."""
+    baseline = matching_baseline(context)
+    if baseline is None:
+        why = f"transformers' assisted generation was not run at {context.loaded.info.precision}"
         yield unmeasured("assisted generation", "tokens/step", why)
         return
-    draft = read_draft(course, DTYPES[course.loaded.info.precision])
+    draft = read_draft(context, DTYPES[context.loaded.info.precision])
     if draft is None:
         why = "there is no draft model of this vocabulary: give one with --draft"
         yield unmeasured("assisted generation", "tokens/step", why)
         return
-    tree = auto(course)
+    tree = chosen_tree(context)
     names = {length: f"draft of {length}" for length in LENGTHS}
-    ways: dict[str, Answerer] = {
-        GENERATE: partial(baseline_run, stock, options={}),
-        **{name: partial(_drafted, stock, draft, length) for length, name in names.items()},
-        PLAIN: lambda question: answer(course, question, Way(GREEDY)),
-        MEDUSA: lambda question: answer(course, question, Way(GREEDY, tree)),
+    functions: dict[str, AnswerFunction] = {
+        GENERATE: partial(baseline_run, baseline, options={}),
+        **{name: partial(_drafted, baseline, draft, length) for length, name in names.items()},
+        PLAIN: lambda question: answer(context, question, Variant(GREEDY)),
+        MEDUSA: lambda question: answer(context, question, Variant(GREEDY, tree)),
     }
-    plays = rotate(course, questions(course), ways)
+    runs = rotate(context, questions(context), functions)
     note = f"a draft model of {draft.num_parameters() / 1e6:.2f} M parameters"
     for name in (*names.values(), MEDUSA):
-        said = note if name != MEDUSA else f"{len(tree)} nodes"
-        yield per_step(name, plays[name], COMMAND, said)
+        shown = note if name != MEDUSA else f"{len(tree)} nodes"
+        yield per_step(name, runs[name], COMMAND, shown)
     for name in (*names.values(), MEDUSA):
-        yield _overhead(name, plays[name], plays[GENERATE])
-    for name in ways:
-        yield speed(f"{name}: speed", plays[name], plays[GENERATE], COMMAND, GENERATE)
+        yield _overhead(name, runs[name], runs[GENERATE])
+    for name in functions:
+        yield speed(f"{name}: speed", runs[name], runs[GENERATE], COMMAND, GENERATE)
 
 
-def _drafted(stock: HFBaseline, draft: Any, length: int, question: Question) -> Run | None:
+def _drafted(baseline: HFBaseline, draft: Any, length: int, question: Question) -> Run | None:
     with drafting(draft, length) as options:
-        return baseline_run(stock, question, options)
+        return baseline_run(baseline, question, options)
 
 
-def _overhead(name: str, plays: Sequence[Run], base: Sequence[Run]) -> Row:
-    """Time of a step, drafting included, over the time of a token of `generate`."""
+def _overhead(name: str, runs: Sequence[Run], base: Sequence[Run]) -> Row:
+    """Time of a step, with its drafting, over the time of a token of `generate`."""
     token = fsum(p.seconds for p in base) / fsum(p.stepped for p in base)
-    values = [p.seconds / p.steps / token for p in plays]
+    values = [p.seconds / p.steps / token for p in runs]
     found = row(f"{name}: overhead", values, "x", COMMAND, GENERATE)
-    return {**found, "value": fsum(p.seconds for p in plays) / sum(p.steps for p in plays) / token}
+    return {**found, "value": fsum(p.seconds for p in runs) / sum(p.steps for p in runs) / token}

@@ -1,7 +1,7 @@
-"""Study "reference": the paper's own code beside ours, with the same weights, heads and tree.
+"""Study "reference": the paper's own code against ours, with the same weights, heads and tree.
 
 The code is a checkout of https://github.com/FasterDecoding/Medusa that the user names; none of it
-is here. It was written for transformers 4.34: the few names that are gone since are given back.
+is here. It was written for transformers 4.34: the few names that are missing today are provided.
 """
 
 import sys
@@ -15,20 +15,18 @@ from types import SimpleNamespace
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
-from medusa_chat.bench.harness.answers import (
-    Answerer,
-    Way,
-    answer,
-    per_step,
-    questions,
-    rotate,
-    speed,
-)
+import torch
+import transformers.utils
+from torch import nn
+from transformers.utils import logging
+
+from medusa_chat.bench.harness.answer_rows import per_step, speed
+from medusa_chat.bench.harness.answers import AnswerFunction, Variant, answer, questions, rotate
 from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.hf_baseline import HFBaseline, same_precision
+from medusa_chat.bench.harness.hf_baseline import HFBaseline, matching_baseline
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, unmeasured
-from medusa_chat.bench.studies.paper import GREEDY, auto
+from medusa_chat.bench.studies.paper_figures import GREEDY, chosen_tree
 from medusa_chat.checkpoints.load import source_tree
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
@@ -40,66 +38,68 @@ WIDEST = 10  # predictions of a head that the reference looks at
 COMMAND = "medusa-chat bench --study reference --reference DIR"
 
 
-def reference(course: BenchContext) -> Iterator[Row]:
-    """Tokens a step and a second of the reference's `medusa_generate` and of our engine with the
-    same tree, greedy, prefill left out; and of our plain decoding and our own choice of tree."""
-    stock = same_precision(course)
-    why = _refusal(course, stock)
-    if why or stock is None or course.reference is None:
+def reference(context: BenchContext) -> Iterator[Row]:
+    """Tokens a step and a second, greedy and without prefill, of the reference's `medusa_generate`
+    and of our engine with the same tree; and of our plain decoding and our own choice of tree."""
+    baseline = matching_baseline(context)
+    why = _refusal(context, baseline)
+    if why or baseline is None or context.reference is None:
         yield unmeasured("medusa / the reference", "tokens/s", why)
         return
-    theirs = Theirs(course.reference, course, stock)
-    source = source_tree(course.loaded.calibration, course.loaded.info.heads)
+    reference_model = ReferenceModel(context.reference, context, baseline)
+    source = source_tree(context.loaded.calibration, context.loaded.info.heads)
     shapes = [source.head(min(size, len(source))) for size in SIZES]
     shapes = [tree for tree in shapes if tree.width <= WIDEST]
-    ways: dict[str, Answerer] = {
-        "plain": partial(answer, course, way=Way(GREEDY)),
-        "medusa, --tree auto": partial(answer, course, way=Way(GREEDY, auto(course))),
+    automatic = Variant(GREEDY, chosen_tree(context))
+    functions: dict[str, AnswerFunction] = {
+        "plain": partial(answer, context, variant=Variant(GREEDY)),
+        "medusa, --tree auto": partial(answer, context, variant=automatic),
     }
     for tree in shapes:
-        ways[f"the reference, {len(tree)} nodes"] = partial(theirs.play, tree)
-        ways[f"medusa, {len(tree)} nodes"] = partial(answer, course, way=Way(GREEDY, tree))
-    plays = rotate(course, questions(course), ways)
+        functions[f"the reference, {len(tree)} nodes"] = partial(reference_model.generate, tree)
+        variant = Variant(GREEDY, tree)
+        functions[f"medusa, {len(tree)} nodes"] = partial(answer, context, variant=variant)
+    runs = rotate(context, questions(context), functions)
     for tree in shapes:
-        base, mine = f"the reference, {len(tree)} nodes", f"medusa, {len(tree)} nodes"
-        same = sum(a.tokens == b.tokens for a, b in zip(plays[base], plays[mine], strict=True))
-        note = f"{same} of {len(plays[base])} answers are the same"
-        yield per_step(base, plays[base], COMMAND)
-        yield per_step(mine, plays[mine], COMMAND, note)
-        for name in (base, mine, "medusa, --tree auto", "plain"):
-            yield speed(f"{name}: speed", plays[name], plays[base], COMMAND, base)
+        base, ours = f"the reference, {len(tree)} nodes", f"medusa, {len(tree)} nodes"
+        same = sum(a.tokens == b.tokens for a, b in zip(runs[base], runs[ours], strict=True))
+        note = f"{same} of {len(runs[base])} answers are the same"
+        yield per_step(base, runs[base], COMMAND)
+        yield per_step(ours, runs[ours], COMMAND, note)
+        for name in (base, ours, "medusa, --tree auto", "plain"):
+            yield speed(f"{name}: speed", runs[name], runs[base], COMMAND, base)
 
 
-def _refusal(course: BenchContext, stock: HFBaseline | None) -> str:
+def _refusal(context: BenchContext, baseline: HFBaseline | None) -> str:
     """Why the reference cannot be timed, "" where it can."""
-    if course.reference is None:
+    if context.reference is None:
         return "needs --reference DIR, a checkout of FasterDecoding/Medusa"
-    if stock is None:
-        return f"the reference was not run at {course.loaded.info.precision}"
-    config = stock.model.config
+    if baseline is None:
+        return f"the reference was not run at {context.loaded.info.precision}"
+    config = baseline.model.config
     if config.model_type not in CLASSES:
-        return f"the reference knows no {config.model_type}, only llama and mistral"
+        return f"the reference supports llama and mistral, not {config.model_type}"
     rope = (config.rope_parameters or {}).get("rope_type", "default")
-    return "" if rope == "default" else f"the reference knows no {rope} rope"
+    return "" if rope == "default" else f"the reference does not support {rope} rope"
 
 
-class Theirs:
-    """The reference's model with the weights of the stock model and our heads."""
+class ReferenceModel:
+    """The reference's model with the weights of the baseline and our heads."""
 
-    def __init__(self, folder: Path, course: BenchContext, stock: HFBaseline) -> None:
-        """Raises UsageError where `folder` is no checkout of it."""
-        heads = course.loaded.engine.heads
+    def __init__(self, folder: Path, context: BenchContext, baseline: HFBaseline) -> None:
+        """Raises UsageError where `folder` is no checkout of the reference."""
+        heads = context.loaded.engine.heads
         assert heads is not None
-        course.progress("loading: the reference")
-        self._stock = stock
-        self._text = _Text(stock)
+        context.progress("loading: the reference")
+        self._baseline = baseline
+        self._text = _Text(baseline)
         with _importable(folder):
             self._code = import_module("medusa.model.medusa_model")
-            family = getattr(self._code, CLASSES[stock.model.config.model_type])
-            self._model = _model(family, stock, heads, self._text)
-            own = _heads(heads, stock.model.get_output_embeddings().weight)
-            self._model.load_state_dict(stock.model.state_dict() | own)
-        self._model.to(device=stock.model.device, dtype=stock.model.dtype).eval()
+            family = getattr(self._code, CLASSES[baseline.model.config.model_type])
+            self._model = _model(family, baseline, heads, self._text)
+            own = _heads(heads, baseline.model.get_output_embeddings().weight)
+            self._model.load_state_dict(baseline.model.state_dict() | own)
+        self._model.to(device=baseline.model.device, dtype=baseline.model.dtype).eval()
         self._prefill = self._code.initialize_medusa
         self._code.initialize_medusa = self._prefilled
         self._started = 0.0
@@ -109,12 +109,13 @@ class Theirs:
         self._started = perf_counter()
         return made
 
-    def play(self, tree: Tree, question: Question) -> Run | None:
-        """One greedy answer of its generator, whose text is not decoded; None without room."""
-        import torch
-
-        ids = torch.tensor([question.ids], device=self._stock.model.device)
-        most = min(self._stock.max_new_tokens, self._stock.context - len(question.ids) - len(tree))
+    def generate(self, tree: Tree, question: Question) -> Run | None:
+        """One greedy answer of its generator, without its text; None where the context has no space
+        for it."""
+        ids = torch.tensor([question.ids], device=self._baseline.model.device)
+        most = min(
+            self._baseline.max_new_tokens, self._baseline.context - len(question.ids) - len(tree)
+        )
         if most < 1:
             return None
         steps, tokens = 0, []
@@ -122,40 +123,37 @@ class Theirs:
             choices = [list(choice) for choice in tree.choices[1:]]
             for _ in self._model.medusa_generate(ids, temperature=0.0, medusa_choices=choices):
                 steps, tokens = steps + 1, self._text.seen
-                if len(tokens) >= most or self._stock.ends & set(tokens):
+                if len(tokens) >= most or self._baseline.ends & set(tokens):
                     break
         seconds = perf_counter() - self._started
         return Run(question, self._cut(tokens, most), steps, float(len(tokens)), seconds)
 
     def _cut(self, tokens: list[int], most: int) -> tuple[int, ...]:
-        ends = (i for i, token in enumerate(tokens) if token in self._stock.ends)
+        ends = (i for i, token in enumerate(tokens) if token in self._baseline.ends)
         return tuple(tokens[: min(most, next(ends, most))])
 
 
 class _Text:
-    """Stands where the reference decodes the whole answer at each step: takes note of its ids."""
+    """In place of the tokenizer, with which the reference decodes the whole answer at each step."""
 
-    eos_token_id = -1  # what ends an answer is looked at by who asked for it
+    eos_token_id = -1  # no end: the caller looks for the end tokens
 
-    def __init__(self, stock: HFBaseline) -> None:
+    def __init__(self, baseline: HFBaseline) -> None:
         self.seen: list[int] = []
 
     def decode(self, ids: Any, **options: Any) -> str:
-        """Nothing: text costs both the same."""
+        """No text, whose cost is the same for both sides."""
         self.seen = ids.tolist()
         return ""
 
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Where `medusa` is the checkout's, and transformers has what it asks for and is silent of how
-    it is used. Raises UsageError."""
-    import transformers.utils
-    from transformers.utils import logging
-
+    """A context in which `medusa` is imported from the checkout, transformers has the names it
+    needs, and no warning about their use is shown. Raises UsageError."""
     if not (folder / "medusa" / "model" / "medusa_model.py").is_file():
         raise UsageError(
-            f"{folder} is no checkout of FasterDecoding/Medusa: it has no medusa/model"
+            f"{folder} is no checkout of FasterDecoding/Medusa (no medusa/model): give its folder"
         )
     if not hasattr(transformers.utils, "is_flash_attn_available"):
         transformers.utils.is_flash_attn_available = lambda: False
@@ -175,15 +173,13 @@ def _importable(folder: Path) -> Iterator[None]:
             del sys.modules[name]
 
 
-def _model(family: Any, stock: HFBaseline, heads: MedusaHeads, text: _Text) -> Any:
-    """Its model for this configuration, with heads of as many residual layers as ours: it would
-    make one and use it for all."""
-    from torch import nn
-
-    config = type(stock.model.config)(**stock.model.config.to_dict())
+def _model(family: Any, baseline: HFBaseline, heads: MedusaHeads, text: _Text) -> Any:
+    """The reference's model for the baseline's configuration, with heads of as many residual layers
+    as ours: its own constructor would make one head and use it for all."""
+    config = type(baseline.model.config)(**baseline.model.config.to_dict())
     layers, count, size, _ = heads.weight.shape
     rope = config.rope_parameters or {}
-    asked = {
+    legacy = {
         "medusa_num_heads": 0,
         "medusa_num_layers": layers,
         "pretraining_tp": 1,
@@ -192,7 +188,7 @@ def _model(family: Any, stock: HFBaseline, heads: MedusaHeads, text: _Text) -> A
         "_flash_attn_2_enabled": False,
         "_name_or_path": "",
     }
-    for name, value in asked.items():
+    for name, value in legacy.items():
         setattr(config, name, value)
     family._tied_weights_keys = None
     code = sys.modules[family.__module__]
@@ -210,7 +206,7 @@ def _model(family: Any, stock: HFBaseline, heads: MedusaHeads, text: _Text) -> A
 
 
 def _heads(heads: MedusaHeads, lm_head: Any) -> dict[str, Any]:
-    """Our heads by the names in its model, each with an LM head of its own."""
+    """Our heads by the names in the reference's model, each with an LM head of its own."""
     last = f"{heads.weight.shape[0]}.weight"
     found = {f"{number}.{last}": lm_head.detach() for number in range(len(heads))}
     return {f"medusa_head.{name}": tensor for name, tensor in (found | heads.to_tensors()).items()}

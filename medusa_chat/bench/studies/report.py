@@ -1,8 +1,8 @@
-"""Study "report": Table 1's row of the loaded checkpoint on MT-Bench's kind of questions.
+"""Study "report": the loaded checkpoint's row of Table 1, on questions in MT-Bench's format.
 
 Acceleration rate, overhead and speedup are the paper's (Medusa, arXiv 2401.10774, B.1): tokens a
-step; time of a step over time of a step that gives one token; the first over the second. Both
-baselines are named where a ratio stands: our plain decoding, and transformers' `generate`.
+step; time of a step over time of a step that gives one token; the first over the second. Every
+ratio names its baseline: our plain decoding, or transformers' `generate`.
 """
 
 import json
@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from medusa_chat import paths
-from medusa_chat.bench.harness.answers import Answerer, Way, answer
+from medusa_chat.bench.harness.answers import NO_STEP, AnswerFunction, Variant, answer
 from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.hf_baseline import baseline_run, same_precision, sampling
+from medusa_chat.bench.harness.hf_baseline import baseline_run, matching_baseline, sampling
 from medusa_chat.bench.harness.report_data import Answered, Figures, Question, Report, Run, Turn
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
-from medusa_chat.bench.studies.paper import auto
+from medusa_chat.bench.studies.paper_figures import chosen_tree
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.worker import encode
 from medusa_chat.training.conversations import Conversation, read_conversations
@@ -28,79 +28,81 @@ BASES = (PLAIN, GENERATE)
 COMMAND = "medusa-chat bench --study report"
 
 
-def report(course: BenchContext) -> Iterator[Row]:
-    """Every question's turns in order, each answered with Medusa and with the baselines from the
-    same conversation: the one that Medusa's answers made."""
-    asked, source = _asked(course)
-    kept, settings = course.report or Report(), course.settings
-    tree = auto(course) if course.tree == "auto" else load_tree(course.tree)
-    stock = same_precision(course)
+def report(context: BenchContext) -> Iterator[Row]:
+    """The turns of every question, each answered by Medusa and by the baselines after the same
+    conversation, the one with Medusa's answers."""
+    rows, source = _rows_of_file(context)
+    kept, settings = context.report or Report(), context.settings
+    tree = chosen_tree(context) if context.tree == "auto" else load_tree(context.tree)
+    baseline = matching_baseline(context)
     options = sampling(settings)
-    ways: dict[str, Answerer] = {
-        MEDUSA: lambda question: answer(course, question, Way(settings, tree)),
-        PLAIN: lambda question: answer(course, question, Way(settings)),
+    functions: dict[str, AnswerFunction] = {
+        MEDUSA: lambda question: answer(context, question, Variant(settings, tree)),
+        PLAIN: lambda question: answer(context, question, Variant(settings)),
     }
-    if stock is not None:
-        ways[GENERATE] = lambda question: baseline_run(stock, question, options)
+    if baseline is not None:
+        functions[GENERATE] = lambda question: baseline_run(baseline, question, options)
     kept.source, kept.settings = source, settings
-    for place, found in enumerate(asked):
-        course.progress(f"question {place + 1} of {len(asked)}")
+    for place, found in enumerate(rows):
+        context.progress(f"question {place + 1} of {len(rows)}")
         number = place + 1 if found.number is None else found.number
-        kept.answered.append(Answered(number, found.category, _turns(course, found, ways, place)))
+        kept.answered.append(
+            Answered(number, found.category, _turns(context, found, functions, place))
+        )
     if figures(kept.answered, PLAIN) is None:
-        raise UsageError("no answer has a step: give prompts that fit, or raise --max-new-tokens")
+        raise UsageError(NO_STEP)
     for base in BASES:
-        yield from _rows(course, kept.answered, base)
+        yield from _rows(context, kept.answered, base)
 
 
-def _asked(course: BenchContext) -> tuple[list[Conversation], str]:
-    """The rows of --prompts, else of our own questions, and the file's name. Raises UsageError."""
-    file = course.prompts or paths.asset("benchmarks", "questions.jsonl")
+def _rows_of_file(context: BenchContext) -> tuple[list[Conversation], str]:
+    """The rows of --prompts, or of our own questions, and the file's name. Raises UsageError."""
+    file = context.prompts or paths.asset("benchmarks", "questions.jsonl")
     if not file.is_file():
-        raise UsageError("give --prompts FILE: a question.jsonl as MT-Bench has it")
-    course.loaded.said = ("", [])
+        raise UsageError("there are no questions here: give --prompts FILE in MT-Bench's format")
+    context.loaded.said = ("", [])
     asked = list(read_conversations(file, prompts=True))
     if not asked:
-        raise UsageError(f"{file} holds no prompt")
+        raise UsageError(f"{file} holds no prompt: give another file as --prompts")
     return asked, Path(file).name
 
 
 def _turns(
-    course: BenchContext, found: Conversation, ways: dict[str, Answerer], place: int
+    context: BenchContext, found: Conversation, functions: dict[str, AnswerFunction], place: int
 ) -> tuple[Turn, ...]:
-    """The turns of a row; after one without room the rest are not asked."""
-    talk = [dict(m) for m in found.messages if m["role"] == "system"][:1]
+    """The turns of a row. Those after a turn without space in the context are not asked."""
+    messages = found.system_messages
     turns: list[Turn] = []
     for number, text in enumerate(found.asked):
-        if turns and turns[-1].said is None:
+        if turns and turns[-1].answer is None:
             turns.append(Turn(text, None, {}))
             continue
-        talk.append({"role": "user", "content": text})
-        question = Question(encode(course.loaded, talk)[0], found.category)
-        names = list(ways)
-        first = (place + number) % len(names)  # so that no way is always the first
-        plays = {name: ways[name](question) for name in [*names[first:], *names[:first]]}
-        ours = plays[MEDUSA]
-        said = None if ours is None else _text(course, ours)
-        talk.append({"role": "assistant", "content": said or ""})
-        turns.append(Turn(text, said, {n: p for n, p in plays.items() if p and p.is_timed}))
+        messages.append({"role": "user", "content": text})
+        question = Question(encode(context.loaded, messages)[0], found.category)
+        names = list(functions)
+        first = (place + number) % len(names)  # so that no function is always the first
+        runs = {name: functions[name](question) for name in [*names[first:], *names[:first]]}
+        ours = runs[MEDUSA]
+        said = None if ours is None else _text(context, ours)
+        messages.append({"role": "assistant", "content": said or ""})
+        turns.append(Turn(text, said, {n: p for n, p in runs.items() if p and p.is_timed}))
     return tuple(turns)
 
 
-def _text(course: BenchContext, play: Run) -> str:
-    return str(course.loaded.tokenizer.decode(play.tokens, skip_special_tokens=True)).strip()
+def _text(context: BenchContext, run: Run) -> str:
+    return str(context.loaded.tokenizer.decode(run.tokens, skip_special_tokens=True)).strip()
 
 
 def figures(answered: Sequence[Answered], base: str) -> Figures | None:
-    """Of the turns that both had a step in; None without any."""
-    turns = [t for one in answered for t in one.turns if MEDUSA in t.plays and base in t.plays]
+    """The figures of the turns in which Medusa and the baseline had a step; None without any."""
+    turns = [t for one in answered for t in one.turns if MEDUSA in t.runs and base in t.runs]
     if not turns:
         return None
-    return Figures([t.plays[MEDUSA] for t in turns], [t.plays[base] for t in turns])
+    return Figures([t.runs[MEDUSA] for t in turns], [t.runs[base] for t in turns])
 
 
 def by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
-    """The rows of each kind, in the order of the file; the last, "all", is all of them."""
+    """The rows of each category in the order of the file; the last, "all", holds all of them."""
     kinds: dict[str, list[Answered]] = {}
     for one in answered:
         kinds.setdefault(one.category or "without a category", []).append(one)
@@ -108,11 +110,11 @@ def by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
     return whole if len(kinds) == 1 else kinds | whole
 
 
-def _rows(course: BenchContext, answered: Sequence[Answered], base: str) -> Iterator[Row]:
-    """Three of each kind of question. The least and the most are of one answer."""
-    precision = course.loaded.info.precision
+def _rows(context: BenchContext, answered: Sequence[Answered], base: str) -> Iterator[Row]:
+    """Three rows for each category. Minimum and maximum are of single answers."""
+    precision = context.loaded.info.precision
     against = f"{base}, {precision}"
-    if not any(base in turn.plays for one in answered for turn in one.turns):
+    if not any(base in turn.runs for one in answered for turn in one.turns):
         why = f"{base} was not run at {precision}"
         yield unmeasured(f"speedup against {base}", "x", why)
         return
@@ -140,11 +142,11 @@ def _whole(
 
 
 def model_answers(found: Report, model_id: str) -> str:
-    """The answers as FastChat's model_answer/MODEL.jsonl, which its judges read. An answer that
-    had no room is an empty text."""
+    """The answers as FastChat's model_answer/MODEL.jsonl, which its judges read. The text is
+    empty where the context had no space for an answer."""
     lines = []
     for one in found.answered:
-        choice = {"index": 0, "turns": [turn.said or "" for turn in one.turns]}
+        choice = {"index": 0, "turns": [turn.answer or "" for turn in one.turns]}
         values = {
             "question_id": one.number,
             "answer_id": uuid.uuid4().hex,

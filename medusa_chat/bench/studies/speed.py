@@ -9,28 +9,28 @@ from typing import Any
 from medusa_chat.bench.harness.context import PROMPTS, BenchContext
 from medusa_chat.bench.harness.hf_baseline import no_compiler
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
-from medusa_chat.bench.studies.contestants import DRAFTS, Contestant, generates
+from medusa_chat.bench.studies.contestants import DRAFTS, Contestant, hf_contestants
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.tuner import governor_of
 from medusa_chat.runtime.worker import encode, resolve
 
-HOSTILE = (  # nothing here is foreseen well: digits, other scripts, an answer of a word
+HOSTILE = (  # prompts with answers that no draft predicts well: digits, other scripts, one word
     "Repeat after me: 48151623426180339887498948482045868343656",
     "Напиши 九 слов על ירח ในภาษาใด ๆ",
     "Say yes.",
 )
-OFTENER = 20  # rounds of answers so short that one alone is all chance, each in both orders
-TURNS = 8  # of ours, one after another, in a round: alone each would be over in a moment
+HOSTILE_ROUNDS = 20  # for each round: the answers are so short that a single one is all noise
+TURNS = 8  # answers of ours to a prompt in a round, since they are short
 OURS = ("plain", "medusa", "prompt-lookup")
-# seconds before each, ours together: threads of the one before may wait awake, and a core be taken
+# seconds of a pause before each group, whose threads may still spin, and of untimed answers
 REST, WAKING = 0.3, 0.1
 
 
 @dataclass
 class Steps:
-    """Decoding steps of one of our own contestants, per round: how many, tokens, seconds."""
+    """Decoding steps of one of our contestants, per round: their number, tokens and seconds."""
 
     steps: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -38,42 +38,38 @@ class Steps:
 
     @property
     def milliseconds(self) -> list[float]:
-        """Mean step of each round."""
+        """Mean time of a step in each round, in milliseconds."""
         return [1e3 * s / n for s, n in zip(self.seconds, self.steps, strict=True) if n]
 
     def begin_round(self) -> None:
+        """Append an empty round."""
         self.steps.append(0)
         self.tokens.append(0)
         self.seconds.append(0.0)
 
     def forget_round(self) -> None:
-        """What this round had so far was not timed."""
+        """Leave out the answers of this round so far, which were not timed."""
         self.steps[-1], self.tokens[-1], self.seconds[-1] = 0, 0, 0.0
 
 
-def race(course: BenchContext) -> Iterator[Row]:
-    """Every round answers the same prompts with every contestant at temperature 0, in an order
-    that moves on by one each round; an answer's time includes its prefill and starts from an
-    empty cache. Our own take turns TURNS times where one of the others answers once, so that what
-    slows the machine for a moment slows them all; their steps are timed without the record that a
-    trace keeps of each."""
-    prompts, hostile = (_encoded(course, texts) for texts in (PROMPTS, HOSTILE))
+def race(context: BenchContext) -> Iterator[Row]:
+    """In every round every contestant answers the same prompts at temperature 0, in an order that
+    changes with every round. An answer begins with an empty cache, and its time includes the
+    prefill. Our contestants alternate TURNS times where another answers once, so that what slows
+    the machine for a moment slows them all; their steps are timed without the details of a
+    trace."""
+    prompts, hostile = (_encoded(context, texts) for texts in (PROMPTS, HOSTILE))
     records = {name: Steps() for name in OURS}
-    ours = [_ours(name, course, records[name]) for name in OURS]
+    ours = [_ours(name, context, records[name]) for name in OURS]
     longest = max(map(len, prompts))
-    why = no_compiler(course.loaded.info.device)
-    groups = [*([who] for who in generates(course, longest, not why)), ours]
-    contestants = [who for group in groups for who in group]
-    for number in range(course.rounds + 1):
-        course.progress(f"round {number} of {course.rounds}" if number else "warm-up")
-        for group in _turned(groups, number):
-            sleep(REST)
-            for who in group:
-                record = records.get(who.name, Steps())
-                record.begin_round()
-                _wake(who, prompts)
-                record.forget_round()
-            _play(group, prompts, TURNS if group is ours else 1)
+    why = no_compiler(context.loaded.info.device)
+    groups = [*([other] for other in hf_contestants(context, longest, not why)), ours]
+    contestants = [contestant for group in groups for contestant in group]
+    for number in range(context.rounds + 1):
+        context.progress(f"round {number} of {context.rounds}" if number else "warm-up")
+        for group in _rotated(groups, number):
+            _warm_up(group, prompts, records)
+            _run_round(group, prompts, TURNS if group is ours else 1)
     for record in records.values():
         del record.steps[:1], record.tokens[:1], record.seconds[:1]
     if not all(records["medusa"].steps) or not all(records["plain"].steps):
@@ -81,26 +77,26 @@ def race(course: BenchContext) -> Iterator[Row]:
     by_name = {c.name: c for c in contestants}
     yield from _rates(by_name)
     yield from _steps(by_name, records)
-    yield from _hostile(course, by_name, hostile)
+    yield from _hostile(context, by_name, hostile)
     if not any(name.endswith("-assisted") for name in by_name):
-        none = "there is no draft model of this vocabulary: give one with --draft"
-        yield unmeasured("generate, assisted", "tokens/s", none)
+        missing = "there is no draft model of this vocabulary: give one with --draft"
+        yield unmeasured("generate, assisted", "tokens/s", missing)
     if why:
         yield unmeasured("generate, static and compiled", "tokens/s", why)
 
 
-def _encoded(course: BenchContext, texts: tuple[str, ...]) -> list[list[int]]:
-    course.loaded.said = ("", [])
-    return [encode(course.loaded, [{"role": "user", "content": text}])[0] for text in texts]
+def _encoded(context: BenchContext, texts: tuple[str, ...]) -> list[list[int]]:
+    context.loaded.said = ("", [])
+    return [encode(context.loaded, [{"role": "user", "content": text}])[0] for text in texts]
 
 
-def _ours(name: str, course: BenchContext, record: Steps) -> Contestant:
+def _ours(name: str, context: BenchContext, record: Steps) -> Contestant:
     """Our engine with one drafter; its steps are added to the last entry of `record`."""
-    loaded, engine = course.loaded, course.loaded.engine
+    loaded, engine = context.loaded, context.loaded.engine
     asked = GenerationSettings(
         drafter="none" if name == "plain" else name,
-        tree=course.tree,
-        max_new_tokens=course.max_new_tokens,
+        tree=context.tree,
+        max_new_tokens=context.max_new_tokens,
         seed=0,
     )
     settings, shape = resolve(loaded, asked)
@@ -119,12 +115,23 @@ def _ours(name: str, course: BenchContext, record: Steps) -> Contestant:
         record.seconds[-1] += event.stats.seconds
         return event.token_ids, seconds
 
-    return Contestant(name, answer, course.command)
+    return Contestant(name, answer, context.command)
+
+
+def _warm_up(group: list[Contestant], prompts: list[list[int]], records: dict[str, Steps]) -> None:
+    """Begin a round of a group with untimed answers, after a pause for the threads of the group
+    before."""
+    sleep(REST)
+    for contestant in group:
+        record = records.get(contestant.name, Steps())
+        record.begin_round()
+        _wake(contestant, prompts)
+        record.forget_round()
 
 
 def _wake(contestant: Contestant, prompts: list[list[int]]) -> None:
-    """Untimed answers: a processor that rested takes a while to be as fast as it can. To all
-    prompts where that is soon done, for what ours learn from them stays with the next ones."""
+    """Untimed answers until the processor runs at its full clock. All prompts are answered where
+    that is quick, since our drafters keep what they learn from them for the next answers."""
     begun = perf_counter()
     while perf_counter() - begun < WAKING:
         for ids in prompts:
@@ -133,23 +140,24 @@ def _wake(contestant: Contestant, prompts: list[list[int]]) -> None:
                 return
 
 
-def _play(group: list[Contestant], prompts: list[list[int]], turns: int) -> None:
-    """A round of theirs: all prompts, in turns. The first round of all is the warm-up."""
-    seconds = dict.fromkeys((who.name for who in group), 0.0)
+def _run_round(group: list[Contestant], prompts: list[list[int]], turns: int) -> None:
+    """One round: every contestant of the group answers all prompts `turns` times, in an order that
+    changes with every turn. The first round is the warm-up."""
+    seconds = dict.fromkeys((contestant.name for contestant in group), 0.0)
     for turn in range(turns):
-        for who in _turned(group, turn):
-            found = [who.answer(ids) for ids in prompts]
-            seconds[who.name] += sum(s for _, s in found)
-            who.answers = [ids for ids, _ in found]
-    for who in group:
-        count = turns * sum(map(len, who.answers))
-        if not who.per_round:
-            who.warm_up = seconds[who.name]
-        who.per_round.append(count / seconds[who.name])
+        for contestant in _rotated(group, turn):
+            found = [contestant.answer(ids) for ids in prompts]
+            seconds[contestant.name] += sum(s for _, s in found)
+            contestant.answers = [ids for ids, _ in found]
+    for contestant in group:
+        count = turns * sum(map(len, contestant.answers))
+        if not contestant.per_round:
+            contestant.warm_up = seconds[contestant.name]
+        contestant.per_round.append(count / seconds[contestant.name])
 
 
-def _turned(values: list[Any], number: int) -> list[Any]:
-    """The same, from another one on."""
+def _rotated(values: list[Any], number: int) -> list[Any]:
+    """The values from the one with this number on, those before it behind."""
     at = number % len(values)
     return [*values[at:], *values[:at]]
 
@@ -157,8 +165,8 @@ def _turned(values: list[Any], number: int) -> list[Any]:
 def _rates(by_name: dict[str, Contestant]) -> Iterator[Row]:
     """Tokens a second, all against the fastest plain `generate` of any precision."""
     rates = {name: c.per_round[1:] for name, c in by_name.items()}
-    stock = [name for name in by_name if name not in OURS and not name.endswith(DRAFTS)]
-    fastest = max(stock, key=lambda n: median(rates[n]))
+    plain_generate = [name for name in by_name if name not in OURS and not name.endswith(DRAFTS)]
+    fastest = max(plain_generate, key=lambda n: median(rates[n]))
     names = [n for n in by_name if n not in OURS]
     for name in [*names, "generate", *OURS]:
         real = fastest if name == "generate" else name
@@ -194,21 +202,20 @@ def _steps(by_name: dict[str, Contestant], records: dict[str, Steps]) -> Iterato
 
 
 def _hostile(
-    course: BenchContext, by_name: dict[str, Contestant], prompts: list[list[int]]
+    context: BenchContext, by_name: dict[str, Contestant], prompts: list[list[int]]
 ) -> Iterator[Row]:
-    """Medusa over plain decoding where nothing is foreseen, in a talk of such prompts alone: each
-    answer stands behind one to the same prompt, so that it has nothing of a friendly one's to
-    spend. The worst prompt counts."""
-    course.progress("hostile prompts")
+    """Medusa against plain decoding where drafts fail, the worst prompt. Each timed answer follows
+    one to the same prompt, so that the draft budget has learnt nothing from easier prompts."""
+    context.progress("hostile prompts")
     ratios: list[list[float]] = [[] for _ in prompts]
-    for number in range(OFTENER * course.rounds + 1):
+    for number in range(HOSTILE_ROUNDS * context.rounds + 1):
         for found, ids in zip(ratios, prompts, strict=True):
             names = ("plain", "medusa") if number % 2 else ("medusa", "plain")
             seconds = dict.fromkeys(names, 0.0)
-            for name in (*names, *reversed(names)):  # who comes first finds a cooler machine
-                by_name[name].answer(ids)  # nobody changes drafters at every answer
+            for name in (*names, *reversed(names)):  # the first one finds a cooler machine
+                by_name[name].answer(ids)  # untimed, since a chat does not change drafters
                 seconds[name] += by_name[name].answer(ids)[1]
             if number:
                 found.append(seconds["plain"] / seconds["medusa"])
     worst = min(ratios, key=lambda values: median(values))
-    yield row("worst hostile prompt", worst, "x", course.command, "plain", [1.0] * len(worst))
+    yield row("worst hostile prompt", worst, "x", context.command, "plain", [1.0] * len(worst))

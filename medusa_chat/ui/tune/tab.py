@@ -113,7 +113,7 @@ class TuneController:
 
     def latest(self) -> Run | None:
         """The training of this user that was begun last."""
-        self._run = latest(known=self._run)
+        self._run = latest(last_seen=self._run)
         return self._run
 
     def tokens(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Studies of what stands around the steps: "turns", "text", "memory" and "load"."""
+"""Studies of what surrounds the steps: "turns", "text" and "load" with its peak memory."""
 
 import multiprocessing
 import sys
@@ -7,37 +7,42 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
+import transformers  # noqa: F401
+
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
+from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.detokenizer import TextStream
 from medusa_chat.decoding.events import Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.worker import reply
 
-OFTENER = 3  # rounds of so short a time
+REPEATS = 3  # of a round, since the times are short
 TURN = 24  # new tokens of a turn
 SETTINGS = GenerationSettings(drafter="none", max_new_tokens=1, nodes=1, seed=0)
 
 
-def turns(course: BenchContext) -> Iterator[Row]:
-    """Time to the first token of a later turn, against a bare pass over its new tokens where they
-    stand, and against a prefill of them alone, which has nothing before it to attend to."""
-    course.progress("turns")
-    engine = course.loaded.engine
+def turns(context: BenchContext) -> Iterator[Row]:
+    """Time to the first token of a later turn, against a bare pass over its new tokens with that
+    cache, and against a prefill of these tokens with an empty cache."""
+    context.progress("turns")
+    engine = context.loaded.engine
     whole = min(512, engine.backbone.context - 2 * TURN)
     held = [(31 * i + 7) % engine.backbone.vocabulary for i in range(whole)]
     new = [(17 * i + 5) % engine.backbone.vocabulary for i in range(TURN)]
     later, bare, alone, anew = list[float](), list[float](), list[float](), list[float]()
-    for number in range(OFTENER * course.rounds + 1):
+    for number in range(REPEATS * context.rounds + 1):
         engine.forget()
-        _first(course, held)
-        found = _first(course, [*held, *new])
-        passed = _pass(course, whole, new)
+        _first(context, held)
+        found = _first(context, [*held, *new])
+        passed = _pass(context, whole, new)
         engine.forget()
-        only = _first(course, new)
+        only = _first(context, new)
         engine.forget()
-        full = _first(course, [*held, *new])
+        full = _first(context, [*held, *new])
         if number:
             later.append(1e3 * found)
             bare.append(1e3 * passed)
@@ -52,38 +57,36 @@ def turns(course: BenchContext) -> Iterator[Row]:
     yield row("the same without reuse", anew, "ms", command, name, later)
 
 
-def _pass(course: BenchContext, held: int, new: list[int]) -> float:
-    """Seconds of a pass over new tokens behind `held` that the cache has, the next one's choice
-    included."""
-    import torch
-
-    backbone = course.loaded.engine.backbone
+def _pass(context: BenchContext, held: int, new: list[int]) -> float:
+    """Seconds of a pass over new tokens after `held` tokens in the cache, with the choice of the
+    next token."""
+    backbone = context.loaded.engine.backbone
     tokens = torch.tensor(new, device=backbone.device)
     backbone.cache.crop(held)
-    course.synchronise()
+    context.synchronise()
     started = perf_counter()
     with torch.inference_mode():
         int(backbone.judge.argmax(backbone.lm_head(backbone.run_chunk(tokens)[-1:])))
     return perf_counter() - started
 
 
-def _first(course: BenchContext, ids: list[int]) -> float:
+def _first(context: BenchContext, ids: list[int]) -> float:
     """Seconds to the first token of an answer."""
-    engine = course.loaded.engine
-    course.synchronise()
+    engine = context.loaded.engine
+    context.synchronise()
     event = next(iter(engine.generate(ids, engine.drafter(SETTINGS, ROOT), SETTINGS, False)))
     assert isinstance(event, Prefilled)
     return event.seconds
 
 
-def texts(course: BenchContext) -> Iterator[Row]:
+def texts(context: BenchContext) -> Iterator[Row]:
     """Microseconds to turn a token into text while it streams, early and late in an answer."""
-    course.progress("text")
-    vocabulary = course.loaded.engine.backbone.vocabulary
+    context.progress("text")
+    vocabulary = context.loaded.engine.backbone.vocabulary
     ids = [(31 * i + 7) % vocabulary for i in range(4096)]
     early, late = list[float](), list[float]()
-    for _ in range(course.rounds):
-        stream = TextStream(course.loaded.tokenizer)
+    for _ in range(context.rounds):
+        stream = TextStream(context.loaded.tokenizer)
         early.append(_push(stream, ids[:512]))
         _push(stream, ids[512:3584])
         late.append(_push(stream, ids[3584:]))
@@ -99,19 +102,19 @@ def _push(stream: TextStream, ids: list[int]) -> float:
     return 1e6 * (perf_counter() - started) / len(ids)
 
 
-def memory_and_load(course: BenchContext) -> Iterator[Row]:
-    """A load and an answer in a process of its own: its seconds, and its peak of memory over the
-    bytes of weights, heads and cache."""
-    course.progress("a load in a process of its own")
+def memory_and_load(context: BenchContext) -> Iterator[Row]:
+    """A load and an answer in a new process: the seconds, and the peak of memory over the bytes of
+    weights, heads and cache."""
+    context.progress("a load in a process of its own")
     if sys.platform != "linux":
         yield unmeasured("load", "s", "only on Linux")
         yield unmeasured("peak memory", "x", "only on Linux")
         return
-    context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=_load_alone, args=(course.request, theirs), daemon=True)
+    spawn = multiprocessing.get_context("spawn")
+    pipe, child = spawn.Pipe()
+    process = spawn.Process(target=_load_alone, args=(context.request, child), daemon=True)
     process.start()
-    theirs.close()
+    child.close()
     try:
         found: dict[str, float] = pipe.recv()
     except EOFError:
@@ -130,13 +133,7 @@ def memory_and_load(course: BenchContext) -> Iterator[Row]:
 
 
 def _load_alone(request: LoadRequest, pipe: Any) -> None:
-    """In the child: load, answer once, tell seconds and bytes."""
-    import torch
-    import transformers  # noqa: F401
-
-    from medusa_chat.checkpoints.load import load
-    from medusa_chat.runtime.worker import reply
-
+    """In the child process: load, answer once, send seconds and bytes."""
     before = _peak()
     started = perf_counter()
     *_, (_, loaded) = load(request)
@@ -152,6 +149,6 @@ def _load_alone(request: LoadRequest, pipe: Any) -> None:
 
 
 def _peak() -> int:
-    """Most bytes of main memory this process ever held (getrusage's figure is its parent's)."""
+    """Peak bytes of main memory of this process (getrusage would include its parent's)."""
     lines = Path("/proc/self/status").read_text("utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

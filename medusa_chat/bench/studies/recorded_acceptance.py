@@ -1,4 +1,4 @@
-"""Acceptance of a recorded answer, put together with step times that were measured here."""
+"""The acceptance of a recorded answer combined with the step times of this model."""
 
 import json
 from pathlib import Path
@@ -11,17 +11,17 @@ from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
 
 
-def from_trace(course: BenchContext, file: str) -> list[Row]:
-    """What the recorded steps would bring at this model's step times. The trace is one that
-    `generate --trace` wrote. Raises UsageError when it is none, or when nothing was tuned."""
+def from_trace(context: BenchContext, file: str) -> list[Row]:
+    """The speedup of the recorded steps at this model's step times. file: from `generate --trace`.
+    Raises UsageError for another file, and where the step times were not measured."""
     steps = _steps(file)
-    tuned = course.loaded.tuned
+    tuned = context.loaded.tuned
     if tuned is None:
-        raise UsageError("the trace needs the study steps: leave --study out, or name it too")
+        raise UsageError("--trace needs the study steps: leave --study out, or add --study steps")
     length = tuned.costs.lengths[0]
     emitted = sum(max(len(step.path), 1) for step in steps)
     nodes = fmean(_nodes(step) for step in steps)
-    usual = max(course.loaded.info.nodes, 2)
+    usual = max(context.loaded.info.nodes, 2)
     spent = sum(_seconds(step, tuned.costs, usual, length) for step in steps)
     speedup = emitted * tuned.costs.at(1, length) / spent
     note = f"RECORDED acceptance: {emitted / len(steps):.2f} tokens a step in {Path(file).name}"
@@ -42,14 +42,15 @@ def _steps(file: str) -> list[Step]:
     return steps
 
 
-def _seconds(step: Step, costs: StepCosts, usual: int, length: int) -> float:
-    """Of such a step here; one whose heads were asked has paid for that, whatever was kept."""
+def _seconds(step: Step, costs: StepCosts, drafted: int, length: int) -> float:
+    """Seconds of such a step on this model. A step that ran the heads pays for the whole draft,
+    even where only a part of it was verified."""
     nodes = _nodes(step)
     if step.draft is not None and step.draft.guesses:
-        return costs.drafted(usual, max(nodes, usual), length)[nodes - 1]
+        return costs.drafted(drafted, max(nodes, drafted), length)[nodes - 1]
     return costs.at(nodes, length)
 
 
 def _nodes(step: Step) -> int:
-    """Of the draft; an older trace says it only in the draft itself."""
+    """Nodes of the step; older traces hold them only in the draft."""
     return step.nodes or (len(step.draft.tokens) if step.draft else 1)

@@ -1,10 +1,12 @@
-"""Studies of single steps: "steps", "bandwidth" and "context". Their times need no real text."""
+"""Studies of single steps, which need no real text: "steps", "bandwidth", "context", host gaps."""
 
 from collections.abc import Iterator
 from statistics import median
 from time import perf_counter
 
-from medusa_chat.bench.harness.answers import Way, answer
+import torch
+
+from medusa_chat.bench.harness.answers import Variant, answer
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
@@ -17,32 +19,32 @@ from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.runtime.tuner import tune
 
 RUNS = 3
-SLOW_STEP = 20  # milliseconds, from which no step is timed that cannot pay
+SLOW_STEP = 20  # milliseconds; slower models are not timed at sizes that cannot pay
 GAP_PROMPT = 64
 CONTEXTS = tuple(1024 * 2**i for i in range(6))
 BUFFER = {"cpu": 2**28, "cuda": 2**33}  # bytes, more than any cache
 
 
-def node_counts(course: BenchContext) -> Iterator[Row]:
-    """The time of a step at each number of nodes against plain decoding's; what the tuner makes
-    of it is kept and is what `--tree auto` means from now on."""
-    course.progress("steps by number of nodes")
-    loaded, command = course.loaded, "medusa-chat bench --study steps"
+def node_counts(context: BenchContext) -> Iterator[Row]:
+    """The time of a step at each number of nodes against that of plain decoding. The tuner's result
+    is kept and decides `--tree auto` from now on."""
+    context.progress("steps by number of nodes")
+    loaded, command = context.loaded, "medusa-chat bench --study steps"
     source = source_tree(loaded.calibration, loaded.info.heads)
-    *_, tuned = tune(loaded, course.budget)
+    *_, tuned = tune(loaded, context.budget)
     assert tuned is not None
-    runs: list[StepCosts] = [tuned.costs]
+    measured: list[StepCosts] = [tuned.costs]
     for _ in range(RUNS - 1):
-        runs += [c for c in time_steps(loaded.engine, source, course.budget) if c is not None]
+        measured += [c for c in time_steps(loaded.engine, source, context.budget) if c is not None]
     length = tuned.costs.lengths[0]
-    plain = [1e3 * costs.at(1, length) for costs in runs]
+    plain = [1e3 * costs.at(1, length) for costs in measured]
     sizes = [m for m in SIZES if m <= len(source)]
-    dear = [m for m in sizes if m > max(tuned.costs.sizes)]
-    beyond = _beyond(course, source, dear, length) if plain[0] < SLOW_STEP else {}
+    costly = [m for m in sizes if m > max(tuned.costs.sizes)]
+    beyond = _beyond(context, source, costly, length) if plain[0] < SLOW_STEP else {}
     for nodes in sizes:
         label = f"step of {nodes} nodes" if nodes > 1 else "step of 1 node"
-        values = beyond.get(nodes) or [1e3 * costs.at(nodes, length) for costs in runs]
-        if nodes in dear and nodes not in beyond:
+        values = beyond.get(nodes) or [1e3 * costs.at(nodes, length) for costs in measured]
+        if nodes in costly and nodes not in beyond:
             yield unmeasured(label, "ms", "it costs more than its longest path could bring")
             continue
         yield row(label, values, "ms", command, "step of 1 node", plain)
@@ -50,32 +52,32 @@ def node_counts(course: BenchContext) -> Iterator[Row]:
     best = tuned.pick(source, rank_accuracies(loaded.calibration))
     origin = "the checkpoint's accuracies" if loaded.calibration else "PUBLISHED accuracies"
     note = f"{best.nodes} nodes; tokens expected from {origin}, nothing was decoded"
-    values = [expected[best.nodes - 1] / costs.overhead(best.nodes, length) for costs in runs]
+    values = [expected[best.nodes - 1] / costs.overhead(best.nodes, length) for costs in measured]
     yield row("tuned / plain, expected", values, "x", command, "plain", [1.0] * RUNS, note)
 
 
 def _beyond(
-    course: BenchContext, source: Tree, sizes: list[int], length: int
+    context: BenchContext, source: Tree, sizes: list[int], length: int
 ) -> dict[int, list[float]]:
-    """Milliseconds of steps that the tuner left out, since they cannot pay."""
-    stage = StepProfiler(course.loaded.engine, source)
+    """Milliseconds of steps at sizes that the tuner left out, since they cannot pay."""
+    profiler = StepProfiler(context.loaded.engine, source)
     try:
-        return {m: [1e3 * s for s in _times(course, stage, m, length, RUNS)] for m in sizes}
+        return {m: [1e3 * s for s in _times(context, profiler, m, length, RUNS)] for m in sizes}
     finally:
-        stage.leave()
+        profiler.leave()
 
 
-def bandwidth(course: BenchContext) -> Iterator[Row]:
-    """What share of the measured read bandwidth a plain step uses: bytes it must read over the
-    time they would take, over the time the step takes."""
-    course.progress("read bandwidth")
-    rates = _read_rates(course)
-    stage = StepProfiler(course.loaded.engine, source_tree(None, 0).head(1))
+def bandwidth(context: BenchContext) -> Iterator[Row]:
+    """The share of the measured read bandwidth that a plain step uses: the bytes it must read, over
+    its time, over the bandwidth."""
+    context.progress("read bandwidth")
+    rates = _read_rates(context)
+    profiler = StepProfiler(context.loaded.engine, source_tree(None, 0).head(1))
     try:
-        seconds = _times(course, stage, 1, stage.lengths[0], 10)
+        seconds = _times(context, profiler, 1, profiler.lengths[0], 10)
     finally:
-        stage.leave()
-    count = bytes_read(course)
+        profiler.leave()
+    count = bytes_read(context)
     command = "medusa-chat bench --study bandwidth"
     yield row("read bandwidth", [rate / 1e9 for rate in rates], "GB/s", command)
     best = median(rates)
@@ -86,11 +88,14 @@ def bandwidth(course: BenchContext) -> Iterator[Row]:
     yield row("plain step, of bandwidth", shares, "share", command, "read bandwidth", None, note)
 
 
-def bytes_read(course: BenchContext) -> int:
-    """Weights that a plain step must read, once each; one row of the embedding is nothing."""
-    model = course.loaded.engine.backbone.model
+def bytes_read(context: BenchContext) -> int:
+    """Bytes of the weights that a plain step must read, each once, without the embedding table, of
+    which it reads one row."""
+    model = context.loaded.engine.backbone.model
     embedding = model.get_input_embeddings().weight
-    head = getattr(model.get_output_embeddings(), "weight", None)  # none where C laid it out anew
+    head = getattr(
+        model.get_output_embeddings(), "weight", None
+    )  # None where our C holds it in its own layout
     panels = (b for name, b in model.named_buffers() if name.endswith("panels"))
     read = [t.untyped_storage() for t in (*model.parameters(), *panels)]
     storages = {storage.data_ptr(): storage for storage in read}
@@ -99,18 +104,16 @@ def bytes_read(course: BenchContext) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def _read_rates(course: BenchContext, repeats: int = 7) -> list[float]:
-    """Bytes a second of a sum over a buffer larger than any cache."""
-    import torch
-
-    device = course.loaded.engine.backbone.device
+def _read_rates(context: BenchContext, repeats: int = 7) -> list[float]:
+    """Bytes a second of sums over a buffer larger than any cache."""
+    device = context.loaded.engine.backbone.device
     size = BUFFER.get(device.type, BUFFER["cpu"])
     if device.type == "cuda":
         size = min(size, torch.cuda.mem_get_info(device)[0] // 2)
     buffer = torch.ones(size // 4, device=device)
     rates = []
     for number in range(repeats + 1):
-        course.synchronise()
+        context.synchronise()
         started = perf_counter()
         float(buffer.sum())
         if number:
@@ -118,37 +121,37 @@ def _read_rates(course: BenchContext, repeats: int = 7) -> list[float]:
     return rates
 
 
-def host_gaps(course: BenchContext) -> Iterator[Row]:
-    """Share of a step that is the host's alone, in answers to a made-up prompt. On a GPU it takes
-    a profile."""
-    name, whole = "host gap in a step", course.loaded.engine.backbone.whole_step
+def host_gaps(context: BenchContext) -> Iterator[Row]:
+    """The share of a step that only the host needs, in answers to a made-up prompt. On a GPU it
+    would take a profiler."""
+    name, whole = "host gap in a step", context.loaded.engine.backbone.whole_step
     if whole is None:
         yield unmeasured(name, "share", "needs a GPU profile, or steps that are one call into C")
         return
-    vocabulary = course.loaded.engine.backbone.vocabulary
+    vocabulary = context.loaded.engine.backbone.vocabulary
     prompt = Question([(31 * i + 7) % vocabulary for i in range(GAP_PROMPT)], "")
-    source = source_tree(course.loaded.calibration, course.loaded.info.heads)
+    source = source_tree(context.loaded.calibration, context.loaded.info.heads)
     command = "medusa-chat bench --study elsewhere"
-    for tree in (ROOT, source.head(max(course.loaded.info.nodes, 4))):
+    for tree in (ROOT, source.head(max(context.loaded.info.nodes, 4))):
         shares = []
-        for number in range(course.rounds + 1):
+        for number in range(context.rounds + 1):
             before = whole.seconds
-            play = answer(course, prompt, Way(GenerationSettings(), tree))
-            if number and play is not None and play.is_timed:
-                shares.append(1 - (whole.seconds - before) / play.seconds)
-        said = "plain" if len(tree) == 1 else f"{len(tree)} nodes"
+            run = answer(context, prompt, Variant(GenerationSettings(), tree))
+            if number and run is not None and run.is_timed:
+                shares.append(1 - (whole.seconds - before) / run.seconds)
+        shown = "plain" if len(tree) == 1 else f"{len(tree)} nodes"
         if shares:
-            yield row(f"{name}, {said}", shares, "share", command)
+            yield row(f"{name}, {shown}", shares, "share", command)
 
 
-def contexts(course: BenchContext) -> Iterator[Row]:
-    """A plain step and a tree step behind 1k to 32k tokens, as far as the context goes."""
-    course.progress("long contexts")
-    loaded, command = course.loaded, "medusa-chat bench --study context"
+def contexts(context: BenchContext) -> Iterator[Row]:
+    """A plain step and a tree step after 1k to 32k tokens, as far as the context reaches."""
+    context.progress("long contexts")
+    loaded, command = context.loaded, "medusa-chat bench --study context"
     room = loaded.engine.backbone.context - 16
     tree = source_tree(loaded.calibration, loaded.info.heads)
     nodes = max(loaded.info.nodes, 4)
-    stage = StepProfiler(loaded.engine, tree)
+    profiler = StepProfiler(loaded.engine, tree)
     base: list[float] = []
     try:
         for length in CONTEXTS:
@@ -159,25 +162,25 @@ def contexts(course: BenchContext) -> Iterator[Row]:
                 yield unmeasured(f"step {name}", "ms", why)
                 continue
             loaded.engine.backbone.cache.fill(at)
-            plain = [1e3 * s for s in _times(course, stage, 1, at, 5)]
-            wide = [1e3 * s for s in _times(course, stage, nodes, at, 5)]
+            plain = [1e3 * s for s in _times(context, profiler, 1, at, 5)]
+            wide = [1e3 * s for s in _times(context, profiler, nodes, at, 5)]
             base = base or plain
             yield row(f"step {name}", plain, "ms", command, "behind 1k", base)
             yield row(f"step of {nodes} nodes {name}", wide, "ms", command, "its plain step", plain)
     finally:
-        stage.leave()
+        profiler.leave()
 
 
 def _times(
-    course: BenchContext, stage: StepProfiler, nodes: int, length: int, count: int
+    context: BenchContext, profiler: StepProfiler, nodes: int, length: int, count: int
 ) -> list[float]:
-    """Seconds of `count` steps after one that is not counted."""
+    """Seconds of `count` steps, after one that is not counted."""
     found = []
-    stage.try_out(nodes, length)
+    profiler.try_out(nodes, length)
     for _ in range(count + 1):
-        course.synchronise()
+        context.synchronise()
         started = perf_counter()
-        taken, _ = stage.step(nodes, length)
-        course.synchronise()
+        taken, _ = profiler.step(nodes, length)
+        context.synchronise()
         found.append((perf_counter() - started) / taken)
     return found[1:]

@@ -1,4 +1,4 @@
-"""The folder of an unfinished training: beside its output, until that is written."""
+"""The work folder of an unfinished training, beside its output until that is written."""
 
 import json
 from dataclasses import asdict
@@ -11,37 +11,38 @@ from medusa_chat.training.recipe import TrainRequest
 
 
 def work_folder(output: Path) -> Path:
-    """Where the state of an unfinished training lies, beside its output."""
+    """The folder with the state of an unfinished training."""
     return output.with_name(f"{output.name}.training")
 
 
-def begin(request: TrainRequest, work: Path) -> None:
-    """Refuse what is in the way, and note what this training is. Raises UsageError."""
+def begin_training(request: TrainRequest, folder: Path) -> None:
+    """Make the work folder, with the request in it. Raises UsageError where the output exists, and
+    where --resume, the folder and its request do not fit together."""
     output = request.output
     if output.exists():
         raise UsageError(f"{output} exists: give another --output, or move it away")
     if not output.resolve().parent.is_dir():
-        raise UsageError(f"cannot write {output}: its folder does not exist")
-    if work.exists() and not request.resume:
-        raise UsageError(f"{work} holds an unfinished training: add --resume, or remove it")
-    if request.resume and not work.exists():
-        raise UsageError(f"there is nothing to resume at {work}: leave --resume out")
-    file = work / "request.json"
+        raise UsageError(f"{output} cannot be written: make its folder first")
+    if folder.exists() and not request.resume:
+        raise UsageError(f"{folder} holds an unfinished training: add --resume, or remove it")
+    if request.resume and not folder.exists():
+        raise UsageError(f"there is nothing to resume at {folder}: leave --resume out")
+    file = folder / "request.json"
     shown = _request_json(request)
     if file.exists():
         before = json.loads(file.read_text("utf-8"))
         for key, value in shown.items():
             if before.get(key) != value:
                 raise UsageError(
-                    f"{work} was begun with {key} {before.get(key)}, now it is {value}: give the "
-                    "same options, or remove it"
+                    f"{folder} was begun with {key} {before.get(key)}, not {value}: give the same "
+                    "options, or remove it"
                 )
-    work.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     write_json(file, shown)
 
 
 def _request_json(request: TrainRequest) -> dict[str, Any]:
-    """What must be the same when a training goes on."""
+    """The values that a resumed training must share."""
     chosen = asdict(request.recipe)
     data = [str(path.resolve()) for path in request.data]
     asked = {"backbone": request.backbone, "precision": request.precision}

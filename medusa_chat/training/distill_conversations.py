@@ -1,0 +1,160 @@
+"""Self-distillation of whole conversations: the backbone answers every question in order, after its
+own earlier answers, and, if wanted, continues with questions of its own."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from medusa_chat.errors import UsageError
+from medusa_chat.training.answerers import Answerer
+from medusa_chat.training.conversations import Conversation
+from medusa_chat.training.data import Example, encode_prompt, render
+from medusa_chat.training.distill import Answer, DistillRecipe, answer_prompts
+
+QUESTION_TOKENS = 64
+QUESTION_TEMPERATURE = 0.7  # varied questions; only the answers are learnt
+TURN_SEED_STRIDE = 100_003  # between the seeds of two turns
+MARK = "§next§"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """done of total questions are answered, in `tokens` tokens. total falls when a conversation
+    ends before its last question. example: the last answer, with its conversation as the prompt;
+    None where it is too short to train a head."""
+
+    done: int
+    total: int
+    tokens: int
+    example: Example | None = None
+
+
+@dataclass
+class Dialogue:
+    """A conversation while it is answered. messages: so far; questions: all, in order; limit: the
+    number of questions with those that the backbone adds."""
+
+    source: Conversation
+    messages: list[dict[str, str]]
+    questions: list[str]
+    limit: int
+
+    @classmethod
+    def begin(cls, source: Conversation, self_talk: int) -> "Dialogue":
+        """With the system prompt as its only message."""
+        questions = list(source.asked)
+        return cls(source, source.system_messages, questions, len(questions) + self_talk)
+
+
+@dataclass(frozen=True)
+class Distiller:
+    """The answerer with what it needs to answer a dialogue's turn. length: most tokens of a prompt
+    with its answer. folder: where every turn's answers are written as they come."""
+
+    answerer: Answerer
+    tokenizer: Any
+    recipe: DistillRecipe
+    length: int
+    folder: Path
+
+    def ask_questions(self, dialogues: Sequence[Dialogue], turn: int) -> None:
+        """Let the backbone write the next question of the dialogues that have none left: it
+        continues the text where the user's message begins (Medusa, arXiv 2401.10774, 2.3.2). Empty
+        questions, and those without an end, are left out."""
+        asking = [d for d in dialogues if len(d.questions) == turn < d.limit]
+        starts = [(d, _question_prompt(self.tokenizer, d.messages)) for d in asking]
+        fitting = [(d, ids) for d, ids in starts if ids and self._fits(ids, QUESTION_TOKENS)]
+        if not fitting:
+            return
+        recipe = replace(
+            self.recipe, max_new_tokens=QUESTION_TOKENS, temperatures=(QUESTION_TEMPERATURE,)
+        )
+        file = self.folder / f"questions-{turn + 1}.jsonl"
+        for answer in answer_prompts(self.answerer, [ids for _, ids in fitting], recipe, file):
+            text = self._text(answer).strip()
+            if text and answer.answer_ids[-1] in self.answerer.ends:
+                fitting[answer.index][0].questions.append(text)
+
+    def prompts(
+        self, dialogues: Sequence[Dialogue], turn: int
+    ) -> tuple[list[Dialogue], list[list[int]]]:
+        """The dialogues that continue with question `turn`, and their prompts (token ids). The
+        others have no question left, or no space for an answer."""
+        starts = [(d, _next_prompt(self.tokenizer, d, turn)) for d in dialogues]
+        most = self.recipe.max_new_tokens
+        fitting = [(d, ids) for d, ids in starts if ids and self._fits(ids, most)]
+        return [d for d, _ in fitting], [ids for _, ids in fitting]
+
+    def answer(
+        self, dialogues: Sequence[Dialogue], prompts: Sequence[Sequence[int]], turn: int
+    ) -> Iterator[tuple[Answer, Example | None]]:
+        """Answer a prompt of each dialogue and append the answers to the dialogues."""
+        recipe = replace(self.recipe, seed=self.recipe.seed + TURN_SEED_STRIDE * turn)
+        file = self.folder / f"answers-{turn + 1}.jsonl"
+        for answer in answer_prompts(self.answerer, prompts, recipe, file):
+            dialogue = dialogues[answer.index]
+            dialogue.messages.append({"role": "assistant", "content": self._text(answer)})
+            yield answer, _example(answer, dialogue.source)
+
+    def _fits(self, ids: Sequence[int], most: int) -> bool:
+        return len(ids) + most <= self.length
+
+    def _text(self, answer: Answer) -> str:
+        return str(self.tokenizer.decode(answer.answer_ids, skip_special_tokens=True))
+
+
+def answer_conversations(
+    answerer: Answerer,
+    tokenizer: Any,
+    conversations: Sequence[Conversation],
+    recipe: DistillRecipe,
+    length: int,
+    folder: Path,
+    self_talk: int = 0,
+) -> Iterator[Answered]:
+    """One event an answer, turn by turn. Answers that are in the folder's files are not made again,
+    so that an interrupted run continues. A conversation ends where its next prompt leaves no space
+    for an answer within `length` tokens. self_talk: number of questions that the backbone adds
+    after the last one (Medusa, arXiv 2401.10774, 2.3.2). Raises UsageError where no prompt fits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    distiller = Distiller(answerer, tokenizer, recipe, length, folder)
+    dialogues = [Dialogue.begin(source, self_talk) for source in conversations]
+    done, tokens = 0, 0
+    for turn in range(max((dialogue.limit for dialogue in dialogues), default=0)):
+        distiller.ask_questions(dialogues, turn)
+        dialogues, prompts = distiller.prompts(dialogues, turn)
+        if not dialogues:
+            break
+        total = done + sum(max(dialogue.limit - turn, 1) for dialogue in dialogues)
+        for answer, example in distiller.answer(dialogues, prompts, turn):
+            done, tokens = done + 1, tokens + len(answer.answer_ids)
+            yield Answered(done, total, tokens, example)
+    if not done:
+        raise UsageError(
+            f"no prompt leaves space for an answer within {length} tokens: raise --sequence-length"
+        )
+
+
+def _question_prompt(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int] | None:
+    """Ids up to the text of the user's next message; None for a template that does not write that
+    text as it is."""
+    text = render(tokenizer, [*messages, {"role": "user", "content": MARK}])
+    before, mark, _ = text.partition(MARK)
+    ids: list[int] = tokenizer(before, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids if mark else None
+
+
+def _next_prompt(tokenizer: Any, dialogue: Dialogue, turn: int) -> list[int] | None:
+    """Ids with the next question, which is appended to the messages; None where there is none."""
+    if turn >= len(dialogue.questions):
+        return None
+    dialogue.messages.append({"role": "user", "content": dialogue.questions[turn]})
+    try:
+        return encode_prompt(tokenizer, dialogue.messages)
+    except UsageError as error:
+        raise UsageError(f"{dialogue.source.place}: {error}") from error
+
+
+def _example(answer: Answer, source: Conversation) -> Example | None:
+    return replace(answer.example, place=source.place) if len(answer.answer_ids) > 2 else None

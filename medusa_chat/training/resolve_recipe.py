@@ -1,0 +1,71 @@
+"""A recipe resolved into the settings of its stages, for the examples and the backbone at hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from medusa_chat.training.data import Example
+from medusa_chat.training.hidden_states import epoch_batches
+from medusa_chat.training.recipe import Recipe
+from medusa_chat.training.setup import TrainingSetup
+from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
+
+CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 8_000_000_000}  # most memory of cached hidden states
+SOFT_TARGET_BYTES = 8  # a token and its probability
+
+
+def head_recipe(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetup) -> HeadRecipe:
+    """The settings of the heads' stage. Hidden states are cached where there is a second epoch and
+    enough memory."""
+    rate = recipe.head_learning_rate
+    labels = sum(sum(example.is_label) for example in examples)
+    base = HeadRecipe(
+        batch_tokens=recipe.batch_tokens,
+        batch_labels=max(recipe.batch_tokens // 4, 1),
+        cache_hidden=_caches(recipe, labels, setup),
+        learning_rate=rate,
+        other_learning_rate=rate / 10,
+        decay=recipe.decay,
+        weight_decay=recipe.weight_decay,
+        seed=recipe.seed,
+        optimizer=recipe.optimizer,
+        soft_targets=recipe.soft_targets,
+        sequence_length=min(setup.length, recipe.batch_tokens) if setup.packs else 0,
+    )
+    steps = recipe.max_steps or recipe.epochs * _steps_in_epoch(base, examples, labels)
+    interval = max(steps // 10, 1)
+    return replace(
+        base,
+        steps=steps,
+        warmup_steps=min(recipe.warmup_steps, steps // 4),
+        evaluate_every=interval,
+        save_every=min(interval, 100),
+    )
+
+
+def _caches(recipe: Recipe, labels: int, setup: TrainingSetup) -> bool:
+    """Whether hidden states are to be cached."""
+    width = setup.config.get_text_config().hidden_size * (2 if setup.precision != "fp32" else 4)
+    width += recipe.heads * recipe.soft_targets * SOFT_TARGET_BYTES
+    is_asked = recipe.cache and recipe.method == "medusa-1" and recipe.epochs > 1
+    return is_asked and labels * width <= CACHE_BYTES.get(setup.device.type, 0)
+
+
+def _steps_in_epoch(recipe: HeadRecipe, examples: Sequence[Example], labels: int) -> int:
+    """Batches of an epoch; with cached hidden states there are about as many of them as labels."""
+    if recipe.cache_hidden:
+        return max(labels // recipe.batch_labels, 1)
+    return len(epoch_batches(examples, recipe, 0))
+
+
+def joint_recipe(recipe: Recipe, heads: HeadRecipe) -> JointRecipe:
+    """The settings of the stage that trains backbone and heads. heads: from head_recipe."""
+    return JointRecipe(
+        heads=replace(heads, cache_hidden=False),
+        learning_rate=recipe.learning_rate,
+        lambda0=recipe.lambda0,
+        schedule=recipe.lambda0_schedule,
+        distill=recipe.distill,
+        rank=recipe.lora_rank,
+        alpha=recipe.lora_alpha,
+        dropout=recipe.lora_dropout,
+    )
