@@ -74,7 +74,7 @@ class Engine:
         if made is None or not made.is_of(self.heads, tree, details, governor):
             head, vocabulary = self.backbone.lm_head, self.backbone.vocabulary
             made = self._made = Medusa(self.heads, head, tree, vocabulary, details, governor)
-        return made.anew()
+        return made.for_new_answer()
 
     def forget(self) -> None:
         """Empty the cache, so that the next prompt is prefilled whole."""

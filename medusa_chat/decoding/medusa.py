@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -37,20 +36,23 @@ class Medusa:
         vocabulary: int,
         details: bool,
         governor: Governor | Grower | None = None,
+        plans: dict[tuple[int, int], Plan] | None = None,
     ) -> None:
+        """plans: those of another drafter with the same heads, tree, details and governor."""
         self._governor = None if isinstance(governor, Grower) else governor
         self._grower = governor if isinstance(governor, Grower) else None
         _require_drawable(self._grower.candidates if self._grower else tree, heads, vocabulary)
         self._device = heads.bias.device
         self.tree = tree
         self._heads, self._lm_head, self._details = heads, lm_head, details
+        self._vocabulary = vocabulary
         self.least = self._grower.certain if self._grower is not None else 0.0
         self._length, self._certainty = -1, 0.0  # tokens in the cache, and the root's probability
         self._is_drafted = False  # whether heads ran
         self._steps = 0  # that were planned
         self._widest = self._grower.candidates if self._grower else tree  # what plans are cut from
         self._nodes, self._depth = len(self._widest), self._widest.depth
-        self._plans: dict[tuple[int, int], Plan] = {}
+        self._plans = {} if plans is None else plans  # (nodes, depth) -> plan
         self._alone = TreeTensors.of(ROOT, self._device)
 
     def is_of(
@@ -65,12 +67,12 @@ class Medusa:
         is_same = is_same and (self._grower or self._governor) is governor
         return is_same and (self.tree is tree or self.tree == tree)
 
-    def anew(self) -> Self:
-        """The same before its first step: an answer may be over in less time than it takes to make
-        one."""
-        found = object.__new__(type(self))
-        found.__dict__.update(self.__dict__)
-        return found
+    def for_new_answer(self) -> "Medusa":
+        """A drafter before its first step that shares this one's plans: a short answer takes less
+        time than making them."""
+        governor = self._grower or self._governor
+        shared = self._heads, self._lm_head, self.tree, self._vocabulary, self._details
+        return Medusa(*shared, governor, self._plans)
 
     def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
         self._length += len(tokens)
