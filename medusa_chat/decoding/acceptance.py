@@ -39,8 +39,8 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class VerifyInput:
-    """What a rule decides: a draft, the backbone's logits [n, V] of its nodes, the root's place in
-    the text, by which settings, and whether Details are wanted."""
+    """The input of an acceptance rule. logits: the backbone's [n, V], a row for each node of the
+    draft; position: of the root in the text; details: whether Details are wanted."""
 
     draft: Draft
     logits: Tensor
@@ -50,7 +50,7 @@ class VerifyInput:
 
 
 class Verifier:
-    """What is read from logits, by torch's operators: those [n, V] of a draft's nodes."""
+    """What acceptance reads from the logits [n, V] of a draft's nodes, by torch's operators."""
 
     def argmax(self, logits: Tensor) -> Tensor:
         """int64 [n]; the lowest index wins a tie."""
@@ -63,7 +63,7 @@ class Verifier:
         position: Position,
         settings: GenerationSettings,
     ) -> Tensor:
-        """See own_tokens()."""
+        """sampling.own_tokens: logits [n, V] -> int64 [n]."""
         return own_tokens(logits, tensors, position, settings)
 
     def figures(self, draft: Draft, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -73,8 +73,11 @@ class Verifier:
         return log_p[draft.tensors.parents, draft.tokens], entropies(log_p)
 
     def certainty(self, logits: Tensor, token: int, temperature: float) -> float:
-        """How certain a token is by the logits [V] that it was taken from: its probability beside
-        that of the likeliest other one alone, for which no sum over all of them is needed."""
+        """How certain the backbone is of `token`, by the logits [V] it was chosen from: 0 to 1.
+
+        The softmax over this token and the most probable other one; unlike the full softmax it
+        needs no sum over the vocabulary.
+        """
         values, places = logits.float().topk(min(2, len(logits)))
         rivals = values[places != token]
         if not len(rivals):
@@ -96,7 +99,7 @@ def exact(case: VerifyInput, judge: Verifier = TORCH) -> Acceptance:
     sampled = judge.own_tokens(logits, draft.tensors, case.position, settings)
     figures = judge.figures(draft, logits, settings.scale) if case.details else None
     found = _details(figures, None, sampled)
-    if len(draft.tree) == 1:  # nothing to accept: the root is
+    if len(draft.tree) == 1:  # plain decoding: there is nothing to accept but the root
         root, path = draft.tensors.depths, draft.tensors.paths[0]
         is_finite = torch.isfinite(logits.max())
         return Acceptance(path, (root + 1)[0], root, sampled, is_finite, found)
@@ -161,14 +164,14 @@ def _threshold(entropy: Tensor, settings: GenerationSettings) -> Tensor:
 
 
 def entropies(log_p: Tensor) -> Tensor:
-    """Entropy in nats of rows of log-probabilities [n, V] -> [n]; what cannot be adds nothing."""
+    """Entropy in nats of rows of log-probabilities [n, V] -> [n]; impossible tokens add nothing."""
     return -(log_p.exp() * log_p.clamp(min=IMPOSSIBLE)).sum(-1)
 
 
 def _prefix_lengths(accepted: Tensor, draft: Draft) -> Tensor:
     """[n] -> how many nodes the path to each node has, 0 unless all but the root are accepted."""
     refused = ~accepted
-    refused[:1] = False  # a fill; of one element alone CUDA would copy from the host
+    refused[:1] = False  # a slice is filled on the device; an element is copied from the host
     broken = (draft.tensors.ancestors & refused).any(1)
     return (draft.tensors.depths + 1).masked_fill(broken, 0)
 
@@ -183,7 +186,7 @@ def _first_best(values: Tensor) -> Tensor:
 def _details(
     figures: tuple[Tensor, Tensor] | None, threshold: Tensor | None, sampled: Tensor
 ) -> Details | None:
-    """None where nobody asked for figures."""
+    """Details of a step; None where figures were not asked for."""
     if figures is None:
         return None
     at_parent, entropy = figures

@@ -50,7 +50,8 @@ def tree_attention(
 def _double_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """The same in fp64: q [H_kv, G, q, D], k and v [H_kv, 1, s, D]; the result in q's dtype."""
+    """Attention with sums in fp64: q [H_kv, G, q, D], k and v [H_kv, 1, s, D], mask [1, 1, q, s] ->
+    [H_kv, G, q, D] in q's dtype."""
     groups, rows = q.shape[1], q.shape[2]
     folded = q.flatten(1, 2).double()  # [H_kv, G * q, D]
     scores = folded @ k[:, 0].double().transpose(1, 2)
@@ -75,8 +76,11 @@ def steady_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """tree_attention, of the same shapes, with sums in fp64 on every device, but of more rows than
-    a step can have."""
+    """`tree_attention` with sums in fp64 on every device: query [1, H, q, D], key and value
+    [1, H_kv, s, D], mask [1, 1, q, s] or None -> [1, q, H, D].
+
+    More rows than a step can have (a prompt) go to `tree_attention` itself.
+    """
     if attention_mask is None or query.shape[2] > MOST_STEADY:
         return tree_attention(module, query, key, value, attention_mask, scaling)
     groups = query.shape[1] // key.shape[1]

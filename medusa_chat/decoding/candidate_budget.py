@@ -1,5 +1,5 @@
-"""Grower: which candidates the next step may draft, so that drafting never costs more than it
-brings."""
+"""Grower: how many candidates the next step may draft, so that drafting does not cost more time
+than it saves."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from medusa_chat.decoding.dynamic_tree import DynamicTree
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 
-CERTAIN = 0.9  # the backbone, of a root: the heads, which did not know it, can be right then
-PROOF = 3  # such roots in a row, before anything is drafted that was not earned
-SURE = 0.8  # of the first head's best guess, from which the others are asked
-STRICT = 2.0  # what a second is worth then, in what it brings on average
-PACE = 1 / 32  # weight of one step in what a second has brought
-CARRIED = 3.0  # failed steps for which an answer may begin with what those before it earned
+CERTAIN = 0.9  # the backbone's probability of a root from which the heads can be trusted
+PROOF = 3  # such roots in a row, before drafts are made that the balance does not pay for
+SURE = 0.8  # probability of the first head's best guess from which the other heads run
+STRICT = 2.0  # a node must then bring so many times the average tokens per second
+PACE = 1 / 32  # weight of one step in the running average of tokens per second
+CARRIED = 3.0  # failed steps that an answer may pay for from the answers before it
 
 
 class Grower:
@@ -61,7 +61,7 @@ class Grower:
         self._is_begun = False
 
     def begin(self) -> None:
-        """Another answer."""
+        """Begin a new answer."""
         self.certain_roots, self.length, self._is_begun = 0, 0, False
 
     @property
@@ -70,9 +70,9 @@ class Grower:
         return self.balance >= self.enough
 
     def growth(self, length: int, certainty: float, asks: bool = False) -> DynamicTree | None:
-        """What decides the next step's nodes, behind `length` tokens in the cache and a root of
-        this probability; None for plain decoding. asks: the usual number of nodes is drafted
-        whatever is known of it, to be seen and counted."""
+        """The rule for the next step's nodes; None for plain decoding. length: tokens in the cache;
+        certainty: the root's; asks: draft the usual number of nodes in any case, so that the
+        heads' accuracy is recorded."""
         self.look_up(length)
         self.certain_roots = self.certain_roots + 1 if certainty >= self.certain else 0
         is_sure, is_rich = self.certain_roots >= self.proof, self.is_rich
@@ -90,7 +90,7 @@ class Grower:
         return DynamicTree(self.prices, most, self.strict * self.rate, self.sure)
 
     def record(self, nodes: int, tokens: int) -> None:
-        """The last growth's step had so many nodes and gave so many tokens, 1 where none of them
+        """Account for the last step: its number of nodes, and the tokens it gave, 1 where no draft
         was accepted."""
         cost = max(self.plain, self.prices[min(nodes, len(self.prices)) - 1])
         if self.is_rich:
@@ -100,8 +100,9 @@ class Grower:
         self.credit = min(self.most, self.credit + saved)
 
     def look_up(self, length: int) -> None:
-        """The costs behind `length` tokens, anew every STRIDE of them; the credit of those that
-        came since the last look; and where an answer begins, what it finds."""
+        """Bring the account to `length` tokens in the cache: step costs (looked up once every
+        STRIDE tokens), the credit for the tokens since the last call, and at the start of an answer
+        its balance."""
         if self.length:
             share = SHARE * (length - self.length) * self.plain
             self.credit = min(self.most, self.credit + share)
@@ -118,8 +119,8 @@ class Grower:
             self.balance = max(0.0, min(self.balance, CARRIED * self.enough))
 
     def _costs_at(self, length: int) -> tuple[float, tuple[float, ...], float, float]:
-        """Seconds of a plain step, and of steps of 1, 2, ... candidates; of the usual one over the
-        plain one; the tokens a second that the better of both brings on average."""
+        """(seconds of a plain step, of steps with 1, 2, ... candidates, the usual step's overhead
+        in seconds, tokens per second of the faster of plain and usual steps) at `length` tokens."""
         plain, usual = self.costs.at(1, length), self.costs.at(self.usual, length)
         prices = self.costs.drafted(self.usual, len(self.candidates), length)
         enough = max(0.0, prices[self.usual - 1] - plain)

@@ -1,4 +1,5 @@
-"""StepRunner: the steps of an answer: one call where a backbone has it, else their parts."""
+"""StepRunner: runs the steps of an answer, in one call where the backbone's WholeStep can, else by
+operators."""
 
 from collections.abc import Sequence
 from time import perf_counter
@@ -16,16 +17,18 @@ from medusa_chat.decoding.tree import ROOT
 
 
 class StepRunner:
-    """Steps behind what the backbone's cache holds, which is extended by what they accept."""
+    """Runs steps after the tokens in the backbone's cache and appends what they accept to it."""
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone, self._watch = backbone, Stopwatch(backbone.device)
         self._root_tensors = TreeTensors.of(ROOT, backbone.device)
 
     def advance(self, here: DecodeState, known: Sequence[int]) -> list[StepResult]:
-        """A step, or several: a draft after `known`, whose last token is the root; one pass of the
-        backbone over it; what was accepted is in the cache afterwards, and `here` is where it
-        ended."""
+        """One step, or several where WholeStep does so: plan, draft, backbone pass, acceptance.
+
+        known: the tokens since the last call (first the prompt), the root last. Accepted rows are
+        in the cache afterwards, and `here` describes the position after them.
+        """
         cache, whole = self._backbone.cache, self._backbone.whole_step
         begun = perf_counter()
         room = self._backbone.context - 1 - cache.length
@@ -46,8 +49,8 @@ class StepRunner:
 
     @torch.inference_mode()
     def _by_parts(self, here: DecodeState, plan: Plan, root_id: int) -> StepResult:
-        """The same by operators, one after another; the device passes every mark before `read`
-        ends."""
+        """One step by torch operators. `read` waits for the device, so the times between the marks
+        are known after it."""
         cache, watch = self._backbone.cache, self._watch
         begun = watch.mark()
         if here.root is None:
@@ -81,7 +84,8 @@ class StepRunner:
         settings: GenerationSettings,
         least: float,
     ) -> StepResult:
-        """What follows the text's last token, from the state [1, d] there."""
+        """The token after the text, without a draft. token, position: the text's last; hidden [1,
+        d]: its state. least: the certainty is reported from here on, 0: never."""
         root = torch.tensor([token], device=self._backbone.device)
         draft = Draft(root, ROOT, self._root_tensors)
         case = VerifyInput(draft, self._backbone.lm_head(hidden), position, settings, False)
@@ -93,6 +97,6 @@ class StepRunner:
     def _certainty(
         self, logits: Tensor, outcome: StepResult, settings: GenerationSettings, least: float
     ) -> float:
-        """The backbone's of what comes next; 0 for less than `least`."""
+        """The backbone's certainty of the next token, by its logits [V]; 0 where under `least`."""
         found = self._backbone.judge.certainty(logits, outcome.next_token, settings.scale)
         return found if found >= least else 0.0

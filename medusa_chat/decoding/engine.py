@@ -23,7 +23,10 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, UsageError
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-BROKEN = "the model produced invalid numbers (NaN or infinity): its weights or precision are wrong"
+BROKEN = (
+    "the model produced invalid numbers (NaN or infinity): try --precision fp32, or check its "
+    "weights"
+)
 
 
 class Engine:
@@ -43,12 +46,12 @@ class Engine:
         self.backbone = backbone
         self.heads = heads
         self.eos = eos
-        self.pauses = eos  # tokens behind which nobody wants another step yet
+        self.pauses = eos  # tokens after which steps are not run ahead of the reader
         self.name = ""
         self.precision = PRECISIONS.get(backbone.dtype, str(backbone.dtype))
         self._ids: list[int] = []  # what the cache holds
         self.stepper = StepRunner(backbone)
-        self._made: Medusa | None = None  # the last one, which the next answer mostly wants again
+        self._made: Medusa | None = None  # the last one made; the next answer mostly has the same
 
     def drafter(
         self,
@@ -166,8 +169,9 @@ class Engine:
         """Logits [V] of the backbone after `token_ids` and `path`, and of head `head` (from 1; 0:
         none) after `token_ids`, where a draft is made.
 
-        What the cache held is held afterwards, but for a text that shares little with it: that
-        one leaves the part they share. Raises UsageError for what no step can have had.
+        The cache is as before afterwards, or cropped to the common prefix where the text has too
+        little in common with it. Raises UsageError for tokens, a length or a head that the model
+        does not have.
         """
         try:
             return look(self.backbone, self.heads, self._ids, token_ids, path, head)
@@ -188,7 +192,8 @@ class Engine:
     def _prefill(
         self, prompt_ids: Sequence[int], rule: Rule, settings: GenerationSettings, least: float
     ) -> tuple[StepResult, Tensor, int]:
-        """Bring the prompt into the cache; the first token, its hidden state, tokens reused."""
+        """Read the prompt into the cache -> (the first token's result, the state [1, d] it was
+        predicted from, tokens reused)."""
         reused = min(common_prefix(self._ids, prompt_ids), len(prompt_ids) - 1)
         self._ids = self._ids[:reused]
         self.backbone.cache.crop(reused)
@@ -208,13 +213,13 @@ class Engine:
         return outcome, last, reused
 
     def _read(self, tokens: Sequence[int]) -> Tensor:
-        """The next tokens [q] of the text into the cache: their hidden states [q, d]."""
+        """Read the next tokens of the text into the cache -> their hidden states [q, d]."""
         hidden = self.backbone.run_chunk(torch.tensor(tokens, device=self.backbone.device))
         self._ids += tokens
         return hidden
 
     def _limit(self, prompt_tokens: int, settings: GenerationSettings) -> tuple[int, Reason]:
-        """How many tokens the answer may have, and what it means to reach that."""
+        """The largest number of tokens of the answer, and the reason for ending there."""
         room = self.backbone.context - prompt_tokens
         if settings.max_new_tokens <= room:
             return settings.max_new_tokens, "length"
@@ -223,7 +228,7 @@ class Engine:
     def _cut(
         self, known: Sequence[int], outcome: StepResult, produced: int, limit: int, at_limit: Reason
     ) -> tuple[list[int], Reason | None]:
-        """What of a step's tokens is emitted (without an end token), and why decoding ends."""
+        """The tokens of a step to emit, without an end token, and the reason to end, or None."""
         if not outcome.is_finite:
             return [], "error"
         fresh: list[int] = []

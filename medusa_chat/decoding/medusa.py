@@ -1,4 +1,5 @@
-"""Medusa: the drafter whose heads guess, at the last certain position, what fills a tree."""
+"""Medusa: the drafter that fills a tree with the heads' predictions at the last certain
+position."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -20,10 +21,10 @@ LogitHead = Callable[[Tensor], Tensor]
 class Medusa:
     """Drafter "medusa": the heads' top predictions at the last certain position fill a tree.
 
-    Heads run at that one position, and only as many as the tree is deep. With a governor each
-    step has as many of the tree's first nodes as it says, with a grower those of its candidates
-    that the heads are sure of; without either all. Raises UsageError when the tree is deeper than
-    there are heads, or wider than the vocabulary.
+    Heads run at that one position, and only as many as the tree is deep. A Governor chooses how
+    many of the tree's first nodes a step has; a Grower drafts the most probable of its candidates;
+    without either all nodes are drafted. Raises UsageError when the tree is deeper than there are
+    heads, or wider than the vocabulary.
     """
 
     name = "medusa"
@@ -62,7 +63,7 @@ class Medusa:
         details: bool,
         governor: Governor | Grower | None,
     ) -> bool:
-        """Whether one of these would be the same."""
+        """Whether a drafter with these arguments would be the same."""
         is_same = self._heads is heads and self._details == details
         is_same = is_same and (self._grower or self._governor) is governor
         return is_same and (self.tree is tree or self.tree == tree)
@@ -93,6 +94,7 @@ class Medusa:
         return made
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+        """root int64 [1], hidden [1, d]: see Drafter.fill."""
         if plan.index is None:
             return Draft(root, plan.tree, plan.tensors)
         growth = self._growth(plan)
@@ -115,18 +117,19 @@ class Medusa:
         return _part(whole, growth, guesses)
 
     def _growth(self, plan: Plan) -> DynamicTree | None:
-        """What decides which nodes are drafted now; None: all, or with a grower just the root."""
+        """The rule for this step's nodes; None: all nodes without a grower, with one the root
+        alone."""
         if plan.grower is None:
             return None
         found = plan.grower.growth(self._length, self._certainty, plan.asks)
         if plan.grower.is_rich:
-            plan.least = 0.0  # who is rich decides without it
+            plan.least = 0.0  # a grower that can pay for a usual step does not need the certainty
         return found
 
     def _unsure(
         self, plan: Plan, growth: DynamicTree, root: Tensor, hidden: Tensor
     ) -> Draft | None:
-        """The root alone where the first head's best guess does not open the gate."""
+        """The root alone where the first head's best guess is less probable than the gate."""
         if not growth.gate:
             return None
         values, tokens, sums = self._guesses(hidden, plan, 1)
@@ -136,7 +139,8 @@ class Medusa:
         return Draft(root, ROOT, self._alone, _nothing(root.device), guesses)
 
     def _guesses(self, hidden: Tensor, plan: Plan, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the first `heads` heads: values and tokens [K, width], and log(sum(exp)) [K]."""
+        """The first `heads` heads' best guesses after hidden [1, d]: logits and tokens int64 [K,
+        width], and log(sum(exp)) of all logits float32 [K]."""
         logits, names = self._heads.draft_logits(hidden, self._lm_head, heads, plan.width)
         values, places, sums = self._heads.best(logits, plan.width)
         return values, places if names is None else names[places], sums
@@ -148,7 +152,7 @@ class Medusa:
             self._grower.record(nodes, len(path))
 
     def _plan_of(self, nodes: int, depth: int) -> Plan:
-        """The same one for the same nodes: it is done with when the next one is wanted."""
+        """The plan for so many nodes and this depth, kept: the last one is no longer in use."""
         key = nodes, min(depth, self._depth)
         found = self._plans.get(key)
         if found is None:
@@ -161,15 +165,18 @@ class Medusa:
 def _require_drawable(tree: Tree, heads: MedusaHeads, vocabulary: int) -> None:
     if tree.depth > len(heads):
         raise UsageError(
-            f"the tree is {tree.depth} deep and the checkpoint has {len(heads)} heads: "
+            f"the tree has depth {tree.depth} and the checkpoint {len(heads)} heads: "
             f"choose a tree of depth {len(heads)} or less, or --tree auto"
         )
     if tree.width > vocabulary:
-        raise UsageError(f"the tree needs {tree.width} predictions of {vocabulary} tokens")
+        raise UsageError(
+            f"the tree needs {tree.width} predictions of a head and the vocabulary has "
+            f"{vocabulary} tokens: choose a narrower tree, or --tree auto"
+        )
 
 
 def _part(whole: Draft, growth: DynamicTree, guesses: tuple[tuple[int, ...], ...]) -> Draft:
-    """What of a draft the heads are sure of."""
+    """The part of a draft that `growth` selects by its probabilities."""
     assert whole.probabilities is not None
     nodes = grow(whole.tree, whole.probabilities.tolist(), growth)
     kept = torch.tensor(nodes, device=whole.tokens.device)
@@ -180,16 +187,16 @@ def _part(whole: Draft, growth: DynamicTree, guesses: tuple[tuple[int, ...], ...
 
 @lru_cache(maxsize=32)
 def _nothing(device: torch.device) -> Tensor:
-    """The root's probability: nobody drafted it."""
+    """The root's draft probability, NaN float32 [1]: it was not drafted."""
     return torch.full((1,), torch.nan, device=device)
 
 
-Shape = tuple[Tree, TreeTensors, None, Tensor | None, int]  # what stays the same of a Plan
+Shape = tuple[Tree, TreeTensors, None, Tensor | None, int]  # the constant fields of a Plan
 
 
 @lru_cache(maxsize=32)
 def _shape_of(tree: Tree, nodes: int, depth: int, device: torch.device) -> Shape:
-    """The first `nodes` nodes that are no deeper than `depth`."""
+    """Of the first `nodes` nodes those no deeper than `depth`."""
     cut, width = tree.head(nodes).pruned(depth), tree.width
     places = zip(cut.depths, cut.ranks, strict=True)
     index = [0 if d == 0 else 1 + (d - 1) * width + rank for d, rank in places]

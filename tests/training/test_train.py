@@ -356,7 +356,7 @@ def test_backbone_that_cannot_be_used_is_refused(
     config = mute / "config.json"
     config.write_text(json.dumps({"model_type": "mamba", "vocab_size": 23, "hidden_size": 32}))
     line = [*command(ground, tmp_path / "b"), "--backbone", str(mute)]
-    assert "mamba is refused" in refusal(line, capsys)
+    assert "mamba is not supported" in refusal(line, capsys)
 
 
 def test_full_disk_is_refused_before_anything_is_trained(

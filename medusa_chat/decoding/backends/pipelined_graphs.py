@@ -1,4 +1,4 @@
-"""PipelinedGraphRunner: recorded steps, the next one queued before the last is read."""
+"""PipelinedGraphRunner: steps as CUDA graphs, the next one queued before the last one is read."""
 
 import logging
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
 from medusa_chat.decoding.step_result import DecodeState, Frame, StepResult, unpacked
 from medusa_chat.decoding.stopwatch import Stopwatch
 
-# keys that a step reads: texts of round lengths, and the largest tree
+# keys that a step reads: a round length of text, and the largest tree
 ROUND = [256, 512, *(n * 2**i for i in range(10, 17) for n in (1, 1.5)), 2**17]
 BUCKETS = tuple(int(length) + MAX_NODES for length in ROUND)
-ASKED = 3  # times, before a step is recorded: what comes once or twice is not worth it
-MOST_KINDS = 48  # of steps that are kept recorded
-NOT_RECORDED = "steps of %d nodes cannot be recorded, and run by their parts: %s"
+ASKED = 3  # requests for a kind of step before it is recorded; rare kinds are not worth it
+MOST_KINDS = 48  # of recorded steps that are kept
+NOT_RECORDED = "steps of %d nodes cannot be recorded as a CUDA graph and run by operators: %s"
 
 
 @dataclass
 class Kind:
-    """Steps that differ only in how long the text is, with what they hold on to."""
+    """Steps that differ only in the length of the text, and what they share."""
 
     plan: Plan
     settings: DeviceSettings
@@ -37,8 +37,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Queued:
-    """A step in the device's queue: where its words and its last state will be, how they are read,
-    and when it begins and ends."""
+    """A step in the device's queue: where its words [w] and its last state [1, d] will be, the
+    words' layout, and the marks of its begin and end."""
 
     kind: Kind
     frame: Frame
@@ -49,12 +49,11 @@ class Queued:
 
 
 class PipelinedGraphRunner:
-    """See WholeStep: any acceptance, plain decoding and trees that the heads fill whole.
+    """A WholeStep for any acceptance, with plain decoding and trees that the heads fill whole.
 
     What a step needs of the last one stays on the device. Where the last two steps of an answer
-    were of one kind the next is taken to be so too, and is in the queue before the host reads the
-    last one; where it turns out to be another, what was queued is dropped, which leaves no trace:
-    it wrote behind the text.
+    were of one kind, a third of this kind is queued before the host reads the last one. If another
+    kind is needed the queued step is dropped; it wrote only after the valid rows of the cache.
     """
 
     threads, tries = 0, ASKED
@@ -78,7 +77,7 @@ class PipelinedGraphRunner:
     def read(
         self, tokens: Sequence[int], settings: GenerationSettings, least: float
     ) -> StepResult | None:
-        """See WholeStep: a text is its parts' to read."""
+        """See WholeStep: prompts are read by operators."""
         return None
 
     def take(self, plan: Plan, root: int, here: DecodeState) -> list[StepResult] | None:
@@ -92,7 +91,7 @@ class PipelinedGraphRunner:
         try:
             with torch.inference_mode():
                 return [self._step(kind, root, here)]
-        except Exception as error:  # a device, a layer or a memory that cannot: its parts can
+        except Exception as error:  # the device, a layer or the memory: operators can
             self._refuse(kind, error)
             return None
 
@@ -120,7 +119,7 @@ class PipelinedGraphRunner:
         return outcome
 
     def _begin(self, length: int, root: int, here: DecodeState) -> None:
-        """Behind a text that others have worked on since."""
+        """Set the device's state for a step that does not follow the last recorded one."""
         if self._recorder is None:
             self._recorder = GraphCapture(self._backbone, State.like(here.hidden))
             self._hiddens = [self._state.hidden.clone() for _ in range(2)]
@@ -133,7 +132,7 @@ class PipelinedGraphRunner:
         return self._recorder.state
 
     def _queue(self, kind: Kind, here: DecodeState, length: int) -> Queued:
-        """A step behind `length` tokens or fewer, as the state on the device has it."""
+        """Queue a step after at most `length` tokens; the exact number is in the device's state."""
         if here is not self._here or kind is not self._last:
             kind.settings.follow(here.settings)
         step = self._recorded(kind, here, length)
@@ -146,14 +145,14 @@ class PipelinedGraphRunner:
         return Queued(kind, step.frame, words, hidden, begin, self._watch.mark())
 
     def _host_words(self, out: Tensor) -> Tensor:
-        """Where the host reads them, another place than for the step before."""
+        """Pinned memory for a step's words [w]; two steps in a row have different buffers."""
         key = self._turn, len(out), out.dtype
         if key not in self._words:
             self._words[key] = torch.empty(out.shape, dtype=out.dtype, pin_memory=self._is_cuda)
         return self._words[key]
 
     def _read(self, queued: Queued) -> StepResult:
-        """The one wait of a step."""
+        """Wait for a step, once, and read its result."""
         if self._is_cuda:
             queued.end.synchronize()
         outcome = unpacked(queued.words, queued.frame)
@@ -162,7 +161,7 @@ class PipelinedGraphRunner:
         return outcome
 
     def _recorded(self, kind: Kind, here: DecodeState, length: int) -> CudaGraphStep:
-        """The kind's step for the smallest bucket with room for its rows behind `length` tokens."""
+        """The kind's step for the smallest bucket with room for its rows after `length` tokens."""
         capacity = self._backbone.cache.capacity
         rows, nodes = self._backbone.rows, len(kind.plan.tree)
         needed = length + nodes + -nodes % rows
@@ -186,8 +185,8 @@ class PipelinedGraphRunner:
         return found
 
     def _refuse(self, kind: Kind, error: Exception) -> None:
-        """This kind is left to its parts from now on; all are where memory ran out, for they may
-        need what recordings hold."""
+        """Run this kind by operators from now on; after running out of memory all kinds, for the
+        graphs hold memory that operators may need."""
         self._here = self._last = self._queued = None
         kind.is_refused = True
         kind.steps.clear()
@@ -207,7 +206,7 @@ class PipelinedGraphRunner:
 
 
 def _is_fixed(plan: Plan) -> bool:
-    """Whether its step can be recorded: the root alone, or guesses that fill the whole tree."""
+    """Whether the step can be recorded: the root alone, or guesses that fill the whole tree."""
     if plan.grower is not None or plan.least:
         return False
     return len(plan.tree) == 1 or plan.index is not None

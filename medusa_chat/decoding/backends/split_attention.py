@@ -29,8 +29,9 @@ def split_tree_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """As `tree_attention`, by the kernel where there is one, the rows are few and D is a power of
-    two from 16 to 256; otherwise `tree_attention` itself."""
+    """Attention of query [1, H, q, D] over key and value [1, H_kv, s, D], mask [1, 1, q, s] or None
+    -> [1, q, H, D], as `tree_attention`: by the kernel where it runs, H / H_kv * q is at most 1024
+    and D a power of two from 16 to 256; otherwise by `tree_attention` itself."""
     rows, width = query.shape[2], query.shape[3]
     groups = query.shape[1] // key.shape[1]
     fits = width == value.shape[-1] and width in (16, 32, 64, 128, 256)
