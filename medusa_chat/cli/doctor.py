@@ -1,4 +1,4 @@
-"""What this machine offers and what stands in the way: the facts behind `medusa-chat doctor`."""
+"""`medusa-chat doctor`: facts about this machine, and problems with their remedies."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def _shown(value: Any) -> str:
 
 
 def examine() -> Report:
-    """Look at the machine; nothing is changed and nothing leaves it."""
+    """Examine the machine; nothing is changed and nothing leaves it."""
     report = Report()
     report.sections["program"] = _program()
     report.sections["packages"] = {name: _version(name) for name in PACKAGES}
@@ -126,7 +126,7 @@ def _gib(count: int) -> float:
 
 
 def _folders() -> dict[str, Any]:
-    """Where files are, and why there."""
+    """The folders, and why they are where they are."""
     is_chosen = bool(os.environ.get(paths.DATA_DIR_VARIABLE))
     origin = "--data-dir" if is_chosen else "platform default"
     is_installed = paths.asset().is_relative_to(paths.PACKAGE)
@@ -155,7 +155,7 @@ def _demo(problems: list[str]) -> dict[str, Any]:
 
 
 def _tuned() -> dict[str, Any]:
-    """What a tree's size costs here, by model, as far as it was measured."""
+    """The measured step times of each model."""
     found = {
         f"{t.place.model}, {t.place.precision}, {t.place.device}": t.summary()
         for t in tuning_store.known()
@@ -195,7 +195,7 @@ def _cpu_name() -> str:
 
 
 def _cpu_in_torch() -> dict[str, Any]:
-    """What torch makes of the processor; bf16: whether its matrix products are fast."""
+    """The processor as torch sees it; "fast bf16": whether its matrix products are fast."""
     import torch
 
     return {

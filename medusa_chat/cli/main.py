@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Results go to stdout, progress and refusals to stderr.
+"""The command line: parse, call, print. Results go to stdout, progress and errors to stderr.
 
 Exit codes: 0 ok, 1 unexpected, 2 usage, 3 no usable device, 4 model, 5 out of memory, 6 port in
 use, 130 interrupted. torch, transformers and gradio are imported only where a command needs them.
@@ -55,7 +55,7 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.trees.presets import tree_names
 
 GROUP_FLAGS = ("--help", "--version")
-# Each would quietly undo a protection of ours (reliability, threat model).
+# Each would silently switch off a protection against malicious files or websites.
 WEAKENING_VARIABLES = (
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
     "GRADIO_SHARE",
@@ -79,7 +79,7 @@ app.command()(bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. A refusal is one line on stderr."""
+    """Run one command and return its exit code. An error is one line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in GROUP_FLAGS):
         arguments.insert(0, "ui")
@@ -117,10 +117,10 @@ def start(
         Option("--version", is_eager=True, callback=_print_version, help="Print it and exit."),
     ] = False,
 ) -> None:
-    """Before any command."""
+    """Runs before every command: remove variables that weaken protections."""
     for name in WEAKENING_VARIABLES:
         if os.environ.pop(name, None) is not None:
-            note(f"the environment variable {name} weakens this program: ignored")
+            note(f"the environment variable {name} is ignored: it would weaken a protection")
 
 
 # Options of one command alone.
@@ -270,4 +270,4 @@ def doctor(device: Device = "auto", data_dir: DataDir = None, as_json: AsJson = 
     report = examine()
     print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
     if device.startswith("cuda") and not has_cuda(report):
-        raise DeviceError("there is no CUDA device here")
+        raise DeviceError("torch sees no CUDA device: check the NVIDIA driver, or use --device cpu")

@@ -1,4 +1,4 @@
-"""`medusa-chat models`: what is known, found, downloaded and removed, in a terminal."""
+"""`medusa-chat models`: list, search, download and remove checkpoints."""
 
 import json
 import sys
@@ -156,7 +156,7 @@ def kept_row(one: quantised.QuantisedCopy) -> dict[str, Any]:
 
 
 def kept_lines(kept: tuple[quantised.QuantisedCopy, ...]) -> Iterator[str]:
-    """Backbones that were quantised once, by the checkpoint that they were loaded for."""
+    """Kept quantised backbones, by the checkpoint that they were loaded for."""
     if kept:
         yield "quantised here, read instead of their source (medusa-chat models rm frees them)"
     for one in kept:
@@ -183,7 +183,7 @@ def found_lines(found: list["Found"]) -> Iterator[str]:
 
 
 def plan_lines(needs: "DownloadPlan") -> Iterator[str]:
-    """What will be fetched, each repo in a line, before it is."""
+    """The planned downloads, a line for each repo."""
     for part in needs.parts:
         origin = "the base of these heads: " if part.role == "backbone" else ""
         yield f"{origin}{part.id} at {part.sha[:7]}: {gb(part.left)} to fetch of {gb(part.total)}"
@@ -194,7 +194,7 @@ def plan_lines(needs: "DownloadPlan") -> Iterator[str]:
 
 
 def shown(events: Iterator["DownloadEvent"]) -> Iterator["DownloadEvent"]:
-    """Tell the events on stderr as they pass: one line that changes, or now and then a new one."""
+    """Pass the events on and show them on stderr: one changing line, or a new line now and then."""
     is_terminal, last, told = sys.stderr.isatty(), time.monotonic(), ""
     for event in events:
         if event.note and event.note != told:

@@ -31,7 +31,7 @@ def note(message: str) -> None:
 
 
 def load(session: Session, request: LoadRequest) -> None:
-    """Load the model here; its phases and what was chosen go to stderr."""
+    """Load the model in this process; its phases and notes go to stderr."""
     line = DownloadLine()
     for phase in session.load(request):
         if phase.name == "download":
@@ -46,8 +46,8 @@ def load(session: Session, request: LoadRequest) -> None:
 
 
 class DownloadLine:
-    """A download on stderr: one line that changes in a terminal, now and then a new one elsewhere,
-    where silence for minutes would look like a program that hangs."""
+    """A download on stderr: in a terminal one line that changes, elsewhere a new line now and then,
+    for minutes of silence would look like a hang."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -64,7 +64,7 @@ class DownloadLine:
             note(text)
 
     def end(self) -> None:
-        """Leave the line that changed."""
+        """End the line that changed."""
         if self._is_open:
             self._is_open = False
             print(file=sys.stderr)

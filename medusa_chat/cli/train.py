@@ -215,18 +215,18 @@ def calibrate(
 
 
 def calibration_file(checkpoint: str, output: Path | None) -> Path:
-    """Where a calibration goes. Raises UsageError before anything is loaded."""
+    """The file of a calibration. Raises UsageError before anything is loaded."""
     if output is None:
         folder = Path(checkpoint).expanduser()
         if checkpoint == "demo" or not folder.is_dir():
-            raise UsageError(f"{checkpoint} is no folder of yours: give --output FILE")
+            raise UsageError(f"{checkpoint} is not a local folder: give --output FILE")
         return folder / "medusa_calibration.json"
     require_folder(output)
     return output
 
 
 def own_chats() -> "list[Conversation]":
-    """What the user said in the page. Raises UsageError where that is nothing."""
+    """The chats saved by the page. Raises UsageError where there are none."""
     from medusa_chat.paths import data_dir
     from medusa_chat.runtime.history import FILE, History
     from medusa_chat.training.conversations import Conversation
@@ -238,12 +238,12 @@ def own_chats() -> "list[Conversation]":
         if chat.asked:
             found.append(chat)
     if not found:
-        raise UsageError("no chat is kept here yet: talk to a model in the page, or give --data")
+        raise UsageError("no chats are saved yet: chat with a model in the page, or give --data")
     return found
 
 
 def data_paths(names: list[str]) -> tuple[Path, ...]:
-    """Files that are here, or a Hub data set's. Raises UsageError, HubError."""
+    """Local files, and the files of Hub data sets. Raises UsageError, HubError."""
     found: list[Path] = []
     for name in names:
         path = Path(name).expanduser()
@@ -253,7 +253,7 @@ def data_paths(names: list[str]) -> tuple[Path, ...]:
             found.append(path)
             continue
         if name.startswith((".", "/", "~")) or name.count("/") < 1:
-            raise UsageError(f"there is no file {name}")
+            raise UsageError(f"there is no file {name}: give a file, or a Hub data set OWNER/NAME")
         from medusa_chat.hub.dataset import dataset_files
 
         found += dataset_files(name)

@@ -89,15 +89,15 @@ TORCH = Verifier()
 Rule = Callable[[VerifyInput, Verifier], Acceptance]
 
 
-def exact(case: VerifyInput, judge: Verifier = TORCH) -> Acceptance:
+def exact(verify_input: VerifyInput, verifier: Verifier = TORCH) -> Acceptance:
     """Take the backbone's own sample at each node and follow the child that equals it.
 
     Every token is the backbone's own, so this is lossless at any temperature for any deterministic
     tree; greedy is its limit.
     """
-    draft, logits, settings = case.draft, case.logits, case.settings
-    sampled = judge.own_tokens(logits, draft.tensors, case.position, settings)
-    figures = judge.figures(draft, logits, settings.scale) if case.details else None
+    draft, logits, settings = verify_input.draft, verify_input.logits, verify_input.settings
+    sampled = verifier.own_tokens(logits, draft.tensors, verify_input.position, settings)
+    figures = verifier.figures(draft, logits, settings.scale) if verify_input.details else None
     found = _details(figures, None, sampled)
     if len(draft.tree) == 1:  # plain decoding: there is nothing to accept but the root
         root, path = draft.tensors.depths, draft.tensors.paths[0]
@@ -109,19 +109,19 @@ def exact(case: VerifyInput, judge: Verifier = TORCH) -> Acceptance:
     return _result(draft, logits, node, length, sampled, found)
 
 
-def typical(case: VerifyInput, judge: Verifier = TORCH) -> Acceptance:
+def typical(verify_input: VerifyInput, verifier: Verifier = TORCH) -> Acceptance:
     """Accept a node while p > min(epsilon, delta * exp(-H)) at its parent (Medusa, section 2.3.1).
 
     The first token and every next token are greedy, so the result is deterministic and
     temperature only relaxes acceptance. Lossy. At temperature 0 it is greedy decoding.
     """
-    return _typical(case, judge, is_sampled=False)
+    return _typical(verify_input, verifier, is_sampled=False)
 
 
-def typical_sampled(case: VerifyInput, judge: Verifier = TORCH) -> Acceptance:
+def typical_sampled(verify_input: VerifyInput, verifier: Verifier = TORCH) -> Acceptance:
     """As typical, but the first token and every next token are sampled from the tokens that pass
     the rule, renormalised. Lossy. At temperature 0 it is greedy decoding."""
-    return _typical(case, judge, is_sampled=True)
+    return _typical(verify_input, verifier, is_sampled=True)
 
 
 ACCEPTANCE: dict[str, Rule] = {
@@ -131,11 +131,11 @@ ACCEPTANCE: dict[str, Rule] = {
 }
 
 
-def _typical(case: VerifyInput, judge: Verifier, is_sampled: bool) -> Acceptance:
-    draft, logits, settings = case.draft, case.logits, case.settings
+def _typical(verify_input: VerifyInput, verifier: Verifier, is_sampled: bool) -> Acceptance:
+    draft, logits, settings = verify_input.draft, verify_input.logits, verify_input.settings
     if settings.is_greedy:
-        return exact(case, judge)
-    figures = at_parent, entropy = judge.figures(draft, logits, settings.scale)
+        return exact(verify_input, verifier)
+    figures = at_parent, entropy = verifier.figures(draft, logits, settings.scale)
     threshold = _threshold(entropy, settings)
     accepted = at_parent.exp() > threshold.index_select(0, draft.tensors.parents)
     length = _prefix_lengths(accepted, draft)
@@ -145,10 +145,10 @@ def _typical(case: VerifyInput, judge: Verifier, is_sampled: bool) -> Acceptance
     if is_sampled:
         log_p = torch.log_softmax(logits.float() / settings.scale, -1)
         passing = log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf)
-        chosen = with_noise(passing, draft.tensors, case.position, settings).argmax(-1)
+        chosen = with_noise(passing, draft.tensors, verify_input.position, settings).argmax(-1)
     else:
-        chosen = judge.argmax(logits)
-    found = _details(figures if case.details else None, threshold, chosen)
+        chosen = verifier.argmax(logits)
+    found = _details(figures if verify_input.details else None, threshold, chosen)
     return _result(draft, logits, node, length, chosen, found)
 
 

@@ -54,7 +54,7 @@ class Backbone:
         first = next(p for p in model.parameters() if p.device.type != "meta")  # not offloaded
         self.device, self.dtype = first.device, first.dtype
         self.numbers = numbers or first.dtype
-        self.judge = TORCH
+        self.verifier = TORCH
         self.whole_step: WholeStep | None = None
         self.rows = 1  # a step's pass has a multiple of so many (padded_rows.py)
         self.vocabulary = int(self.config.vocab_size)

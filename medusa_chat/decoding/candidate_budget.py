@@ -36,7 +36,7 @@ class Grower:
 
     whatever the text; and one usual step's overhead more for every step that `asks`.
 
-    `growth` and `record` have twins in kernels/account.c, for steps that follow each other there.
+    `growth` and `record` exist in C too (kernels/account.c), for several steps in one call.
     """
 
     certain, proof, sure, strict = CERTAIN, PROOF, SURE, STRICT

@@ -30,20 +30,20 @@ class DynamicTree:
     gate: float = 0.0
 
 
-def grow(tree: Tree, shares: Sequence[float], growth: DynamicTree) -> tuple[int, ...]:
+def grow(tree: Tree, shares: Sequence[float], dynamic_tree: DynamicTree) -> tuple[int, ...]:
     """The nodes of `tree` that are drafted, in rising order, the root first. shares[i]: the heads'
     probability of node i given its parent.
 
-    The Python twin of kernels/growth.c.
+    The same algorithm in C is kernels/growth.c.
     """
     worth = [1.0]
     for node, parent in enumerate(tree.parents[1:], start=1):
         worth.append(worth[parent] * shares[node])
-    order = sorted(range(1, len(tree)), key=lambda node: -worth[node])[: growth.most - 1]
-    count, total, most = 0, 1.0, 1.0 - growth.rate * growth.seconds[0]
+    order = sorted(range(1, len(tree)), key=lambda node: -worth[node])[: dynamic_tree.most - 1]
+    count, total, most = 0, 1.0, 1.0 - dynamic_tree.rate * dynamic_tree.seconds[0]
     for number, node in enumerate(order, start=1):
         total += worth[node]
-        value = total - growth.rate * growth.seconds[number]
+        value = total - dynamic_tree.rate * dynamic_tree.seconds[number]
         if value > most:
             most, count = value, number
     return (0, *sorted(order[:count]))

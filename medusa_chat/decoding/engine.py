@@ -15,7 +15,7 @@ from medusa_chat.decoding.drafters import Autoregressive, Drafter
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
-from medusa_chat.decoding.probe import common_prefix, look
+from medusa_chat.decoding.probe import common_prefix, probe_logits
 from medusa_chat.decoding.prompt_lookup import PromptLookup
 from medusa_chat.decoding.settings import CHUNK, GenerationSettings
 from medusa_chat.decoding.step_result import DecodeState, StepResult
@@ -121,12 +121,12 @@ class Engine:
         steps, emitted, seconds = 0, 0, 0.0
         _, reason = self._cut([root_id], first, 0, limit, at_limit)
         known: Sequence[int] = [*prompt_ids, root_id]
-        here = DecodeState(drafter, rule, settings, details, hidden, certainty=first.certainty)
-        here.ends = tuple(self.eos | self.pauses)
+        state = DecodeState(drafter, rule, settings, details, hidden, certainty=first.certainty)
+        state.ends = tuple(self.eos | self.pauses)
         while reason is None:
             started = perf_counter()
-            here.most = limit - len(answer)
-            outcomes, known = self.stepper.advance(here, known), []
+            state.most = limit - len(answer)
+            outcomes, known = self.stepper.decode_step(state, known), []
             for outcome in outcomes:  # all of them are in the cache
                 self._ids += outcome.tokens if outcome.is_finite else []
             taken = perf_counter() - started - sum(outcome.seconds for outcome in outcomes)
@@ -174,7 +174,7 @@ class Engine:
         does not have.
         """
         try:
-            return look(self.backbone, self.heads, self._ids, token_ids, path, head)
+            return probe_logits(self.backbone, self.heads, self._ids, token_ids, path, head)
         finally:
             self._ids = self._ids[: self.backbone.cache.length]
 

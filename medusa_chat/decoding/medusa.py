@@ -97,26 +97,26 @@ class Medusa:
         """root int64 [1], hidden [1, d]: see Drafter.fill."""
         if plan.index is None:
             return Draft(root, plan.tree, plan.tensors)
-        growth = self._growth(plan)
-        if plan.grower is not None and growth is None:
+        dynamic_tree = self._dynamic_tree(plan)
+        if plan.grower is not None and dynamic_tree is None:
             self._is_drafted = False
             return Draft(root, ROOT, self._alone)
-        alone = self._unsure(plan, growth, root, hidden) if growth else None
+        alone = self._unsure(plan, dynamic_tree, root, hidden) if dynamic_tree else None
         if alone is not None:
             return alone
         values, candidates, sums = self._guesses(hidden, plan, plan.tree.depth)
         filled = torch.cat((root, candidates.flatten())).index_select(0, plan.index)
-        if not self._details and growth is None:
+        if not self._details and dynamic_tree is None:
             return Draft(filled, plan.tree, plan.tensors)
         shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
         padded = torch.cat((_nothing(shares.device), shares)).index_select(0, plan.index)
         whole = Draft(filled, plan.tree, plan.tensors, padded)
-        if growth is None:
+        if dynamic_tree is None:
             return whole
         guesses = tuple(map(tuple, candidates.tolist())) if self._details else ()
-        return _part(whole, growth, guesses)
+        return _part(whole, dynamic_tree, guesses)
 
-    def _growth(self, plan: Plan) -> DynamicTree | None:
+    def _dynamic_tree(self, plan: Plan) -> DynamicTree | None:
         """The rule for this step's nodes; None: all nodes without a grower, with one the root
         alone."""
         if plan.grower is None:
@@ -127,13 +127,13 @@ class Medusa:
         return found
 
     def _unsure(
-        self, plan: Plan, growth: DynamicTree, root: Tensor, hidden: Tensor
+        self, plan: Plan, dynamic_tree: DynamicTree, root: Tensor, hidden: Tensor
     ) -> Draft | None:
         """The root alone where the first head's best guess is less probable than the gate."""
-        if not growth.gate:
+        if not dynamic_tree.gate:
             return None
         values, tokens, sums = self._guesses(hidden, plan, 1)
-        if float((values[0, 0].float() - sums[0]).exp()) >= growth.gate:
+        if float((values[0, 0].float() - sums[0]).exp()) >= dynamic_tree.gate:
             return None
         guesses = (tuple(tokens[0].tolist()),) if self._details else ()
         return Draft(root, ROOT, self._alone, _nothing(root.device), guesses)
@@ -175,10 +175,10 @@ def _require_drawable(tree: Tree, heads: MedusaHeads, vocabulary: int) -> None:
         )
 
 
-def _part(whole: Draft, growth: DynamicTree, guesses: tuple[tuple[int, ...], ...]) -> Draft:
-    """The part of a draft that `growth` selects by its probabilities."""
+def _part(whole: Draft, dynamic_tree: DynamicTree, guesses: tuple[tuple[int, ...], ...]) -> Draft:
+    """The part of a draft that `dynamic_tree` selects by its probabilities."""
     assert whole.probabilities is not None
-    nodes = grow(whole.tree, whole.probabilities.tolist(), growth)
+    nodes = grow(whole.tree, whole.probabilities.tolist(), dynamic_tree)
     kept = torch.tensor(nodes, device=whole.tokens.device)
     tokens, shares = (t.index_select(0, kept) for t in (whole.tokens, whole.probabilities))
     tree = subtree(whole.tree, nodes)

@@ -12,7 +12,7 @@ from medusa_chat.errors import UsageError
 
 
 @torch.inference_mode()
-def look(
+def probe_logits(
     backbone: Backbone,
     heads: MedusaHeads | None,
     held: Sequence[int],

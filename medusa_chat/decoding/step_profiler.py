@@ -35,16 +35,16 @@ def time_steps(
     `clock`: at least three rounds, or one where steps are slow. The minimum counts, for other work
     of the machine only adds time. The cache is as before afterwards. The engine must have heads.
     """
-    stage = StepProfiler(engine, tree)
+    profiler = StepProfiler(engine, tree)
     timed: dict[tuple[int, int], list[float]] = {}
     drafting: dict[int, list[float]] = {}
 
     def time_one(nodes: int, length: int, is_warm: bool = True) -> float:
         left = warm_ups(firsts[nodes]) if is_warm else 0
         while left > 0:
-            left -= stage.step(nodes, length)[0]
+            left -= profiler.step(nodes, length)[0]
         started = clock()
-        count, heads = stage.step(nodes, length)
+        count, heads = profiler.step(nodes, length)
         drafting.setdefault(nodes, []).append(heads)
         return (clock() - started) / count
 
@@ -54,16 +54,16 @@ def time_steps(
     try:
         for nodes in [m for m in SIZES if m < len(tree)] + [len(tree)]:
             started = clock()
-            for length in stage.lengths:
-                stage.try_out(nodes, length)
+            for length in profiler.lengths:
+                profiler.try_out(nodes, length)
             began += clock() - started  # answers do not take this time: it is not of the budget
-            seconds = time_one(nodes, stage.lengths[0], False)
+            seconds = time_one(nodes, profiler.lengths[0], False)
             yield None
             first = first or seconds
             for _ in range(DOUBTS if sizes and first < WARM_SECONDS else 0):
                 if seconds <= first * (tree.depth + 1):
                     break
-                seconds = min(seconds, time_one(nodes, stage.lengths[0], False))
+                seconds = min(seconds, time_one(nodes, profiler.lengths[0], False))
                 yield None
             firsts[nodes] = seconds
             if sizes and (seconds > first * (tree.depth + 1) or clock() - began > SLOW * budget):
@@ -72,17 +72,17 @@ def time_steps(
         for number in range(MAX_ROUNDS):
             for turn in range(len(sizes)):
                 nodes = sizes[(turn + number) % len(sizes)]
-                for length in stage.lengths:
+                for length in profiler.lengths:
                     timed.setdefault((nodes, length), []).append(time_one(nodes, length))
                     yield None
             spent = clock() - began
             if spent >= SLOW * budget or (number + 1 >= MIN_ROUNDS and spent >= budget):
                 break
     finally:
-        stage.leave()
-    rows = [tuple(min(timed[m, length]) for m in sizes) for length in stage.lengths]
+        profiler.leave()
+    rows = [tuple(min(timed[m, length]) for m in sizes) for length in profiler.lengths]
     drafts = tuple(min(drafting[m]) for m in sizes)
-    yield StepCosts(tuple(sizes), stage.lengths, tuple(rows), drafts)
+    yield StepCosts(tuple(sizes), profiler.lengths, tuple(rows), drafts)
 
 
 def warm_ups(first: float) -> int:
@@ -121,9 +121,9 @@ class StepProfiler:
         step)."""
         engine = self.engine
         engine.backbone.cache.length = length
-        here = DecodeState(self._drafter(nodes), exact, SETTINGS, False, self._hidden, self._root)
-        here.most = AT_ONCE
-        taken = engine.stepper.advance(here, [self._root_id])
+        state = DecodeState(self._drafter(nodes), exact, SETTINGS, False, self._hidden, self._root)
+        state.most = AT_ONCE
+        taken = engine.stepper.decode_step(state, [self._root_id])
         return len(taken), sum(one.heads_seconds for one in taken) / len(taken)
 
     def try_out(self, nodes: int, length: int) -> None:

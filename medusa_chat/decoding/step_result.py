@@ -59,7 +59,7 @@ class WholeStep(Protocol):
     threads: int  # on the CPU; 0: it runs on a GPU
     tries: int  # steps of one kind before they run at full speed
 
-    def take(self, plan: Plan, root: int, here: DecodeState) -> list[StepResult] | None:
+    def decode_steps(self, plan: Plan, root: int, state: DecodeState) -> list[StepResult] | None:
         """Run the next step, and where the plan is lasting and no details are wanted maybe some
         more; the results are the operators', the cache is extended, and a grower has accounted for
         them. None where this backend does not support the plan or the rule."""

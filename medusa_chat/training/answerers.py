@@ -77,7 +77,7 @@ class OneByOne:
         replace_submodules(copied, packs=False)
         backbone = Backbone(copied, self._context, numbers=native.NUMBERS)
         # where the numbers are not the twin's, the twin answers
-        native.adopt(backbone, None, native.NativeThreads(library, cpu_threads.of_native(copied)))
+        native.enable(backbone, None, native.NativeThreads(library, cpu_threads.of_native(copied)))
         engine = Engine(backbone)
         engine.pauses = frozenset(self.ends)
         return engine

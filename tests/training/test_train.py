@@ -275,7 +275,7 @@ def test_calibration_asks_the_users_own_chats_again(
 
 
 @pytest.mark.parametrize(
-    "asked, said", [([], "give --data FILE, or --chats"), (["--chats"], "no chat is kept here yet")]
+    "asked, said", [([], "give --data FILE, or --chats"), (["--chats"], "no chats are saved yet")]
 )
 def test_calibration_without_anything_to_ask_says_so(
     asked: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

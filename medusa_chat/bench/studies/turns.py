@@ -63,7 +63,7 @@ def _pass(course: BenchContext, held: int, new: list[int]) -> float:
     course.synchronise()
     started = perf_counter()
     with torch.inference_mode():
-        int(backbone.judge.argmax(backbone.lm_head(backbone.run_chunk(tokens)[-1:])))
+        int(backbone.verifier.argmax(backbone.lm_head(backbone.run_chunk(tokens)[-1:])))
     return perf_counter() - started
 
 

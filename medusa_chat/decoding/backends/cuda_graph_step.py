@@ -61,17 +61,17 @@ class CudaGraphStep:
         self,
         recorder: GraphCapture,
         plan: Plan,
-        here: DecodeState,
+        state: DecodeState,
         settings: DeviceSettings,
         bucket: int,
     ) -> None:
-        """plan: the root alone, or one that here.drafter fills without waiting for the device."""
+        """plan: the root alone, or one that the drafter fills without waiting for the device."""
         self._backbone, self._state = recorder.backbone, recorder.state
         self._plan = plan
-        self._drafter: Drafter = here.drafter
-        self._rule: Rule = here.rule
+        self._drafter: Drafter = state.drafter
+        self._rule: Rule = state.rule
         self._settings: Any = settings  # stands for GenerationSettings
-        self._details = here.details
+        self._details = state.details
         backbone, device = recorder.backbone, recorder.backbone.device
         self._wide, self._beside = widened(plan.tree, plan.tensors, backbone.rows)
         self._nodes = torch.arange(len(self._wide), device=device)
@@ -95,8 +95,8 @@ class CudaGraphStep:
         tokens = filled(draft.tokens, len(self._wide))
         hidden = backbone.run_fixed(tokens, positions, masks, self._layers)
         logits = backbone.lm_head(hidden)[:count]
-        case = VerifyInput(draft, logits, state.cur, self._settings, self._details)
-        taken = self._rule(case, backbone.judge)
+        verify_input = VerifyInput(draft, logits, state.cur, self._settings, self._details)
+        taken = self._rule(verify_input, backbone.verifier)
         backbone.cache.move(state.cur + taken.path, state.cur + self._deep)
         words, self.frame = packed(draft, taken)
         if not self._is_begun:  # outside of any graph: the first warm-up

@@ -21,28 +21,28 @@ STARTS = (3, 5, 8)  # of made-up prompts, where a near tie may part the texts at
 ROUNDS = 3
 GAIN = 1.05  # from which recordings are worth their memory
 EXACT, ROUGH = 1e-3, 0.3  # of probabilities and nats, in fp32 and in 16 bits
-BY_PARTS = "steps run by their parts"
+BY_OPERATORS = "steps run by torch operators"
 
 
 def try_cuda_graphs(backbone: Backbone, heads: MedusaHeads | None) -> str:
     """Run a backbone's steps as CUDA graphs, if they agree with the operators and are faster;
     returns a sentence about it. The cache is empty afterwards."""
     if backbone.context < TEXT + 2 * NEW:
-        return f"{BY_PARTS}: the context is too short to try a recording"
+        return f"{BY_OPERATORS}: the context is too short to try CUDA graphs"
     engine, recorded = Engine(backbone, heads), PipelinedGraphRunner(backbone)
     limit = EXACT if backbone.dtype == torch.float32 else ROUGH
     trees = (ROOT, cartesian(2, 2)) if heads is not None and len(heads) > 1 else (ROOT,)
     gain = 0.0
-    if agrees(BY_PARTS, lambda: max(_off_by(engine, recorded, tree) for tree in trees), limit):
+    if agrees(BY_OPERATORS, lambda: max(_off_by(engine, recorded, tree) for tree in trees), limit):
         gain = _gain(engine, recorded)
     # a new one, which frees the graphs of the trial
     backbone.whole_step = PipelinedGraphRunner(backbone) if gain >= GAIN else None
     engine.forget()
     if gain >= GAIN:
-        return f"a step is one recorded graph, {gain:.2g} times as fast as its parts"
+        return f"a step is one CUDA graph, {gain:.2g} times as fast as by torch operators"
     if gain:
-        return f"{BY_PARTS}: a recording of them was not faster"
-    return f"{BY_PARTS}: they could not be recorded, or not rightly (the log says why)"
+        return f"{BY_OPERATORS}: CUDA graphs were not faster"
+    return f"{BY_OPERATORS}: CUDA graphs failed or gave other results (see the log)"
 
 
 def _off_by(engine: Engine, recorded: PipelinedGraphRunner, tree: Tree) -> float:

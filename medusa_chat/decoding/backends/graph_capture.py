@@ -67,11 +67,11 @@ class GraphCapture:
             for own, copy in zip((state.cur, state.root, state.hidden), kept, strict=True):
                 own.copy_(copy)
 
-        here = torch.cuda.current_stream(device)
+        current = torch.cuda.current_stream(device)
         graph = torch.cuda.CUDAGraph()
         # a capture that fails leaves its own stream to be the current one
-        with torch.cuda.device(device), torch.cuda.stream(here), _without_collection():
-            self._stream.wait_stream(here)
+        with torch.cuda.device(device), torch.cuda.stream(current), _without_collection():
+            self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UPS):
                     body()
@@ -79,10 +79,10 @@ class GraphCapture:
                 with _unwaiting():
                     body()
                 put_back()
-            here.wait_stream(self._stream)
+            current.wait_stream(self._stream)
             with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
                 body()
-        with torch.cuda.stream(here):
+        with torch.cuda.stream(current):
             put_back()  # capturing ran nothing
         return graph.replay
 

@@ -18,7 +18,7 @@ from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.linear4 import absmax, is_linear4
 
 FEWEST = 8  # rows; fewer are bitsandbytes' own fused kernel's
-TOLERANCE = 2e-2  # of half precision against its twin in fp32, of the largest output
+TOLERANCE = 2e-2  # of half precision against its reference in fp32, of the largest output
 GAIN = 1.05  # how many times as fast it must measure
 
 Timer = Callable[[Callable[[], Any]], float]  # a function to call -> seconds of one call
@@ -123,7 +123,7 @@ def is_nf4(linear: Any) -> bool:
     return is_known and state.shape[1] % BLOCK == 0 and linear.weight.dtype == torch.uint8
 
 
-def adopt(model: nn.Module, timer: Timer) -> list[str]:
+def replace_where_faster(model: nn.Module, timer: Timer) -> list[str]:
     """Use our kernel in the model's 4-bit linears, in place, for the numbers of rows at which the
     timer measures it as faster; returns a sentence for each shape, which is measured once."""
     chosen: dict[Any, frozenset[int]] = {}
@@ -162,7 +162,7 @@ def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
 
 @cache
 def has_kernel(device: torch.device, dtype: torch.dtype = torch.float16) -> bool:
-    """Whether the kernel runs there and agrees with its twin; where not, that is logged, once."""
+    """Whether the kernel runs there and agrees with its reference; if not, that is logged, once."""
     if device.type != "cuda":
         return False
     instead = "4-bit products stay bitsandbytes'"
@@ -170,8 +170,8 @@ def has_kernel(device: torch.device, dtype: torch.dtype = torch.float16) -> bool
 
 
 def difference(device: torch.device, dtype: torch.dtype = torch.float16) -> float:
-    """The kernel's largest difference from its twin in fp32 on random numbers, as a share of the
-    largest output, over every bucket and over sizes that are no whole tiles."""
+    """The kernel's largest difference from its reference in fp32 on random numbers, as a share of
+    the largest output, over every bucket and over sizes that are no whole tiles."""
     from medusa_chat.decoding.backends.kernels.nf4 import run
 
     generator = torch.Generator(device).manual_seed(0)

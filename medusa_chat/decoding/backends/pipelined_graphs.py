@@ -65,7 +65,7 @@ class PipelinedGraphRunner:
         self._is_cuda = backbone.device.type == "cuda"
         self._kinds: dict[tuple[Any, ...], Kind] = {}
         self._recorder: GraphCapture | None = None
-        self._here: DecodeState | None = None  # of the last step
+        self._decode_state: DecodeState | None = None  # of the last step
         self._length = -1  # tokens in the cache behind it
         self._last: Kind | None = None
         self._queued: Queued | None = None
@@ -80,37 +80,37 @@ class PipelinedGraphRunner:
         """See WholeStep: prompts are read by operators."""
         return None
 
-    def take(self, plan: Plan, root: int, here: DecodeState) -> list[StepResult] | None:
+    def decode_steps(self, plan: Plan, root: int, state: DecodeState) -> list[StepResult] | None:
         """See WholeStep: one step."""
         if self._is_over or not _is_fixed(plan):
             return None
-        kind = self._kind_of(plan, here)
+        kind = self._kind_of(plan, state)
         kind.asked += 1
         if kind.is_refused or kind.asked < ASKED:
             return None
         try:
             with torch.inference_mode():
-                return [self._step(kind, root, here)]
+                return [self._step(kind, root, state)]
         except Exception as error:  # the device, a layer or the memory: operators can
             self._refuse(kind, error)
             return None
 
-    def _step(self, kind: Kind, root: int, here: DecodeState) -> StepResult:
+    def _step(self, kind: Kind, root: int, state: DecodeState) -> StepResult:
         cache, deep = self._backbone.cache, kind.plan.tree.depth + 1
         start = cache.length
-        is_next = here is self._here and start == self._length
+        is_next = state is self._decode_state and start == self._length
         queued, self._queued = self._queued if is_next else None, None
         if not is_next:
-            self._begin(start, root, here)
+            self._begin(start, root, state)
         elif queued is not None and queued.kind is not kind:
             self._state.put(start, root, self.hidden)
             queued = None
         if queued is None:
-            queued = self._queue(kind, here, start)
-        is_room = start + 2 * deep < self._backbone.context and here.most > deep
+            queued = self._queue(kind, state, start)
+        is_room = start + 2 * deep < self._backbone.context and state.most > deep
         if is_next and kind is self._last and is_room:
-            self._queued = self._queue(kind, here, start + deep)
-        self._last, self._here = kind, here
+            self._queued = self._queue(kind, state, start + deep)
+        self._last, self._decode_state = kind, state
         outcome = self._read(queued)
         self.hidden = queued.hidden
         if outcome.is_finite:
@@ -118,12 +118,12 @@ class PipelinedGraphRunner:
         self._length = cache.length if outcome.is_finite else -1
         return outcome
 
-    def _begin(self, length: int, root: int, here: DecodeState) -> None:
+    def _begin(self, length: int, root: int, state: DecodeState) -> None:
         """Set the device's state for a step that does not follow the last recorded one."""
         if self._recorder is None:
-            self._recorder = GraphCapture(self._backbone, State.like(here.hidden))
+            self._recorder = GraphCapture(self._backbone, State.like(state.hidden))
             self._hiddens = [self._state.hidden.clone() for _ in range(2)]
-        self._state.put(length, root, here.hidden)
+        self._state.put(length, root, state.hidden)
         self._last = None
 
     @property
@@ -131,11 +131,11 @@ class PipelinedGraphRunner:
         assert self._recorder is not None
         return self._recorder.state
 
-    def _queue(self, kind: Kind, here: DecodeState, length: int) -> Queued:
+    def _queue(self, kind: Kind, state: DecodeState, length: int) -> Queued:
         """Queue a step after at most `length` tokens; the exact number is in the device's state."""
-        if here is not self._here or kind is not self._last:
-            kind.settings.follow(here.settings)
-        step = self._recorded(kind, here, length)
+        if state is not self._decode_state or kind is not self._last:
+            kind.settings.follow(state.settings)
+        step = self._recorded(kind, state, length)
         self._turn = 1 - self._turn
         hidden, begin = self._hiddens[self._turn], self._watch.mark()
         step.replay()
@@ -160,7 +160,7 @@ class PipelinedGraphRunner:
         self.seconds += outcome.backbone_seconds
         return outcome
 
-    def _recorded(self, kind: Kind, here: DecodeState, length: int) -> CudaGraphStep:
+    def _recorded(self, kind: Kind, state: DecodeState, length: int) -> CudaGraphStep:
         """The kind's step for the smallest bucket with room for its rows after `length` tokens."""
         capacity = self._backbone.cache.capacity
         rows, nodes = self._backbone.rows, len(kind.plan.tree)
@@ -169,25 +169,25 @@ class PipelinedGraphRunner:
         step = kind.steps.get(bucket)
         if step is None:
             assert self._recorder is not None
-            step = CudaGraphStep(self._recorder, kind.plan, here, kind.settings, bucket)
+            step = CudaGraphStep(self._recorder, kind.plan, state, kind.settings, bucket)
             kind.steps[bucket] = step
         return step
 
-    def _kind_of(self, plan: Plan, here: DecodeState) -> Kind:
-        rule, settings = here.settings.acceptance, kind_of(here.settings)
-        key = (id(plan.tensors), id(plan.index), rule, here.details, settings)
+    def _kind_of(self, plan: Plan, state: DecodeState) -> Kind:
+        rule, settings = state.settings.acceptance, kind_of(state.settings)
+        key = (id(plan.tensors), id(plan.index), rule, state.details, settings)
         found = self._kinds.pop(key, None)
         if found is None:
             if len(self._kinds) >= MOST_KINDS:
                 self._kinds.pop(next(iter(self._kinds)))
-            found = Kind(plan, DeviceSettings(here.settings, self._backbone.device))
+            found = Kind(plan, DeviceSettings(state.settings, self._backbone.device))
         self._kinds[key] = found  # the last one asked for stays longest
         return found
 
     def _refuse(self, kind: Kind, error: Exception) -> None:
         """Run this kind by operators from now on; after running out of memory all kinds, for the
         graphs hold memory that operators may need."""
-        self._here = self._last = self._queued = None
+        self._decode_state = self._last = self._queued = None
         kind.is_refused = True
         kind.steps.clear()
         if isinstance(error, torch.OutOfMemoryError):

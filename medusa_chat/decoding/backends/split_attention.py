@@ -16,7 +16,7 @@ from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.backends.split_twin import split_attention
 
 NAME = "medusa_split"
-TOLERANCE = 2e-2  # of half precision against its twin in fp32
+TOLERANCE = 2e-2  # of half precision against its reference in fp32
 
 
 def split_tree_attention(
@@ -47,7 +47,7 @@ def split_tree_attention(
 
 @cache
 def has_kernel(device: torch.device) -> bool:
-    """Whether the kernel runs there and agrees with its twin; where not, that is logged, once."""
+    """Whether the kernel runs there and agrees with its reference; if not, that is logged, once."""
     if device.type != "cuda":
         return False
     instead = "split attention falls back to torch"
@@ -55,7 +55,7 @@ def has_kernel(device: torch.device) -> bool:
 
 
 def difference(device: torch.device, dtype: torch.dtype = torch.float16) -> float:
-    """The kernel's largest difference from its twin on random numbers."""
+    """The kernel's largest difference from its reference on random numbers."""
     from medusa_chat.decoding.backends.kernels.split import run
 
     generator = torch.Generator(device).manual_seed(0)

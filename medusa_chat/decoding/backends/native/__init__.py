@@ -6,7 +6,7 @@ plain decoding's. Its reference is the decoder of merged layers (fused_layers.py
 whatever this one does not support.
 """
 
-from medusa_chat.decoding.backends.native.attach import NUMBERS, adopt, can_run, is_small
+from medusa_chat.decoding.backends.native.attach import NUMBERS, can_run, enable, is_small
 from medusa_chat.decoding.backends.native.library import NativeThreads
 
-__all__ = ["NUMBERS", "NativeThreads", "adopt", "can_run", "is_small"]
+__all__ = ["NUMBERS", "NativeThreads", "can_run", "enable", "is_small"]

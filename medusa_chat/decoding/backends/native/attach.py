@@ -55,7 +55,7 @@ def is_small(model: Any) -> bool:
     return size <= SMALL
 
 
-def adopt(backbone: Any, heads: MedusaHeads | None, team: NativeThreads) -> bool:
+def enable(backbone: Any, heads: MedusaHeads | None, team: NativeThreads) -> bool:
     """Run a backbone for which `can_run` holds by the C library, with its LM head, Medusa heads and
     verifier. Returns whether it does: not where the results differ from the reference's. Converted
     weights are not kept in their old layout."""
@@ -88,7 +88,7 @@ def adopt(backbone: Any, heads: MedusaHeads | None, team: NativeThreads) -> bool
         lm_head = NativeLinear(backbone.lm_head.linear, team)
         backbone.lm_head.linear = lm_head
         backbone.model.set_output_embeddings(lm_head)
-        backbone.judge = NativeVerifier(team)
+        backbone.verifier = NativeVerifier(team)
         own = None
         if heads is not None and heads.weight.dtype == backbone.dtype:
             own = heads.twin = NativeHeads(heads, backbone.lm_head, team)

@@ -44,8 +44,8 @@ class NativeRun:
             job.ids = addressof(self._ids)
         job.account = self._account_at if shape.growth is not None else None
 
-    def take(
-        self, plan: Plan, here: DecodeState, start: int, longest: int
+    def decode_steps(
+        self, plan: Plan, state: DecodeState, start: int, longest: int
     ) -> list[StepResult] | None:
         """Run steps after `start` tokens, none after more than `longest`; None for a token outside
         the vocabulary. The caller sets is_finite and certainty of the last result."""
@@ -53,13 +53,13 @@ class NativeRun:
         if plan.grower is not None:  # its costs hold for STRIDE tokens
             longest = min(longest, start // STRIDE * STRIDE + STRIDE - 1)
             self._account.open(plan.grower, start, plan.asks)
-        job.last_start, job.most_tokens = longest, here.most
-        job.certainty, job.least = here.certainty, plan.least
-        job.most_steps = MOST_STEPS if plan.is_lasting and not here.details else 1
-        if here.ends is not self._ends_of:
-            self._ends_of = here.ends
-            self._ends = (c_int64 * len(here.ends))(*here.ends)
-            job.ends, job.end_count = addressof(self._ends), len(here.ends)
+        job.last_start, job.most_tokens = longest, state.most
+        job.certainty, job.least = state.certainty, plan.least
+        job.most_steps = MOST_STEPS if plan.is_lasting and not state.details else 1
+        if state.ends is not self._ends_of:
+            self._ends_of = state.ends
+            self._ends = (c_int64 * len(state.ends))(*state.ends)
+            job.ends, job.end_count = addressof(self._ends), len(state.ends)
         if self._team.steps(self._call):
             return None
         if plan.grower is not None:

@@ -95,25 +95,25 @@ class NativeStep:
         made.certainty = verdict.certainty
         return made
 
-    def take(self, plan: Plan, root: int, here: DecodeState) -> list[StepResult] | None:
+    def decode_steps(self, plan: Plan, root: int, state: DecodeState) -> list[StepResult] | None:
         """See WholeStep. Fields that do not change from step to step are not written again."""
-        if here.settings is not self._settings or here.details != self._details:
-            self._arm(here.settings, here.details)
+        if state.settings is not self._settings or state.details != self._details:
+            self._arm(state.settings, state.details)
         shape, start = self._shape_of(plan), self._cache.length
         is_seen = self._window is None or start + shape.depth < self._window
         if not (self._is_known and is_seen) or (plan.tokens is None and shape.draft is None):
             return None
         if shape is not self._shape:
             self._turn_to(shape)
-        if here.hidden is not self.hidden:
-            self.hidden.copy_(here.hidden)
+        if state.hidden is not self.hidden:
+            self.hidden.copy_(state.hidden)
         self._set_place(shape, plan, root, start)
-        found = self._run.take(plan, here, start, self._longest(shape))
+        found = self._run.decode_steps(plan, state, start, self._longest(shape))
         if found is None:
             return None
         last = found[-1]
         last.is_finite, last.certainty = bool(self._verdict.is_finite), self._verdict.certainty
-        if here.details:  # then there is one step
+        if state.details:  # then there is one step
             last.record = self._record(plan, shape, last.nodes, self._run.asked)
         self._cache.extend(sum(len(one.path) for one in found if one.is_finite))
         self.seconds += self._run.seconds
