@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 5
     except (KeyboardInterrupt, Abort):
         return 130
-    except BrokenPipeError:  # the reader of our output left, as `head` does
+    except BrokenPipeError:  # the reader of our output closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

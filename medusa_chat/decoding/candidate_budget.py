@@ -20,21 +20,26 @@ CARRIED = 3.0  # failed steps that an answer may pay for from the answers before
 class Grower:
     """Decides step by step, from measured costs and what was accepted; it never looks at a clock.
 
-    What is spent is earned first. The *balance* is in seconds by the measured costs: a step adds
-    its tokens at plain decoding's price and takes its own cost; a new answer finds what is left of
-    it, no debt, and no more than CARRIED usual steps of which nothing is accepted, the first answer
-    so many. While it does not pay for such a step, only what looks sure is drafted: behind PROOF
-    roots in a row that the backbone was CERTAIN of, where the first head is SURE, and of the rest
-    what is worth STRICT times as much as a second brings on average. Where it does pay, up to the
-    usual number, what is worth as much as a second brings: by the accuracies, or as it was seen to
-    where that is more. Texts that no head foresees are left to plain decoding.
+    The *balance*, in seconds by the measured costs, is the time saved so far: a step adds its
+    tokens at plain decoding's time per token and subtracts its own cost. A failed step is one of
+    the usual size of which no draft is accepted. A new answer begins with the balance of the last
+    one, at least 0 and at most the overhead of CARRIED failed steps; the first answer with that
+    maximum.
 
-    Over all answers there is *credit*: the same account with SHARE of plain decoding's time added,
-    from which every step's worst case is paid, so that after any number of them
+    - Balance below a failed step's overhead: drafts only after PROOF roots in a row of which the
+      backbone was CERTAIN, where the first head is SURE, and only nodes that bring STRICT times
+      the average tokens per second.
+    - Balance above it (`is_rich`): up to the usual number of nodes, those that bring at least the
+      average tokens per second, expected by the accuracies or measured, whichever is more.
+
+    So a text that the heads cannot predict is decoded plainly.
+
+    The *credit* is the same account over all answers, with SHARE of plain decoding's time added.
+    Every step's worst case must be covered by it, so that after any number of steps
 
         cost of the steps <= (1 + SHARE) * cost of plain decoding + PATIENCE usual steps' overhead
 
-    whatever the text; and one usual step's overhead more for every step that `asks`.
+    whatever the text, plus one usual step's overhead for every step that `asks`.
 
     `growth` and `record` exist in C too (kernels/account.c), for several steps in one call.
     """
@@ -49,15 +54,15 @@ class Grower:
         self.usual = len(self.expected)
         losses = (costs.at(self.usual, n) - costs.at(1, n) for n in costs.lengths)
         self.most = self.credit = PATIENCE * max(0.0, *losses)
-        self.pace = 0.0  # tokens that a plain step's time has brought, in steps of rich accounts
-        self.balance = float("inf")  # the accuracies' promise, until it is tried
+        self.pace = 0.0  # measured tokens per plain step's time, of steps while is_rich
+        self.balance = float("inf")  # cut to its maximum when the first answer begins
         self.plain = self.rate = 0.0
-        self.enough = float("inf")  # of balance for a usual step of which nothing is accepted
+        self.enough = float("inf")  # seconds: the overhead of a failed step
         self.prices: tuple[float, ...] = ()
         self._place = -1
         self._known: dict[int, tuple[float, tuple[float, ...], float, float]] = {}
         self.certain_roots = 0  # in a row, up to the last
-        self.length = 0  # behind which the credit was reckoned
+        self.length = 0  # tokens in the cache when the credit was last updated
         self._is_begun = False
 
     def begin(self) -> None:
@@ -66,7 +71,7 @@ class Grower:
 
     @property
     def is_rich(self) -> bool:
-        """Whether it can pay for a usual step of which nothing is accepted."""
+        """Whether the balance covers a usual step of which no draft is accepted."""
         return self.balance >= self.enough
 
     def growth(self, length: int, certainty: float, asks: bool = False) -> DynamicTree | None:

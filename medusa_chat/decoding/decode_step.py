@@ -64,7 +64,7 @@ class StepRunner:
         outcome = read(draft, accepted)
         if outcome.is_finite:
             if outcome.path == list(range(len(outcome.path))):
-                cache.extend(len(outcome.path))  # the rows stand where they belong
+                cache.extend(len(outcome.path))  # the accepted rows are the first ones already
             else:
                 cache.keep(accepted.path, len(outcome.path))
         if plan.least:

@@ -14,11 +14,12 @@ STRIDE = 64  # tokens after which costs are looked up again
 class Governor:
     """Decides step by step, from measured costs and what was accepted; it never looks at a clock.
 
-    Two rules. *Trust*: the running ratio of accepted nodes to what the heads' accuracies promise
-    (1: as promised) scales the promise, and the size with the best tokens a second is asked for.
-    *Credit*, in seconds by the measured costs: every step adds its tokens at plain decoding's
-    price and SHARE of that, and takes its own cost; a size is used only while its worst case, no
-    node accepted, keeps the credit at 0 or more, else a smaller one. So after any number of steps
+    *Trust* is the running ratio of accepted nodes to the number expected by the heads' accuracies.
+    It scales the expected nodes, and the size with the most expected tokens per second is chosen.
+    *Credit*, in seconds by the measured costs, limits it: every step adds its tokens at plain
+    decoding's time per token, plus SHARE of that, and subtracts its own cost. A size is used only
+    where its worst case, no node accepted, leaves a credit of 0 or more; else a smaller one. So
+    after any number of steps
 
         cost of the steps <= (1 + SHARE) * cost of plain decoding + PATIENCE steps' overhead
 

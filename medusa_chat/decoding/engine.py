@@ -46,7 +46,7 @@ class Engine:
         self.backbone = backbone
         self.heads = heads
         self.eos = eos
-        self.pauses = eos  # tokens after which steps are not run ahead of the reader
+        self.pauses = eos  # tokens that end a call which runs several steps
         self.name = ""
         self.precision = PRECISIONS.get(backbone.dtype, str(backbone.dtype))
         self._ids: list[int] = []  # what the cache holds
@@ -208,7 +208,7 @@ class Engine:
             last = self._read(rest)[-1:]
             outcome = self.stepper.after(rest[-1], last, len(prompt_ids) - 1, rule, settings, least)
         if not outcome.is_finite:
-            self.forget()  # nothing of a broken pass is reused
+            self.forget()  # a pass with NaN must not be reused
             self.backbone.cache.wipe()
         return outcome, last, reused
 

@@ -51,7 +51,7 @@ def release(model: nn.Module) -> list[str]:
     for linear in linears:
         if getattr(linear.weight, "quant_state", None) is None:
             continue  # parts of a merged one have no weights
-        able = type(linear)(1, 1, device="meta")  # a fresh one knows what the CPU can
+        able = type(linear)(1, 1, device="meta")  # a new one tells what the CPU supports
         outputs, inputs = linear.weight.quant_state.shape
         is_whole = outputs % 32 == 0 and inputs % linear.weight.quant_state.blocksize == 0
         if is_whole and getattr(able, "support_avx512bf16_for_cpu", False):
@@ -128,4 +128,4 @@ def merge4(*linears: Any) -> Any:
     if first.bias is not None:
         whole.bias = nn.Parameter(torch.cat([x.bias.data for x in linears]), requires_grad=False)
     hold(whole)
-    return whole.eval()  # in training bitsandbytes takes another way
+    return whole.eval()  # in training mode bitsandbytes computes differently

@@ -152,7 +152,8 @@ class Medusa:
             self._grower.record(nodes, len(path))
 
     def _plan_of(self, nodes: int, depth: int) -> Plan:
-        """The plan for so many nodes and this depth, kept: the last one is no longer in use."""
+        """The plan for `nodes` nodes of at most `depth`, cached; one may be changed and used
+        again."""
         key = nodes, min(depth, self._depth)
         found = self._plans.get(key)
         if found is None:

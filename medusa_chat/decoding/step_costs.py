@@ -80,7 +80,9 @@ def pick(costs: StepCosts, expected: Sequence[float], length: int, most: int | N
     end = min(len(expected), most or len(expected), costs.sizes[-1])
     sizes = [m for m in costs.sizes if m < end] + [end]
     found = [Pick(m, expected[m - 1], costs.overhead(m, length)) for m in sizes]
-    return max(found, key=lambda p: p.speedup)  # the first of equals: the smallest
+    return max(
+        found, key=lambda p: p.speedup
+    )  # of equal ones max() returns the first, the smallest
 
 
 def _rises(values: Sequence[int]) -> bool:

@@ -16,7 +16,7 @@ from medusa_chat.decoding.tree import Tree
 
 Clock = Callable[[], float]
 SHORT, LONG = 128, 4096  # tokens in the cache
-MOST_BYTES = 2**28  # of a CPU's cache that may be written, for the first time, to measure
+MOST_BYTES = 2**28  # bytes of a CPU's cache that measuring may write for the first time
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
 WARM_UPS, WARM_SECONDS = 6, 0.02  # most steps and seconds of warm-up before a timed step
 DOUBTS = 3  # times that a step is timed again whose time seems too long

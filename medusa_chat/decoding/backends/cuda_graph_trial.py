@@ -17,9 +17,9 @@ from medusa_chat.decoding.step_result import WholeStep
 from medusa_chat.decoding.tree import ROOT, Tree, cartesian
 
 TEXT, NEW = 9, 16  # tokens of the made-up prompt, and of the answers to it
-STARTS = (3, 5, 8)  # of made-up prompts, where a near tie may part the texts at once
+STARTS = (3, 5, 8)  # of several prompts: in one a near tie may make the texts differ at once
 ROUNDS = 3
-GAIN = 1.05  # from which recordings are worth their memory
+GAIN = 1.05  # speedup from which graphs are worth their memory
 EXACT, ROUGH = 1e-3, 0.3  # of probabilities and nats, in fp32 and in 16 bits
 BY_OPERATORS = "steps run by torch operators"
 

@@ -69,7 +69,7 @@ class GraphCapture:
 
         current = torch.cuda.current_stream(device)
         graph = torch.cuda.CUDAGraph()
-        # a capture that fails leaves its own stream to be the current one
+        # a failed capture would leave its own stream as the current one
         with torch.cuda.device(device), torch.cuda.stream(current), _without_collection():
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):

@@ -66,7 +66,7 @@ class PipelinedGraphRunner:
         self._kinds: dict[tuple[Any, ...], Kind] = {}
         self._recorder: GraphCapture | None = None
         self._decode_state: DecodeState | None = None  # of the last step
-        self._length = -1  # tokens in the cache behind it
+        self._length = -1  # tokens in the cache after the last step
         self._last: Kind | None = None
         self._queued: Queued | None = None
         self._hiddens: list[Tensor] = []
@@ -181,7 +181,7 @@ class PipelinedGraphRunner:
             if len(self._kinds) >= MOST_KINDS:
                 self._kinds.pop(next(iter(self._kinds)))
             found = Kind(plan, DeviceSettings(state.settings, self._backbone.device))
-        self._kinds[key] = found  # the last one asked for stays longest
+        self._kinds[key] = found  # at the end: the least recently used one is dropped first
         return found
 
     def _refuse(self, kind: Kind, error: Exception) -> None:
@@ -199,7 +199,7 @@ class PipelinedGraphRunner:
             torch.cuda.empty_cache()
         if not self._has_said:
             self._has_said = True
-            cause = error.__context__ or error  # a broken capture speaks of itself
+            cause = error.__context__ or error  # a failed capture hides the error that caused it
             said = str(cause).strip().partition("\n")[0]
             nodes = len(kind.plan.tree)
             logging.getLogger(__name__).warning(NOT_RECORDED, nodes, said)

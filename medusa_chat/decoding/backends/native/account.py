@@ -16,8 +16,8 @@ class NativeAccount:
     def __init__(self) -> None:
         self.job = Account(share=SHARE, weight=PACE)
         self._grower: Grower | None = None  # the last one
-        self._prices: tuple[float, ...] = ()  # those that are there
-        self._kept: dict[tuple[float, ...], Array[c_double]] = {}  # where its prices are
+        self._prices: tuple[float, ...] = ()  # that are set in the job
+        self._kept: dict[tuple[float, ...], Array[c_double]] = {}  # prices -> their array in memory
 
     def open(self, grower: Grower, length: int, asks: bool) -> None:
         """Copy the grower's state to C. length: tokens in the cache; asks: see Plan. Unchanged

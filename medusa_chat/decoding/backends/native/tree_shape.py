@@ -14,7 +14,10 @@ class Shape:
 
     def __init__(self, plan: Plan, draft: Proposal | None) -> None:
         self.nodes, self.depth = len(plan.tree), plan.tree.depth
-        self._tensors, self._index = plan.tensors, plan.index  # addresses of theirs are kept here
+        self._tensors, self._index = (
+            plan.tensors,
+            plan.index,
+        )  # kept alive: their addresses are used
         hidden = ~plan.tensors.ancestors
         self._mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
         self.parents, self.depths = plan.tensors.parents.data_ptr(), plan.tensors.depths.data_ptr()

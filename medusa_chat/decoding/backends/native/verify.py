@@ -62,7 +62,7 @@ class NativeVerifier(Verifier):
     def figures(self, draft: Draft, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Verifier.figures: logits [n, V] -> float32 [n] and [n]."""
         logits = logits.float().contiguous()
-        found = torch.empty(3, len(logits))  # log-probabilities, entropies, and what is worked in
+        found = torch.empty(3, len(logits))  # log-probabilities, entropies, work space
         job = self._job(logits, 0, 0, temperature)
         job.parents, job.tokens = draft.tensors.parents.data_ptr(), draft.tokens.data_ptr()
         job.at_parent, job.entropies, job.sums = (row.data_ptr() for row in found)
