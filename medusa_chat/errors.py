@@ -1,8 +1,8 @@
-"""What medusa-chat refuses, each message one line that says what to do. A leaf: imports nothing."""
+"""The errors medusa-chat reports: one line each that says what to do. It imports nothing."""
 
 
 class MedusaChatError(Exception):
-    """A refusal that the user can act on; shown as one line, without a traceback."""
+    """An error that the user can act on; shown as one line, without a traceback."""
 
     exit_code = 1
 
@@ -14,7 +14,7 @@ class UsageError(MedusaChatError):
 
 
 class DeviceError(MedusaChatError):
-    """The device asked for is not there."""
+    """The requested device is not available."""
 
     exit_code = 3
 
@@ -36,18 +36,18 @@ class OutOfMemoryError(MedusaChatError):
 
 
 class LoadStopped(MedusaChatError):
-    """The user stopped a load. is_model_lost: whether the model that was there before went too."""
+    """The user stopped a load. is_model_lost: whether the model loaded before is gone as well."""
 
     exit_code = 130
     is_model_lost = False
 
 
 class PortInUseError(MedusaChatError):
-    """The port asked for is taken."""
+    """The requested port is in use."""
 
     exit_code = 6
 
 
 def first_line(error: BaseException) -> str:
-    """What another library says of a fault, cut to one line."""
+    """The first line of another library's error message, at most 300 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,7 +1,7 @@
-"""Where files are: what ships with the program, and what it keeps for the user.
+"""Paths: of the files that ship with the program, and of the user's files.
 
 assets/ and presets/ lie beside the package in a checkout and an editable install, inside it in a
-wheel. Everything of the user lies where the platform wants it, or under one folder of their choice.
+wheel. The user's files lie in the platform's folders, or under `--data-dir`.
 """
 
 import os
@@ -29,27 +29,27 @@ def _shipped(folder: str) -> Path:
 
 
 def use_data_dir(folder: str | Path) -> None:
-    """Keep everything of the user under `folder` (`--data-dir`), here and in child processes."""
+    """Keep the user's files under `folder` (`--data-dir`), in this process and its children."""
     os.environ[DATA_DIR_VARIABLE] = str(Path(folder).expanduser().resolve())
 
 
 def data_dir() -> Path:
-    """What the user made and must not lose: chats, trained heads."""
+    """The folder of what the user made and must not lose: chats, trained heads."""
     return _of_user("data")
 
 
 def state_dir() -> Path:
-    """What can be made again by measuring: tuner results, logs, traces."""
+    """The folder of what can be measured again: tuner results, logs, traces."""
     return _of_user("state")
 
 
 def cache_dir() -> Path:
-    """What can be thrown away at any time."""
+    """The folder of what can be deleted at any time."""
     return _of_user("cache")
 
 
 def config_dir() -> Path:
-    """The user's own settings and presets."""
+    """The folder of the user's own settings and presets."""
     return _of_user("config")
 
 
@@ -82,7 +82,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename last; Windows has no such call and needs none."""
+    """Make a rename durable; Windows has no such call and does not need it."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -44,10 +44,11 @@ def describe_device(device: "torch.device") -> str:
     if device.type == "mps":
         return f"mps ({platform.machine()})"
     threads = torch.get_num_threads()
-    return f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor's name, as Linux or the standard library gives it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -60,7 +60,7 @@ def prepare(
     notes.append(cpu_threads.settle(model, *filter(None, [heads])))
     if library is not None:
         team = native.NativeThreads(library, cpu_threads.of_native(model))
-        if native.adopt(backbone, heads, team):
+        if native.enable(backbone, heads, team):
             notes.append(f"a step is one call into C, by {team.threads} threads")
         else:
             notes.append("by torch's operators: the numbers of our C library were not theirs")

@@ -1,4 +1,4 @@
-"""What this machine offers and what stands in the way: the facts behind `medusa-chat doctor`."""
+"""`medusa-chat doctor`: facts about this machine, and problems with their remedies."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from typing import Any
 
 from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import native_build
+from medusa_chat.checkpoints.devices import cpu_name
 from medusa_chat.trees import tuning_store
 
 PACKAGES = (
@@ -65,7 +66,7 @@ def _shown(value: Any) -> str:
 
 
 def examine() -> Report:
-    """Look at the machine; nothing is changed and nothing leaves it."""
+    """Examine the machine; nothing is changed and nothing leaves it."""
     report = Report()
     report.sections["program"] = _program()
     report.sections["packages"] = {name: _version(name) for name in PACKAGES}
@@ -74,7 +75,7 @@ def examine() -> Report:
     report.sections["demo checkpoint"] = _demo(report.problems)
     report.sections["tuner"] = _tuned()
     report.sections["cpu"] = {
-        "model": _cpu_name(),
+        "model": cpu_name(),
         "cores": os.cpu_count(),
         "C compiler": " ".join(
             native_build.compiler() or ["none: with gcc or clang fp32 is faster"]
@@ -126,7 +127,7 @@ def _gib(count: int) -> float:
 
 
 def _folders() -> dict[str, Any]:
-    """Where files are, and why there."""
+    """The folders, and why they are where they are."""
     is_chosen = bool(os.environ.get(paths.DATA_DIR_VARIABLE))
     origin = "--data-dir" if is_chosen else "platform default"
     is_installed = paths.asset().is_relative_to(paths.PACKAGE)
@@ -155,7 +156,7 @@ def _demo(problems: list[str]) -> dict[str, Any]:
 
 
 def _tuned() -> dict[str, Any]:
-    """What a tree's size costs here, by model, as far as it was measured."""
+    """The measured step times of each model."""
     found = {
         f"{t.place.model}, {t.place.precision}, {t.place.device}": t.summary()
         for t in tuning_store.known()
@@ -184,18 +185,8 @@ def _safetensors_size(file: Path) -> int:
     return int(8 + length + max(ends, default=0))
 
 
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux: the standard library's word for it
-    return platform.processor() or platform.machine()
-
-
 def _cpu_in_torch() -> dict[str, Any]:
-    """What torch makes of the processor; bf16: whether its matrix products are fast."""
+    """The processor as torch sees it; "fast bf16": whether its matrix products are fast."""
     import torch
 
     return {

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Results go to stdout, progress and refusals to stderr.
+"""The command line: parse, call, print. Results go to stdout, progress and errors to stderr.
 
 Exit codes: 0 ok, 1 unexpected, 2 usage, 3 no usable device, 4 model, 5 out of memory, 6 port in
 use, 130 interrupted. torch, transformers and gradio are imported only where a command needs them.
@@ -16,31 +16,46 @@ from typing import Annotated
 from typer import Argument, Exit, Option, Typer
 from typer.exceptions import Abort, TyperException
 
-from medusa_chat import __version__
+from medusa_chat import __version__, paths
 from medusa_chat.cli.bench import bench
 from medusa_chat.cli.models import models
 from medusa_chat.cli.options import (
+    AcceptanceName,
     AsJson,
+    Backbone,
+    Checkpoint,
     DataDir,
     Device,
-    decode_options,
-    load_options,
-    place,
-    takes,
+    DrafterName,
+    MaxContext,
+    MaxNewTokens,
+    Nodes,
+    Offline,
+    PosteriorAlpha,
+    PosteriorThreshold,
+    Precision,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    TreeName,
+    load_request,
+    prepare_process,
+    refuse_unknown_tree,
 )
 from medusa_chat.cli.prompts import as_asked, read_prompts
 from medusa_chat.cli.terminal import answer, load, note, opened
 from medusa_chat.cli.train import calibrate, train
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
-from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.process import Child
 from medusa_chat.runtime.runner import InProcess
 from medusa_chat.runtime.session import Session
 from medusa_chat.trees.presets import tree_names
 
 GROUP_FLAGS = ("--help", "--version")
-# Each would quietly undo a protection of ours (reliability, threat model).
+# Each would silently switch off a protection against malicious files or websites.
 WEAKENING_VARIABLES = (
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
     "GRADIO_SHARE",
@@ -64,7 +79,7 @@ app.command()(bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. A refusal is one line on stderr."""
+    """Run one command and return its exit code. An error is one line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in GROUP_FLAGS):
         arguments.insert(0, "ui")
@@ -84,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 5
     except (KeyboardInterrupt, Abort):
         return 130
-    except BrokenPipeError:  # the reader of our output left, as `head` does
+    except BrokenPipeError:  # the reader of our output closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -102,39 +117,61 @@ def start(
         Option("--version", is_eager=True, callback=_print_version, help="Print it and exit."),
     ] = False,
 ) -> None:
-    """Before any command."""
+    """Runs before every command: remove variables that weaken protections."""
     for name in WEAKENING_VARIABLES:
         if os.environ.pop(name, None) is not None:
-            note(f"the environment variable {name} weakens this program: ignored")
+            note(f"the environment variable {name} is ignored: it would weaken a protection")
+
+
+# Options of one command alone.
+
+Host = Annotated[str, Option(help="Another address needs a password.")]
+Port = Annotated[
+    int | None, Option(min=1, max=65535, help="Default: the first free of 7860 to 7959.")
+]
+Share = Annotated[bool, Option("--share", help="A public link with a password, for 24 hours.")]
+Auth = Annotated[str | None, Option(metavar="USER:PASSWORD", help="Ask for it.")]
+NoBrowser = Annotated[bool, Option("--no-browser", help="Open no browser.")]
+RootPath = Annotated[
+    str, Option(metavar="PATH", help="Path or address of the page behind a proxy.")
+]
+PromptText = Annotated[str | None, Option(metavar="TEXT", help="The prompt.")]
+PromptFile = Annotated[Path | None, Option(metavar="FILE", help="A UTF-8 file that holds it.")]
+MessagesFile = Annotated[
+    Path | None, Option(metavar="FILE", help='JSON: [{"role": ..., "content": ...}].')
+]
+PromptsFile = Annotated[
+    Path | None, Option(metavar="FILE", help='JSONL: {"prompt"} or {"messages"} a line.')
+]
+Raw = Annotated[bool, Option("--raw", help="The prompt as it is, no chat template.")]
+EventsAsJson = Annotated[bool, Option("--json", help="Print one event a line.")]
+Trace = Annotated[Path | None, Option(metavar="FILE", help="Write the events here too.")]
 
 
 # The commands.
 
 
 @app.command()
-@takes(request=load_options)
 def ui(
-    request: LoadRequest,
-    host: Annotated[str, Option(help="Another address needs a password.")] = "127.0.0.1",
-    port: Annotated[
-        int | None, Option(min=1, max=65535, help="Default: the first free of 7860 to 7959.")
-    ] = None,
-    share: Annotated[
-        bool, Option("--share", help="A public link with a password, for 24 hours.")
-    ] = False,
-    auth: Annotated[str | None, Option(metavar="USER:PASSWORD", help="Ask for it.")] = None,
-    no_browser: Annotated[bool, Option("--no-browser", help="Open no browser.")] = False,
-    root_path: Annotated[
-        str, Option(metavar="PATH", help="Path or address of the page behind a proxy.")
-    ] = "",
+    host: Host = "127.0.0.1",
+    port: Port = None,
+    share: Share = False,
+    auth: Auth = None,
+    no_browser: NoBrowser = False,
+    root_path: RootPath = "",
+    checkpoint: Checkpoint = "demo",
+    backbone: Backbone = None,
+    precision: Precision = "auto",
+    device: Device = "auto",
+    max_context: MaxContext = None,
+    offline: Offline = False,
+    data_dir: DataDir = None,
 ) -> int:
     """Open the page. This is what runs without a command."""
-    user, colon, password = (auth or "").partition(":")
-    if auth is not None and not (user and password):
-        raise UsageError("auth is not USER:PASSWORD: both are needed, with a colon between")
+    request = load_request(checkpoint, backbone, precision, device, max_context, offline, data_dir)
+    login = parse_auth(auth)
     with closing(Session(Child(), tunes=True)) as session:
         session.submit_load(request)  # the worker loads while gradio is imported
-        from medusa_chat import paths
         from medusa_chat.runtime.history import FILE, History
         from medusa_chat.ui.app import PageOptions, launch
 
@@ -143,7 +180,7 @@ def ui(
             host=host,
             port=port,
             share=share,
-            auth=(user, password) if colon else None,
+            auth=login,
             open_browser=not no_browser,
             root_path=root_path,
             history=History(paths.data_dir() / FILE),
@@ -151,30 +188,55 @@ def ui(
         return launch(session, options)
 
 
+def parse_auth(auth: str | None) -> tuple[str, str] | None:
+    """(user, password) of --auth; the password may hold colons. Raises UsageError."""
+    if auth is None:
+        return None
+    user, _, password = auth.partition(":")
+    if not (user and password):
+        raise UsageError("auth is not USER:PASSWORD: both are needed, with a colon between")
+    return user, password
+
+
 @app.command()
-@takes(request=load_options, settings=decode_options)
 def generate(
-    request: LoadRequest,
-    settings: GenerationSettings,
-    prompt: Annotated[str | None, Option(metavar="TEXT", help="The prompt.")] = None,
-    prompt_file: Annotated[
-        Path | None, Option(metavar="FILE", help="A UTF-8 file that holds it.")
-    ] = None,
-    messages: Annotated[
-        Path | None, Option(metavar="FILE", help='JSON: [{"role": ..., "content": ...}].')
-    ] = None,
-    prompts: Annotated[
-        Path | None, Option(metavar="FILE", help='JSONL: {"prompt"} or {"messages"} a line.')
-    ] = None,
-    raw: Annotated[bool, Option("--raw", help="The prompt as it is, no chat template.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print one event a line.")] = False,
-    trace: Annotated[Path | None, Option(metavar="FILE", help="Write the events here too.")] = None,
+    prompt: PromptText = None,
+    prompt_file: PromptFile = None,
+    messages: MessagesFile = None,
+    prompts: PromptsFile = None,
+    raw: Raw = False,
+    as_json: EventsAsJson = False,
+    trace: Trace = None,
+    checkpoint: Checkpoint = "demo",
+    backbone: Backbone = None,
+    precision: Precision = "auto",
+    device: Device = "auto",
+    max_context: MaxContext = None,
+    offline: Offline = False,
+    data_dir: DataDir = None,
+    drafter: DrafterName = None,
+    acceptance: AcceptanceName = "exact",
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    posterior_threshold: PosteriorThreshold = 0.09,
+    posterior_alpha: PosteriorAlpha = 0.3,
+    tree: TreeName = "auto",
+    nodes: Nodes = None,
+    max_new_tokens: MaxNewTokens = 512,
+    seed: Seed = None,
+    stop: Stop = None,
 ) -> None:
     """Answer prompts, one after another."""
+    request = load_request(checkpoint, backbone, precision, device, max_context, offline, data_dir)
+    settings = GenerationSettings(
+        *(drafter, acceptance, temperature, top_p, top_k, posterior_threshold, posterior_alpha),
+        *(tree, nodes, max_new_tokens, seed, tuple(stop or ())),
+    )
+    refuse_unknown_tree(tree, nodes)
     asked = [as_asked(p, raw) for p in read_prompts(prompt, prompt_file, messages, prompts)]
-    request = replace(request, tree=settings.tree, nodes=settings.nodes)  # it stays the only one
     with opened(trace) as file, closing(Session(InProcess())) as session:
-        load(session, request)
+        load(session, replace(request, tree=tree, nodes=nodes))
         for one in asked:
             answer(session, one, settings, as_json, file)
 
@@ -182,9 +244,7 @@ def generate(
 @app.command()
 def inspect(
     checkpoint: Annotated[str, Argument(metavar="ID|DIR", help="What to look at.")] = "demo",
-    backbone: Annotated[
-        str | None, Option(metavar="ID|DIR", help="Another backbone than the checkpoint names.")
-    ] = None,
+    backbone: Backbone = None,
     max_context: Annotated[
         int | None, Option(metavar="N", min=16, help="Estimate memory for this context.")
     ] = None,
@@ -192,7 +252,7 @@ def inspect(
     data_dir: DataDir = None,
 ) -> None:
     """Say what a checkpoint is, what it needs and what is wrong with it, without loading it."""
-    place("auto", data_dir)
+    prepare_process(data_dir=data_dir)
     from medusa_chat.checkpoints import inspection
 
     report = inspection.inspect(checkpoint, backbone, max_context, inspection.open_anywhere)
@@ -204,10 +264,10 @@ def inspect(
 @app.command()
 def doctor(device: Device = "auto", data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Say what this machine offers and what stands in the way."""
-    place(device, data_dir)
+    prepare_process(device, data_dir)
     from medusa_chat.cli.doctor import examine, has_cuda
 
     report = examine()
     print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
     if device.startswith("cuda") and not has_cuda(report):
-        raise DeviceError("there is no CUDA device here")
+        raise DeviceError("torch sees no CUDA device: check the NVIDIA driver, or use --device cpu")

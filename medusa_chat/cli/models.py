@@ -1,19 +1,17 @@
-"""`medusa-chat models`: what is known, found, downloaded and removed, in a terminal."""
+"""`medusa-chat models`: list, search, download and remove checkpoints."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer
 
 from medusa_chat.checkpoints import quantised
-from medusa_chat.cli.options import AsJson, DataDir, place
+from medusa_chat.cli.options import AsJson, Backbone, DataDir, Offline, prepare_process
 from medusa_chat.cli.terminal import CONTROLS, LINE_SECONDS, note
 from medusa_chat.errors import ModelError
 from medusa_chat.hub.catalog import ModelPreset, model_presets
@@ -22,7 +20,6 @@ from medusa_chat.units import gb, transfer
 if TYPE_CHECKING:
     from medusa_chat.hub import CachedModel, DownloadEvent, DownloadPlan, Found
 
-Offline = Annotated[bool, Option("--offline", help="Never use the network.")]
 Id = Annotated[str, Argument(metavar="ID", help="A Hub id: owner/name.")]
 
 models = Typer(
@@ -36,7 +33,7 @@ def list_models(
     offline: Offline = False, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
     """What is on this disk and what it holds, then what is known to be good. No network."""
-    prepare(offline, data_dir)
+    prepare_process(data_dir=data_dir, offline=offline)
     from medusa_chat.hub import cached
 
     here, kept = cached(), quantised.kept()
@@ -58,7 +55,7 @@ def search_models(
     as_json: AsJson = False,
 ) -> None:
     """Checkpoints on the Hub that hold Medusa heads."""
-    prepare(offline, data_dir)
+    prepare_process(data_dir=data_dir, offline=offline)
     from medusa_chat.hub import HubError, last_search, search
 
     try:
@@ -79,9 +76,7 @@ def search_models(
 @models.command("pull")
 def pull_model(
     repo: Id,
-    backbone: Annotated[
-        str | None, Option(metavar="ID|DIR", help="Another backbone than the checkpoint names.")
-    ] = None,
+    backbone: Backbone = None,
     revision: Annotated[
         str | None, Option(metavar="NAME", help="A branch, a tag or refs/pr/N.")
     ] = None,
@@ -90,7 +85,7 @@ def pull_model(
     as_json: AsJson = False,
 ) -> None:
     """Download a checkpoint and its base; check and repair what is here already."""
-    prepare(offline, data_dir)
+    prepare_process(data_dir=data_dir, offline=offline)
     from medusa_chat.hub import plan, pull
 
     needs = plan(repo, revision, backbone)
@@ -112,7 +107,7 @@ def pull_model(
 def remove_model(repo: Id, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Delete a checkpoint from this disk, what was quantised of it included. Its base stays: it
     may serve others."""
-    prepare(False, data_dir)
+    prepare_process(data_dir=data_dir)
     from medusa_chat.hub import HubError, remove
 
     freed = quantised.remove(repo)
@@ -125,13 +120,6 @@ def remove_model(repo: Id, data_dir: DataDir = None, as_json: AsJson = False) ->
         show_json({"id": repo, "freed_bytes": freed})
     else:
         print(f"{repo} is removed: {gb(freed)} are free again")
-
-
-def prepare(offline: bool, data_dir: Path | None) -> None:
-    """What every command does first; --offline must be known before huggingface_hub is imported."""
-    place("auto", data_dir)
-    if offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 # Rows and lines.
@@ -168,7 +156,7 @@ def kept_row(one: quantised.QuantisedCopy) -> dict[str, Any]:
 
 
 def kept_lines(kept: tuple[quantised.QuantisedCopy, ...]) -> Iterator[str]:
-    """Backbones that were quantised once, by the checkpoint that they were loaded for."""
+    """Kept quantised backbones, by the checkpoint that they were loaded for."""
     if kept:
         yield "quantised here, read instead of their source (medusa-chat models rm frees them)"
     for one in kept:
@@ -195,7 +183,7 @@ def found_lines(found: list["Found"]) -> Iterator[str]:
 
 
 def plan_lines(needs: "DownloadPlan") -> Iterator[str]:
-    """What will be fetched, each repo in a line, before it is."""
+    """The planned downloads, a line for each repo."""
     for part in needs.parts:
         origin = "the base of these heads: " if part.role == "backbone" else ""
         yield f"{origin}{part.id} at {part.sha[:7]}: {gb(part.left)} to fetch of {gb(part.total)}"
@@ -206,7 +194,7 @@ def plan_lines(needs: "DownloadPlan") -> Iterator[str]:
 
 
 def shown(events: Iterator["DownloadEvent"]) -> Iterator["DownloadEvent"]:
-    """Tell the events on stderr as they pass: one line that changes, or now and then a new one."""
+    """Pass the events on and show them on stderr: one changing line, or a new line now and then."""
     is_terminal, last, told = sys.stderr.isatty(), time.monotonic(), ""
     for event in events:
         if event.note and event.note != told:

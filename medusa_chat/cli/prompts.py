@@ -1,4 +1,4 @@
-"""Prompts: from wherever they come, checked and cleaned before any model is loaded."""
+"""Prompts from options and files, checked and cleaned before any model is loaded."""
 
 import json
 from pathlib import Path

@@ -20,8 +20,8 @@ from medusa_chat.messages import LoadPhase, LoadRequest, Prompt
 from medusa_chat.runtime.session import Session
 from medusa_chat.units import transfer
 
-# What a terminal would obey instead of print; tab and newline stay.
 LINE_SECONDS = 10.0  # between lines of progress that go to a file
+# Control characters, which a terminal would obey instead of print; tab and newline stay.
 CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd")
 
 
@@ -31,7 +31,7 @@ def note(message: str) -> None:
 
 
 def load(session: Session, request: LoadRequest) -> None:
-    """Load the model here; its phases and what was chosen go to stderr."""
+    """Load the model in this process; its phases and notes go to stderr."""
     line = DownloadLine()
     for phase in session.load(request):
         if phase.name == "download":
@@ -46,8 +46,8 @@ def load(session: Session, request: LoadRequest) -> None:
 
 
 class DownloadLine:
-    """A download on stderr: one line that changes in a terminal, now and then a new one elsewhere,
-    where silence for minutes would look like a program that hangs."""
+    """A download on stderr: in a terminal one line that changes, elsewhere a new line now and then,
+    for minutes of silence would look like a hang."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -64,7 +64,7 @@ class DownloadLine:
             note(text)
 
     def end(self) -> None:
-        """Leave the line that changed."""
+        """End the line that changed."""
         if self._is_open:
             self._is_open = False
             print(file=sys.stderr)
@@ -78,7 +78,10 @@ def answer(
     trace: TextIO | None,
 ) -> None:
     """Print one answer as it comes. Ctrl-C ends it in order: the trace is whole, exit code 130."""
-    with stopping(session) as is_stopped, closing(session.reply(prompt, settings)) as events:
+    with (
+        stopping(session.runner.stop) as is_stopped,
+        closing(session.reply(prompt, settings)) as events,
+    ):
         for event in events:
             line = json.dumps(to_json(event), separators=(",", ":"))
             if trace is not None:
@@ -121,17 +124,16 @@ def figures(event: Finished) -> str:
 
 
 @contextmanager
-def stopping(session: Session) -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks the runner to end the answer, a second one interrupts at once.
-
-    Yields a question: was it asked to stop? Signals exist in the main thread only.
+def stopping(on_stop: Callable[[], None] = lambda: None) -> Iterator[Callable[[], bool]]:
+    """Yields `is_stopped`, true after the first Ctrl-C, which also calls `on_stop`; a second
+    Ctrl-C interrupts at once. Outside the main thread, where no signals arrive, it stays false.
     """
     stopped = threading.Event()
 
     def stop(*_: object) -> None:
         stopped.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        session.runner.stop()
+        on_stop()
 
     if threading.current_thread() is not threading.main_thread():
         yield stopped.is_set
@@ -144,7 +146,7 @@ def stopping(session: Session) -> Iterator[Callable[[], bool]]:
 
 
 def progress(message: str) -> None:
-    """For whoever watches; not in the logs of a script."""
+    """One line on stderr where it is a terminal, so not in the logs of a script."""
     if sys.stderr.isatty():
         note(message)
 
@@ -159,6 +161,7 @@ def opened(file: Path | None) -> Any:
 
 
 def require_folder(file: Path) -> None:
+    """Raises UsageError unless a file of this name can be written."""
     if not file.parent.is_dir():
         raise UsageError(f"cannot write {file}: its folder does not exist")
     if file.is_dir():
@@ -167,6 +170,7 @@ def require_folder(file: Path) -> None:
 
 @contextmanager
 def refusing(file: Path) -> Iterator[None]:
+    """An OSError while `file` is written becomes a UsageError."""
     try:
         yield
     except OSError as error:

@@ -3,23 +3,29 @@
 Results go to stdout (with --json every event, a line each), progress to stderr.
 """
 
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from medusa_chat.checkpoints.load import PRECISIONS
-from medusa_chat.cli.options import AsJson, DataDir, Device, load_options, place, takes
-from medusa_chat.cli.terminal import require_folder
+from medusa_chat.cli.options import (
+    AsJson,
+    Backbone,
+    Checkpoint,
+    DataDir,
+    Device,
+    MaxContext,
+    Offline,
+    Precision,
+    load_request,
+    prepare_process,
+)
+from medusa_chat.cli.terminal import require_folder, stopping
 from medusa_chat.cli.training_progress import TrainingView, event_json
 from medusa_chat.errors import UsageError
-from medusa_chat.messages import LoadRequest
-from medusa_chat.training.recipe import Recipe, TrainRequest, read_recipe
+from medusa_chat.training.recipe import TrainRequest, read_recipe
 from medusa_chat.training.run_log import RunLog
 
 if TYPE_CHECKING:
@@ -37,95 +43,126 @@ OtherData = Annotated[
     Option(metavar="FILE|HUB_DATASET...", help="As for train; not needed with --chats."),
 ]
 More = Annotated[list[str] | None, Argument(metavar="", hidden=True)]
+NewCheckpoint = Annotated[Path, Option(metavar="DIR", help="The new checkpoint; must not exist.")]
+TrainedBackbone = Annotated[str, Option(metavar="ID|DIR", help="The model that gets heads.")]
+SequenceLength = Annotated[
+    int | None, Option(metavar="N", min=16, help="Longest row; longer ones are cut.")
+]
+TrainPrecision = Annotated[
+    str, Option(metavar="|".join(PRECISIONS), help="The backbone's number format.")
+]
+Resume = Annotated[bool, Option("--resume", help="Go on where the same command was stopped.")]
+Chats = Annotated[
+    bool, Option("--chats", help="Your own chats of the page, asked again: a personal tree.")
+]
+CalibratedNodes = Annotated[
+    int, Option(metavar="N", min=2, max=256, help="Nodes of the tree, the root counted.")
+]
+CalibrationOutput = Annotated[
+    Path | None, Option(metavar="FILE", help="Default: in the checkpoint's folder.")
+]
 
 
-def recipe_options(
-    recipe: Annotated[
-        str, Option(metavar="NAME|FILE", help="Settings; every option below changes one.")
-    ] = "default",
-    method: Annotated[
-        str | None, Option(metavar="medusa-1|medusa-2", help="Heads alone, or the backbone too.")
-    ] = None,
-    heads: Annotated[int | None, Option(metavar="N", help="Five are enough.")] = None,
-    head_layers: Annotated[int | None, Option(metavar="N", help="Residual layers.")] = None,
-    own_lm_head: Annotated[
-        bool | None, Option("--own-lm-head/--shared-lm-head", help="An LM head for each head.")
-    ] = None,
-    distill: Annotated[
-        bool | None,
-        Option("--distill/--no-distill", help="The backbone answers the prompts itself."),
-    ] = None,
-    self_talk: Annotated[
-        int | None, Option(metavar="N", help="With --distill: N more questions of its own.")
-    ] = None,
-    soft_targets: Annotated[
-        int | None, Option(metavar="K", help="Learn the backbone's K likeliest tokens, not one.")
-    ] = None,
-    epochs: Annotated[int | None, Option(metavar="N", help="Times through the data.")] = None,
-    max_steps: Annotated[int | None, Option(metavar="N", help="Instead of --epochs.")] = None,
-    batch_tokens: Annotated[int | None, Option(metavar="N", help="Tokens of a batch.")] = None,
-    learning_rate: Annotated[float | None, Option(metavar="X", help="The backbone's.")] = None,
-    head_learning_rate_multiplier: Annotated[
-        float | None, Option(metavar="X", help="The heads' rate is so many times that.")
-    ] = None,
-    lambda0: Annotated[
-        float | None, Option(metavar="X", help="Weight of the heads' loss in medusa-2.")
-    ] = None,
-    lambda0_schedule: Annotated[
-        str | None, Option(metavar="constant|sine", help="Whether it grows.")
-    ] = None,
-    decay: Annotated[float | None, Option(metavar="X", help="Head k weighs decay^k.")] = None,
-    warmup_steps: Annotated[int | None, Option(metavar="N", help="Steps to full rate.")] = None,
-    lora_rank: Annotated[int | None, Option(metavar="N", help="Of the adapter.")] = None,
-    lora_alpha: Annotated[int | None, Option(metavar="N", help="Of the adapter.")] = None,
-    lora_dropout: Annotated[float | None, Option(metavar="X", help="Of the adapter.")] = None,
-    seed: Annotated[int | None, Option(metavar="N", help="Of shuffling and sampling.")] = None,
-) -> Recipe:
-    """The recipe with what the command line changes. Raises UsageError."""
-    chosen = locals()
-    return read_recipe(chosen.pop("recipe")).changed(**chosen)
+# Options of a recipe, each named as its field; None leaves the recipe's value.
+RecipeName = Annotated[
+    str, Option(metavar="NAME|FILE", help="Settings; every option below changes one.")
+]
+Method = Annotated[
+    str | None, Option(metavar="medusa-1|medusa-2", help="Heads alone, or the backbone too.")
+]
+Heads = Annotated[int | None, Option(metavar="N", help="Five are enough.")]
+HeadLayers = Annotated[int | None, Option(metavar="N", help="Residual layers.")]
+OwnLmHead = Annotated[
+    bool | None, Option("--own-lm-head/--shared-lm-head", help="An LM head for each head.")
+]
+Distill = Annotated[
+    bool | None, Option("--distill/--no-distill", help="The backbone answers the prompts itself.")
+]
+SelfTalk = Annotated[
+    int | None, Option(metavar="N", help="With --distill: N more questions of its own.")
+]
+SoftTargets = Annotated[
+    int | None, Option(metavar="K", help="Learn the backbone's K likeliest tokens, not one.")
+]
+Epochs = Annotated[int | None, Option(metavar="N", help="Times through the data.")]
+MaxSteps = Annotated[int | None, Option(metavar="N", help="Instead of --epochs.")]
+BatchTokens = Annotated[int | None, Option(metavar="N", help="Tokens of a batch.")]
+LearningRate = Annotated[float | None, Option(metavar="X", help="The backbone's.")]
+HeadLearningRateMultiplier = Annotated[
+    float | None, Option(metavar="X", help="The heads' rate is so many times that.")
+]
+Lambda0 = Annotated[
+    float | None, Option(metavar="X", help="Weight of the heads' loss in medusa-2.")
+]
+Lambda0Schedule = Annotated[str | None, Option(metavar="constant|sine", help="Whether it grows.")]
+Decay = Annotated[float | None, Option(metavar="X", help="Head k weighs decay^k.")]
+WarmupSteps = Annotated[int | None, Option(metavar="N", help="Steps to full rate.")]
+LoraRank = Annotated[int | None, Option(metavar="N", help="Of the adapter.")]
+LoraAlpha = Annotated[int | None, Option(metavar="N", help="Of the adapter.")]
+LoraDropout = Annotated[float | None, Option(metavar="X", help="Of the adapter.")]
+Seed = Annotated[int | None, Option(metavar="N", help="Of shuffling and sampling.")]
+
+RECIPE_OPTIONS = (
+    *("method", "heads", "head_layers", "own_lm_head", "distill", "self_talk", "soft_targets"),
+    *("epochs", "max_steps", "batch_tokens", "learning_rate", "head_learning_rate_multiplier"),
+    *("lambda0", "lambda0_schedule", "decay", "warmup_steps"),
+    *("lora_rank", "lora_alpha", "lora_dropout", "seed"),
+)
 
 
-@takes(recipe=recipe_options)
 def train(
-    recipe: Recipe,
     data: Data,
-    output: Annotated[Path, Option(metavar="DIR", help="The new checkpoint; must not exist.")],
+    output: NewCheckpoint,
     more: More = None,
-    backbone: Annotated[str, Option(metavar="ID|DIR", help="The model that gets heads.")] = "demo",
-    sequence_length: Annotated[
-        int | None, Option(metavar="N", min=16, help="Longest row; longer ones are cut.")
-    ] = None,
-    precision: Annotated[
-        str, Option(metavar="|".join(PRECISIONS), help="The backbone's number format.")
-    ] = "auto",
+    backbone: TrainedBackbone = "demo",
+    sequence_length: SequenceLength = None,
+    precision: TrainPrecision = "auto",
     device: Device = "auto",
-    resume: Annotated[
-        bool, Option("--resume", help="Go on where the same command was stopped.")
-    ] = False,
-    offline: Annotated[bool, Option("--offline", help="Never use the network.")] = False,
+    resume: Resume = False,
+    offline: Offline = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
+    recipe: RecipeName = "default",
+    method: Method = None,
+    heads: Heads = None,
+    head_layers: HeadLayers = None,
+    own_lm_head: OwnLmHead = None,
+    distill: Distill = None,
+    self_talk: SelfTalk = None,
+    soft_targets: SoftTargets = None,
+    epochs: Epochs = None,
+    max_steps: MaxSteps = None,
+    batch_tokens: BatchTokens = None,
+    learning_rate: LearningRate = None,
+    head_learning_rate_multiplier: HeadLearningRateMultiplier = None,
+    lambda0: Lambda0 = None,
+    lambda0_schedule: Lambda0Schedule = None,
+    decay: Decay = None,
+    warmup_steps: WarmupSteps = None,
+    lora_rank: LoraRank = None,
+    lora_alpha: LoraAlpha = None,
+    lora_dropout: LoraDropout = None,
+    seed: Seed = None,
 ) -> int | None:
     """Make Medusa heads for a model. Ctrl-C stops; --resume goes on."""
-    if precision not in PRECISIONS:
-        raise UsageError(f"precision is {precision!r}: choose one of {', '.join(PRECISIONS)}")
-    prepare(device, data_dir, offline)
-    request = TrainRequest(
-        backbone=backbone,
-        data=data_paths([*data, *(more or [])]),
-        output=output.expanduser(),
-        recipe=recipe,
-        precision=precision,
-        device=device,
-        offline=offline,
-        resume=resume,
-        sequence_length=sequence_length,
-    )
+    chosen = read_recipe(recipe).changed(**recipe_changes(locals()))
+    prepare_process(device, data_dir, offline, precision)
+    files = data_paths([*data, *(more or [])])
+    options = (chosen, precision, device, offline, resume, sequence_length)
+    return run_training(TrainRequest(backbone, files, output.expanduser(), *options), as_json)
+
+
+def recipe_changes(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of the command's options that are fields of a recipe."""
+    return {name: options[name] for name in RECIPE_OPTIONS}
+
+
+def run_training(request: TrainRequest, as_json: bool) -> int | None:
+    """Train, and show every event; 130 where it was stopped."""
     from medusa_chat.training import run
     from medusa_chat.training.process_group import ProcessGroup
 
-    group = ProcessGroup.join(device == "cpu")
+    group = ProcessGroup.join(request.device == "cpu")
     view = TrainingView(as_json, is_quiet=not group.is_first)
     # Of several processes none can stop alone: the page then only watches.
     log = RunLog(request.output, can_stop=group.size == 1) if group.is_first else nullcontext()
@@ -143,32 +180,32 @@ def train(
     return None
 
 
-@takes(request=load_options)
 def calibrate(
-    request: LoadRequest,
     data: OtherData = None,
     more: More = None,
-    chats: Annotated[
-        bool, Option("--chats", help="Your own chats of the page, asked again: a personal tree.")
-    ] = False,
-    nodes: Annotated[
-        int, Option(metavar="N", min=2, max=256, help="Nodes of the tree, the root counted.")
-    ] = 64,
-    output: Annotated[
-        Path | None, Option(metavar="FILE", help="Default: in the checkpoint's folder.")
-    ] = None,
+    chats: Chats = False,
+    nodes: CalibratedNodes = 64,
+    output: CalibrationOutput = None,
     as_json: AsJson = False,
+    checkpoint: Checkpoint = "demo",
+    backbone: Backbone = None,
+    precision: Precision = "auto",
+    device: Device = "auto",
+    max_context: MaxContext = None,
+    offline: Offline = False,
+    data_dir: DataDir = None,
 ) -> int | None:
     """Measure each head's predictions on prompts, and search the best tree for them."""
+    request = load_request(checkpoint, backbone, precision, device, max_context, offline, data_dir)
     if not data and not chats:
         raise UsageError("there is nothing to measure on: give --data FILE, or --chats")
-    file = calibration_file(request.checkpoint, output)
-    paths = data_paths([*(data or []), *(more or [])])
+    file = calibration_file(checkpoint, output)
+    files = data_paths([*(data or []), *(more or [])])
     talks = own_chats() if chats else []
     from medusa_chat.training.calibrate import calibrate as measure
 
     view = TrainingView(as_json)
-    with stopping() as is_stopped, closing(measure(request, paths, nodes, file, talks)) as events:
+    with stopping() as is_stopped, closing(measure(request, files, nodes, file, talks)) as events:
         for event in events:
             view.show(event)
             if is_stopped():
@@ -178,18 +215,18 @@ def calibrate(
 
 
 def calibration_file(checkpoint: str, output: Path | None) -> Path:
-    """Where a calibration goes. Raises UsageError before anything is loaded."""
+    """The file of a calibration. Raises UsageError before anything is loaded."""
     if output is None:
         folder = Path(checkpoint).expanduser()
         if checkpoint == "demo" or not folder.is_dir():
-            raise UsageError(f"{checkpoint} is no folder of yours: give --output FILE")
+            raise UsageError(f"{checkpoint} is not a local folder: give --output FILE")
         return folder / "medusa_calibration.json"
     require_folder(output)
     return output
 
 
 def own_chats() -> "list[Conversation]":
-    """What the user said in the page. Raises UsageError where that is nothing."""
+    """The chats saved by the page. Raises UsageError where there are none."""
     from medusa_chat.paths import data_dir
     from medusa_chat.runtime.history import FILE, History
     from medusa_chat.training.conversations import Conversation
@@ -201,19 +238,12 @@ def own_chats() -> "list[Conversation]":
         if chat.asked:
             found.append(chat)
     if not found:
-        raise UsageError("no chat is kept here yet: talk to a model in the page, or give --data")
+        raise UsageError("no chats are saved yet: chat with a model in the page, or give --data")
     return found
 
 
-def prepare(device: str, data_dir: Path | None, offline: bool) -> None:
-    """Checks the device's name; sets what holds for the whole process. Raises UsageError."""
-    place(device, data_dir)
-    if offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub when it is imported
-
-
 def data_paths(names: list[str]) -> tuple[Path, ...]:
-    """Files that are here, or a Hub data set's. Raises UsageError, HubError."""
+    """Local files, and the files of Hub data sets. Raises UsageError, HubError."""
     found: list[Path] = []
     for name in names:
         path = Path(name).expanduser()
@@ -223,27 +253,8 @@ def data_paths(names: list[str]) -> tuple[Path, ...]:
             found.append(path)
             continue
         if name.startswith((".", "/", "~")) or name.count("/") < 1:
-            raise UsageError(f"there is no file {name}")
+            raise UsageError(f"there is no file {name}: give a file, or a Hub data set OWNER/NAME")
         from medusa_chat.hub.dataset import dataset_files
 
         found += dataset_files(name)
     return tuple(found)
-
-
-@contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C is noted, a second one interrupts at once. Yields: was there one?"""
-    stopped = threading.Event()
-
-    def stop(*_: Any) -> None:
-        stopped.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped.is_set
-        return
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield stopped.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""What a terminal shows of a training: a bar that moves, lines that stay, or JSON."""
+"""The progress of a training in a terminal: a progress bar, lines, or JSON."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ class TrainingView:
         self._begin()
 
     def _begin(self) -> None:
-        """A part of the work begins: its speed is its own."""
+        """Begin a stage, whose speed is measured from here."""
         self.started = self.told = time.monotonic()
         self.first: int | None = None
         self.labels = 0
@@ -95,7 +95,7 @@ class TrainingView:
         self._progress(event.done, event.total, text)
 
     def _left(self, done: int, total: int) -> str:
-        """Time left at the speed so far; what a stopped run had done before does not count."""
+        """Time left at the speed so far; steps of an earlier, resumed run do not count."""
         if self.first is None:
             self.first = done - 1
         each = (time.monotonic() - self.started) / max(done - self.first, 1)
@@ -116,7 +116,7 @@ class TrainingView:
 
 
 def heads_shown(top: Any) -> str:
-    """Each head's share of hits within its first 1 to 5 predictions, heads apart by "|"."""
+    """Each head's top-1 to top-5 accuracy, heads separated by "|"."""
     return " | ".join(" ".join(f"{share:.2f}".removeprefix("0") for share in row) for row in top)
 
 
@@ -159,7 +159,7 @@ def written_lines(event: Any) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """Words for a time."""
+    """Seconds as text."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:
@@ -168,5 +168,5 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Words for bytes."""
+    """Bytes as text."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

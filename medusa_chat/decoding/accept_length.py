@@ -1,4 +1,4 @@
-"""What a tree promises: tokens a step, from how often each head's guesses are right. No torch."""
+"""Expected tokens per step of a tree, from the rank accuracies of the heads. No torch."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -7,11 +7,11 @@ from math import prod
 from medusa_chat.decoding.tree import Choice, Tree
 from medusa_chat.errors import UsageError
 
-Accuracies = Sequence[Sequence[float]]  # [k][i]: head k's (i+1)-th prediction, alone, is right
+Accuracies = Sequence[Sequence[float]]  # [k][i]: how often head k's (i+1)-th prediction is right
 
 
 def node_value(choice: Choice, accuracies: Accuracies) -> float:
-    """Product of the accuracies along the path; a rank that was not measured counts nothing."""
+    """Product of the accuracies along the path; a rank that was not measured has accuracy 0."""
     return prod(
         accuracies[depth][rank] if rank < len(accuracies[depth]) else 0.0
         for depth, rank in enumerate(choice)
@@ -19,16 +19,19 @@ def node_value(choice: Choice, accuracies: Accuracies) -> float:
 
 
 def expected_lengths(tree: Tree, accuracies: Accuracies) -> tuple[float, ...]:
-    """Tokens a step with the first 1, 2, ... n nodes: 1, and the worth of every node but the root.
+    """Tokens a step with the first 1, 2, ... n nodes: 1, plus the value of every other node.
 
     Medusa, arXiv 2401.10774, section 2.3.3. Raises UsageError for a tree that is too deep.
     """
     if tree.depth > len(accuracies):
-        raise UsageError(f"the tree is {tree.depth} deep, the table has {len(accuracies)} heads")
-    worths = (node_value(choice, accuracies) for choice in tree.choices[1:])
-    return tuple(accumulate(worths, initial=1.0))
+        raise UsageError(
+            f"the tree has depth {tree.depth} and the accuracy table {len(accuracies)} heads: "
+            f"choose a tree of depth {len(accuracies)} or less"
+        )
+    values = (node_value(choice, accuracies) for choice in tree.choices[1:])
+    return tuple(accumulate(values, initial=1.0))
 
 
 def expected_length(tree: Tree, accuracies: Accuracies) -> float:
-    """Tokens a step that the table promises for the whole tree."""
+    """Expected tokens a step with the whole tree. Raises UsageError as expected_lengths does."""
     return expected_lengths(tree, accuracies)[-1]

@@ -39,8 +39,8 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class VerifyInput:
-    """What a rule decides: a draft, the backbone's logits [n, V] of its nodes, the root's place in
-    the text, by which settings, and whether Details are wanted."""
+    """The input of an acceptance rule. logits: the backbone's [n, V], a row for each node of the
+    draft; position: of the root in the text; details: whether Details are wanted."""
 
     draft: Draft
     logits: Tensor
@@ -50,7 +50,7 @@ class VerifyInput:
 
 
 class Verifier:
-    """What is read from logits, by torch's operators: those [n, V] of a draft's nodes."""
+    """What acceptance reads from the logits [n, V] of a draft's nodes, by torch's operators."""
 
     def argmax(self, logits: Tensor) -> Tensor:
         """int64 [n]; the lowest index wins a tie."""
@@ -63,7 +63,7 @@ class Verifier:
         position: Position,
         settings: GenerationSettings,
     ) -> Tensor:
-        """See own_tokens()."""
+        """sampling.own_tokens: logits [n, V] -> int64 [n]."""
         return own_tokens(logits, tensors, position, settings)
 
     def figures(self, draft: Draft, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -73,8 +73,11 @@ class Verifier:
         return log_p[draft.tensors.parents, draft.tokens], entropies(log_p)
 
     def certainty(self, logits: Tensor, token: int, temperature: float) -> float:
-        """How certain a token is by the logits [V] that it was taken from: its probability beside
-        that of the likeliest other one alone, for which no sum over all of them is needed."""
+        """How certain the backbone is of `token`, by the logits [V] it was chosen from: 0 to 1.
+
+        The softmax over this token and the most probable other one; unlike the full softmax it
+        needs no sum over the vocabulary.
+        """
         values, places = logits.float().topk(min(2, len(logits)))
         rivals = values[places != token]
         if not len(rivals):
@@ -86,17 +89,17 @@ TORCH = Verifier()
 Rule = Callable[[VerifyInput, Verifier], Acceptance]
 
 
-def exact(case: VerifyInput, judge: Verifier = TORCH) -> Acceptance:
+def exact(verify_input: VerifyInput, verifier: Verifier = TORCH) -> Acceptance:
     """Take the backbone's own sample at each node and follow the child that equals it.
 
     Every token is the backbone's own, so this is lossless at any temperature for any deterministic
     tree; greedy is its limit.
     """
-    draft, logits, settings = case.draft, case.logits, case.settings
-    sampled = judge.own_tokens(logits, draft.tensors, case.position, settings)
-    figures = judge.figures(draft, logits, settings.scale) if case.details else None
+    draft, logits, settings = verify_input.draft, verify_input.logits, verify_input.settings
+    sampled = verifier.own_tokens(logits, draft.tensors, verify_input.position, settings)
+    figures = verifier.figures(draft, logits, settings.scale) if verify_input.details else None
     found = _details(figures, None, sampled)
-    if len(draft.tree) == 1:  # nothing to accept: the root is
+    if len(draft.tree) == 1:  # plain decoding: there is nothing to accept but the root
         root, path = draft.tensors.depths, draft.tensors.paths[0]
         is_finite = torch.isfinite(logits.max())
         return Acceptance(path, (root + 1)[0], root, sampled, is_finite, found)
@@ -106,19 +109,19 @@ def exact(case: VerifyInput, judge: Verifier = TORCH) -> Acceptance:
     return _result(draft, logits, node, length, sampled, found)
 
 
-def typical(case: VerifyInput, judge: Verifier = TORCH) -> Acceptance:
+def typical(verify_input: VerifyInput, verifier: Verifier = TORCH) -> Acceptance:
     """Accept a node while p > min(epsilon, delta * exp(-H)) at its parent (Medusa, section 2.3.1).
 
     The first token and every next token are greedy, so the result is deterministic and
     temperature only relaxes acceptance. Lossy. At temperature 0 it is greedy decoding.
     """
-    return _typical(case, judge, is_sampled=False)
+    return _typical(verify_input, verifier, is_sampled=False)
 
 
-def typical_sampled(case: VerifyInput, judge: Verifier = TORCH) -> Acceptance:
+def typical_sampled(verify_input: VerifyInput, verifier: Verifier = TORCH) -> Acceptance:
     """As typical, but the first token and every next token are sampled from the tokens that pass
     the rule, renormalised. Lossy. At temperature 0 it is greedy decoding."""
-    return _typical(case, judge, is_sampled=True)
+    return _typical(verify_input, verifier, is_sampled=True)
 
 
 ACCEPTANCE: dict[str, Rule] = {
@@ -128,11 +131,11 @@ ACCEPTANCE: dict[str, Rule] = {
 }
 
 
-def _typical(case: VerifyInput, judge: Verifier, is_sampled: bool) -> Acceptance:
-    draft, logits, settings = case.draft, case.logits, case.settings
+def _typical(verify_input: VerifyInput, verifier: Verifier, is_sampled: bool) -> Acceptance:
+    draft, logits, settings = verify_input.draft, verify_input.logits, verify_input.settings
     if settings.is_greedy:
-        return exact(case, judge)
-    figures = at_parent, entropy = judge.figures(draft, logits, settings.scale)
+        return exact(verify_input, verifier)
+    figures = at_parent, entropy = verifier.figures(draft, logits, settings.scale)
     threshold = _threshold(entropy, settings)
     accepted = at_parent.exp() > threshold.index_select(0, draft.tensors.parents)
     length = _prefix_lengths(accepted, draft)
@@ -142,10 +145,10 @@ def _typical(case: VerifyInput, judge: Verifier, is_sampled: bool) -> Acceptance
     if is_sampled:
         log_p = torch.log_softmax(logits.float() / settings.scale, -1)
         passing = log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf)
-        chosen = with_noise(passing, draft.tensors, case.position, settings).argmax(-1)
+        chosen = with_noise(passing, draft.tensors, verify_input.position, settings).argmax(-1)
     else:
-        chosen = judge.argmax(logits)
-    found = _details(figures if case.details else None, threshold, chosen)
+        chosen = verifier.argmax(logits)
+    found = _details(figures if verify_input.details else None, threshold, chosen)
     return _result(draft, logits, node, length, chosen, found)
 
 
@@ -161,14 +164,14 @@ def _threshold(entropy: Tensor, settings: GenerationSettings) -> Tensor:
 
 
 def entropies(log_p: Tensor) -> Tensor:
-    """Entropy in nats of rows of log-probabilities [n, V] -> [n]; what cannot be adds nothing."""
+    """Entropy in nats of rows of log-probabilities [n, V] -> [n]; impossible tokens add nothing."""
     return -(log_p.exp() * log_p.clamp(min=IMPOSSIBLE)).sum(-1)
 
 
 def _prefix_lengths(accepted: Tensor, draft: Draft) -> Tensor:
     """[n] -> how many nodes the path to each node has, 0 unless all but the root are accepted."""
     refused = ~accepted
-    refused[:1] = False  # a fill; of one element alone CUDA would copy from the host
+    refused[:1] = False  # a slice is filled on the device; an element is copied from the host
     broken = (draft.tensors.ancestors & refused).any(1)
     return (draft.tensors.depths + 1).masked_fill(broken, 0)
 
@@ -183,7 +186,7 @@ def _first_best(values: Tensor) -> Tensor:
 def _details(
     figures: tuple[Tensor, Tensor] | None, threshold: Tensor | None, sampled: Tensor
 ) -> Details | None:
-    """None where nobody asked for figures."""
+    """Details of a step; None where figures were not asked for."""
     if figures is None:
         return None
     at_parent, entropy = figures

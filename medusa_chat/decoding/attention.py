@@ -110,8 +110,11 @@ def steady_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """tree_attention, of the same shapes, with sums in fp64 on every device, but of more rows than
-    a step can have."""
+    """`tree_attention` with sums in fp64 on every device: query [1, H, q, D], key and value
+    [1, H_kv, s, D], mask [1, 1, q, s] or None -> [1, q, H, D].
+
+    More rows than a step can have (a prompt) go to `tree_attention` itself.
+    """
     if attention_mask is None or query.shape[2] > MOST_STEADY:
         return tree_attention(module, query, key, value, attention_mask, scaling)
     heads, rows = query.shape[1], query.shape[2]

@@ -18,13 +18,13 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
 
 LAYER_KINDS = {"full_attention", "sliding_attention"}
-# families whose state cannot branch (recurrent), or that bend the scores by distance (ALiBi)
+# families with a recurrent state, which cannot branch, and with ALiBi, a bias by distance
 RECURRENT = (
     "mamba mamba2 falcon_mamba rwkv jamba bamba zamba zamba2 recurrent_gemma granitemoehybrid "
     "lfm2 lfm2_moe qwen3_next qwen3_5 nemotron_h xlstm minimax falcon_h1 kimi_linear"
 ).split()
 ALIBI = ("bloom", "mpt")
-UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # windows that no mask of ours reaches
+UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do not follow the mask
 
 
 class Backbone:
@@ -42,7 +42,7 @@ class Backbone:
         implementation: str = attention.NAME,
         numbers: torch.dtype | None = None,
     ):
-        """numbers: of keys, values and masks; None: as the weights are."""
+        """numbers: dtype of keys, values and masks; None: the dtype of the weights."""
         self.model = model
         self.config = model.config.get_text_config()
         refuse_unfit(self.config)
@@ -56,9 +56,9 @@ class Backbone:
         self.device, self.dtype = first.device, first.dtype
         keep_cudnn_out(self.device)
         self.numbers = numbers or first.dtype
-        self.judge = TORCH
+        self.verifier = TORCH
         self.whole_step: WholeStep | None = None
-        self.rows = 1  # of a decoding step's pass a multiple (padded_rows.py)
+        self.rows = 1  # a step's pass has a multiple of so many (padded_rows.py)
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
@@ -68,24 +68,28 @@ class Backbone:
 
     @property
     def beside(self) -> tuple[nn.Module, ...]:
-        """Modules that hold memory of their own beside the model's."""
+        """Modules that may hold memory beside the model's own."""
         return tuple(m for m in (self.decoder, self.lm_head.linear) if isinstance(m, nn.Module))
 
     def run_tree(self, tokens: Tensor, tree: Tree, tensors: TreeTensors) -> Tensor:
-        """One pass over a draft after the valid rows: tokens [n] -> hidden [n, d] after the
-        final norm. The rows stay behind the cache until `cache.keep`."""
+        """One pass over the nodes of a tree: tokens int64 [n] -> hidden [n, d] after the final
+        norm.
+
+        Their keys and values lie after the cache's valid rows until `cache.keep` makes them valid.
+        """
         mask = {w: self._tree_mask(tree, tensors, w) for w in self.windows}
         return self._run(tokens, self.cache.length + tensors.depths, mask)
 
     def run_draft(self, draft: Draft) -> tuple[Tensor, Tensor]:
-        """One pass over a draft: hidden [n, d] and logits [n, V] of its nodes."""
+        """One pass over the n nodes of a draft: hidden [n, d] and logits [n, V]."""
         count = len(draft.tree)
         tree, tensors = widened(draft.tree, draft.tensors, self.rows)
         hidden = self.run_tree(filled(draft.tokens, len(tree)), tree, tensors)
         return hidden[:count], self.lm_head(hidden)[:count]
 
     def run_chunk(self, tokens: Tensor) -> Tensor:
-        """One causal pass over the next tokens [q] of the text -> hidden [q, d]; rows are kept."""
+        """One causal pass over the next tokens int64 [q] of the text -> hidden [q, d]; the cache is
+        extended by them."""
         start, count = self.cache.length, len(tokens)
         places = torch.arange(start, start + count, device=self.device)
         mask = {w: self._causal_mask(places, w) for w in self.windows}
@@ -102,8 +106,8 @@ class Backbone:
     def run_fixed(
         self, tokens: Tensor, positions: Tensor, masks: dict[int | None, Tensor], layers: Any
     ) -> Tensor:
-        """One pass with layers and masks (by window) of the caller's: tokens [n] -> hidden [n, d];
-        nothing here depends on a number that only the device knows."""
+        """One pass with the caller's cache layers and masks: tokens and positions int64 [n], masks
+        [n, s] by window -> hidden [n, d]. It never waits for the device."""
         out = self.decoder(
             input_ids=tokens[None],
             position_ids=positions[None],
@@ -165,7 +169,7 @@ class Backbone:
         except (AttributeError, TypeError) as error:
             family = self.config.model_type
             raise ModelError(
-                f"model family {family} is refused: it keeps no standard cache of keys and values"
+                f"model family {family} is not supported: it has no standard key-value cache"
             ) from error
 
     @torch.no_grad()
@@ -191,8 +195,8 @@ class Backbone:
         limit = 1e-3 if self.dtype == torch.float32 else 0.1
         if not worst <= limit:
             raise ModelError(
-                f"model family {self.config.model_type} cannot be decoded as a tree: a tree step "
-                f"differs from a causal pass by {worst:.2g} of the largest logit"
+                f"model family {self.config.model_type} is not supported: a tree step differs from "
+                f"a causal pass by {worst:.2g} of the largest logit, more than {limit:g}"
             )
         return worst
 
@@ -217,7 +221,7 @@ class LogitHead:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is done to the logits."""
+        """Whether the family neither scales nor caps its logits."""
         return self.scale == 1.0 and self.cap is None
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -225,7 +229,7 @@ class LogitHead:
         return self.finish(logits)
 
     def finish(self, logits: Tensor) -> Tensor:
-        """The scale or cap alone."""
+        """logits [m, V] of the linear -> [m, V], with the family's scale or cap applied."""
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.cap is not None:
@@ -234,19 +238,27 @@ class LogitHead:
 
 
 def refuse_unfit(config: Any) -> None:
-    """Raise ModelError, by name, for a family whose attention cannot hold a tree."""
+    """Raise ModelError for a model family that tree attention does not support."""
     family = config.model_type
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if family in RECURRENT or not kinds <= LAYER_KINDS:
-        raise ModelError(f"model family {family} is refused: its recurrent state cannot branch")
+        raise ModelError(
+            f"model family {family} is not supported: a recurrent state cannot hold a draft tree"
+        )
     if family in ALIBI or getattr(config, "alibi", False):
-        raise ModelError(f"model family {family} is refused: its ALiBi positions know no tree")
+        raise ModelError(
+            f"model family {family} is not supported: ALiBi position encodings do not work with "
+            "tree attention"
+        )
     if family in UNPROVEN:
-        raise ModelError(f"model family {family} is refused: its local attention is not proven")
+        raise ModelError(
+            f"model family {family} is not supported: its local attention is untested with trees"
+        )
 
 
 def needs_eager(config: Any) -> bool:
-    """Whether the family's scores are bent in a way that only its eager attention applies."""
+    """Whether the family changes attention scores in a way that only its eager attention
+    applies."""
     capped = getattr(config, "attn_logit_softcapping", None) is not None
     return capped or config.model_type in ("gpt_oss", "gptj", "falcon")
 

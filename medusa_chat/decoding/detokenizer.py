@@ -9,8 +9,10 @@ from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stat
 
 
 class TextStream:
-    """Token ids in, printable text out. Half a character, and text that may yet turn into a stop
-    string, is held back; nothing is given from a stop string on.
+    """Token ids in, printable text out.
+
+    An incomplete character, and text that may be the beginning of a stop string, is held back.
+    Nothing is given from a stop string on.
 
     >>> stream = TextStream(tokenizer, stop=("###",))
     >>> text = "".join(stream.push(token) for token in ids) + stream.tail()
@@ -25,7 +27,7 @@ class TextStream:
         self.is_stopped = False
 
     def push(self, token: int) -> str:
-        """The text that this token makes certain; "" once a stop string was met."""
+        """The text that is complete with this token; "" after a stop string."""
         piece = self._stream.step(self._backend, token)
         if self.is_stopped or not piece:
             return ""
@@ -42,12 +44,12 @@ class TextStream:
         return shown
 
     def tail(self) -> str:
-        """What was held back for stop strings, once nothing more comes."""
+        """The text held back for stop strings, after the last token."""
         held, self._held = self._held, ""
         return held
 
     def _held_back(self) -> int:
-        """Length of the longest end of the held text that a stop string starts with."""
+        """Length of the longest suffix of the held text that is a prefix of a stop string."""
         longest = min(len(self._held), max((len(text) - 1 for text in self._stop), default=0))
         for length in range(longest, 0, -1):
             if any(text.startswith(self._held[-length:]) for text in self._stop):
@@ -56,7 +58,7 @@ class TextStream:
 
 
 class TokenTexts:
-    """The own text of single tokens, kept once made; a byte of a character shows as <0xE2>."""
+    """The text of single tokens, cached; a byte that is not a whole character shows as <0xE2>."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -77,7 +79,7 @@ class TokenTexts:
 
 
 def _byte_table() -> dict[str, int]:
-    """The printable character that byte-level BPE writes for each byte -> the byte."""
+    """Maps the printable character that byte-level BPE writes for a byte to that byte."""
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     moved = [byte for byte in range(256) if byte not in kept]
     return {chr(b): b for b in kept} | {chr(256 + i): b for i, b in enumerate(moved)}

@@ -1,24 +1,25 @@
-"""Governor: how many nodes the next step has, so that drafting never costs more than it brings."""
+"""Governor: how many nodes the next step has, so that drafting does not cost more than it saves."""
 
 from collections.abc import Sequence
 
 from medusa_chat.decoding.step_costs import StepCosts
 
 MEMORY = 1 / 8  # weight of one step in the running acceptance
-PATIENCE = 4.0  # steps without one accepted node that may be paid for in advance
-SHARE = 0.015  # of the time of plain decoding that trying may cost for ever
+PATIENCE = 4.0  # steps without an accepted node that the initial credit pays for
+SHARE = 0.015  # share of plain decoding's time that trial drafts may cost in the long run
 MOST_TRUST = 4.0
-STRIDE = 64  # tokens for which costs are looked up once
+STRIDE = 64  # tokens after which costs are looked up again
 
 
 class Governor:
     """Decides step by step, from measured costs and what was accepted; it never looks at a clock.
 
-    Two rules. *Trust*: the running ratio of accepted nodes to what the heads' accuracies promise
-    (1: as promised) scales the promise, and the size with the best tokens a second is asked for.
-    *Credit*, in seconds by the measured costs: every step adds its tokens at plain decoding's
-    price and SHARE of that, and takes its own cost; a size is used only while its worst case, no
-    node accepted, keeps the credit at 0 or more, else a smaller one. So after any number of steps
+    *Trust* is the running ratio of accepted nodes to the number expected by the heads' accuracies.
+    It scales the expected nodes, and the size with the most expected tokens per second is chosen.
+    *Credit*, in seconds by the measured costs, limits it: every step adds its tokens at plain
+    decoding's time per token, plus SHARE of that, and subtracts its own cost. A size is used only
+    where its worst case, no node accepted, leaves a credit of 0 or more; else a smaller one. So
+    after any number of steps
 
         cost of the steps <= (1 + SHARE) * cost of plain decoding + PATIENCE steps' overhead
 
@@ -41,7 +42,7 @@ class Governor:
         self._place = -1
 
     def choose(self, length: int) -> int:
-        """Nodes of the next step, behind `length` tokens in the cache; 1 is plain decoding."""
+        """Nodes of the next step after `length` tokens in the cache; 1 is plain decoding."""
         prices, trust = self._prices_at(length), self.trust
         best, most = 0, 0.0
         for place, price in enumerate(prices):
@@ -49,14 +50,15 @@ class Governor:
             if rate > most:
                 best, most = place, rate
         if best == 0 and len(prices) > 1:
-            best = 1  # to see whether the text has turned
+            best = 1  # a trial: the text may have become easier to predict
         limit = prices[0] + self.credit
         while best and prices[best] > limit:
             best -= 1
         return self._sizes[best]
 
     def record(self, nodes: int, tokens: int, length: int) -> None:
-        """A step of `nodes` nodes gave `tokens` tokens, 1 where none was accepted."""
+        """Account for a step of `nodes` nodes that gave `tokens` tokens, 1 where none was
+        accepted."""
         prices, place = self._prices_at(length), self._places.get(nodes)
         cost = self.costs.at(nodes, length) if place is None else prices[place]
         spent = max(cost, prices[0])
@@ -68,7 +70,7 @@ class Governor:
             self.trust += MEMORY * (seen - self.trust)
 
     def _prices_at(self, length: int) -> list[float]:
-        """Seconds of a step of each size, anew every STRIDE tokens."""
+        """Seconds of a step of each size, looked up again every STRIDE tokens."""
         if length // STRIDE != self._place:
             self._place = length // STRIDE
             at = self._place * STRIDE

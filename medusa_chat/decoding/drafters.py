@@ -28,8 +28,8 @@ class TreeTensors:
     @classmethod
     @lru_cache(maxsize=32)
     def of(cls, tree: Tree, device: torch.device) -> "TreeTensors":
-        """The constants of `tree` on `device`, the same ones for the same tree: answers are short,
-        and what is kept ready for a tree is found by them."""
+        """The constants of `tree` on `device`, cached: callers find what they prepared for a tree
+        by the identity of this object."""
         padded = [[*path, *[0] * (tree.depth + 1 - len(path))] for path in tree.paths]
         return cls(
             torch.tensor([0, *tree.parents[1:]], device=device),
@@ -39,8 +39,8 @@ class TreeTensors:
         )
 
     def part(self, kept: Tensor) -> "TreeTensors":
-        """Of the nodes `kept` [m], rising, with every parent among them: their own constants, the
-        paths padded to what they were."""
+        """The constants of the subtree of the nodes `kept` int64 [m], in rising order, which must
+        contain every node's parent; paths keep their width, [m, depth + 1]."""
         places = torch.zeros_like(self.parents)
         places[kept] = torch.arange(len(kept), device=kept.device)
         return TreeTensors(
@@ -53,9 +53,9 @@ class TreeTensors:
 
 @dataclass(frozen=True)
 class Draft:
-    """What is proposed: tokens int64 [n], tokens[0] the root, on the device; the tree's shape;
-    probabilities float32 [n], the drafter's own (NaN at the root), or None; guesses: see
-    DraftRecord."""
+    """A proposal: tokens int64 [n] on the device, tokens[0] the root; the tree and its constants;
+    probabilities float32 [n] by the drafter (NaN at the root), or None; guesses: see DraftRecord.
+    """
 
     tokens: Tensor
     tree: Tree
@@ -66,12 +66,14 @@ class Draft:
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What the next draft will be, as far as the host can say: its tree; the tokens of all nodes,
-    the root first, or where the heads are to say them, index int64 [n]: each node's place in
-    [root, the `width` best guesses of the first head, of the second, ...]. grower: who decides
-    which of these nodes are drafted, and with asks that it is the usual number; None: all are.
-    least: the certainty from which on that of the next root is wanted; 0: never. is_lasting:
-    whether the plans after it are the same, but for the root, while the text has room for them."""
+    """The next draft as far as the host knows it.
+
+    tokens: of all nodes, the root first, where the host knows them. Else index int64 [n]: each
+    node's place in [root, the `width` best guesses of the first head, of the second, ...].
+    grower: decides which of the nodes are drafted; None: all are. asks: the grower drafts its
+    usual number. least: the next root's certainty is computed where it is at least this; 0: never.
+    is_lasting: the following plans are the same but for the root, while the context has room.
+    """
 
     tree: Tree
     tensors: TreeTensors
@@ -85,26 +87,29 @@ class Plan:
 
 
 class Drafter(Protocol):
-    """Proposes a draft from what is certain: what it will be, then its tokens."""
+    """Proposes drafts in two calls: `plan` on the host, then `fill` with the tokens on the
+    device."""
 
     name: str
     least: float  # see Plan
 
     def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
-        """tokens: every id certain since the last call, on the host, the root last (the prompt
-        first). depth: how deep the context lets the tree be. certainty: the backbone's
-        of the root (acceptance.py), 0 for anything under `least` and where it was not wanted. The
-        plan before it is done with: it may be the same one."""
+        """The plan of the next draft; it may be the same object as the last one, changed.
+
+        tokens: the ids added to the text since the last call (at first the prompt), the root last.
+        depth: the largest that the context has room for. certainty: the backbone's of the root
+        (Verifier.certainty), 0 where under `least` or not computed.
+        """
         ...
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
-        """root int64 [1]: the root on the device. hidden [1, d]: the backbone's state that gave
-        it."""
+        """The draft of `plan`. root int64 [1], on the device; hidden [1, d]: the backbone's state
+        from which the root was predicted."""
         ...
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
-        """nodes: of the last draft; path: which of them stood, the root first. Not called for what
-        a grower decided in a step that was one call."""
+        """Account for the last step: its number of nodes, and the accepted ones, the root first.
+        Not called where WholeStep has done a grower's accounting."""
         ...
 
 
@@ -121,7 +126,8 @@ class Autoregressive:
         return Plan(ROOT, self._tensors, tokens[-1:], is_lasting=True)
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+        """root int64 [1] alone; hidden [1, d] is not read."""
         return Draft(root, plan.tree, plan.tensors)
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
-        """Nothing: there was nothing to accept."""
+        """Does nothing: there is no draft to learn from."""

@@ -15,7 +15,7 @@ from medusa_chat.decoding.drafters import Autoregressive, Drafter
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
-from medusa_chat.decoding.probe import common_prefix, look
+from medusa_chat.decoding.probe import common_prefix, probe_logits
 from medusa_chat.decoding.prompt_lookup import PromptLookup
 from medusa_chat.decoding.settings import CHUNK, GenerationSettings
 from medusa_chat.decoding.step_result import DecodeState, StepResult
@@ -23,7 +23,10 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, UsageError
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-BROKEN = "the model produced invalid numbers (NaN or infinity): its weights or precision are wrong"
+BROKEN = (
+    "the model produced invalid numbers (NaN or infinity): try --precision fp32, or check its "
+    "weights"
+)
 
 
 class Engine:
@@ -43,12 +46,12 @@ class Engine:
         self.backbone = backbone
         self.heads = heads
         self.eos = eos
-        self.pauses = eos  # tokens behind which nobody wants another step yet
+        self.pauses = eos  # tokens that end a call which runs several steps
         self.name = ""
         self.precision = PRECISIONS.get(backbone.dtype, str(backbone.dtype))
         self._ids: list[int] = []  # what the cache holds
         self.stepper = StepRunner(backbone)
-        self._made: Medusa | None = None  # the last one, which the next answer mostly wants again
+        self._made: Medusa | None = None  # the last one made; the next answer mostly has the same
 
     def drafter(
         self,
@@ -74,7 +77,7 @@ class Engine:
         if made is None or not made.is_of(self.heads, tree, details, governor):
             head, vocabulary = self.backbone.lm_head, self.backbone.vocabulary
             made = self._made = Medusa(self.heads, head, tree, vocabulary, details, governor)
-        return made.anew()
+        return made.for_new_answer()
 
     def forget(self) -> None:
         """Empty the cache, so that the next prompt is prefilled whole."""
@@ -118,12 +121,12 @@ class Engine:
         steps, emitted, seconds = 0, 0, 0.0
         _, reason = self._cut([root_id], first, 0, limit, at_limit)
         known: Sequence[int] = [*prompt_ids, root_id]
-        here = DecodeState(drafter, rule, settings, details, hidden, certainty=first.certainty)
-        here.ends = tuple(self.eos | self.pauses)
+        state = DecodeState(drafter, rule, settings, details, hidden, certainty=first.certainty)
+        state.ends = tuple(self.eos | self.pauses)
         while reason is None:
             started = perf_counter()
-            here.most = limit - len(answer)
-            outcomes, known = self.stepper.advance(here, known), []
+            state.most = limit - len(answer)
+            outcomes, known = self.stepper.decode_step(state, known), []
             for outcome in outcomes:  # all of them are in the cache
                 self._ids += outcome.tokens if outcome.is_finite else []
             taken = perf_counter() - started - sum(outcome.seconds for outcome in outcomes)
@@ -166,11 +169,12 @@ class Engine:
         """Logits [V] of the backbone after `token_ids` and `path`, and of head `head` (from 1; 0:
         none) after `token_ids`, where a draft is made.
 
-        What the cache held is held afterwards, but for a text that shares little with it: that
-        one leaves the part they share. Raises UsageError for what no step can have had.
+        The cache is as before afterwards, or cropped to the common prefix where the text has too
+        little in common with it. Raises UsageError for tokens, a length or a head that the model
+        does not have.
         """
         try:
-            return look(self.backbone, self.heads, self._ids, token_ids, path, head)
+            return probe_logits(self.backbone, self.heads, self._ids, token_ids, path, head)
         finally:
             self._ids = self._ids[: self.backbone.cache.length]
 
@@ -188,7 +192,8 @@ class Engine:
     def _prefill(
         self, prompt_ids: Sequence[int], rule: Rule, settings: GenerationSettings, least: float
     ) -> tuple[StepResult, Tensor, int]:
-        """Bring the prompt into the cache; the first token, its hidden state, tokens reused."""
+        """Read the prompt into the cache -> (the first token's result, the state [1, d] it was
+        predicted from, tokens reused)."""
         reused = min(common_prefix(self._ids, prompt_ids), len(prompt_ids) - 1)
         self._ids = self._ids[:reused]
         self.backbone.cache.crop(reused)
@@ -203,18 +208,18 @@ class Engine:
             last = self._read(rest)[-1:]
             outcome = self.stepper.after(rest[-1], last, len(prompt_ids) - 1, rule, settings, least)
         if not outcome.is_finite:
-            self.forget()  # nothing of a broken pass is reused
+            self.forget()  # a pass with NaN must not be reused
             self.backbone.cache.wipe()
         return outcome, last, reused
 
     def _read(self, tokens: Sequence[int]) -> Tensor:
-        """The next tokens [q] of the text into the cache: their hidden states [q, d]."""
+        """Read the next tokens of the text into the cache -> their hidden states [q, d]."""
         hidden = self.backbone.run_chunk(torch.tensor(tokens, device=self.backbone.device))
         self._ids += tokens
         return hidden
 
     def _limit(self, prompt_tokens: int, settings: GenerationSettings) -> tuple[int, Reason]:
-        """How many tokens the answer may have, and what it means to reach that."""
+        """The largest number of tokens of the answer, and the reason for ending there."""
         room = self.backbone.context - prompt_tokens
         if settings.max_new_tokens <= room:
             return settings.max_new_tokens, "length"
@@ -223,7 +228,7 @@ class Engine:
     def _cut(
         self, known: Sequence[int], outcome: StepResult, produced: int, limit: int, at_limit: Reason
     ) -> tuple[list[int], Reason | None]:
-        """What of a step's tokens is emitted (without an end token), and why decoding ends."""
+        """The tokens of a step to emit, without an end token, and the reason to end, or None."""
         if not outcome.is_finite:
             return [], "error"
         fresh: list[int] = []

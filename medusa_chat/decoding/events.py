@@ -1,4 +1,4 @@
-"""What decoding tells: Prefilled, then Step after Step, then Finished. Plain values, no torch."""
+"""The events of an answer: Prefilled, then Steps, then Finished. Plain values, no torch."""
 
 import math
 from dataclasses import dataclass, fields
@@ -14,9 +14,9 @@ class DraftRecord:
 
     probabilities: the backbone's p of the node at its parent. entropies (nats), thresholds
     (None unless typical) and sampled (the backbone's own token) speak of the node as a parent.
-    ranks: the node's place among its head's predictions. texts: each token's own text, filled in
-    by the text layer. None where a figure does not exist. guesses[k]: what head k predicted, the
-    likeliest first, where only what the heads were sure of was drafted.
+    ranks: the node's place among its head's predictions. texts: each token's own text, filled in by
+    detokenizer.with_text. None where a figure does not exist. guesses[k]: head k's predictions, the
+    most probable first, where only a part of the tree was drafted.
     """
 
     tokens: tuple[int, ...]
@@ -111,7 +111,7 @@ class Step:
         backbone_seconds: float = 0.0,
         nodes: int = 0,
     ) -> None:
-        # what is frozen is set by a call for each field, a fiftieth of a step of the demo
+        # a frozen dataclass sets fields one by one, which took a fiftieth of the demo's step
         own = self.__dict__
         own["index"], own["token_ids"], own["text"] = index, token_ids, text
         own["seconds"], own["path"], own["draft"] = seconds, path, draft
@@ -139,8 +139,8 @@ AnyEvent = TypeVar("AnyEvent", Prefilled, Step, Finished, DraftRecord)
 
 
 def changed(event: AnyEvent, **values: object) -> AnyEvent:
-    """A copy of an event, or of its draft, with other values: dataclasses.replace, for a third of
-    its time, a fiftieth of a step of the demo."""
+    """A copy of an event, or of its draft, with other values, like dataclasses.replace, which takes
+    three times as long: a fiftieth of the demo's step."""
     made = object.__new__(type(event))
     made.__dict__.update(event.__dict__, **values)
     return made

@@ -1,4 +1,4 @@
-"""Submodules of a loaded model that are replaced by faster ones of equal result."""
+"""Replacements for submodules of a loaded model: faster, with equal results."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +40,7 @@ class FusedRMSNorm(nn.Module):
         self.register_buffer("floor", floor, persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[..., d] -> [..., d], in the dtype of `hidden`."""
         if not self.is_split:
             return F.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.epsilon)
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
@@ -48,7 +49,8 @@ class FusedRMSNorm(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """A linear whose weight oneDNN has laid out once instead of at every call (CPU only)."""
+    """A linear whose weight is in oneDNN's layout, converted once instead of at every call
+    (CPU)."""
 
     def __init__(self, linear: nn.Linear, rows: int = 16) -> None:
         super().__init__()
@@ -57,6 +59,7 @@ class PackedLinear(nn.Module):
         self.weight = linear.weight  # shared with the embedding where those are tied
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[..., K] -> [..., N]."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(
             hidden, self.packed, self.bias, "none", [], ""
         )
@@ -66,13 +69,13 @@ class PackedLinear(nn.Module):
 class FusedLayer(nn.Module):
     """A decoder layer with its q, k, v and its gate and up projections merged.
 
-    Works with attention functions of ours; with any other it hands over to the stock layer, whose
-    weights are views of the merged ones, or in 4 bits its projections `Rows` of them.
+    It works with the attention functions registered in attention.py. With any other it calls the
+    stock layer, whose weights are views of the merged ones (in 4 bits its projections are `Rows`).
     hidden [1, q, d] -> [1, q, d].
     """
 
     def __init__(self, layer: Any, packs: bool = True) -> None:
-        """packs: whether oneDNN may lay the weights out anew."""
+        """packs: whether weights may be converted to oneDNN's layout."""
         super().__init__()
         self.stock = layer
         attention, mlp = layer.self_attn, layer.mlp
@@ -103,6 +106,8 @@ class FusedLayer(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
+        """hidden_states [1, q, d], attention_mask additive [1, 1, q, s], position_embeddings (cos,
+        sin) [1, q, D] -> [1, q, d]."""
         if self.config._attn_implementation not in OURS or position_embeddings is None:
             out: Tensor = self.stock(
                 hidden_states,
@@ -179,8 +184,8 @@ def lean_decoder(decoder: Any, implementation: str) -> Any:
 
 
 def merge(parent: Any, *names: str) -> Any:
-    """One linear that gives the outputs of several of a module side by side. Theirs are not held
-    twice: their weights become views, in 4 bits they themselves become `Rows`."""
+    """One linear with the outputs of several linears of `parent` side by side. No weight is held
+    twice: the linears' weights become views of it; in 4 bits the linears become `Rows` of it."""
     linears = [getattr(parent, name) for name in names]
     sizes = [linear.out_features for linear in linears]
     if is_linear4(linears[0]):
@@ -189,7 +194,9 @@ def merge(parent: Any, *names: str) -> Any:
             setattr(parent, name, Rows(whole, start, start + size))
             start += size
         for linear in linears:
-            linear.weight = None  # it refers back to its linear: freed now, not when that is seen
+            linear.weight = (
+                None  # a reference cycle: free the weight now, not at the next collection
+            )
         return whole
     first = linears[0]
     whole = nn.Linear(first.in_features, sum(sizes), bias=False, device="meta")
@@ -214,8 +221,8 @@ def packed(linear: nn.Linear) -> nn.Module:
 
 
 def replace_submodules(model: Any, packs: bool = True) -> list[str]:
-    """Replace what can be replaced, in place; returns a sentence for each kind replaced. packs:
-    whether oneDNN may lay out linears anew."""
+    """Replace norms, layers and the LM head in place where a faster module gives the same; returns
+    a sentence for each kind. packs: whether linears may be converted to oneDNN's layout."""
     notes = []
     norms = [name for name, m in model.named_modules() if type(m).__name__ in PLAIN_NORMS]
     for name in norms:

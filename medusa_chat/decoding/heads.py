@@ -18,10 +18,15 @@ PADDING = 1024  # rows beyond the vocabulary that can be padding and not another
 
 
 class HeadsTwin(Protocol):
-    """Does what MedusaHeads' methods of these names do, for hidden states [1, d]."""
+    """A faster implementation of MedusaHeads' methods of these names, for one position."""
 
-    def hidden_states(self, hidden: Tensor, heads: int) -> Tensor: ...
-    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]: ...
+    def hidden_states(self, hidden: Tensor, heads: int) -> Tensor:
+        """[1, d] -> [heads, 1, d]."""
+        ...
+
+    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """[K, V] -> values, tokens int64 [K, count] and log(sum(exp)) float32 [K]."""
+        ...
 
 
 class MedusaHeads(nn.Module):
@@ -57,7 +62,7 @@ class MedusaHeads(nn.Module):
         self.short: nn.Module | None = None  # the shared LM head's rows that drafts are taken from
         self.shortlist: Tensor | None  # int64 [R], the tokens of these rows
         self.register_buffer("shortlist", None, persistent=False)
-        self.twin: HeadsTwin | None = None  # the same for one position, faster
+        self.twin: HeadsTwin | None = None  # a faster implementation for one position
 
     def __len__(self) -> int:
         return self.weight.shape[1]
@@ -68,7 +73,7 @@ class MedusaHeads(nn.Module):
         return self.lm_weight is None
 
     def hidden_states(self, hidden: Tensor, heads: int | None = None) -> Tensor:
-        """[n, d] -> [K, n, d], what each of the first `heads` heads gives to its LM head."""
+        """[n, d] -> [K, n, d], the input of the LM head of each of the first `heads` heads."""
         if self.twin is not None and len(hidden) == 1:
             return self.twin.hidden_states(hidden, heads or len(self))
         x = hidden.to(self.weight.dtype).expand(heads or len(self), *hidden.shape)
@@ -77,10 +82,12 @@ class MedusaHeads(nn.Module):
         return x
 
     def shorten(self, tokens: Sequence[int], lm_head: Any) -> bool:
-        """Let drafts have no other tokens than these, of an LM head that is shared: a drafted token
-        is only a guess, so the text stays the same, and a large vocabulary's LM head is read for
-        the tokens that are ever likely. lm_head: the backbone's (backbone.LogitHead). Whether that
-        can be done: not for heads with LM heads of their own, nor for weights in 4 or 8 bits."""
+        """Draft only these tokens, so that a step reads only their rows of the shared LM head. The
+        text stays the same, for every drafted token is verified. lm_head: backbone.LogitHead.
+
+        Returns whether it was done: not for heads with LM heads of their own, and not for weights
+        in 4 or 8 bits.
+        """
         linear = lm_head.linear
         weight, bias = getattr(linear, "weight", None), getattr(linear, "bias", None)
         if not tokens or not self.is_shared or weight is None:
@@ -99,18 +106,18 @@ class MedusaHeads(nn.Module):
     def draft_logits(
         self, hidden: Tensor, lm_head: Callable[[Tensor], Tensor], heads: int, count: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Of the first `heads` heads after the state [1, d], from which `count` guesses are to be
-        taken: logits [heads, R], and the tokens [R] they are of; None: all, in order."""
+        """hidden [1, d] -> logits [heads, R] of the first `heads` heads, and the token int64 [R] of
+        each column; None: all V tokens, in order. count: guesses that will be taken of a row."""
         if self.short is None or self.shortlist is None or count > len(self.shortlist):
             return self(hidden, lm_head, heads)[:, 0], None
         finish: Any = getattr(lm_head, "finish", lambda logits: logits)
         states = self.hidden_states(hidden, heads)[:, 0]
-        weight: Any = getattr(self.short, "weight", states)  # none where C laid it out anew
+        weight: Any = getattr(self.short, "weight", states)  # a NativeLinear has none
         return finish(self.short(states.to(weight.dtype))), self.shortlist
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of logits [K, V]: the `count` largest in falling order and their tokens [K, count], and
-        log(sum(exp)) of each row [K] in float32."""
+        """logits [K, V] -> the `count` largest in falling order [K, count], their tokens int64
+        [K, count], and log(sum(exp)) of each row float32 [K]."""
         if self.twin is not None:
             return self.twin.best(logits, count)
         values, tokens = logits.topk(count)
@@ -121,8 +128,8 @@ class MedusaHeads(nn.Module):
     ) -> Tensor:
         """[n, d] -> logits [K, n, V] of the first `heads` heads (all when None).
 
-        lm_head: [m, d] -> [m, V], the backbone's, used where the heads have none. Tokens that no
-        row stands for have -inf.
+        lm_head: [m, d] -> [m, V], the backbone's, used where the heads have none. Tokens without a
+        row in the token map have -inf.
         """
         x = self.hidden_states(hidden, heads)
         if self.lm_weight is None:
@@ -151,7 +158,7 @@ class MedusaHeads(nn.Module):
             return 0
         if not vocabulary <= rows < vocabulary + PADDING:
             raise ModelError(
-                f"the heads are for {rows} tokens and the backbone has {vocabulary}: give the "
+                f"the heads are for {rows} tokens and the backbone has {vocabulary}: use the "
                 "backbone that the heads were trained on"
             )
         if rows > vocabulary:
@@ -160,7 +167,8 @@ class MedusaHeads(nn.Module):
         return rows - vocabulary
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """The reference's names: `{head}.{layer}.linear.weight|bias`, `{head}.{L}.weight`."""
+        """Tensors under the reference's names: `{head}.{layer}.linear.weight` [d, d] and `.bias`
+        [d], `{head}.{L}.weight` [R, d]."""
         layers = self.weight.shape[0]
         tensors = {}
         for head in range(len(self)):
@@ -173,8 +181,9 @@ class MedusaHeads(nn.Module):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Heads from the reference's names, and `lm_head.weight` (one for all) and `token_map`
-        beside them; a missing bias is zero. Raises ModelError."""
+        """Heads from tensors under the names of `to_tensors`, with `lm_head.weight` [R, d] (one LM
+        head for all) and `token_map` [R] where there are such; a missing bias is zero. Raises
+        ModelError."""
         num_heads, num_layers, has_own = _count(tensors)
         lm = tensors.get(f"0.{num_layers}.weight", tensors.get(ONE_LM_HEAD))
         first = tensors.get("0.0.linear.weight", lm)
@@ -200,11 +209,11 @@ class MedusaHeads(nn.Module):
 
 
 def refuse_map(ids: Tensor, vocabulary: int) -> None:
-    """Raise ModelError when `ids` are not different tokens of the vocabulary."""
+    """Raise ModelError unless `ids` int64 [R] are different tokens of the vocabulary."""
     if len(ids.unique()) != len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
         raise ModelError(
-            f"the heads' token map does not name tokens of the backbone, which has {vocabulary}: "
-            "give the backbone that the heads were trained on"
+            f"the heads' token map does not fit the backbone's vocabulary of {vocabulary} tokens: "
+            "use the backbone that the heads were trained on"
         )
 
 

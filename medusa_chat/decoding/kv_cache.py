@@ -8,7 +8,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class Layer(CacheLayerMixin):
-    """One layer's view of the cache: writes where the cache says, gives back the live part."""
+    """One layer of the cache for transformers: writes after `start` and returns the valid part."""
 
     is_sliding = False
 
@@ -19,7 +19,7 @@ class Layer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the cache allocated everything."""
+        """Does nothing: keys and values [1, H, capacity, D] are allocated already."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -43,8 +43,8 @@ class Layer(CacheLayerMixin):
 
 
 class FixedLayer(Layer):
-    """One layer's view of the cache for a step of fixed shapes: rows go where a tensor says, and
-    all of the first `bucket` positions are given back."""
+    """One layer of the cache for a step of fixed shapes: rows are written at the positions in a
+    tensor, and all of the first `bucket` positions are returned."""
 
     def __init__(self, keys: Tensor, values: Tensor, places: Tensor, bucket: int) -> None:
         super().__init__(keys, values)
@@ -65,7 +65,7 @@ class KVCache:
 
     length: how many positions are valid. A pass of the backbone writes its rows after them
     (`layers` is what transformers gets); `keep` then makes some of those rows valid. Rows after
-    `length` are never read, or masked (`fixed`), for which they have to be numbers.
+    `length` are never read, or masked (`fixed`); a masked row must be finite.
     """
 
     def __init__(
@@ -119,7 +119,8 @@ class KVCache:
         self.length += count
 
     def fixed(self, places: Tensor, bucket: int) -> Cache:
-        """The same memory for steps of fixed shapes, see FixedLayer."""
+        """This cache as FixedLayers: places int64 [q], where a pass writes its rows; bucket:
+        positions that it reads."""
         pairs = [(layer.keys, layer.values) for layer in self._layers]
         return Cache(layers=[FixedLayer(k, v, places, bucket) for k, v in pairs])
 
@@ -129,23 +130,25 @@ class KVCache:
             block.index_copy_(3, target, block.index_select(3, source))
 
     def rows(self, start: int, end: int) -> list[Tensor]:
-        """A copy of the rows from `start` to `end`, for `put_back`."""
+        """Copies of the rows from `start` to `end`, for `put_back`: a tensor [L, 1, H, rows, D] for
+        each shape and device."""
         return [block[:, :, :, start:end].clone() for block in self._blocks]
 
     def put_back(self, start: int, rows: list[Tensor], length: int) -> None:
-        """Write copied rows where they were; `length` positions are valid again."""
+        """Write rows [L, 1, H, rows, D] that `rows` copied back to `start`, and make the first
+        `length` positions valid."""
         for block, kept in zip(self._blocks, rows, strict=True):
             block[:, :, :, start : start + kept.shape[3]] = kept
         self.length = length
 
     def fill(self, length: int) -> None:
-        """Give the rows that are not valid, up to `length`, numbers like those of a text."""
+        """Set the rows from the valid ones up to `length` to a small constant, as if of a text."""
         for block in self._blocks:
             block[:, :, :, self.length : length] = 0.01
 
     def wipe(self) -> None:
-        """Make the rows after `length` numbers again, which a broken pass has left there: steps of
-        fixed shapes read them, though nothing of them counts."""
+        """Zero the rows after `length`, where a broken pass may have left NaN: steps of fixed
+        shapes read them, masked."""
         for block in self._blocks:
             block[:, :, :, self.length :] = 0
 

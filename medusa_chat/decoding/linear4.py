@@ -5,9 +5,10 @@ whole blocks, rows of several linears in one tensor decode to the very same weig
 quantisation the scales are bytes relative to a mean of each linear: they are decoded once here,
 by the operator that bitsandbytes itself decodes them with, and stay in fp32.
 
-On a CPU with bf16 vectors bitsandbytes lays a linear's bytes out anew at its first call, for a
-product that is many times as fast. What is laid out so can neither be merged nor saved, and a
-linear that is no whole blocks breaks: so nothing is until all else is done (`hold`, `release`).
+On a CPU with bf16 vectors bitsandbytes converts a linear to another layout at its first call, for a
+product that is many times as fast. A converted linear can neither be merged nor saved, and the
+conversion breaks one that is not whole blocks. So `hold` prevents it until loading is done, and
+`release` allows it.
 """
 
 from typing import Any
@@ -25,6 +26,7 @@ class Rows(nn.Module):
         self.whole, self.start, self.stop = whole, start, stop
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[..., K] -> [..., stop - start]."""
         out: Tensor = self.whole(hidden)
         return out[..., self.start : self.stop]
 
@@ -35,20 +37,21 @@ def is_linear4(linear: nn.Module) -> bool:
 
 
 def hold(model: nn.Module) -> None:
-    """Leave the bytes of the 4-bit linears in `model` where they are."""
+    """Keep the 4-bit linears of `model` in their present layout."""
     linears: list[Any] = [module for module in model.modules() if is_linear4(module)]
     for linear in linears:
         linear.support_avx512bf16_for_cpu = False
 
 
 def release(model: nn.Module) -> list[str]:
-    """Let bitsandbytes lay out anew what is fit for it, on a CPU that gains by it; in words."""
+    """Allow bitsandbytes to convert the linears that are whole blocks, on a CPU that gains by it;
+    returns a sentence about it, or nothing."""
     linears: list[Any] = [module for module in model.modules() if is_linear4(module)]
     released = 0
     for linear in linears:
         if getattr(linear.weight, "quant_state", None) is None:
             continue  # parts of a merged one have no weights
-        able = type(linear)(1, 1, device="meta")  # a fresh one knows what the CPU can
+        able = type(linear)(1, 1, device="meta")  # a new one tells what the CPU supports
         outputs, inputs = linear.weight.quant_state.shape
         is_whole = outputs % 32 == 0 and inputs % linear.weight.quant_state.blocksize == 0
         if is_whole and getattr(able, "support_avx512bf16_for_cpu", False):
@@ -58,8 +61,8 @@ def release(model: nn.Module) -> list[str]:
 
 
 def can_merge(*linears: Any) -> bool:
-    """Whether these 4-bit linears give the same when they are one: quantised in one way, rows of
-    whole blocks, bytes where bitsandbytes puts them (on a CPU it moves them at the first call)."""
+    """Whether these 4-bit linears can be merged without loss: quantised in the same way, rows of
+    whole blocks, and not converted to another layout."""
     states: list[Any] = [getattr(linear.weight, "quant_state", None) for linear in linears]
     if any(state is None or getattr(state, "packing_format_for_cpu", False) for state in states):
         return False
@@ -78,7 +81,7 @@ def can_merge(*linears: Any) -> bool:
 
 
 def absmax(state: Any) -> Tensor:
-    """The scale of each block [N * K / blocksize] in fp32, decoded where it was quantised too."""
+    """The scale of each block, float32 [N * K / blocksize], decoded where it was quantised too."""
     if not state.nested:
         scales: Tensor = state.absmax.float()
         return scales
@@ -92,8 +95,8 @@ def absmax(state: Any) -> Tensor:
 
 @torch.no_grad()
 def merge4(*linears: Any) -> Any:
-    """One 4-bit linear that gives the outputs of several side by side, which must `can_merge`.
-    It holds copies: whoever replaces the several by it (and `Rows` of it) frees theirs."""
+    """One 4-bit linear with the outputs of several side by side, for which `can_merge` holds. It
+    holds copies of their weights; the caller frees the originals."""
     first, state = linears[0], linears[0].weight.quant_state
     sizes = [linear.out_features for linear in linears]
     whole = type(first)(
@@ -125,4 +128,4 @@ def merge4(*linears: Any) -> Any:
     if first.bias is not None:
         whole.bias = nn.Parameter(torch.cat([x.bias.data for x in linears]), requires_grad=False)
     hold(whole)
-    return whole.eval()  # in training bitsandbytes takes another way
+    return whole.eval()  # in training mode bitsandbytes computes differently

@@ -1,8 +1,8 @@
-"""Medusa: the drafter whose heads guess, at the last certain position, what fills a tree."""
+"""Medusa: the drafter that fills a tree with the heads' predictions at the last certain
+position."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,10 +21,10 @@ LogitHead = Callable[[Tensor], Tensor]
 class Medusa:
     """Drafter "medusa": the heads' top predictions at the last certain position fill a tree.
 
-    Heads run at that one position, and only as many as the tree is deep. With a governor each
-    step has as many of the tree's first nodes as it says, with a grower those of its candidates
-    that the heads are sure of; without either all. Raises UsageError when the tree is deeper than
-    there are heads, or wider than the vocabulary.
+    Heads run at that one position, and only as many as the tree is deep. A Governor chooses how
+    many of the tree's first nodes a step has; a Grower drafts the most probable of its candidates;
+    without either all nodes are drafted. Raises UsageError when the tree is deeper than there are
+    heads, or wider than the vocabulary.
     """
 
     name = "medusa"
@@ -37,20 +37,23 @@ class Medusa:
         vocabulary: int,
         details: bool,
         governor: Governor | Grower | None = None,
+        plans: dict[tuple[int, int], Plan] | None = None,
     ) -> None:
+        """plans: those of another drafter with the same heads, tree, details and governor."""
         self._governor = None if isinstance(governor, Grower) else governor
         self._grower = governor if isinstance(governor, Grower) else None
         _require_drawable(self._grower.candidates if self._grower else tree, heads, vocabulary)
         self._device = heads.bias.device
         self.tree = tree
         self._heads, self._lm_head, self._details = heads, lm_head, details
+        self._vocabulary = vocabulary
         self.least = self._grower.certain if self._grower is not None else 0.0
         self._length, self._certainty = -1, 0.0  # tokens in the cache, and the root's probability
         self._is_drafted = False  # whether heads ran
         self._steps = 0  # that were planned
         self._widest = self._grower.candidates if self._grower else tree  # what plans are cut from
         self._nodes, self._depth = len(self._widest), self._widest.depth
-        self._plans: dict[tuple[int, int], Plan] = {}
+        self._plans = {} if plans is None else plans  # (nodes, depth) -> plan
         self._alone = TreeTensors.of(ROOT, self._device)
 
     def is_of(
@@ -60,17 +63,17 @@ class Medusa:
         details: bool,
         governor: Governor | Grower | None,
     ) -> bool:
-        """Whether one of these would be the same."""
+        """Whether a drafter with these arguments would be the same."""
         is_same = self._heads is heads and self._details == details
         is_same = is_same and (self._grower or self._governor) is governor
         return is_same and (self.tree is tree or self.tree == tree)
 
-    def anew(self) -> Self:
-        """The same before its first step: an answer may be over in less time than it takes to make
-        one."""
-        found = object.__new__(type(self))
-        found.__dict__.update(self.__dict__)
-        return found
+    def for_new_answer(self) -> "Medusa":
+        """A drafter before its first step that shares this one's plans: a short answer takes less
+        time than making them."""
+        governor = self._grower or self._governor
+        shared = self._heads, self._lm_head, self.tree, self._vocabulary, self._details
+        return Medusa(*shared, governor, self._plans)
 
     def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
         self._length += len(tokens)
@@ -91,50 +94,53 @@ class Medusa:
         return made
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+        """root int64 [1], hidden [1, d]: see Drafter.fill."""
         if plan.index is None:
             return Draft(root, plan.tree, plan.tensors)
-        growth = self._growth(plan)
-        if plan.grower is not None and growth is None:
+        dynamic_tree = self._dynamic_tree(plan)
+        if plan.grower is not None and dynamic_tree is None:
             self._is_drafted = False
             return Draft(root, ROOT, self._alone)
-        alone = self._unsure(plan, growth, root, hidden) if growth else None
+        alone = self._unsure(plan, dynamic_tree, root, hidden) if dynamic_tree else None
         if alone is not None:
             return alone
         values, candidates, sums = self._guesses(hidden, plan, plan.tree.depth)
         filled = torch.cat((root, candidates.flatten())).index_select(0, plan.index)
-        if not self._details and growth is None:
+        if not self._details and dynamic_tree is None:
             return Draft(filled, plan.tree, plan.tensors)
         shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
         padded = torch.cat((_nothing(shares.device), shares)).index_select(0, plan.index)
         whole = Draft(filled, plan.tree, plan.tensors, padded)
-        if growth is None:
+        if dynamic_tree is None:
             return whole
         guesses = tuple(map(tuple, candidates.tolist())) if self._details else ()
-        return _part(whole, growth, guesses)
+        return _part(whole, dynamic_tree, guesses)
 
-    def _growth(self, plan: Plan) -> DynamicTree | None:
-        """What decides which nodes are drafted now; None: all, or with a grower just the root."""
+    def _dynamic_tree(self, plan: Plan) -> DynamicTree | None:
+        """The rule for this step's nodes; None: all nodes without a grower, with one the root
+        alone."""
         if plan.grower is None:
             return None
         found = plan.grower.growth(self._length, self._certainty, plan.asks)
         if plan.grower.is_rich:
-            plan.least = 0.0  # who is rich decides without it
+            plan.least = 0.0  # a grower that can pay for a usual step does not need the certainty
         return found
 
     def _unsure(
-        self, plan: Plan, growth: DynamicTree, root: Tensor, hidden: Tensor
+        self, plan: Plan, dynamic_tree: DynamicTree, root: Tensor, hidden: Tensor
     ) -> Draft | None:
-        """The root alone where the first head's best guess does not open the gate."""
-        if not growth.gate:
+        """The root alone where the first head's best guess is less probable than the gate."""
+        if not dynamic_tree.gate:
             return None
         values, tokens, sums = self._guesses(hidden, plan, 1)
-        if float((values[0, 0].float() - sums[0]).exp()) >= growth.gate:
+        if float((values[0, 0].float() - sums[0]).exp()) >= dynamic_tree.gate:
             return None
         guesses = (tuple(tokens[0].tolist()),) if self._details else ()
         return Draft(root, ROOT, self._alone, _nothing(root.device), guesses)
 
     def _guesses(self, hidden: Tensor, plan: Plan, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the first `heads` heads: values and tokens [K, width], and log(sum(exp)) [K]."""
+        """The first `heads` heads' best guesses after hidden [1, d]: logits and tokens int64 [K,
+        width], and log(sum(exp)) of all logits float32 [K]."""
         logits, names = self._heads.draft_logits(hidden, self._lm_head, heads, plan.width)
         values, places, sums = self._heads.best(logits, plan.width)
         return values, places if names is None else names[places], sums
@@ -146,7 +152,8 @@ class Medusa:
             self._grower.record(nodes, len(path))
 
     def _plan_of(self, nodes: int, depth: int) -> Plan:
-        """The same one for the same nodes: it is done with when the next one is wanted."""
+        """The plan for `nodes` nodes of at most `depth`, cached; one may be changed and used
+        again."""
         key = nodes, min(depth, self._depth)
         found = self._plans.get(key)
         if found is None:
@@ -159,17 +166,20 @@ class Medusa:
 def _require_drawable(tree: Tree, heads: MedusaHeads, vocabulary: int) -> None:
     if tree.depth > len(heads):
         raise UsageError(
-            f"the tree is {tree.depth} deep and the checkpoint has {len(heads)} heads: "
+            f"the tree has depth {tree.depth} and the checkpoint {len(heads)} heads: "
             f"choose a tree of depth {len(heads)} or less, or --tree auto"
         )
     if tree.width > vocabulary:
-        raise UsageError(f"the tree needs {tree.width} predictions of {vocabulary} tokens")
+        raise UsageError(
+            f"the tree needs {tree.width} predictions of a head and the vocabulary has "
+            f"{vocabulary} tokens: choose a narrower tree, or --tree auto"
+        )
 
 
-def _part(whole: Draft, growth: DynamicTree, guesses: tuple[tuple[int, ...], ...]) -> Draft:
-    """What of a draft the heads are sure of."""
+def _part(whole: Draft, dynamic_tree: DynamicTree, guesses: tuple[tuple[int, ...], ...]) -> Draft:
+    """The part of a draft that `dynamic_tree` selects by its probabilities."""
     assert whole.probabilities is not None
-    nodes = grow(whole.tree, whole.probabilities.tolist(), growth)
+    nodes = grow(whole.tree, whole.probabilities.tolist(), dynamic_tree)
     kept = torch.tensor(nodes, device=whole.tokens.device)
     tokens, shares = (t.index_select(0, kept) for t in (whole.tokens, whole.probabilities))
     tree = subtree(whole.tree, nodes)
@@ -178,16 +188,16 @@ def _part(whole: Draft, growth: DynamicTree, guesses: tuple[tuple[int, ...], ...
 
 @lru_cache(maxsize=32)
 def _nothing(device: torch.device) -> Tensor:
-    """The root's probability: nobody drafted it."""
+    """The root's draft probability, NaN float32 [1]: it was not drafted."""
     return torch.full((1,), torch.nan, device=device)
 
 
-Shape = tuple[Tree, TreeTensors, None, Tensor | None, int]  # what stays the same of a Plan
+Shape = tuple[Tree, TreeTensors, None, Tensor | None, int]  # the constant fields of a Plan
 
 
 @lru_cache(maxsize=32)
 def _shape_of(tree: Tree, nodes: int, depth: int, device: torch.device) -> Shape:
-    """The first `nodes` nodes that are no deeper than `depth`."""
+    """Of the first `nodes` nodes those no deeper than `depth`."""
     cut, width = tree.head(nodes).pruned(depth), tree.width
     places = zip(cut.depths, cut.ranks, strict=True)
     index = [0 if d == 0 else 1 + (d - 1) * width + rank for d, rank in places]

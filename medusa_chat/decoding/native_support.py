@@ -1,18 +1,24 @@
-"""Reach: which models the C library decodes, as far as a config tells. No torch."""
+"""Which models the C library supports, as far as their config tells. No torch."""
 
 from collections.abc import Mapping
 from typing import Any
 
 FAMILIES = ("llama", "mistral", "qwen2")  # whose layers are merged (fused_layers.py)
-FIXED_ROPES = ("default", "linear", "llama3", "yarn")  # whose angles do not follow the length
+FIXED_ROPES = (
+    "default",
+    "linear",
+    "llama3",
+    "yarn",
+)  # whose angles do not depend on the text's length
 LANES = 8
-WIDEST = 512  # of an attention head
-LARGEST = 16384  # of a hidden state
+WIDEST = 512  # largest head_dim
+LARGEST = 16384  # largest hidden_size
 
 
 def reaches(config: Mapping[str, Any]) -> bool:
-    """A text model's config: a known family with gated SiLU, one kind of attention layer, rotary
-    angles that do not follow the text's length, states of whole vectors."""
+    """Whether the C library supports a text model of this config: a known family with gated SiLU,
+    one kind of attention layer, rotary angles that do not depend on the text's length, and a hidden
+    size of whole vectors."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if config.get("model_type") not in FAMILIES or not hidden or not heads:
         return False

@@ -1,12 +1,12 @@
-"""Steady: passes of one number of rows, whatever they decode, so that plain decoding and a tree
-give a token the same numbers.
+"""Padded rows: every step's pass has the same number of rows, so that plain decoding and a tree
+compute the same logits for a token.
 
-On a GPU in half precision a product of one row is summed in another order than one of sixteen: the
-text of `exact` may part from plain decoding's where two tokens are as good as equal. In steps of as
-many rows each, with attention that sums in fp64, it should not, where the prompt was read alike: a
-later turn may find one token more or less in the cache. It does not hold for mixtures of experts,
-whose products have as many rows as tokens came to an expert, nor where a family's attention is its
-own. It costs plain decoding what the rows cost.
+On a GPU in half precision a product of one row is summed in another order than one of sixteen, so
+the text of `exact` may differ from plain decoding's where two tokens are nearly tied. With passes
+of equal size, and attention that sums in fp64 ("medusa_steady"), it should not, where the prompt
+was read in the same chunks: a later turn may find one token more or less in the cache. This does
+not hold for mixtures of experts, where a product has as many rows as tokens were routed to an
+expert, nor for families with an attention of their own. Plain decoding pays for the added rows.
 """
 
 from functools import lru_cache
@@ -17,13 +17,16 @@ from torch import Tensor
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.tree import Tree
 
-FIRST = 1_000_000  # rank of the first row that stands beside a tree: no guess has it
+FIRST = 1_000_000  # rank of the first added row, which no guess can have
 
 
 def widened(tree: Tree, tensors: TreeTensors, rows: int) -> tuple[Tree, TreeTensors]:
-    """A tree of n nodes, with its tensors, and behind them as many others as it takes to a multiple
-    of `rows`, each at the root's position and seen by itself alone; the paths stay those of the
-    n. Raises UsageError for more than MAX_NODES, which rows that divide it never come to."""
+    """The tree of n nodes and its constants, padded to m nodes, the next multiple of `rows`:
+    parents and depths int64 [m], ancestors bool [m, m], paths int64 [n, depth + 1] as before.
+
+    An added node has the root's position and sees itself alone. Raises UsageError where m is over
+    MAX_NODES, which cannot be where `rows` divides MAX_NODES.
+    """
     spare = -len(tree) % rows
     if not spare:
         return tree, tensors
@@ -43,7 +46,7 @@ def _wide(tree: Tree, spare: int) -> Tree:
 
 
 def filled(tokens: Tensor, rows: int) -> Tensor:
-    """tokens [n] of a tree -> [rows], the root's in those beside it."""
+    """tokens int64 [n] of a tree -> [rows]; added rows repeat the root's token."""
     if len(tokens) == rows:
         return tokens
     return torch.cat((tokens, tokens[:1].expand(rows - len(tokens))))

@@ -1,4 +1,4 @@
-"""Looking: what the backbone and a head say at one place of a text, with nothing decoded."""
+"""Probe: the logits of the backbone and of a head at one position of a text; nothing is decoded."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from medusa_chat.errors import UsageError
 
 
 @torch.inference_mode()
-def look(
+def probe_logits(
     backbone: Backbone,
     heads: MedusaHeads | None,
     held: Sequence[int],
@@ -20,8 +20,9 @@ def look(
     path: Sequence[int],
     head: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """See Engine.peek. held: the ids that the cache holds; so many of them as it holds afterwards
-    are still the same."""
+    """Logits [V] of the backbone after `token_ids` and `path`, and of head `head` (from 1; 0: None)
+    after `token_ids`; see Engine.peek. held: the ids in the cache. Its length afterwards says how
+    many of them are still there."""
     whole = [*token_ids, *path]
     _require(backbone, heads, token_ids, whole, head)
     cache, count = backbone.cache, len(held)
@@ -43,7 +44,7 @@ def look(
     at = hidden[len(token_ids) - 1 - start].unsqueeze(0)
     drafted, names = heads.draft_logits(at, backbone.lm_head, head, 1)
     own = drafted[-1]
-    if names is not None:  # the rest cannot be drafted
+    if names is not None:  # tokens outside the shortlist are never drafted
         own = own.new_full(logits.shape, -torch.inf).index_copy(0, names, own)
     return logits, own
 
@@ -56,16 +57,18 @@ def _require(
     head: int,
 ) -> None:
     if not token_ids or len(whole) > backbone.context:
-        raise UsageError(f"cannot look into a text of {len(whole)} tokens with this model")
+        raise UsageError(
+            f"the text has {len(whole)} tokens and this model's context holds {backbone.context}"
+        )
     if min(whole) < 0 or max(whole) >= backbone.vocabulary:
-        raise UsageError("this text has tokens that the loaded model does not know")
+        raise UsageError("the text has tokens outside the loaded model's vocabulary")
     if not 0 <= head <= (len(heads) if heads else 0):
         raise UsageError(f"the loaded model has no Medusa head {head}")
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many ids both begin with."""
-    if list(b[: len(a)]) == a:  # as it is when a conversation goes on: not token by token
+    if list(b[: len(a)]) == a:  # a conversation that goes on: faster than token by token
         return len(a)
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:

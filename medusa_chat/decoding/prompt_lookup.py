@@ -1,4 +1,4 @@
-"""PromptLookup: the drafter that takes what followed the last few tokens earlier in the text."""
+"""PromptLookup: the drafter that proposes what followed the last few tokens earlier in the text."""
 
 from collections.abc import Sequence
 
@@ -33,11 +33,12 @@ class PromptLookup:
         return Plan(tree, TreeTensors.of(tree, self._device), made)
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+        """The planned tokens int64 [n]; root [1] and hidden [1, d] are not read."""
         draft = torch.tensor(plan.tokens, device=self._device)
         return Draft(draft, plan.tree, plan.tensors)
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
-        """Nothing: what was wrong is not proposed because of it."""
+        """Does nothing: a match is proposed again however often it was refused."""
 
     def _append(self, token: int) -> None:
         self._ids.append(token)

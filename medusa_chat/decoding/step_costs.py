@@ -1,4 +1,4 @@
-"""StepCosts: what a step of n nodes was measured to take, and which n pays best. No torch."""
+"""StepCosts: the measured time of a step of n nodes, and the n that pays best. No torch."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -34,16 +34,16 @@ class StepCosts:
                 raise ValueError("a row has a positive time for every size")
 
     def at(self, nodes: int, length: int) -> float:
-        """Seconds of a step, interpolated between what was measured; the line of the two nearest
-        lengths goes on beyond them, for the cost of attention does."""
+        """Seconds of a step, interpolated linearly; beyond the longest measured text extrapolated,
+        for the time of attention goes on rising."""
         row = [_between(self.sizes, seconds, nodes) for seconds in self.seconds]
         if len(row) == 1:
             return row[0]
         return max(_between(self.lengths, row, max(length, self.lengths[0])), min(row))
 
     def drafted(self, usual: int, most: int, length: int) -> tuple[float, ...]:
-        """Seconds of steps of 1, 2, ... `most` nodes, each with the draft that one of `usual` nodes
-        has: also a step of which nothing but the root was kept has paid for it. They never fall."""
+        """Seconds of steps of 1, 2, ... `most` nodes, never falling. Each includes the heads' time
+        of a step of `usual` nodes: the heads run before it is known how many nodes are kept."""
         plain, whole = self.at(1, length), self.at(usual, length)
         drafting = _between(self.sizes, self.drafting, usual) if self.drafting else 0.0
         first = min(plain + drafting, whole)
@@ -80,7 +80,9 @@ def pick(costs: StepCosts, expected: Sequence[float], length: int, most: int | N
     end = min(len(expected), most or len(expected), costs.sizes[-1])
     sizes = [m for m in costs.sizes if m < end] + [end]
     found = [Pick(m, expected[m - 1], costs.overhead(m, length)) for m in sizes]
-    return max(found, key=lambda p: p.speedup)  # the first of equals: the smallest
+    return max(
+        found, key=lambda p: p.speedup
+    )  # of equal ones max() returns the first, the smallest
 
 
 def _rises(values: Sequence[int]) -> bool:
@@ -88,7 +90,7 @@ def _rises(values: Sequence[int]) -> bool:
 
 
 def _between(places: Sequence[int], values: Sequence[float], at: int) -> float:
-    """The value at a place: on the line between its neighbours, or on that of the last two."""
+    """Linear interpolation of `values` over `places`, or extrapolation from the last two."""
     if len(places) == 1:
         return values[0]
     right = min(max(bisect_left(places, at), 1), len(places) - 1)

@@ -1,4 +1,4 @@
-"""Rehearsal: whole decoding steps at made-up places of the cache, for the time they take."""
+"""StepProfiler: times whole decoding steps at simulated fill levels of the cache."""
 
 from collections.abc import Callable, Generator
 from time import perf_counter
@@ -16,12 +16,12 @@ from medusa_chat.decoding.tree import Tree
 
 Clock = Callable[[], float]
 SHORT, LONG = 128, 4096  # tokens in the cache
-MOST_BYTES = 2**28  # of a CPU's cache that may be written, for the first time, to measure
+MOST_BYTES = 2**28  # bytes of a CPU's cache that measuring may write for the first time
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
-WARM_UPS, WARM_SECONDS = 6, 0.02  # steps of one kind, and their seconds, before one is timed
-DOUBTS = 3  # times that a step is timed again which seems too dear beside a short plain one
-SLOW = 5  # times the budget, after which what there is must do
-AT_ONCE = 16  # tokens of one call, where it has several steps
+WARM_UPS, WARM_SECONDS = 6, 0.02  # most steps and seconds of warm-up before a timed step
+DOUBTS = 3  # times that a step is timed again whose time seems too long
+SLOW = 5  # multiple of the budget after which timing ends with the sizes it has
+AT_ONCE = 16  # tokens wanted of one call, which may run several steps
 SETTINGS = GenerationSettings(drafter="medusa", seed=0)
 
 
@@ -30,23 +30,21 @@ def time_steps(
 ) -> Generator[StepCosts | None, None, None]:
     """Time steps of the first 1, 4, 8, ... nodes of `tree` behind a short and a long text.
 
-    Yields None after every step, so that whoever waits can close the iterator, and StepCosts at
-    the end. A warm-up step of each size, then interleaved rounds, for about
-    `budget` seconds by `clock`: at least three rounds, but where steps are slow one is enough.
-    Of each the least counts: what disturbs a step only adds to it, and on a machine with other
-    work to do half of them are disturbed. What the cache held is held afterwards. The engine must
-    have heads.
+    Yields None after every step, so that the caller can close the iterator, and StepCosts at the
+    end. After a warm-up step of each size come interleaved rounds, for about `budget` seconds by
+    `clock`: at least three rounds, or one where steps are slow. The minimum counts, for other work
+    of the machine only adds time. The cache is as before afterwards. The engine must have heads.
     """
-    stage = StepProfiler(engine, tree)
+    profiler = StepProfiler(engine, tree)
     timed: dict[tuple[int, int], list[float]] = {}
     drafting: dict[int, list[float]] = {}
 
     def time_one(nodes: int, length: int, is_warm: bool = True) -> float:
         left = warm_ups(firsts[nodes]) if is_warm else 0
         while left > 0:
-            left -= stage.step(nodes, length)[0]
+            left -= profiler.step(nodes, length)[0]
         started = clock()
-        count, heads = stage.step(nodes, length)
+        count, heads = profiler.step(nodes, length)
         drafting.setdefault(nodes, []).append(heads)
         return (clock() - started) / count
 
@@ -56,16 +54,16 @@ def time_steps(
     try:
         for nodes in [m for m in SIZES if m < len(tree)] + [len(tree)]:
             started = clock()
-            for length in stage.lengths:
-                stage.try_out(nodes, length)
-            began += clock() - started  # no answer takes that
-            seconds = time_one(nodes, stage.lengths[0], False)
+            for length in profiler.lengths:
+                profiler.try_out(nodes, length)
+            began += clock() - started  # answers do not take this time: it is not of the budget
+            seconds = time_one(nodes, profiler.lengths[0], False)
             yield None
             first = first or seconds
             for _ in range(DOUBTS if sizes and first < WARM_SECONDS else 0):
                 if seconds <= first * (tree.depth + 1):
                     break
-                seconds = min(seconds, time_one(nodes, stage.lengths[0], False))
+                seconds = min(seconds, time_one(nodes, profiler.lengths[0], False))
                 yield None
             firsts[nodes] = seconds
             if sizes and (seconds > first * (tree.depth + 1) or clock() - began > SLOW * budget):
@@ -74,28 +72,28 @@ def time_steps(
         for number in range(MAX_ROUNDS):
             for turn in range(len(sizes)):
                 nodes = sizes[(turn + number) % len(sizes)]
-                for length in stage.lengths:
+                for length in profiler.lengths:
                     timed.setdefault((nodes, length), []).append(time_one(nodes, length))
                     yield None
             spent = clock() - began
             if spent >= SLOW * budget or (number + 1 >= MIN_ROUNDS and spent >= budget):
                 break
     finally:
-        stage.leave()
-    rows = [tuple(min(timed[m, length]) for m in sizes) for length in stage.lengths]
+        profiler.leave()
+    rows = [tuple(min(timed[m, length]) for m in sizes) for length in profiler.lengths]
     drafts = tuple(min(drafting[m]) for m in sizes)
-    yield StepCosts(tuple(sizes), stage.lengths, tuple(rows), drafts)
+    yield StepCosts(tuple(sizes), profiler.lengths, tuple(rows), drafts)
 
 
 def warm_ups(first: float) -> int:
-    """How many steps go before one that is timed, by what the first of its kind took. In an
-    answer a step follows many of its kind: the sixth of a small model takes half of what the
-    first one did."""
+    """Warm-up steps before a timed one. first: seconds of the first step of its kind. In an answer
+    a step follows many of its kind: a small model's sixth takes half the time of its first."""
     return min(WARM_UPS, int(WARM_SECONDS / first)) if first else 0
 
 
 class StepProfiler:
-    """The engine between two answers, with a cache that seems as full as one likes."""
+    """Runs single steps of an engine between two answers, with any number of tokens in the
+    cache."""
 
     def __init__(self, engine: Engine, tree: Tree) -> None:
         assert engine.heads is not None
@@ -118,17 +116,18 @@ class StepProfiler:
         self._root = torch.tensor([self._root_id], device=weight.device)
 
     def step(self, nodes: int, length: int) -> tuple[int, float]:
-        """A whole step: heads, backbone, acceptance, the copy to the host, rows moved; or as many
-        as answers have in one call. How many there were; the seconds that the heads took of one."""
+        """Run a whole step (heads, backbone, acceptance, the copy to the host, cache rows), or
+        several where answers have several in one call -> (their number, the heads' seconds per
+        step)."""
         engine = self.engine
         engine.backbone.cache.length = length
-        here = DecodeState(self._drafter(nodes), exact, SETTINGS, False, self._hidden, self._root)
-        here.most = AT_ONCE
-        taken = engine.stepper.advance(here, [self._root_id])
+        state = DecodeState(self._drafter(nodes), exact, SETTINGS, False, self._hidden, self._root)
+        state.most = AT_ONCE
+        taken = engine.stepper.decode_step(state, [self._root_id])
         return len(taken), sum(one.heads_seconds for one in taken) / len(taken)
 
     def try_out(self, nodes: int, length: int) -> None:
-        """Let such steps become what they will be (see WholeStep)."""
+        """Run steps of this kind until they are as fast as they will be (WholeStep.tries)."""
         whole = self.engine.backbone.whole_step
         for _ in range(whole.tries if whole is not None else 0):
             self.step(nodes, length)
@@ -142,7 +141,7 @@ class StepProfiler:
         return self._drafters[nodes]
 
     def leave(self) -> None:
-        """Put everything back."""
+        """Restore the cache."""
         cache = self.engine.backbone.cache
         for start, kept in self._kept.items():
             cache.put_back(start, kept, self._length)
@@ -150,7 +149,7 @@ class StepProfiler:
 
 
 def _lengths(engine: Engine) -> tuple[int, ...]:
-    """A short and a long text, as far as the context goes (with room for the deepest tree)."""
+    """Tokens of a short and a long text that the context has room for, with the deepest tree."""
     backbone = engine.backbone
     longest = min(backbone.context - 16, LONG)
     if backbone.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""StepResult: what a step came to, on the host."""
+"""StepResult: the result of a step on the host; DecodeState and WholeStep beside it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from medusa_chat.decoding.tree import Tree
 
 @dataclass
 class StepResult:
-    """One step's result. path: the nodes that stood, the root first; tokens: theirs. nodes: of the
-    draft. heads_seconds, backbone_seconds: what proposing it and the pass over it took, LM head
-    included; seconds: of all, but for what the host does around it. certainty: the backbone's, of
-    next_token (acceptance.py), 0 for anything under the plan's `least` and where nobody asked."""
+    """The result of one step. path: the accepted nodes, the root first; tokens: theirs; nodes: of
+    the draft. heads_seconds: time of drafting; backbone_seconds: of the pass, LM head included;
+    seconds: of the whole step where one call did it. certainty: the backbone's of next_token
+    (Verifier.certainty), 0 where under the plan's `least` or not computed."""
 
     path: list[int]
     tokens: list[int]
@@ -35,9 +35,10 @@ class StepResult:
 
 @dataclass
 class DecodeState:
-    """How an answer is decoded, and where it is: hidden [1, d], the backbone's state that gave the
-    root; root int64 [1], the root on the device, None where only the host has it; certainty: see
-    Drafter.plan; most: tokens that are still wanted; ends: those behind which none is."""
+    """How an answer is decoded, and its current position. hidden [1, d]: the backbone's state from
+    which the root was predicted; root int64 [1] on the device, None where only the host has it;
+    certainty: see Drafter.plan; most: tokens still to generate; ends: tokens after which no step
+    is wanted."""
 
     drafter: Drafter
     rule: Rule
@@ -51,31 +52,31 @@ class DecodeState:
 
 
 class WholeStep(Protocol):
-    """Does steps at once where it can, for plans and rules it knows; the cache is extended."""
+    """A backend that runs whole steps as one call, for the plans and rules it supports."""
 
     hidden: Tensor  # [1, d], the state after the last node that a step accepted
-    seconds: float  # of all steps so far, without what Python does around them
-    threads: int  # that work together; 0: a device's
-    tries: int  # steps of one kind that go before those which are as they will be
+    seconds: float  # of all steps so far, without the time in Python
+    threads: int  # on the CPU; 0: it runs on a GPU
+    tries: int  # steps of one kind before they run at full speed
 
-    def take(self, plan: Plan, root: int, here: DecodeState) -> list[StepResult] | None:
-        """The step behind what the cache holds, as its parts would give it, and where the plan
-        lasts and no details are wanted maybe those after it, for a moment; None for what is the
-        parts' to do. A grower has booked them."""
+    def decode_steps(self, plan: Plan, root: int, state: DecodeState) -> list[StepResult] | None:
+        """Run the next step, and where the plan is lasting and no details are wanted maybe some
+        more; the results are the operators', the cache is extended, and a grower has accounted for
+        them. None where this backend does not support the plan or the rule."""
         ...
 
     def read(
         self, tokens: Sequence[int], settings: GenerationSettings, least: float
     ) -> StepResult | None:
-        """One pass over the next tokens of the text, which the cache holds then, and what comes
-        after them; None where that is its parts' to do. least: see Plan."""
+        """Read the next tokens of the text into the cache -> the token after them; None where this
+        backend does not support it. least: see Plan."""
         ...
 
 
 @dataclass(frozen=True)
 class Frame:
-    """How to read `packed` words: the draft's tree and guesses, the longest path, and which rows
-    of figures there are."""
+    """The layout of `packed` words: the draft's tree and guesses, the longest path's nodes, and
+    which rows of figures there are."""
 
     tree: Tree
     longest: int
@@ -86,14 +87,14 @@ class Frame:
 
 
 def read(draft: Draft, accepted: Acceptance) -> StepResult:
-    """The step's one copy to the host."""
+    """A step's result on the host, by its one copy from the device."""
     words, frame = packed(draft, accepted)
     return unpacked(words.cpu(), frame)
 
 
 def packed(draft: Draft, accepted: Acceptance) -> tuple[Tensor, Frame]:
-    """All that the host wants to know of a step as one row of words on the device: int64, or with
-    figures int32, whose last ones are those of floats."""
+    """A step's result as one row of words on the device, and how to read it: int64 [3 + longest +
+    n], or with figures int32, the last rows of which are the bits of float32 [n] each."""
     whole = [
         accepted.length.view(1),
         accepted.next_token,
@@ -120,7 +121,7 @@ def packed(draft: Draft, accepted: Acceptance) -> tuple[Tensor, Frame]:
 
 
 def unpacked(host: Tensor, frame: Frame) -> StepResult:
-    """The outcome that `packed` words on the host stand for."""
+    """The result in `packed` words [w] that were copied to the host."""
     values = host.tolist()
     length, next_token, is_finite = values[:3]
     n, deep = len(frame.tree), 3 + frame.longest
@@ -148,7 +149,7 @@ def record(
     shares: list[float] | None,
     guesses: tuple[tuple[int, ...], ...] = (),
 ) -> DraftRecord:
-    """The draft as the trace holds it; what the root has no figure for is None."""
+    """The draft as a trace holds it; figures that the root does not have are None."""
     n = len(tokens)
     return DraftRecord(
         tokens=tuple(tokens),

@@ -6,7 +6,7 @@ import torch
 
 
 class Stopwatch:
-    """Marks moments of the work that is queued on a device and tells the seconds between them.
+    """Marks points in the work queued on a device and gives the seconds between them.
 
     On CUDA a mark is an event in the stream, so a part's time is the device's own and not that of
     launching it; `between` may be asked once the device has passed both marks. Elsewhere work is
@@ -17,7 +17,7 @@ class Stopwatch:
         self._is_cuda, self._device = device.type == "cuda", device
 
     def mark(self) -> "torch.cuda.Event | float":
-        """This moment in the order of the work."""
+        """A mark after the work queued so far."""
         if not self._is_cuda:
             return perf_counter()
         event = torch.cuda.Event(enable_timing=True)

@@ -40,7 +40,7 @@ class Tree:
         return len(self.parents)
 
     def __hash__(self) -> int:
-        return self._hash  # answers are short, and what is kept ready for a tree is found by it
+        return self._hash  # computed once: every answer looks up by it what was prepared for a tree
 
     @cached_property
     def _hash(self) -> int:

@@ -79,7 +79,7 @@ class EngineAnswerer:
         replace_submodules(copied, packs=False)
         backbone = Backbone(copied, self._context, numbers=native.NUMBERS)
         # a backbone for which our C gives other numbers than torch is left to torch
-        native.adopt(backbone, None, native.NativeThreads(library, cpu_threads.of_native(copied)))
+        native.enable(backbone, None, native.NativeThreads(library, cpu_threads.of_native(copied)))
         engine = Engine(backbone)
         engine.pauses = frozenset(self.ends)
         return engine

@@ -179,7 +179,7 @@ def test_what_is_left_open_is_resolved_and_recorded(folder):
     assert settings["drafter"] == "medusa" and settings["nodes"] == 4
     assert settings["tree"] == "auto" and isinstance(settings["seed"], int)
     assert answer(model, drafter="none")[0].settings["nodes"] == 1
-    with pytest.raises(UsageError, match="4 deep and the checkpoint has 3 heads"):
+    with pytest.raises(UsageError, match="depth 4 and the checkpoint 3 heads"):
         answer(model, tree="mc_sim_7b_63")
     assert resolve(model, GenerationSettings(nodes=5))[1].depth <= 3
     with pytest.raises(UsageError, match="nodes is 200"):

@@ -77,7 +77,7 @@ def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path, pre
     model = read(tmp_path, precision)
     replace_submodules(model, packs=False)
     backbone = Backbone(model, 96, numbers=native.NUMBERS)
-    assert native.adopt(backbone, None, native.NativeThreads(library, 1))
+    assert native.enable(backbone, None, native.NativeThreads(library, 1))
     held = held_bytes(model, *backbone.beside) + backbone.cache.nbytes
     assert needs.at(precision).held == pytest.approx(held, rel=0.1)
 

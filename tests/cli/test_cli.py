@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from medusa_chat import paths
-from medusa_chat.cli import doctor, terminal
+from medusa_chat.cli import doctor, terminal, train
 from medusa_chat.cli import main as cli
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step, from_json
@@ -27,6 +27,7 @@ from medusa_chat.errors import (
 )
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt
 from medusa_chat.runtime.session import NO_STATS
+from medusa_chat.training.recipe import TrainRequest, read_recipe
 
 MODEL = ModelInfo("demo", "llama", "fp32", "cpu", 1, 3, 64, "sparse-8", 8, "", 1, True, ("note",))
 
@@ -426,6 +427,29 @@ def test_half_a_safetensors_file_is_not_whole(tmp_path: Path) -> None:
         file.write_bytes(whole[:size])
         assert not doctor.is_whole(file)
     assert not doctor.is_whole(tmp_path / "absent.json")
+
+
+def test_every_option_of_a_recipe_reaches_the_recipe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[TrainRequest] = []
+    monkeypatch.setattr(train, "run_training", lambda request, as_json: asked.append(request))
+    changes = {
+        **{"method": "medusa-2", "heads": 4, "head_layers": 2, "own_lm_head": True},
+        **{"distill": True, "self_talk": 2, "soft_targets": 0, "epochs": 3, "max_steps": 7},
+        **{"batch_tokens": 99, "learning_rate": 0.5, "head_learning_rate_multiplier": 2.0},
+        **{"lambda0": 0.3, "lambda0_schedule": "sine", "decay": 0.7, "warmup_steps": 5},
+        **{"lora_rank": 6, "lora_alpha": 8, "lora_dropout": 0.5, "seed": 9},
+    }
+    assert tuple(changes) == train.RECIPE_OPTIONS
+    options: list[str] = []
+    for name, value in changes.items():
+        option = f"--{name.replace('_', '-')}"
+        options += [option] if value is True else [option, str(value)]
+    file = tmp_path / "data.txt"
+    file.write_text("x")
+    main(["train", "--data", str(file), "--output", str(tmp_path / "new"), *options])
+    assert asked[0].recipe == read_recipe("default").changed(**changes)
 
 
 def test_bench_prints_a_table_or_json_and_saves_it(

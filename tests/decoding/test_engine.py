@@ -285,7 +285,7 @@ def test_invalid_numbers_end_with_an_error_and_are_not_kept():
 
 
 def test_a_tree_deeper_than_the_heads_is_refused(llama):
-    with pytest.raises(UsageError, match="5 deep and the checkpoint has 4 heads"):
+    with pytest.raises(UsageError, match="depth 5 and the checkpoint 4 heads"):
         llama.drafter(medusa(), chain(5))
 
 

@@ -69,7 +69,7 @@ def test_a_tree_wider_than_the_list_drafts_from_all(library):
         engine = engine_of(model)
         assert engine.heads.shorten([5], engine.backbone.lm_head)
         if known is not None:
-            assert native.adopt(engine.backbone, engine.heads, native.NativeThreads(library, 1))
+            assert native.enable(engine.backbone, engine.heads, native.NativeThreads(library, 1))
         assert {token for ids, _ in drafted(engine, tree) for token in ids} - {5}
 
 

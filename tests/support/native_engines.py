@@ -13,5 +13,5 @@ def native_engine(family, library, threads=1, dtype=torch.float32, **changes):
     assert native.can_run(model)
     replace_submodules(model, packs=False)
     engine = engine_of(model, numbers=native.NUMBERS)
-    assert native.adopt(engine.backbone, engine.heads, native.NativeThreads(library, threads))
+    assert native.enable(engine.backbone, engine.heads, native.NativeThreads(library, threads))
     return engine

@@ -15,5 +15,5 @@ def shortened(family, library=None):
     engine = engine_of(model)
     assert engine.heads.shorten(LISTED, engine.backbone.lm_head)
     if library is not None:
-        assert native.adopt(engine.backbone, engine.heads, native.NativeThreads(library, 1))
+        assert native.enable(engine.backbone, engine.heads, native.NativeThreads(library, 1))
     return engine

@@ -275,7 +275,7 @@ def test_calibration_asks_the_users_own_chats_again(
 
 
 @pytest.mark.parametrize(
-    "asked, said", [([], "give --data FILE, or --chats"), (["--chats"], "no chat is kept here yet")]
+    "asked, said", [([], "give --data FILE, or --chats"), (["--chats"], "no chats are saved yet")]
 )
 def test_calibration_without_anything_to_ask_says_so(
     asked: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -356,7 +356,7 @@ def test_backbone_that_cannot_be_used_is_refused(
     config = mute / "config.json"
     config.write_text(json.dumps({"model_type": "mamba", "vocab_size": 23, "hidden_size": 32}))
     line = [*command(inputs, tmp_path / "b"), "--backbone", str(mute)]
-    assert "mamba is refused" in refusal(line, capsys)
+    assert "mamba is not supported" in refusal(line, capsys)
 
 
 def test_full_disk_is_refused_before_anything_is_trained(

@@ -1,19 +1,19 @@
-"""Threads: how many cores a model's steps use on a CPU."""
+"""CPU threads: how many threads a model's steps use."""
 
 import torch
 from torch import nn
 
-# A thread of its own pays for this much of the weights: under it, the time until all threads have
-# met is longer than what one of them saves (2 cores, fp32: one and two threads are equal at 24 MB,
-# two are 1.4 times as fast at 80 MB).
+# Bytes of weights from which one more thread pays: with fewer, synchronising takes longer than the
+# thread saves (2 cores, fp32: one and two threads are equal at 24 MB, two are 1.4 times as fast at
+# 80 MB).
 EACH = 32 * 2**20
 NATIVE_EACH = 4 * 2**20
 
-_most = 0  # what torch came with, or what was left of it; 0: not asked yet
+_most = 0  # torch's default, or what `leave_one` left of it; 0: not read yet
 
 
 def leave_one() -> None:
-    """Keep one core free for whoever shows what this process decodes.
+    """Keep one core free for the page and the browser.
 
     Threads that compute wait for each other without sleeping: with a browser that draws on one of
     two cores, a step of the demo took nine times as long as alone.
@@ -30,8 +30,8 @@ def most() -> int:
 
 
 def settle(*modules: nn.Module) -> str:
-    """Give this process the threads for a step that reads these modules' parameters; what was
-    chosen, in words."""
+    """Set torch's threads for steps that read these modules' parameters; returns a sentence about
+    it."""
     size = sum(p.nbytes for module in modules for p in module.parameters())
     threads = min(most(), max(1, round(size / EACH)))
     torch.set_num_threads(threads)
@@ -39,6 +39,6 @@ def settle(*modules: nn.Module) -> str:
 
 
 def of_native(*modules: nn.Module) -> int:
-    """Threads for our own C code, whose threads meet in a tenth of the time."""
+    """Threads for our own C code, where synchronising takes a tenth of the time."""
     size = sum(p.nbytes for module in modules for p in module.parameters())
     return min(most(), max(1, round(size / NATIVE_EACH)))

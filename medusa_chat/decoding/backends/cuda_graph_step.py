@@ -1,4 +1,4 @@
-"""CudaGraphStep: a whole step as fixed work on the device, which CUDA records once and replays."""
+"""CudaGraphStep: a whole step of fixed shapes, which CUDA records once as a graph and replays."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from medusa_chat.decoding.step_result import DecodeState, Frame, packed
 
 
 class DeviceSettings:
-    """What a rule reads of GenerationSettings, with their numbers on the device, so that one
-    recording serves all temperatures, thresholds and seeds. What changes a step's work (greedy or
-    not, top-k, top-p) is a recording's own."""
+    """The part of GenerationSettings that a rule reads, with numbers as tensors [] on the device,
+    so that one graph serves all temperatures, thresholds and seeds. Greedy or not, top-k and top-p
+    change the operators of a step and are constants of a graph."""
 
     def __init__(self, settings: GenerationSettings, device: torch.device) -> None:
         self.is_greedy, self.top_k, self.top_p = kind_of(settings)
@@ -25,11 +25,11 @@ class DeviceSettings:
 
     @property
     def scale(self) -> Tensor | float:
-        """See GenerationSettings."""
+        """GenerationSettings.scale as a float32 tensor [], or 1.0 where greedy."""
         return 1.0 if self.is_greedy else self._scale
 
     def follow(self, settings: GenerationSettings) -> None:
-        """For answers of these settings, which are of the same kind."""
+        """Take over settings of the same kind (`kind_of`)."""
         if self.is_greedy:
             return
         self._scale.fill_(settings.scale)
@@ -39,39 +39,39 @@ class DeviceSettings:
 
 
 def kind_of(settings: GenerationSettings) -> tuple[bool, int, float]:
-    """What of the settings makes another recording: is_greedy, and where it is not top_k, top_p."""
+    """The settings that need a graph of their own: (is_greedy, top_k, top_p)."""
     if settings.is_greedy:
         return True, 0, 1.0
     return False, settings.top_k, settings.top_p
 
 
 class CudaGraphStep:
-    """Steps of one plan and one rule behind at most `bucket` - rows tokens; rows: the plan's
-    nodes, and those beside them (padded_rows.py).
+    """Steps of one plan and one rule, for texts of at most `bucket` - rows tokens; rows: the plan's
+    nodes and the rows that pad them (padded_rows.py).
 
-    Nothing in `body` asks the device for a number, and every shape is fixed: on CUDA it is one
-    graph, elsewhere it is called. Keys and values are read up to `bucket`, what does not count is
-    masked, so a step costs what its bucket costs.
+    `body` never waits for the device, and every shape is fixed: on CUDA it is one graph, elsewhere
+    it is called. Keys and values are read up to `bucket` and masked after the text, so a step's
+    time follows from its bucket.
     """
 
-    out: Tensor  # the last step's words, see outcome.packed
-    frame: Frame  # how they are read
+    out: Tensor  # the last step's words [w], see step_result.packed
+    frame: Frame  # their layout
 
     def __init__(
         self,
         recorder: GraphCapture,
         plan: Plan,
-        here: DecodeState,
+        state: DecodeState,
         settings: DeviceSettings,
         bucket: int,
     ) -> None:
-        """plan: a root alone, or one that here.drafter fills without asking the device."""
+        """plan: the root alone, or one that the drafter fills without waiting for the device."""
         self._backbone, self._state = recorder.backbone, recorder.state
         self._plan = plan
-        self._drafter: Drafter = here.drafter
-        self._rule: Rule = here.rule
+        self._drafter: Drafter = state.drafter
+        self._rule: Rule = state.rule
         self._settings: Any = settings  # stands for GenerationSettings
-        self._details = here.details
+        self._details = state.details
         backbone, device = recorder.backbone, recorder.backbone.device
         self._wide, self._beside = widened(plan.tree, plan.tensors, backbone.rows)
         self._nodes = torch.arange(len(self._wide), device=device)
@@ -84,7 +84,7 @@ class CudaGraphStep:
 
     @torch.inference_mode()
     def body(self) -> None:
-        """Draft, decoder, acceptance, rows moved into place; all of it queued, nothing awaited."""
+        """Queue draft, decoder, acceptance and the move of cache rows, without waiting."""
         backbone, state, plan = self._backbone, self._state, self._plan
         draft = Draft(state.root, plan.tree, plan.tensors)
         if plan.index is not None:
@@ -95,8 +95,8 @@ class CudaGraphStep:
         tokens = filled(draft.tokens, len(self._wide))
         hidden = backbone.run_fixed(tokens, positions, masks, self._layers)
         logits = backbone.lm_head(hidden)[:count]
-        case = VerifyInput(draft, logits, state.cur, self._settings, self._details)
-        taken = self._rule(case, backbone.judge)
+        verify_input = VerifyInput(draft, logits, state.cur, self._settings, self._details)
+        taken = self._rule(verify_input, backbone.verifier)
         backbone.cache.move(state.cur + taken.path, state.cur + self._deep)
         words, self.frame = packed(draft, taken)
         if not self._is_begun:  # outside of any graph: the first warm-up
@@ -107,7 +107,8 @@ class CudaGraphStep:
         state.hidden.copy_(hidden.index_select(0, taken.node))
 
     def _mask(self, positions: Tensor, window: int | None) -> Tensor:
-        """Additive [rows, bucket]: the text before the tree, the ancestors, nothing else."""
+        """Additive mask [rows, bucket] of positions [rows]: a node sees the text and its
+        ancestors."""
         tensors, count = self._beside, len(self._wide)
         beyond = self._columns - self._state.cur  # 0 at the root's own row
         node = beyond.clamp(0, count - 1)

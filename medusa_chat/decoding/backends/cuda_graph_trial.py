@@ -1,5 +1,5 @@
-"""Trial: whether a backbone's steps are recorded. They are where recordings give what their parts
-give and are faster, which is tried out at every load."""
+"""CUDA graph trial: at every load a backbone's steps are tried as CUDA graphs, and stay so where
+the results agree with the operators' and the graphs are faster."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -17,37 +17,37 @@ from medusa_chat.decoding.step_result import WholeStep
 from medusa_chat.decoding.tree import ROOT, Tree, cartesian
 
 TEXT, NEW = 9, 16  # tokens of the made-up prompt, and of the answers to it
-STARTS = (3, 5, 8)  # of made-up prompts, where a near tie may part the texts at once
+STARTS = (3, 5, 8)  # of several prompts: in one a near tie may make the texts differ at once
 ROUNDS = 3
-GAIN = 1.05  # from which recordings are worth their memory
+GAIN = 1.05  # speedup from which graphs are worth their memory
 EXACT, ROUGH = 1e-3, 0.3  # of probabilities and nats, in fp32 and in 16 bits
-BY_PARTS = "steps run by their parts"
+BY_OPERATORS = "steps run by torch operators"
 
 
 def try_cuda_graphs(backbone: Backbone, heads: MedusaHeads | None) -> str:
-    """Let a backbone's steps be recorded, if that is right and pays; what became of it, in words.
-    What the cache held is lost."""
+    """Run a backbone's steps as CUDA graphs, if they agree with the operators and are faster;
+    returns a sentence about it. The cache is empty afterwards."""
     if backbone.context < TEXT + 2 * NEW:
-        return f"{BY_PARTS}: the context is too short to try a recording"
+        return f"{BY_OPERATORS}: the context is too short to try CUDA graphs"
     engine, recorded = Engine(backbone, heads), PipelinedGraphRunner(backbone)
     limit = EXACT if backbone.dtype == torch.float32 else ROUGH
     trees = (ROOT, cartesian(2, 2)) if heads is not None and len(heads) > 1 else (ROOT,)
     gain = 0.0
-    if agrees(BY_PARTS, lambda: max(_off_by(engine, recorded, tree) for tree in trees), limit):
+    if agrees(BY_OPERATORS, lambda: max(_off_by(engine, recorded, tree) for tree in trees), limit):
         gain = _gain(engine, recorded)
-    # another one: what was recorded to be tried is let go
+    # a new one, which frees the graphs of the trial
     backbone.whole_step = PipelinedGraphRunner(backbone) if gain >= GAIN else None
     engine.forget()
     if gain >= GAIN:
-        return f"a step is one recorded graph, {gain:.2g} times as fast as its parts"
+        return f"a step is one CUDA graph, {gain:.2g} times as fast as by torch operators"
     if gain:
-        return f"{BY_PARTS}: a recording of them was not faster"
-    return f"{BY_PARTS}: they could not be recorded, or not rightly (the log says why)"
+        return f"{BY_OPERATORS}: CUDA graphs were not faster"
+    return f"{BY_OPERATORS}: CUDA graphs failed or gave other results (see the log)"
 
 
 def _off_by(engine: Engine, recorded: PipelinedGraphRunner, tree: Tree) -> float:
-    """The largest difference of a probability or an entropy, up to where a near tie parts the
-    texts. Raises RuntimeError where no step behind a recorded one could be compared."""
+    """The largest difference of a probability or an entropy, up to where a near tie makes the texts
+    differ. Raises RuntimeError where no step after a recorded one could be compared."""
     worst, compared = 0.0, 0
     for start in STARTS:
         before = recorded.seconds
@@ -70,7 +70,7 @@ def _differences(ours: DraftRecord, theirs: DraftRecord) -> Iterator[float]:
 
 
 def _steps(engine: Engine, way: WholeStep | None, tree: Tree, start: int) -> list[DraftRecord]:
-    """What the steps of a greedy answer were, one after the other."""
+    """The drafts of a greedy answer's steps, in order."""
     records = []
     for event in _answer(engine, way, tree, True, start):
         if isinstance(event, Step):
@@ -80,7 +80,7 @@ def _steps(engine: Engine, way: WholeStep | None, tree: Tree, start: int) -> lis
 
 
 def _gain(engine: Engine, recorded: PipelinedGraphRunner) -> float:
-    """How many times as fast plain steps are when they are recorded; 0 where they were not."""
+    """How many times as fast plain steps are as graphs; 0 where they could not be recorded."""
     ratios = []
     for number in range(ROUNDS + 1):
         before = recorded.seconds
@@ -93,7 +93,7 @@ def _gain(engine: Engine, recorded: PipelinedGraphRunner) -> float:
 
 
 def _seconds(engine: Engine, way: WholeStep | None) -> float:
-    """Of a plain answer's steps."""
+    """Seconds of a plain answer's steps."""
     *_, last = _answer(engine, way, ROOT, False, STARTS[0])
     assert isinstance(last, Finished)
     return last.stats.seconds
@@ -102,7 +102,7 @@ def _seconds(engine: Engine, way: WholeStep | None) -> float:
 def _answer(
     engine: Engine, way: WholeStep | None, tree: Tree, details: bool, start: int
 ) -> Iterator[Event]:
-    """To a made-up prompt, greedily."""
+    """A greedy answer to an artificial prompt."""
     drafter = "medusa" if len(tree) > 1 else "none"
     settings = GenerationSettings(drafter=drafter, max_new_tokens=NEW, seed=0)
     prompt = [(7 * i + start) % engine.backbone.vocabulary for i in range(TEXT)]

@@ -1,4 +1,4 @@
-"""GraphCapture: what a device is to do again and again, recorded once: on CUDA a graph."""
+"""GraphCapture: records repeated work of a device, on CUDA as a graph."""
 
 import gc
 import warnings
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from medusa_chat.decoding.backbone import Backbone
 
-WARM_UPS = 2  # before one that may not wait
+WARM_UPS = 2  # before the one in which waiting is an error
 
 
 @dataclass(frozen=True)
 class State:
-    """What goes from step to step without the host: cur int64 [1], tokens in the cache; root int64
-    [1]; hidden [1, d], the backbone's state that gave the root. All on the device."""
+    """What one step passes to the next without the host: cur int64 [1], tokens in the cache; root
+    int64 [1]; hidden [1, d], the backbone's state from which it was predicted. On the device."""
 
     cur: Tensor
     root: Tensor
@@ -26,12 +26,12 @@ class State:
 
     @classmethod
     def like(cls, hidden: Tensor) -> "State":
-        """Room for such a state, and nothing yet."""
+        """A state of zeros, for hidden states of this shape [1, d], dtype and device."""
         cur, root = (torch.zeros(1, dtype=torch.long, device=hidden.device) for _ in range(2))
         return cls(cur, root, torch.zeros_like(hidden))
 
     def put(self, length: int, root: int, hidden: Tensor) -> None:
-        """Behind `length` tokens, from this root on."""
+        """Set the state: `length` tokens in the cache, the root, and hidden [1, d]."""
         self.cur.fill_(length)
         self.root.fill_(root)
         if hidden is not self.hidden:
@@ -39,8 +39,8 @@ class State:
 
 
 class GraphCapture:
-    """Where recordings are made. On CUDA they share a stream to be recorded in and, as they run
-    one after another and what is read of one lies outside, a pool of memory."""
+    """Makes recordings. On CUDA they share a capture stream and a memory pool: they run one after
+    another, and their results are copied out of the pool."""
 
     def __init__(self, backbone: Backbone, state: State) -> None:
         self.backbone, self.state = backbone, state
@@ -51,11 +51,12 @@ class GraphCapture:
             self._stream = torch.cuda.Stream(backbone.device)
 
     def recorded(self, body: Callable[[], None]) -> Callable[[], None]:
-        """What does as `body`, behind all that is queued now: on CUDA its graph, else itself.
+        """A function with the effect of `body`: on CUDA the replay of its graph, else `body`
+        itself.
 
-        Warm-up steps begin where the next real one will: what they write behind the text, that one
-        writes again. The last of them may not wait for the device, so that a body which cannot be
-        recorded is found out before a capture that could only be broken off.
+        Warm-up steps start from the current state; the next real step overwrites what they write to
+        the cache. In the last one waiting for the device is an error, so that a body which cannot
+        be recorded fails here and not in the middle of a capture.
         """
         if self._stream is None:
             return body
@@ -66,11 +67,11 @@ class GraphCapture:
             for own, copy in zip((state.cur, state.root, state.hidden), kept, strict=True):
                 own.copy_(copy)
 
-        here = torch.cuda.current_stream(device)
+        current = torch.cuda.current_stream(device)
         graph = torch.cuda.CUDAGraph()
-        # a capture that fails leaves its own stream to be the current one
-        with torch.cuda.device(device), torch.cuda.stream(here), _without_collection():
-            self._stream.wait_stream(here)
+        # a failed capture would leave its own stream as the current one
+        with torch.cuda.device(device), torch.cuda.stream(current), _without_collection():
+            self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UPS):
                     body()
@@ -78,16 +79,16 @@ class GraphCapture:
                 with _unwaiting():
                     body()
                 put_back()
-            here.wait_stream(self._stream)
+            current.wait_stream(self._stream)
             with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
                 body()
-        with torch.cuda.stream(here):
+        with torch.cuda.stream(current):
             put_back()  # capturing ran nothing
         return graph.replay
 
     def mend(self) -> None:
-        """After a capture that failed: other memory, for that of before may still be waiting for
-        its end."""
+        """After a failed capture: take a new memory pool, for the old one may still be in use by
+        the capture."""
         if self._stream is None:
             return
         device = self.backbone.device.index
@@ -99,7 +100,7 @@ class GraphCapture:
 
 @contextmanager
 def _unwaiting() -> Iterator[None]:
-    """What would wait for the device raises."""
+    """Waiting for the device raises an error inside."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls it a prototype
@@ -112,7 +113,7 @@ def _unwaiting() -> Iterator[None]:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """No garbage is collected: memory that is freed inside a capture would spoil it."""
+    """No garbage collection inside: freeing memory would invalidate a capture."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,8 @@
-"""Products of few rows with NF4 weights: the kernel's torch twin, and the door to it.
+"""Products of few rows with NF4 weights: the Triton kernel's torch reference, and its use in
+models.
 
-Our kernel is in no model by default: it was tested in Triton's interpreter and never timed on a
-GPU. `adopt` puts it where a timer of the caller's finds it faster than bitsandbytes.
+No model uses the kernel by default: it was tested in Triton's interpreter and never timed on a GPU.
+`replace_where_faster` uses it where the caller's timer measures it as faster than bitsandbytes.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +18,16 @@ from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.linear4 import absmax, is_linear4
 
 FEWEST = 8  # rows; fewer are bitsandbytes' own fused kernel's
-TOLERANCE = 2e-2  # of half precision against its twin in fp32, of the largest output
+TOLERANCE = 2e-2  # of half precision against its reference in fp32, of the largest output
 GAIN = 1.05  # how many times as fast it must measure
 
-Timer = Callable[[Callable[[], Any]], float]  # a call -> what one takes
+Timer = Callable[[Callable[[], Any]], float]  # a function to call -> seconds of one call
 
 
 def repack(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tiles:
-    """From bitsandbytes' layout: bytes in order of the weights [N, K] row by row, the first of two
-    in the high half; a scale for each 64. K: whole blocks."""
+    """Tiles from bitsandbytes' layout: packed uint8 [N * K / 2], weights [N, K] row by row, the
+    first of a pair in the high half; scales [N * K / 64]. outputs: N; inputs: K, whole blocks of
+    64."""
     whole = packed.reshape(outputs, inputs // 2)
     weights = torch.stack((whole >> 4, whole & 15), -1).reshape(outputs, inputs // BLOCK, BLOCK)
     below, beside = -outputs % OUTPUTS, (inputs // BLOCK) % 2
@@ -38,14 +40,14 @@ def repack(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tiles:
 
 
 def unpack(tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """Back to bitsandbytes' layout: bytes [N * K / 2, 1] and scales [N * K / 64]."""
+    """Back to bitsandbytes' layout: uint8 [N * K / 2, 1] and scales float32 [N * K / 64]."""
     weights, scales = _by_row(tiles)
     pairs = weights.reshape(-1, 2)
     return (pairs[:, 0] << 4 | pairs[:, 1]).unsqueeze(1), scales.reshape(-1)
 
 
 def dequantise(tiles: Tiles, dtype: torch.dtype) -> Tensor:
-    """The weights [N, K]."""
+    """The weights [N, K] in `dtype`."""
     weights, scales = _by_row(tiles)
     table = torch.tensor(TABLE, device=weights.device)
     return (table[weights.int()] * scales.unsqueeze(-1)).flatten(1).to(dtype)
@@ -61,12 +63,12 @@ def _by_row(tiles: Tiles) -> tuple[Tensor, Tensor]:
 
 
 def product(tiles: Tiles, x: Tensor) -> Tensor:
-    """The kernel's twin: x [m, K] -> [m, N], the weights decoded first."""
+    """The kernel's reference: x [m, K] -> [m, N] in its dtype, the weights decoded first."""
     return F.linear(x, dequantise(tiles, x.dtype))
 
 
 def bucket_of(rows: int) -> int | None:
-    """The kernel's rows for so many; None where it is not for them."""
+    """The kernel's bucket for so many rows; None where the kernel is not used for them."""
     fitting = [size for size in BUCKETS if FEWEST <= rows <= size]
     return fitting[0] if fitting else None
 
@@ -74,7 +76,7 @@ def bucket_of(rows: int) -> int | None:
 class Nf4Linear(nn.Module):
     """bitsandbytes' linear, with our kernel for the `buckets` of rows; [..., K] -> [..., N].
 
-    It holds the weights a second time: bitsandbytes' layout is that of fewer and of more rows.
+    It holds the weights twice: other numbers of rows need them in bitsandbytes' layout.
     """
 
     def __init__(self, linear: Any, buckets: frozenset[int]) -> None:
@@ -88,13 +90,14 @@ class Nf4Linear(nn.Module):
         self.register_buffer("scales", tiles.scales, persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[..., K] -> [..., N] in its dtype."""
         if bucket_of(hidden.numel() // hidden.shape[-1]) not in self.buckets:
             out: Tensor = self.stock(hidden)
             return out
         return self.own(hidden)
 
     def own(self, hidden: Tensor) -> Tensor:
-        """By the kernel, for 1 to 64 rows."""
+        """[..., K] -> [..., N] by the kernel, for 1 to 64 rows."""
         from medusa_chat.decoding.backends.kernels.nf4 import run
 
         x = hidden.reshape(-1, hidden.shape[-1]).to(self.stock.compute_dtype or hidden.dtype)
@@ -106,13 +109,13 @@ class Nf4Linear(nn.Module):
 
 
 def tiles_of(linear: Any) -> Tiles:
-    """The weights of one that `is_nf4`, repacked."""
+    """The weights of a linear for which `is_nf4` holds, as tiles."""
     state = linear.weight.quant_state
     return repack(linear.weight.data, absmax(state), *state.shape)
 
 
 def is_nf4(linear: Any) -> bool:
-    """Whether this is a linear whose weights `repack` knows."""
+    """Whether `repack` supports this linear's weights."""
     state = getattr(linear.weight, "quant_state", None) if is_linear4(linear) else None
     if state is None or getattr(state, "packing_format_for_cpu", False):
         return False
@@ -120,9 +123,9 @@ def is_nf4(linear: Any) -> bool:
     return is_known and state.shape[1] % BLOCK == 0 and linear.weight.dtype == torch.uint8
 
 
-def adopt(model: nn.Module, timer: Timer) -> list[str]:
-    """Give the model's 4-bit linears our kernel for those numbers of rows at which it measures
-    faster, in place; a sentence for each shape. Linears of one shape are measured once."""
+def replace_where_faster(model: nn.Module, timer: Timer) -> list[str]:
+    """Use our kernel in the model's 4-bit linears, in place, for the numbers of rows at which the
+    timer measures it as faster; returns a sentence for each shape, which is measured once."""
     chosen: dict[Any, frozenset[int]] = {}
     notes = []
     for parent, name, linear in list(_linears(model)):
@@ -150,7 +153,7 @@ def measure(linear: Any, timer: Timer) -> frozenset[int]:
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Every linear that our kernel can be for, with where it is; one that several share once."""
+    """Every linear that the kernel supports: its parent module, its name there, and itself."""
     for parent in model.modules():
         for name, child in parent.named_children():
             if name in ("qkv", "out", "gate_up", "down") and is_nf4(child):
@@ -159,7 +162,7 @@ def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
 
 @cache
 def has_kernel(device: torch.device, dtype: torch.dtype = torch.float16) -> bool:
-    """Whether the kernel runs there and agrees with its twin; where not, that is logged, once."""
+    """Whether the kernel runs there and agrees with its reference; if not, that is logged, once."""
     if device.type != "cuda":
         return False
     instead = "4-bit products stay bitsandbytes'"
@@ -167,8 +170,8 @@ def has_kernel(device: torch.device, dtype: torch.dtype = torch.float16) -> bool
 
 
 def difference(device: torch.device, dtype: torch.dtype = torch.float16) -> float:
-    """The kernel's largest difference from its twin in fp32 on random numbers, as a share of the
-    largest output, over every bucket and over sizes that are no whole tiles."""
+    """The kernel's largest difference from its reference in fp32 on random numbers, as a share of
+    the largest output, over every bucket and over sizes that are no whole tiles."""
     from medusa_chat.decoding.backends.kernels.nf4 import run
 
     generator = torch.Generator(device).manual_seed(0)

@@ -1,12 +1,12 @@
-"""Parity: whether a kernel of ours may be used: it runs on the device, and agrees with its twin."""
+"""Parity: whether a kernel of ours runs on a device and agrees with its reference."""
 
 import logging
 from collections.abc import Callable
 
 
 def agrees(instead: str, difference: Callable[[], float], tolerance: float) -> bool:
-    """Whether the kernel is off from its twin by less than `tolerance`; where it is not, or cannot
-    run, that is logged with what is used `instead`."""
+    """Whether the kernel differs from its reference by less than `tolerance`. Where it does not, or
+    cannot run, a warning is logged that says what is used `instead`."""
     try:
         worst = difference()
     except Exception as error:  # no Triton, no compiler, an architecture it does not know

@@ -1,4 +1,4 @@
-"""PipelinedGraphRunner: recorded steps, the next one queued before the last is read."""
+"""PipelinedGraphRunner: steps as CUDA graphs, the next one queued before the last one is read."""
 
 import logging
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
 from medusa_chat.decoding.step_result import DecodeState, Frame, StepResult, unpacked
 from medusa_chat.decoding.stopwatch import Stopwatch
 
-# keys that a step reads: texts of round lengths, and the largest tree
+# keys that a step reads: a round length of text, and the largest tree
 ROUND = [256, 512, *(n * 2**i for i in range(10, 17) for n in (1, 1.5)), 2**17]
 BUCKETS = tuple(int(length) + MAX_NODES for length in ROUND)
-ASKED = 3  # times, before a step is recorded: what comes once or twice is not worth it
-MOST_KINDS = 48  # of steps that are kept recorded
-NOT_RECORDED = "steps of %d nodes cannot be recorded, and run by their parts: %s"
+ASKED = 3  # requests for a kind of step before it is recorded; rare kinds are not worth it
+MOST_KINDS = 48  # of recorded steps that are kept
+NOT_RECORDED = "steps of %d nodes cannot be recorded as a CUDA graph and run by operators: %s"
 
 
 @dataclass
 class Kind:
-    """Steps that differ only in how long the text is, with what they hold on to."""
+    """Steps that differ only in the length of the text, and what they share."""
 
     plan: Plan
     settings: DeviceSettings
@@ -37,8 +37,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Queued:
-    """A step in the device's queue: where its words and its last state will be, how they are read,
-    and when it begins and ends."""
+    """A step in the device's queue: where its words [w] and its last state [1, d] will be, the
+    words' layout, and the marks of its begin and end."""
 
     kind: Kind
     frame: Frame
@@ -49,12 +49,11 @@ class Queued:
 
 
 class PipelinedGraphRunner:
-    """See WholeStep: any acceptance, plain decoding and trees that the heads fill whole.
+    """A WholeStep for any acceptance, with plain decoding and trees that the heads fill whole.
 
     What a step needs of the last one stays on the device. Where the last two steps of an answer
-    were of one kind the next is taken to be so too, and is in the queue before the host reads the
-    last one; where it turns out to be another, what was queued is dropped, which leaves no trace:
-    it wrote behind the text.
+    were of one kind, a third of this kind is queued before the host reads the last one. If another
+    kind is needed the queued step is dropped; it wrote only after the valid rows of the cache.
     """
 
     threads, tries = 0, ASKED
@@ -66,8 +65,8 @@ class PipelinedGraphRunner:
         self._is_cuda = backbone.device.type == "cuda"
         self._kinds: dict[tuple[Any, ...], Kind] = {}
         self._recorder: GraphCapture | None = None
-        self._here: DecodeState | None = None  # of the last step
-        self._length = -1  # tokens in the cache behind it
+        self._decode_state: DecodeState | None = None  # of the last step
+        self._length = -1  # tokens in the cache after the last step
         self._last: Kind | None = None
         self._queued: Queued | None = None
         self._hiddens: list[Tensor] = []
@@ -78,40 +77,40 @@ class PipelinedGraphRunner:
     def read(
         self, tokens: Sequence[int], settings: GenerationSettings, least: float
     ) -> StepResult | None:
-        """See WholeStep: a text is its parts' to read."""
+        """See WholeStep: prompts are read by operators."""
         return None
 
-    def take(self, plan: Plan, root: int, here: DecodeState) -> list[StepResult] | None:
+    def decode_steps(self, plan: Plan, root: int, state: DecodeState) -> list[StepResult] | None:
         """See WholeStep: one step."""
         if self._is_over or not _is_fixed(plan):
             return None
-        kind = self._kind_of(plan, here)
+        kind = self._kind_of(plan, state)
         kind.asked += 1
         if kind.is_refused or kind.asked < ASKED:
             return None
         try:
             with torch.inference_mode():
-                return [self._step(kind, root, here)]
-        except Exception as error:  # a device, a layer or a memory that cannot: its parts can
+                return [self._step(kind, root, state)]
+        except Exception as error:  # the device, a layer or the memory: operators can
             self._refuse(kind, error)
             return None
 
-    def _step(self, kind: Kind, root: int, here: DecodeState) -> StepResult:
+    def _step(self, kind: Kind, root: int, state: DecodeState) -> StepResult:
         cache, deep = self._backbone.cache, kind.plan.tree.depth + 1
         start = cache.length
-        is_next = here is self._here and start == self._length
+        is_next = state is self._decode_state and start == self._length
         queued, self._queued = self._queued if is_next else None, None
         if not is_next:
-            self._begin(start, root, here)
+            self._begin(start, root, state)
         elif queued is not None and queued.kind is not kind:
             self._state.put(start, root, self.hidden)
             queued = None
         if queued is None:
-            queued = self._queue(kind, here, start)
-        is_room = start + 2 * deep < self._backbone.context and here.most > deep
+            queued = self._queue(kind, state, start)
+        is_room = start + 2 * deep < self._backbone.context and state.most > deep
         if is_next and kind is self._last and is_room:
-            self._queued = self._queue(kind, here, start + deep)
-        self._last, self._here = kind, here
+            self._queued = self._queue(kind, state, start + deep)
+        self._last, self._decode_state = kind, state
         outcome = self._read(queued)
         self.hidden = queued.hidden
         if outcome.is_finite:
@@ -119,12 +118,12 @@ class PipelinedGraphRunner:
         self._length = cache.length if outcome.is_finite else -1
         return outcome
 
-    def _begin(self, length: int, root: int, here: DecodeState) -> None:
-        """Behind a text that others have worked on since."""
+    def _begin(self, length: int, root: int, state: DecodeState) -> None:
+        """Set the device's state for a step that does not follow the last recorded one."""
         if self._recorder is None:
-            self._recorder = GraphCapture(self._backbone, State.like(here.hidden))
+            self._recorder = GraphCapture(self._backbone, State.like(state.hidden))
             self._hiddens = [self._state.hidden.clone() for _ in range(2)]
-        self._state.put(length, root, here.hidden)
+        self._state.put(length, root, state.hidden)
         self._last = None
 
     @property
@@ -132,11 +131,11 @@ class PipelinedGraphRunner:
         assert self._recorder is not None
         return self._recorder.state
 
-    def _queue(self, kind: Kind, here: DecodeState, length: int) -> Queued:
-        """A step behind `length` tokens or fewer, as the state on the device has it."""
-        if here is not self._here or kind is not self._last:
-            kind.settings.follow(here.settings)
-        step = self._recorded(kind, here, length)
+    def _queue(self, kind: Kind, state: DecodeState, length: int) -> Queued:
+        """Queue a step after at most `length` tokens; the exact number is in the device's state."""
+        if state is not self._decode_state or kind is not self._last:
+            kind.settings.follow(state.settings)
+        step = self._recorded(kind, state, length)
         self._turn = 1 - self._turn
         hidden, begin = self._hiddens[self._turn], self._watch.mark()
         step.replay()
@@ -146,14 +145,14 @@ class PipelinedGraphRunner:
         return Queued(kind, step.frame, words, hidden, begin, self._watch.mark())
 
     def _host_words(self, out: Tensor) -> Tensor:
-        """Where the host reads them, another place than for the step before."""
+        """Pinned memory for a step's words [w]; two steps in a row have different buffers."""
         key = self._turn, len(out), out.dtype
         if key not in self._words:
             self._words[key] = torch.empty(out.shape, dtype=out.dtype, pin_memory=self._is_cuda)
         return self._words[key]
 
     def _read(self, queued: Queued) -> StepResult:
-        """The one wait of a step."""
+        """Wait for a step, once, and read its result."""
         if self._is_cuda:
             queued.end.synchronize()
         outcome = unpacked(queued.words, queued.frame)
@@ -161,8 +160,8 @@ class PipelinedGraphRunner:
         self.seconds += outcome.backbone_seconds
         return outcome
 
-    def _recorded(self, kind: Kind, here: DecodeState, length: int) -> CudaGraphStep:
-        """The kind's step for the smallest bucket with room for its rows behind `length` tokens."""
+    def _recorded(self, kind: Kind, state: DecodeState, length: int) -> CudaGraphStep:
+        """The kind's step for the smallest bucket with room for its rows after `length` tokens."""
         capacity = self._backbone.cache.capacity
         rows, nodes = self._backbone.rows, len(kind.plan.tree)
         needed = length + nodes + -nodes % rows
@@ -170,25 +169,25 @@ class PipelinedGraphRunner:
         step = kind.steps.get(bucket)
         if step is None:
             assert self._recorder is not None
-            step = CudaGraphStep(self._recorder, kind.plan, here, kind.settings, bucket)
+            step = CudaGraphStep(self._recorder, kind.plan, state, kind.settings, bucket)
             kind.steps[bucket] = step
         return step
 
-    def _kind_of(self, plan: Plan, here: DecodeState) -> Kind:
-        rule, settings = here.settings.acceptance, kind_of(here.settings)
-        key = (id(plan.tensors), id(plan.index), rule, here.details, settings)
+    def _kind_of(self, plan: Plan, state: DecodeState) -> Kind:
+        rule, settings = state.settings.acceptance, kind_of(state.settings)
+        key = (id(plan.tensors), id(plan.index), rule, state.details, settings)
         found = self._kinds.pop(key, None)
         if found is None:
             if len(self._kinds) >= MOST_KINDS:
                 self._kinds.pop(next(iter(self._kinds)))
-            found = Kind(plan, DeviceSettings(here.settings, self._backbone.device))
-        self._kinds[key] = found  # the last one asked for stays longest
+            found = Kind(plan, DeviceSettings(state.settings, self._backbone.device))
+        self._kinds[key] = found  # at the end: the least recently used one is dropped first
         return found
 
     def _refuse(self, kind: Kind, error: Exception) -> None:
-        """This kind is left to its parts from now on; all are where memory ran out, for they may
-        need what recordings hold."""
-        self._here = self._last = self._queued = None
+        """Run this kind by operators from now on; after running out of memory all kinds, for the
+        graphs hold memory that operators may need."""
+        self._decode_state = self._last = self._queued = None
         kind.is_refused = True
         kind.steps.clear()
         if isinstance(error, torch.OutOfMemoryError):
@@ -200,14 +199,14 @@ class PipelinedGraphRunner:
             torch.cuda.empty_cache()
         if not self._has_said:
             self._has_said = True
-            cause = error.__context__ or error  # a broken capture speaks of itself
+            cause = error.__context__ or error  # a failed capture hides the error that caused it
             said = str(cause).strip().partition("\n")[0]
             nodes = len(kind.plan.tree)
             logging.getLogger(__name__).warning(NOT_RECORDED, nodes, said)
 
 
 def _is_fixed(plan: Plan) -> bool:
-    """Whether its step can be recorded: the root alone, or guesses that fill the whole tree."""
+    """Whether the step can be recorded: the root alone, or guesses that fill the whole tree."""
     if plan.grower is not None or plan.least:
         return False
     return len(plan.tree) == 1 or plan.index is not None

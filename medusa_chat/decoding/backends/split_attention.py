@@ -16,7 +16,7 @@ from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.backends.split_twin import split_attention
 
 NAME = "medusa_split"
-TOLERANCE = 2e-2  # of half precision against its twin in fp32
+TOLERANCE = 2e-2  # of half precision against its reference in fp32
 
 
 def split_tree_attention(
@@ -29,8 +29,9 @@ def split_tree_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """As `tree_attention`, by the kernel where there is one, the rows are few and D is a power of
-    two from 16 to 256; otherwise `tree_attention` itself."""
+    """Attention of query [1, H, q, D] over key and value [1, H_kv, s, D], mask [1, 1, q, s] or None
+    -> [1, q, H, D], as `tree_attention`: by the kernel where it runs, H / H_kv * q is at most 1024
+    and D a power of two from 16 to 256; otherwise by `tree_attention` itself."""
     rows, width = query.shape[2], query.shape[3]
     groups = query.shape[1] // key.shape[1]
     fits = width == value.shape[-1] and width in (16, 32, 64, 128, 256)
@@ -46,7 +47,7 @@ def split_tree_attention(
 
 @cache
 def has_kernel(device: torch.device) -> bool:
-    """Whether the kernel runs there and agrees with its twin; where not, that is logged, once."""
+    """Whether the kernel runs there and agrees with its reference; if not, that is logged, once."""
     if device.type != "cuda":
         return False
     instead = "split attention falls back to torch"
@@ -54,7 +55,7 @@ def has_kernel(device: torch.device) -> bool:
 
 
 def difference(device: torch.device, dtype: torch.dtype = torch.float16) -> float:
-    """The kernel's largest difference from its twin on random numbers."""
+    """The kernel's largest difference from its reference on random numbers."""
     from medusa_chat.decoding.backends.kernels.split import run
 
     generator = torch.Generator(device).manual_seed(0)

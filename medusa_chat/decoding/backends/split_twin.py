@@ -1,4 +1,4 @@
-"""The torch twin of split attention: few rows over many keys, in parts that are merged."""
+"""The torch reference of split attention: few rows over many keys, in parts that are merged."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ def split_attention(
     value [H_kv, s, D], mask additive [q, s] -> [H_kv, G * q, D].
 
     Every split of SPLIT keys gives its own softmax and its log of the sum; the parts are merged
-    by those. A split in which a row sees nothing counts nothing.
+    by those. A split in which a row sees no key has no weight in it.
     """
     groups = query.shape[1] // mask.shape[0]
     outs, sums = [], []

@@ -316,7 +316,7 @@ def test_wrong_numbers_leave_torchs_operators(library, monkeypatch, caplog):
     engine = engine_of(model)
     team = native.NativeThreads(library, 1)
     monkeypatch.setattr(team, "run", lambda job: 0)  # it leaves what memory holds
-    assert not native.adopt(engine.backbone, engine.heads, team)
+    assert not native.enable(engine.backbone, engine.heads, team)
     assert "the decoder runs by torch's operators" in caplog.text
     assert tokens(engine) == tokens(engine_of(tiny("llama")))
 
@@ -501,16 +501,16 @@ def test_a_whole_step_leaves_to_its_parts_what_it_does_not_know(library):
     here = DecodeState(plan, exact, greedy, False, hidden)
     plan = plan.plan([3], 4)
     for settings in (cut, replace(greedy, temperature=0.7, acceptance="typical-sampled")):
-        assert whole.take(plan, 3, replace(here, settings=settings)) is None
+        assert whole.decode_steps(plan, 3, replace(here, settings=settings)) is None
     engine.backbone.cache.length = window
-    assert whole.take(plan, 3, here) is None
+    assert whole.decode_steps(plan, 3, here) is None
     engine.backbone.cache.length = window - 1
-    assert [step.path for step in whole.take(plan, 3, replace(here, most=9))] == [[0]]
+    assert [step.path for step in whole.decode_steps(plan, 3, replace(here, most=9))] == [[0]]
     assert engine.backbone.cache.length == window
     for outside in (-1, VOCABULARY):
         strange = replace(plan, tokens=[outside])
         engine.backbone.cache.length = 4
-        assert whole.take(strange, outside, here) is None
+        assert whole.decode_steps(strange, outside, here) is None
 
 
 def test_logits_beyond_the_embeddings_are_not_drafted_from_in_one_call(library):
@@ -519,7 +519,7 @@ def test_logits_beyond_the_embeddings_are_not_drafted_from_in_one_call(library):
     model.lm_head = wide.requires_grad_(False)
     replace_submodules(model, packs=False)
     engine = engine_of(model)
-    assert native.adopt(engine.backbone, engine.heads, native.NativeThreads(library, 1))
+    assert native.enable(engine.backbone, engine.heads, native.NativeThreads(library, 1))
     assert engine.backbone.whole_step is None
 
 
@@ -547,7 +547,7 @@ def test_a_long_text_is_mixed_in_stretches_to_the_same_bits(library):
     expected = engine.backbone.run_chunk(ids)
     replace_submodules(model, packs=False)
     engine = engine_of(model, context=300)
-    assert native.adopt(engine.backbone, engine.heads, native.NativeThreads(library, 2))
+    assert native.enable(engine.backbone, engine.heads, native.NativeThreads(library, 2))
     found = []
     for count in (280, 1, 5):
         engine.backbone.cache.crop(0)

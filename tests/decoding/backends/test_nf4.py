@@ -57,7 +57,7 @@ def test_by_default_no_model_has_the_kernel_and_without_one_none_gets_it(folder)
     model = quantised_model(folder["llama"])
     replace_submodules(model)
     assert not any(isinstance(module, nf4.Nf4Linear) for module in model.modules())
-    notes = nf4.adopt(model, lambda call: pytest.fail("timed what cannot run"))
+    notes = nf4.replace_where_faster(model, lambda call: pytest.fail("timed what cannot run"))
     assert notes == ["no kernel of ours for 4-bit products here"]
     assert not any(isinstance(module, nf4.Nf4Linear) for module in model.modules())
 
@@ -81,7 +81,7 @@ def test_it_is_adopted_where_it_measures_faster_and_nowhere_else(folder, monkeyp
 
     monkeypatch.setattr(nf4, "has_kernel", lambda *device: True)
     monkeypatch.setattr(nf4.Nf4Linear, "own", own)
-    notes = nf4.adopt(model, timer)
+    notes = nf4.replace_where_faster(model, timer)
     layer = model.model.layers[1]
     assert {type(p) for p in (layer.qkv, layer.out, layer.gate_up, layer.down)} == {nf4.Nf4Linear}
     assert layer.qkv.buckets == {32} and len(notes) == 4 and all(": 32" in n for n in notes)

@@ -1,4 +1,4 @@
-"""NativeAccount: what a grower knows, where the C library can go on from it."""
+"""NativeAccount: a grower's state in the structure of the C library."""
 
 from ctypes import Array, addressof, c_double
 from struct import Struct
@@ -7,20 +7,21 @@ from medusa_chat.decoding.backends.native.structs import Account
 from medusa_chat.decoding.candidate_budget import PACE, Grower
 from medusa_chat.decoding.draft_budget import SHARE
 
-MOVED, MOVED_AT = Struct("dddqq"), Account.balance.offset  # the last five
+MOVED, MOVED_AT = Struct("dddqq"), Account.balance.offset  # the last five fields
 
 
 class NativeAccount:
-    """A grower's account while steps follow each other in C: opened before, closed behind them."""
+    """Hands a grower's account to C for a run of steps (`open`) and takes it back (`close`)."""
 
     def __init__(self) -> None:
         self.job = Account(share=SHARE, weight=PACE)
         self._grower: Grower | None = None  # the last one
-        self._prices: tuple[float, ...] = ()  # those that are there
-        self._kept: dict[tuple[float, ...], Array[c_double]] = {}  # where its prices are
+        self._prices: tuple[float, ...] = ()  # that are set in the job
+        self._kept: dict[tuple[float, ...], Array[c_double]] = {}  # prices -> their array in memory
 
     def open(self, grower: Grower, length: int, asks: bool) -> None:
-        """Behind `length` tokens. asks: see Plan. What stays the same is not set again."""
+        """Copy the grower's state to C. length: tokens in the cache; asks: see Plan. Unchanged
+        fields are not written again."""
         grower.look_up(length)
         job = self.job
         if grower is not self._grower:
@@ -43,6 +44,6 @@ class NativeAccount:
         return found
 
     def close(self, grower: Grower) -> None:
-        """Let the grower know what was spent and earned."""
+        """Copy the account back to the grower."""
         moved = MOVED.unpack_from(self.job, MOVED_AT)
         grower.balance, grower.credit, grower.pace, grower.certain_roots, grower.length = moved

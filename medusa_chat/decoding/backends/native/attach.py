@@ -1,4 +1,4 @@
-"""Adoption: which models the C library decodes, and how a backbone is given to it."""
+"""Attaches the C library to a backbone whose model it supports."""
 
 from itertools import accumulate
 from types import SimpleNamespace
@@ -22,14 +22,17 @@ from medusa_chat.decoding.native_support import reaches
 
 NUMBERS = torch.float32  # of keys, values and masks
 DTYPES = (torch.float32, torch.bfloat16)
-# bytes of weights; of larger models tiles of AMX do more rows at a time than our products
+# bytes of weights; for larger models AMX tiles are faster than our products
 SMALL = 2**29
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.2}  # to the twin, of the largest number
+TOLERANCES = {
+    torch.float32: 1e-4,
+    torch.bfloat16: 0.2,
+}  # of the difference from the reference, as a share of the largest number
 
 
 def can_run(model: Any) -> bool:
-    """Whether this decoder can be run natively, before any of it is replaced: within reach, fp32 or
-    bf16 on a CPU, layers that merge, a plain LM head."""
+    """Whether the C library can run this model's decoder, asked before any module is replaced: a
+    supported config, fp32 or bf16 on a CPU, layers that merge, a plain LM head."""
     decoder, config = model.get_decoder(), model.config.get_text_config()
     layers = list(getattr(decoder, "layers", ()))
     if not layers or not all(is_plain_layer(layer) for layer in layers):
@@ -46,15 +49,16 @@ def can_run(model: Any) -> bool:
 
 
 def is_small(model: Any) -> bool:
-    """Whether a row costs a step about what it computes, as the weights are soon read."""
+    """Whether the weights are so small that computing, and not reading them, takes a step's
+    time."""
     size: int = sum(p.nbytes for p in model.parameters())
     return size <= SMALL
 
 
-def adopt(backbone: Any, heads: MedusaHeads | None, team: NativeThreads) -> bool:
-    """Let a backbone whose model `can_run` decode natively, with its LM head, its Medusa heads and
-    its judge; whether it does: not where the numbers differ from the twin's. Weights that were laid
-    out anew are not kept as they were."""
+def enable(backbone: Any, heads: MedusaHeads | None, team: NativeThreads) -> bool:
+    """Run a backbone for which `can_run` holds by the C library, with its LM head, Medusa heads and
+    verifier. Returns whether it does: not where the results differ from the reference's. Converted
+    weights are not kept in their old layout."""
     twin = backbone.decoder
     if not isinstance(twin, FusedDecoder) or backbone.numbers != NUMBERS:
         return False
@@ -84,19 +88,20 @@ def adopt(backbone: Any, heads: MedusaHeads | None, team: NativeThreads) -> bool
         lm_head = NativeLinear(backbone.lm_head.linear, team)
         backbone.lm_head.linear = lm_head
         backbone.model.set_output_embeddings(lm_head)
-        backbone.judge = NativeVerifier(team)
+        backbone.verifier = NativeVerifier(team)
         own = None
         if heads is not None and heads.weight.dtype == backbone.dtype:
             own = heads.twin = NativeHeads(heads, backbone.lm_head, team)
-        # a drafted token must have an embedding
+        # every drafted token must have an embedding
         if backbone.lm_head.is_plain and lm_head.outs <= len(twin.stock.embed_tokens.weight):
             backbone.whole_step = NativeStep(backbone, native, own, team)
     return is_right
 
 
 def _lay_out(layer: Any, team: NativeThreads) -> None:
-    """Native linears in a merged layer, and in the stock one behind it. The gated products have
-    whole panels: outputs that are 0, which the one after them takes in for nothing."""
+    """Put native linears into a merged layer and the stock layer that it wraps. The gated products
+    are padded to whole panels with outputs of 0, and the next product's weights with columns of
+    0."""
     attention, mlp = layer.stock.self_attn, layer.stock.mlp
     inner = layer.down.in_features
     more = -inner % WIDEST_PANEL
@@ -119,7 +124,7 @@ def _lay_out(layer: Any, team: NativeThreads) -> None:
 
 
 def _off_by(linear: Any, team: NativeThreads) -> float:
-    """How far our product is from torch's, of the largest number."""
+    """The largest difference of our product from torch's, as a share of the largest output."""
     x = torch.randn(7, linear.in_features, generator=torch.Generator().manual_seed(0))
     found = NativeLinear(linear, team)(x)
     expected = linear(x.to(linear.weight.dtype)).float()

@@ -22,7 +22,7 @@ class Output:
 
 class NativeDecoder(nn.Module):
     """A decoder of merged layers with native linears as one call; its states are in fp32, as the
-    cache is. Called as FusedDecoder is; what is not one text behind this cache goes to it."""
+    cache is. It is called like FusedDecoder, and calls it for other caches."""
 
     def __init__(self, twin: FusedDecoder, layers: list[Layer], team: NativeThreads) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class NativeDecoder(nn.Module):
         self._work = torch.empty(0)
 
     def _fill(self, layer: Any, kv: Layer, out: structs.Layer) -> None:
-        """Where what this layer reads lies."""
+        """Fill in the addresses of what this layer reads."""
         assert kv.keys is not None and kv.values is not None
         out.before, out.after = map(self._floats, (layer.before.weight, layer.after.weight))
         for name in ("qkv", "out", "gate_up", "down"):
@@ -62,7 +62,7 @@ class NativeDecoder(nn.Module):
         out.keys, out.values = kv.keys.data_ptr(), kv.values.data_ptr()
 
     def _floats(self, weight: Tensor) -> int:
-        """Where a vector's numbers are in fp32, which stay with this decoder."""
+        """The address of a vector [d] in fp32, which this decoder keeps alive."""
         floats = weight.detach().float().contiguous()
         self._kept.append(floats)
         return floats.data_ptr()
@@ -75,6 +75,8 @@ class NativeDecoder(nn.Module):
         attention_mask: Tensor,
         use_cache: bool = True,
     ) -> Any:
+        """input_ids and position_ids int64 [1, n], attention_mask additive [1, 1, n, s] -> an
+        Output of float32 [1, n, d]."""
         kv = past_key_values.layers[0]
         if type(kv) is not Layer:
             return self._twin(input_ids, position_ids, past_key_values, attention_mask)
@@ -89,12 +91,14 @@ class NativeDecoder(nn.Module):
         job.tokens, job.positions = tokens.data_ptr(), positions.data_ptr()
         job.mask, job.stride, job.free = mask.data_ptr(), mask.stride(0), 0
         job.rows, job.start, job.hidden = rows, start, hidden.data_ptr()
-        if self._team.run(byref(job)):  # outside of the embeddings or the cache: the twin says so
+        if self._team.run(
+            byref(job)
+        ):  # a token or position out of range: the reference raises the error
             return self._twin(input_ids, position_ids, past_key_values, attention_mask)
         return Output(hidden)
 
     def make_room(self, rows: int, keys: int, threads: int) -> None:
-        """Let the job have what a pass of `rows` rows over `keys` tokens works in."""
+        """Allocate the work space of a pass of `rows` rows over `keys` tokens."""
         keys = -(-keys // 256) * 256
         needed = self._team.work_size(byref(self._decoder), rows, keys, threads)
         if len(self._work) < needed:

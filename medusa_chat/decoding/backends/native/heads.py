@@ -1,4 +1,4 @@
-"""NativeHeads: what Medusa heads propose, as one call."""
+"""NativeHeads: the drafts of Medusa heads, as one call into C."""
 
 from ctypes import Array, addressof, byref, c_int64
 from typing import Any
@@ -14,7 +14,8 @@ from medusa_chat.decoding.heads import MedusaHeads
 
 
 class NativeHeads(nn.Module):
-    """MedusaHeads' twin: their residual layers at one position, and what their logits propose."""
+    """The HeadsTwin in C: the heads' residual layers at one position, and the best of their
+    logits."""
 
     def __init__(self, heads: MedusaHeads, lm_head: Any, team: NativeThreads) -> None:
         """lm_head: the backbone's, by now native (backbone.LogitHead)."""
@@ -38,13 +39,13 @@ class NativeHeads(nn.Module):
         self._places: dict[tuple[int, int], Array[c_int64]] = {}
 
     def _fresh(self) -> Proposal:
-        """A job that names the heads and nothing else yet."""
+        """A job with the heads' fields filled in."""
         job = Proposal.from_buffer_copy(self._job)
         job.threads = self._team.threads
         return job
 
     def hidden_states(self, hidden: Tensor, heads: int) -> Tensor:
-        """[1, d] -> [heads, 1, d]."""
+        """[1, d] -> float32 [heads, 1, d]."""
         x, job = hidden.float().contiguous(), self._fresh()
         out = torch.empty(2 * heads, 1, self._size)
         job.hidden, job.states, job.used = x.data_ptr(), out.data_ptr(), heads
@@ -52,7 +53,7 @@ class NativeHeads(nn.Module):
         return out[:heads]
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """[K, V] -> values, tokens [K, count] and log(sum(exp)) [K]."""
+        """[K, V] -> values float32 and tokens int64 [K, count], and log(sum(exp)) float32 [K]."""
         logits, job = logits.float().contiguous(), self._fresh()
         job.used, job.size, job.width = *logits.shape, count
         values, sums = torch.empty(job.used, count), torch.empty(job.used)
@@ -63,8 +64,8 @@ class NativeHeads(nn.Module):
         return values, places, sums
 
     def draft(self, plan: Plan) -> Proposal | None:
-        """The job that fills `plan`, but for the hidden state, the root and where its tokens and
-        shares go; None where the heads have LM heads of their own."""
+        """The job that fills `plan`; the caller sets the addresses of the hidden state, the tokens
+        and the shares, and the root. None where the heads have LM heads of their own."""
         if self._lm is None or plan.index is None:
             return None
         job, depth, width = self._fresh(), plan.tree.depth, plan.width
@@ -81,8 +82,8 @@ class NativeHeads(nn.Module):
         return job
 
     def guesses(self, job: Proposal, asked: int) -> tuple[tuple[int, ...], ...]:
-        """What the first `asked` heads guessed in a draft that was made by this job, the likeliest
-        first; those of the others are nothing."""
+        """The guesses of the first `asked` heads in the last draft of this job, the most probable
+        first; the other heads did not run."""
         width = job.width
         tokens = self._places[job.used, width][: asked * width]
         if job.names:
@@ -90,8 +91,8 @@ class NativeHeads(nn.Module):
         return tuple(tuple(tokens[at : at + width]) for at in range(0, asked * width, width))
 
     def _room_for(self, depth: int, width: int, size: int) -> list[Tensor]:
-        """Where a draft is worked out, the same at every step."""
-        if (depth, width) not in self._room:  # which say what `size` is
+        """Work space of a draft [2 * depth, d], [depth, size], [depth, width] and [depth], kept."""
+        if (depth, width) not in self._room:  # these two determine `size`
             shapes = ((2 * depth, self._size), (depth, size), (depth, width), (depth,))
             self._room[depth, width] = [torch.empty(shape) for shape in shapes]
             self._places[depth, width] = (c_int64 * (depth * width))()

@@ -11,8 +11,8 @@ from medusa_chat.decoding.backends.native.structs import Product
 
 
 class NativeLinear(nn.Module):
-    """A linear of fp32 or bf16 on a CPU, its weight laid out in panels: [..., ins] -> [..., outs],
-    summed in fp32, in the numbers of what it is given. The linear that it replaces is not kept."""
+    """A linear of fp32 or bf16 on a CPU, its weight in panels: [..., ins] -> [..., outs], summed in
+    fp32, in the input's dtype. It keeps no reference to the linear that it replaces."""
 
     def __init__(self, linear: Any, team: NativeThreads) -> None:
         super().__init__()
@@ -24,10 +24,11 @@ class NativeLinear(nn.Module):
 
     @property
     def bias_at(self) -> int | None:
-        """Where the bias is, in fp32."""
+        """The address of the bias in fp32; None without one."""
         return None if self._bias is None else self._bias.data_ptr()
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[..., ins] -> [..., outs] in the dtype of `hidden`."""
         x = hidden.reshape(-1, self.ins).float().contiguous()
         y = torch.empty(len(x), self.outs)
         job = Product(x.data_ptr(), self.panels.data_ptr(), self.bias_at, y.data_ptr(), len(x))

@@ -1,4 +1,5 @@
-"""Reading: a text's next tokens in the cache, and what comes after them, as one call."""
+"""Reading: reads the next tokens of a text into the cache and decides the one after, as one
+call."""
 
 from collections.abc import Sequence
 from ctypes import addressof, c_int64, memmove, pointer, sizeof
@@ -10,10 +11,10 @@ from medusa_chat.decoding.settings import CHUNK
 
 
 class Reading:
-    """Where a text is read: the job of a step whose rows follow each other."""
+    """The job of a step whose rows are a text and not a tree."""
 
     def __init__(self, step: Step, rows: Pass, size: int) -> None:
-        """step, rows: those of the steps after it, with which it shares where it is worked out."""
+        """step, rows: the jobs of decoding steps, whose work space it shares; size: of a state."""
         self._ids, self._places = ((c_int64 * CHUNK)() for _ in range(2))
         self._hidden = torch.empty(CHUNK, size)
         self._hides = torch.full((CHUNK, CHUNK), -torch.inf).triu_(1)
@@ -29,7 +30,7 @@ class Reading:
         self._job.verdict = pointer(self.verdict)
 
     def follow(self, verdict: Verdict) -> None:
-        """Decide as the steps do, of the last row alone."""
+        """Take over how the decoding steps decide, for the last row alone."""
         memmove(addressof(self.verdict), addressof(verdict), sizeof(Verdict))
         mine = self.verdict
         if self._noise.numel() < mine.size:
@@ -38,7 +39,7 @@ class Reading:
         mine.rows, mine.deepest, mine.noise = 1, 0, self._noise.data_ptr()
 
     def at(self, tokens: Sequence[int], start: int, threads: int, work: int) -> Step:
-        """The job that reads these behind `start` tokens."""
+        """The job that reads these tokens after `start` tokens. work: address of the work space."""
         job = self._pass
         self._ids[: len(tokens)] = list(tokens)
         job.rows, job.start, job.free = len(tokens), start, start

@@ -1,4 +1,4 @@
-"""NativeRun: steps that follow each other in one call, and what is read of them."""
+"""NativeRun: several steps in one call into C, and their results."""
 
 from collections.abc import Iterator
 from ctypes import addressof, byref, c_double, c_int64, pointer
@@ -12,12 +12,12 @@ from medusa_chat.decoding.drafters import Plan
 from medusa_chat.decoding.step_result import DecodeState, StepResult
 
 MOST_STEPS = 64  # of one call
-MOMENT = 0.002  # seconds, after which no other step begins in it: nobody waits for so little
-HEADER = 4  # of a step's row among the ids, before its path and the path's tokens
+MOMENT = 0.002  # seconds after which a call begins no other step: too short to be noticed
+HEADER = 4  # ids of a step before its path and the path's tokens
 
 
 class NativeRun:
-    """One step, or as many as there is room for in a moment, behind what `step` stands for."""
+    """Runs the job `step` once, or again and again for up to MOMENT seconds."""
 
     def __init__(self, step: Step, team: NativeThreads) -> None:
         self._team, self._account = team, NativeAccount()
@@ -28,15 +28,15 @@ class NativeRun:
         self._job.times = addressof(self._times)
         self._ends_of: tuple[int, ...] | None = None
         self._call = byref(self._job)
-        self.asked = 0  # heads, in the last step
+        self.asked = 0  # heads that ran in the last step
 
     @property
     def seconds(self) -> float:
-        """Of the last run."""
+        """Seconds of the last call."""
         return float(self._job.whole)
 
     def turn_to(self, shape: Shape) -> None:
-        """For steps of this tree."""
+        """Prepare for steps of this tree."""
         job, most = self._job, shape.depth + 1
         job.rows, job.longest, job.stride = shape.nodes, most, HEADER + 2 * most
         if len(self._ids) < MOST_STEPS * job.stride:
@@ -44,22 +44,22 @@ class NativeRun:
             job.ids = addressof(self._ids)
         job.account = self._account_at if shape.growth is not None else None
 
-    def take(
-        self, plan: Plan, here: DecodeState, start: int, longest: int
+    def decode_steps(
+        self, plan: Plan, state: DecodeState, start: int, longest: int
     ) -> list[StepResult] | None:
-        """Steps behind `start` tokens, none of them behind more than `longest`; None for a token
-        that lies outside. Their outcomes are finite and not certain, as far as is known here."""
+        """Run steps after `start` tokens, none after more than `longest`; None for a token outside
+        the vocabulary. The caller sets is_finite and certainty of the last result."""
         job = self._job
-        if plan.grower is not None:  # whose costs are those of a stretch
+        if plan.grower is not None:  # its costs hold for STRIDE tokens
             longest = min(longest, start // STRIDE * STRIDE + STRIDE - 1)
             self._account.open(plan.grower, start, plan.asks)
-        job.last_start, job.most_tokens = longest, here.most
-        job.certainty, job.least = here.certainty, plan.least
-        job.most_steps = MOST_STEPS if plan.is_lasting and not here.details else 1
-        if here.ends is not self._ends_of:
-            self._ends_of = here.ends
-            self._ends = (c_int64 * len(here.ends))(*here.ends)
-            job.ends, job.end_count = addressof(self._ends), len(here.ends)
+        job.last_start, job.most_tokens = longest, state.most
+        job.certainty, job.least = state.certainty, plan.least
+        job.most_steps = MOST_STEPS if plan.is_lasting and not state.details else 1
+        if state.ends is not self._ends_of:
+            self._ends_of = state.ends
+            self._ends = (c_int64 * len(state.ends))(*state.ends)
+            job.ends, job.end_count = addressof(self._ends), len(state.ends)
         if self._team.steps(self._call):
             return None
         if plan.grower is not None:

@@ -1,4 +1,4 @@
-"""NativeStep: draft, pass, logits, acceptance and the cache's rows as one call."""
+"""NativeStep: draft, backbone pass, logits, acceptance and cache rows as one call into C."""
 
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_float, c_int64, pointer
@@ -22,16 +22,15 @@ from medusa_chat.decoding.step_result import DecodeState, StepResult, record
 from medusa_chat.decoding.tree import ROOT
 
 MOST_SHAPES = 64  # of trees that are kept ready
-ROOM = 256  # tokens by which what a pass works in grows
+ROOM = 256  # tokens by which a pass's work space grows
 FIGURES = ("at_parent", "entropies", "sums", "thresholds")
 
 
 class NativeStep:
-    """See WholeStep: exact and typical acceptance, without top-k and top-p, of one kind of layer.
+    """A WholeStep for exact and typical acceptance, without top-k and top-p, of models with one
+    kind of attention layer.
 
-    Everything a step is worked out in stands ready, for as many nodes as a tree can have. seconds:
-    how long all steps so far were in C; what a step takes beyond that is the host's. threads: of
-    the team.
+    The work space is allocated once, for the largest tree. seconds: time of all steps so far in C.
     """
 
     tries = 0
@@ -39,7 +38,7 @@ class NativeStep:
     def __init__(
         self, backbone: Any, decoder: NativeDecoder, heads: NativeHeads | None, team: NativeThreads
     ) -> None:
-        """backbone: its LM head is native by now. heads: None where there are none."""
+        """backbone: its LM head is native already. heads: None where there are none."""
         self._cache, self._window = backbone.cache, backbone.windows[0]
         self._heads, self._team, self._decoder = heads, team, decoder
         lm = backbone.lm_head.linear
@@ -96,32 +95,32 @@ class NativeStep:
         made.certainty = verdict.certainty
         return made
 
-    def take(self, plan: Plan, root: int, here: DecodeState) -> list[StepResult] | None:
-        """See WholeStep. What stays the same from step to step is not set again."""
-        if here.settings is not self._settings or here.details != self._details:
-            self._arm(here.settings, here.details)
+    def decode_steps(self, plan: Plan, root: int, state: DecodeState) -> list[StepResult] | None:
+        """See WholeStep. Fields that do not change from step to step are not written again."""
+        if state.settings is not self._settings or state.details != self._details:
+            self._arm(state.settings, state.details)
         shape, start = self._shape_of(plan), self._cache.length
         is_seen = self._window is None or start + shape.depth < self._window
         if not (self._is_known and is_seen) or (plan.tokens is None and shape.draft is None):
             return None
         if shape is not self._shape:
             self._turn_to(shape)
-        if here.hidden is not self.hidden:
-            self.hidden.copy_(here.hidden)
+        if state.hidden is not self.hidden:
+            self.hidden.copy_(state.hidden)
         self._set_place(shape, plan, root, start)
-        found = self._run.take(plan, here, start, self._longest(shape))
+        found = self._run.decode_steps(plan, state, start, self._longest(shape))
         if found is None:
             return None
         last = found[-1]
         last.is_finite, last.certainty = bool(self._verdict.is_finite), self._verdict.certainty
-        if here.details:  # then it is alone
+        if state.details:  # then there is one step
             last.record = self._record(plan, shape, last.nodes, self._run.asked)
         self._cache.extend(sum(len(one.path) for one in found if one.is_finite))
         self.seconds += self._run.seconds
         return found
 
     def _arm(self, settings: GenerationSettings, details: bool) -> None:
-        """For answers of these settings."""
+        """Prepare for answers of these settings."""
         job = self._verdict
         self._settings, self._details = settings, details
         self._is_typical = settings.acceptance == "typical" and not settings.is_greedy
@@ -152,10 +151,10 @@ class NativeStep:
         return found
 
     def _turn_to(self, shape: Shape) -> None:
-        """For steps of this tree."""
+        """Prepare for steps of this tree."""
         self._shape, job = shape, self._verdict
         job.parents, job.depths = shape.parents, shape.depths
-        job.rows, job.deepest = shape.nodes, shape.depth  # a growth says them anew
+        job.rows, job.deepest = shape.nodes, shape.depth  # a dynamic tree sets them in C
         self._run.turn_to(shape)
         if self._noise.numel() < (shape.depth + 1) * job.size:
             self._noise = torch.empty((shape.depth + 1) * job.size)
@@ -165,20 +164,20 @@ class NativeStep:
         self._job.draft = shape.pointer
 
     def _set_place(self, shape: Shape, plan: Plan, root: int, start: int) -> None:
-        """Behind `start` tokens, from this root on."""
+        """Set the step's position: `start` tokens in the cache, and the root."""
         job, keys = self._pass, -(-(start + shape.nodes) // ROOM) * ROOM
         job.start = job.free = self._verdict.place = start
         if (shape.nodes, keys) != self._room:
             self._room = (shape.nodes, keys)
             self._decoder.make_room(shape.nodes, keys, job.threads)
-        job.work = self._decoder.job.work  # a prompt may have had it grow
+        job.work = self._decoder.job.work  # reading a prompt may have moved it
         if shape.draft is not None:
             shape.draft.root = self._tokens[0] = root
         elif plan.tokens is not None:
             self._tokens[: shape.nodes] = list(plan.tokens)
 
     def _longest(self, shape: Shape) -> int:
-        """Behind how many tokens a step of this tree can still begin."""
+        """The largest number of tokens in the cache at which a step of this tree can begin."""
         window = self._context if self._window is None else self._window
         found: int = min(self._context, window) - 1 - shape.depth
         return min(found, self._room[1] - shape.nodes)

@@ -1,4 +1,4 @@
-"""Jobs: what is handed to the C library, field by field as its structures stand there."""
+"""The structures of the C library, field by field as in its headers."""
 
 from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 
@@ -13,7 +13,7 @@ class Product(Structure):
 
 
 class Layer(Structure):
-    """What one layer reads: kernels/pass.h."""
+    """The weights and caches of one layer: kernels/pass.h."""
 
     _fields_ = tuple(
         (name, c_void_p)
@@ -48,7 +48,7 @@ class Pass(Structure):
 
 
 class Growth(Structure):
-    """A draft's own tree: kernels/growth.h."""
+    """A dynamic tree: kernels/growth.h."""
 
     _fields_ = (
         *((n, c_void_p) for n in ("parents", "depths", "mask", "seconds")),
@@ -73,7 +73,7 @@ class Proposal(Structure):
 
 
 class Verdict(Structure):
-    """What is read from the logits of one draft: kernels/judge.h."""
+    """The acceptance of one draft by its logits: kernels/judge.h."""
 
     _fields_ = (
         *((n, c_void_p) for n in ("logits", "parents", "depths", "tokens", "own", "path")),

@@ -1,4 +1,4 @@
-"""Shape: what the C library reads of a tree."""
+"""Shape: a tree's constants as the C library reads them."""
 
 from ctypes import addressof, c_int64, pointer
 
@@ -9,12 +9,15 @@ from medusa_chat.decoding.drafters import Plan
 
 
 class Shape:
-    """What stays the same for a tree: where its parents, depths and the ancestors' mask [n, n],
-    additive, are; the heads' job; and where only a part of it is drafted, what says which."""
+    """The constants of a tree: the addresses of its parents, depths and additive ancestor mask [n,
+    n]; the heads' job; and the job of a dynamic tree where only a part of the nodes is drafted."""
 
     def __init__(self, plan: Plan, draft: Proposal | None) -> None:
         self.nodes, self.depth = len(plan.tree), plan.tree.depth
-        self._tensors, self._index = plan.tensors, plan.index  # addresses of theirs are kept here
+        self._tensors, self._index = (
+            plan.tensors,
+            plan.index,
+        )  # kept alive: their addresses are used
         hidden = ~plan.tensors.ancestors
         self._mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
         self.parents, self.depths = plan.tensors.parents.data_ptr(), plan.tensors.depths.data_ptr()
@@ -27,7 +30,7 @@ class Shape:
             draft.growth = pointer(self.growth)
 
     def _growth(self) -> Growth:
-        """A job that grows a part of this tree, whose rows are then the pass's."""
+        """The job that selects a part of this tree; the pass then reads the part's constants."""
         job, size = Growth(self.parents, self.depths, self.hides), self.nodes
         self._own = [(c_int64 * size)() for _ in range(3)]
         self._own_mask = torch.zeros(size, size)
@@ -39,5 +42,5 @@ class Shape:
         return job
 
     def chosen(self, count: int) -> tuple[int, ...]:
-        """Which nodes the last draft had."""
+        """The first `count` nodes that the last draft selected."""
         return tuple(self._own[0][:count])

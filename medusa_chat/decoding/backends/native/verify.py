@@ -1,4 +1,4 @@
-"""NativeVerifier: what a draft's logits say, as one call."""
+"""NativeVerifier: reads a draft's logits in one call into C."""
 
 from ctypes import byref
 
@@ -14,7 +14,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 
 
 class NativeVerifier(Verifier):
-    """What is read from logits of fp32 on a CPU, without torch's operators."""
+    """The Verifier for logits on a CPU, by the C library."""
 
     def __init__(self, team: NativeThreads) -> None:
         self._team = team
@@ -27,7 +27,7 @@ class NativeVerifier(Verifier):
     def own_tokens(
         self, logits: Tensor, tensors: TreeTensors, position: Position, settings: GenerationSettings
     ) -> Tensor:
-        """See acceptance.own_tokens; top-k and top-p are torch's."""
+        """sampling.own_tokens: logits [n, V] -> int64 [n]; with top-k or top-p by torch."""
         if settings.is_greedy:
             return self.argmax(logits)
         if settings.top_k or settings.top_p < 1 or not isinstance(position, int):
@@ -53,16 +53,16 @@ class NativeVerifier(Verifier):
         return own
 
     def _add_noise(self, job: Verdict, tensors: TreeTensors) -> None:
-        """Room for the noise of every depth."""
+        """Allocate the noise [depths, V] and set its address."""
         job.deepest, job.depths = tensors.paths.shape[1] - 1, tensors.depths.data_ptr()
         if self._noise.numel() < (job.deepest + 1) * job.size:
             self._noise = torch.empty((job.deepest + 1) * job.size)
         job.noise = self._noise.data_ptr()
 
     def figures(self, draft: Draft, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """See Verifier.figures."""
+        """Verifier.figures: logits [n, V] -> float32 [n] and [n]."""
         logits = logits.float().contiguous()
-        found = torch.empty(3, len(logits))  # log-probabilities, entropies, and what is worked in
+        found = torch.empty(3, len(logits))  # log-probabilities, entropies, work space
         job = self._job(logits, 0, 0, temperature)
         job.parents, job.tokens = draft.tensors.parents.data_ptr(), draft.tokens.data_ptr()
         job.at_parent, job.entropies, job.sums = (row.data_ptr() for row in found)
@@ -70,7 +70,7 @@ class NativeVerifier(Verifier):
         return found[0], found[1]
 
     def certainty(self, logits: Tensor, token: int, temperature: float) -> float:
-        """See Verifier.certainty."""
+        """Verifier.certainty, by logits [V]."""
         row = logits.float().contiguous()
         found: float = self._team.certainty(row.data_ptr(), len(row), temperature, token)
         return found
