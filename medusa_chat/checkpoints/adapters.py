@@ -5,6 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from medusa_chat.checkpoints import pickle_sandbox
 from medusa_chat.errors import ModelError, first_line
 
 MAX_RANK = 4096
@@ -72,11 +76,6 @@ def _is_name(name: Any) -> bool:
 
 
 def _read_tensors(file: Path) -> Any:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    from medusa_chat.checkpoints import pickle_sandbox
-
     path = file
     if file.suffix != ".safetensors":
         path = pickle_sandbox.convert([file], finite=True) / pickle_sandbox.target_names([file])[0]

@@ -13,6 +13,7 @@ from typing import Any
 
 from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import native_build
+from medusa_chat.checkpoints.cpu import cpu_name
 from medusa_chat.trees import tuning_store
 
 PACKAGES = (
@@ -74,7 +75,7 @@ def examine() -> Report:
     report.sections["demo checkpoint"] = _demo(report.problems)
     report.sections["tuner"] = _tuned()
     report.sections["cpu"] = {
-        "model": _cpu_name(),
+        "model": cpu_name(),
         "cores": os.cpu_count(),
         "C compiler": " ".join(
             native_build.compiler() or ["none: with gcc or clang fp32 is faster"]
@@ -158,7 +159,7 @@ def _tuned() -> dict[str, Any]:
     """What a tree's size costs here, by model, as far as it was measured."""
     found = {
         f"{t.place.model}, {t.place.precision}, {t.place.device}": t.summary()
-        for t in tuning_store.known()
+        for t in tuning_store.all_tunings()
     }
     return found or {"measured": "nothing yet: the page does it when idle, and so does bench"}
 
@@ -182,16 +183,6 @@ def _safetensors_size(file: Path) -> int:
         header = json.loads(stream.read(min(length, 100_000_000)))
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     return int(8 + length + max(ends, default=0))
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux: the standard library's word for it
-    return platform.processor() or platform.machine()
 
 
 def _cpu_in_torch() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from medusa_chat import paths
-from medusa_chat.checkpoints.load import PRECISIONS
+from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest

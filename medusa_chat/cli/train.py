@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from medusa_chat.checkpoints.load import PRECISIONS
+from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.cli.options import AsJson, DataDir, Device, load_options, place, takes
 from medusa_chat.cli.terminal import require_folder
 from medusa_chat.cli.training_progress import TrainingView, event_json

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from medusa_chat import __version__
-from medusa_chat.checkpoints.load import CALIBRATION_FILE, HEADS_FILE
+from medusa_chat.checkpoints.locate import CALIBRATION_FILE, HEADS_FILE
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError, first_line

@@ -23,7 +23,7 @@ from support.loading import answer, loaded
 
 from medusa_chat.checkpoints.layouts.contents import survey
 from medusa_chat.checkpoints.layouts.source import LocalFolder
-from medusa_chat.checkpoints.load import Checkpoint
+from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from support.checkpoints import TEMPLATE, write_checkpoint, write_heads
 from support.loading import answer, loaded
 
-from medusa_chat.checkpoints.load import Checkpoint
+from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm, PackedLinear
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings

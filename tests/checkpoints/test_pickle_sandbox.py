@@ -25,7 +25,7 @@ from medusa_chat import paths
 from medusa_chat.checkpoints import pickle_sandbox
 from medusa_chat.checkpoints.head_weights import read_heads
 from medusa_chat.checkpoints.layouts.headers import parse_header
-from medusa_chat.checkpoints.load import Checkpoint
+from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.weights import read_config
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest

@@ -11,7 +11,7 @@ from typing import Any
 
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
-from medusa_chat.checkpoints.load import Checkpoint
+from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 

@@ -4,16 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from medusa_chat.checkpoints.load import (
-    LoadedModel,
-    auto_tree,
-    choose_device,
-    choose_precision,
-    usual_nodes,
-)
+from medusa_chat.checkpoints.devices import choose_device, choose_precision
+from medusa_chat.checkpoints.load import LoadedModel
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, ModelInfo
+from medusa_chat.trees.auto_tree import auto_tree, default_nodes
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 CONTEXT = 8192
@@ -48,7 +44,7 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
     import torch
     from transformers import LlamaForCausalLM
 
-    from medusa_chat.checkpoints.memory import fitting, held_bytes
+    from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
     from medusa_chat.decoding.engine import Engine
     from medusa_chat.decoding.heads import MedusaHeads
 
@@ -59,7 +55,7 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
     dtype = getattr(torch, DTYPES[precision])
     name = f"shape {shape.name}, {shape.layers} layers, random weights"
     advice = f"{name} does not fit on {device} at {precision}: give fewer --layers"
-    with fitting(lambda: advice):
+    with refuse_out_of_memory(lambda: advice):
         with torch.device("meta"):
             empty = LlamaForCausalLM(_config(shape))
         model = empty.to(dtype).to_empty(device=device).eval()
@@ -70,7 +66,7 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         parameters = sum(p.numel() for p in model.parameters())
         context = min(request.max_context or CONTEXT, shape.context)
         backbone, notes = prepare(model, heads, device, context)
-    usual = usual_nodes(device, precision, backbone.whole_step is not None)
+    usual = default_nodes(device, precision, backbone.whole_step is not None)
     tree, why = auto_tree(None, shape.heads, device, usual)
     info = ModelInfo(
         name=name,

@@ -22,7 +22,6 @@ from medusa_chat.bench.harness.answers import (
 )
 from medusa_chat.bench.harness.context import BenchContext, other
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
-from medusa_chat.checkpoints.load import rank_accuracies, source_tree
 from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
 from medusa_chat.training.hardware import (
@@ -35,6 +34,7 @@ from medusa_chat.training.hardware import (
     speedup,
 )
 from medusa_chat.training.tree_search import search_tree
+from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
 
 GREEDY = GenerationSettings()
 PLAIN = "plain decoding"

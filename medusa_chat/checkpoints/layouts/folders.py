@@ -50,12 +50,18 @@ class Folder:
     folder: str
     sizes: Mapping[str, int]
     notes: list[str] = field(default_factory=list)
+    _json: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def path(self, file: str) -> str:
         return f"{self.folder}/{file}" if self.folder else file
 
     def json(self, file: str) -> dict[str, Any]:
-        return read_json(self.source, self.path(file)) if file in self.sizes else {}
+        """A JSON object of this folder, read once; {} for a file that is not there."""
+        if file not in self.sizes:
+            return {}
+        if file not in self._json:
+            self._json[file] = read_json(self.source, self.path(file))
+        return self._json[file]
 
     def header(self, file: str) -> dict[str, Entry]:
         return read_header(self.source, self.path(file))

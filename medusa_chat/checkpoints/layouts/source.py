@@ -30,14 +30,20 @@ class Source(Protocol):
 
 
 class LocalFolder:
-    """A folder on this disk and the folders one level below."""
+    """A folder on this disk and the folders one level below. Its files are listed once."""
 
     def __init__(self, folder: Path, name: str | None = None) -> None:
         self.folder = folder
         self.name = name or str(folder)
+        self._files: dict[str, int] | None = None
 
     def files(self) -> dict[str, int]:
         """Raises ModelError for a folder that cannot be read."""
+        if self._files is None:
+            self._files = self._listed()
+        return self._files
+
+    def _listed(self) -> dict[str, int]:
         try:
             found = [entry for entry in os.scandir(self.folder) if not entry.name.startswith(".")]
             for entry in list(found):
