@@ -46,7 +46,7 @@ def lora_values(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text("utf-8"))
         kind = found["peft_type"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelError(f"{file} is no adapter config ({first_line(error)})") from error
+        raise ModelError(f"{file} is not a valid adapter config ({first_line(error)})") from error
     if kind != "LORA" or found.get("bias", "none") != "none" or found.get("modules_to_save"):
         raise ModelError(
             f"{file} is refused: only plain LoRA adapters without bias and saved modules are read"

@@ -70,7 +70,7 @@ class SurveyedFolder:
         _require_files(place, weights)
         adapter, notes = contents.adapter, list(contents.notes)
         if adapter is not None and place == folder:
-            notes.append(f"{adapter} is left aside: the folder holds a whole model")
+            notes.append(f"{adapter} is ignored: the folder holds a whole model")
             adapter = None
         if contents.heads is not None:
             notes += contents.heads.disagreements
@@ -146,18 +146,18 @@ def _no_backbone(folder: Path) -> str:
         )
     if any(MODEL.match(file.name) for file in folder.iterdir()):
         return f"{config} names no model_type: it is not the config of a transformers model"
-    return f"{folder} holds no weights of a model beside its config.json: it is only half there"
+    return f"{folder} holds no weights beside its config.json: it is incomplete, fetch it again"
 
 
 def _require_files(place: Path, weights: BackboneFiles) -> None:
     if weights.missing:
         more = f" and {len(weights.missing) - 1} more" if len(weights.missing) > 1 else ""
         raise ModelError(
-            f"{place / weights.folder} lacks {weights.missing[0]}{more}: it is only half there, "
+            f"{place / weights.folder} lacks {weights.missing[0]}{more}: it is incomplete, "
             "fetch it again"
         )
     if not weights.has_tokenizer:
-        raise ModelError(f"{place / weights.folder} holds no tokenizer: it is only half there")
+        raise ModelError(f"{place / weights.folder} holds no tokenizer: it is incomplete")
 
 
 def open_here(name: str) -> LocalFolder:
@@ -188,7 +188,7 @@ def _folder(name: str, offline: bool) -> Path:
 
 
 def _is_folder(path: Path) -> bool:
-    """Path.is_dir, but a name no folder can have (null bytes, too long) is simply none."""
+    """Path.is_dir, and False for a name that no folder can have (null bytes, too long)."""
     try:
         return path.is_dir()
     except (OSError, ValueError):

@@ -26,7 +26,7 @@ class MemoryNeeds:
     cpu: Cpu = Cpu()
 
     def at(self, precision: str, context: int | None = None) -> Estimate | None:
-        """None for a family whose config the estimate cannot read."""
+        """The memory it takes; None for a config that the estimate cannot read."""
         try:
             parts = estimate(
                 self.found.weights.config,
@@ -42,7 +42,7 @@ class MemoryNeeds:
         return replace(parts, device=0)  # what CUDA itself takes is not free any more
 
     def runs_in_c(self, precision: str) -> bool:
-        """Whether our C code would decode it; False where that cannot be told."""
+        """Whether our C code would decode it; False where the config is unknown."""
         try:
             size = sizes(self.found.weights.config)
         except ModelError:
@@ -50,7 +50,7 @@ class MemoryNeeds:
         return self.device == "cpu" and runs_in_c(size, precision, self.cpu)
 
     def fits(self, precision: str, context: int | None = None) -> bool:
-        """True also where it cannot be told."""
+        """Whether it fits; True where that is unknown."""
         parts = self.at(precision, context)
         return parts is None or self.free is None or parts.total <= SHARE * self.free
 
@@ -59,7 +59,7 @@ class MemoryNeeds:
         return next((p for p in (preferred, *smaller_precisions(preferred)) if self.fits(p)), None)
 
     def remarks(self, precision: str) -> tuple[str, ...]:
-        """What is odd about this precision here."""
+        """Notes on what a precision does to this model."""
         if precision not in QUANTISED or self.at(precision) is None:
             return ()
         size = 2 * sizes(self.found.weights.config).experts

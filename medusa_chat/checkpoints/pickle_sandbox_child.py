@@ -98,7 +98,7 @@ def load(file: Path, expected: Mapping[str, Any], finite: bool) -> dict[str, Ten
 def _check(name: str, tensor: Any, expected: list[Any], finite: bool) -> None:
     label = repr(name[:80])
     if type(tensor) not in (Tensor, torch.nn.Parameter):
-        raise Refusal(f"{label} is no tensor")
+        raise Refusal(f"{label} is not a tensor")
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         raise Refusal(f"tensor {label} is {tensor.layout} on {tensor.device}, not plain values")
     if [DTYPES.get(tensor.dtype), list(tensor.shape)] != expected:

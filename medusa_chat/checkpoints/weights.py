@@ -38,7 +38,7 @@ def add_known_template(tokenizer: Any, found: Checkpoint) -> list[str]:
 
 def read_tokenizer(folder: Path) -> Any:
     if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise ModelError(f"{folder} holds no tokenizer: it is only half there")
+        raise ModelError(f"{folder} holds no tokenizer: it is incomplete")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
@@ -133,7 +133,7 @@ def _read(folder: Path, found: Checkpoint, **options: Any) -> Any:
     if missing:
         raise ModelError(
             f"the weights in {found.backbone} lack {missing[0]} and {len(missing) - 1} more: the "
-            "folder is only half there"
+            "folder is incomplete, fetch it again"
         )
     hold(model)
     return model

@@ -49,8 +49,8 @@ def auto_tree(
 
 
 def default_nodes(device: "torch.device", precision: str, is_native: bool) -> int:
-    """Nodes of the auto tree before the tuner measured step costs: 4 on a CPU in fp32 or where C decodes (rows
-    cost what they compute) and 16 on it otherwise, 64 on a GPU and 32 there at 4 bit."""
+    """Nodes of the auto tree before the tuner measured step costs: 4 on a CPU in fp32 or with the
+    C step, where each row costs its full computation, else 16; on a GPU 64, at 4 bit 32."""
     if device.type == "cpu":
         return 4 if is_native or precision == "fp32" else 16
     return 32 if precision == "nf4" else 64

@@ -84,8 +84,8 @@ def costs_of(facts: TreeFacts) -> StepCosts | None:
 def _best(
     paths: PathProbabilities, tree: Tree, facts: TreeFacts, nodes: int
 ) -> tuple[int, float, float]:
-    """(nodes, expected tokens a step, expected speedup) of a tree at its best size. Before step times
-    were measured: at `nodes` nodes, with the tokens as the speedup."""
+    """(nodes, expected tokens a step, expected speedup) of a tree at its best size. Before step
+    times were measured: at `nodes` nodes, with the tokens as the speedup."""
     expected, costs = paths.expected(tree), costs_of(facts)
     if costs is None:
         size = min(nodes, len(expected))

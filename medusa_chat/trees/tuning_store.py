@@ -122,7 +122,7 @@ class Tuning:
 def read(place: TuningKey, parameters: int | None = None) -> Tuning | None:
     """What was kept for a place; None where there is nothing, or nothing that can be used.
 
-    parameters: of the loaded backbone; a tuning of another size is none of its.
+    parameters: of the loaded backbone; a tuning of another size is ignored.
     """
     found = _read(place.file)
     if found is None or found.place != place:
