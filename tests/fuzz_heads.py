@@ -210,7 +210,7 @@ def try_values(passed, tally):
     for (file, _, heads), problem in zip(pickles, problems, strict=True):
         if problem is None:
             passed.append((made[file], None, heads))
-        elif "its reader" in problem:
+        elif "the process that read it" in problem:
             fail(problem, file, tally)
         else:
             refuse(problem, file, tally)
@@ -255,9 +255,9 @@ KINDS = (
     "another size than its shape", "not described by", "no valid", "its tensors need", "twice",
     "asks to run", "does more than list tensors", "row by row", "larger than its values",
     "no values in the file", "compressed", "two of one name", "exactly one data.pkl",
-    "is no tensor",
+    "is not a tensor",
     "malformed", "unexpected tensor", "is incomplete", "cannot be used", "cannot be", "is empty",
-    "same part", "NaN or infinity", "torch cannot read it", "no file that torch.save", "mixes",
+    "same part", "NaN or infinity", "torch cannot read it", "not a torch.save archive", "mixes",
     "larger than the file", "are allowed", "big-endian", "other tensors", "no JSON object",
 )  # fmt: skip
 

@@ -5,6 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from medusa_chat.checkpoints import pickle_sandbox
 from medusa_chat.errors import ModelError, first_line
 
 MAX_RANK = 4096
@@ -42,7 +46,7 @@ def lora_values(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text("utf-8"))
         kind = found["peft_type"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelError(f"{file} is no adapter config ({first_line(error)})") from error
+        raise ModelError(f"{file} is not a valid adapter config ({first_line(error)})") from error
     if kind != "LORA" or found.get("bias", "none") != "none" or found.get("modules_to_save"):
         raise ModelError(
             f"{file} is refused: only plain LoRA adapters without bias and saved modules are read"
@@ -72,11 +76,6 @@ def _is_name(name: Any) -> bool:
 
 
 def _read_tensors(file: Path) -> Any:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    from medusa_chat.checkpoints import pickle_sandbox
-
     path = file
     if file.suffix != ".safetensors":
         path = pickle_sandbox.convert([file], finite=True) / pickle_sandbox.target_names([file])[0]

@@ -1,33 +1,36 @@
-"""Placing: on which device a checkpoint will lie, at which precision, and why."""
+"""DevicePlan: on which device a checkpoint will run, at which precision, and why."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from medusa_chat.checkpoints.devices import choose_device, choose_precision, this_cpu
-from medusa_chat.checkpoints.layer_split import Spread, spread
+import torch
+
+from medusa_chat.checkpoints.cpu import this_cpu
+from medusa_chat.checkpoints.devices import choose_device, choose_precision
+from medusa_chat.checkpoints.layer_split import LayerSplit, split_layers
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory import free_bytes
-from medusa_chat.checkpoints.memory_fit import Needs, smaller
+from medusa_chat.checkpoints.memory import device_memory
+from medusa_chat.checkpoints.memory_fit import MemoryNeeds
+from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.errors import OutOfMemoryError, UsageError
 from medusa_chat.messages import LoadRequest
 
-if TYPE_CHECKING:
-    import torch
-
 DEFAULT_CONTEXT = 8192
+SHORTEST_CONTEXT = 16
 
 
 @dataclass(frozen=True)
-class Placement:
-    """device: of embeddings, heads and logits. notes: why. device_map: module -> device where the
-    layers lie on several; None for all on `device`. needs: what it takes there."""
+class DevicePlan:
+    """device: of embeddings, heads and logits. context: tokens of the KV cache. notes: why.
+    needs: the memory it takes there. device_map: module -> device where the layers are split over
+    several devices; None for all on `device`."""
 
-    device: "torch.device"
+    device: torch.device
     precision: str
     context: int
     notes: tuple[str, ...]
-    needs: Needs
+    needs: MemoryNeeds
     device_map: Mapping[str, int | str] | None = None
 
     @property
@@ -37,53 +40,61 @@ class Placement:
 
     @property
     def words(self) -> str:
-        """The device, or all of them."""
+        """The names of all its devices."""
         if self.device_map is None:
             return str(self.device)
-        places = dict.fromkeys(self.device_map.values())
-        return " + ".join(p if isinstance(p, str) else f"cuda:{p}" for p in places)
+        names = dict.fromkeys(self.device_map.values())
+        return " + ".join(n if isinstance(n, str) else f"cuda:{n}" for n in names)
 
     def advice(self) -> str:
         """One line for a load that ran out of memory."""
         return self.needs.advice(self.precision)
 
 
-def place(request: LoadRequest, found: Checkpoint, config: Any) -> Placement:
-    """Where to put it: one device, at the precision asked for or, at "auto", the best that fits
-    there; with --device auto, several devices where it fits on no single one. config: the
-    backbone's, of transformers. Raises OutOfMemoryError where main memory cannot hold it."""
+def plan_device(request: LoadRequest, found: Checkpoint, config: Any) -> DevicePlan:
+    """One device, at the precision asked for or, at "auto", the best that fits there; with
+    --device auto, several devices for a model that fits on no single one. config: the backbone's,
+    of transformers. Raises OutOfMemoryError where main memory cannot hold it, UsageError and
+    DeviceError for options that cannot be met."""
     device = choose_device(request.device)
     context = choose_context(request.max_context, config.get_text_config())
-    needs = Needs(found, context, str(device), free_bytes(device), this_cpu())
+    needs = MemoryNeeds(found, context, str(device), _free_bytes(device), this_cpu())
     preferred, reason = choose_precision(request.precision, device, needs.runs_in_c("bf16"))
     is_open = request.precision == "auto"
     chosen = needs.choose(preferred) if is_open else preferred
     if chosen is not None and needs.fits(chosen):
         why = reason if chosen == preferred else f"precision {chosen}: the largest that fits here"
-        return Placement(device, chosen, context, (why, *needs.remarks(chosen)), needs)
+        return DevicePlan(device, chosen, context, (why, *needs.remarks(chosen)), needs)
     if device.type == "cpu":
         raise OutOfMemoryError(needs.advice(preferred))
-    tried = (preferred, *smaller(preferred)) if is_open else (preferred,)
-    if request.device == "auto" and (wide := _spread(config, needs, tried)) is not None:
-        return Placement(device, wide.precision, context, (wide.why,), needs, wide.device_map)
+    tried = (preferred, *smaller_precisions(preferred)) if is_open else (preferred,)
+    if request.device == "auto" and (split := _split(config, needs, tried)) is not None:
+        return DevicePlan(device, split.precision, context, (split.why,), needs, split.device_map)
     why = "it may not fit in this device's memory"  # the estimate may be wrong: it is tried
-    return Placement(device, tried[-1], context, (reason, why), needs)
+    return DevicePlan(device, tried[-1], context, (reason, why), needs)
 
 
 def choose_context(asked: int | None, config: Any) -> int:
-    """How many tokens the cache holds: as asked, else the model's own up to 8192."""
+    """How many tokens the KV cache holds: as asked, else the model's own limit up to 8192. Raises
+    UsageError for a number outside 16 to the model's limit."""
     limit = int(getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT)
     if asked is None:
         return min(limit, DEFAULT_CONTEXT)
-    if not 16 <= asked <= limit:
-        raise UsageError(f"max-context is {asked}: give a whole number from 16 to {limit}")
+    if not SHORTEST_CONTEXT <= asked <= limit:
+        raise UsageError(
+            f"max-context is {asked}: give a whole number from {SHORTEST_CONTEXT} to {limit}"
+        )
     return asked
 
 
-def _spread(config: Any, needs: Needs, precisions: tuple[str, ...]) -> Spread | None:
-    import torch
-
+def _split(config: Any, needs: MemoryNeeds, precisions: tuple[str, ...]) -> LayerSplit | None:
+    """The layers over all CUDA devices and main memory; None where they do not fit either."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = {i: free_bytes(torch.device("cuda", i)) or 0 for i in range(count)}
-    main = free_bytes(torch.device("cpu")) or 0
-    return spread(config, needs, precisions, gpus, main) if gpus else None
+    gpus = {i: _free_bytes(torch.device("cuda", i)) or 0 for i in range(count)}
+    main = _free_bytes(torch.device("cpu")) or 0
+    return split_layers(config, needs, precisions, gpus, main) if gpus else None
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """None on MPS, which may not use all memory that is free and does not tell its limit."""
+    return None if device.type == "mps" else device_memory(device, with_swap=True).free

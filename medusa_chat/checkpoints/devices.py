@@ -1,24 +1,18 @@
-"""Where to compute and in which number format."""
+"""Devices: where to compute, and at which precision each device computes fastest."""
 
 import platform
-from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from medusa_chat.checkpoints import native_build
-from medusa_chat.checkpoints.memory_estimate import Cpu
+from medusa_chat.checkpoints.cpu import cpu_name
+from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.errors import DeviceError, UsageError
-from medusa_chat.messages import DeviceMemory
-
-if TYPE_CHECKING:
-    import torch
-
-PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8", "nf4")
 
 
-def choose_device(name: str) -> "torch.device":
-    """The device that --device names; "auto" takes CUDA, then MPS, then the CPU."""
-    import torch
-
+def choose_device(name: str) -> torch.device:
+    """The device that --device names; "auto" takes CUDA, then MPS, then the CPU. Raises UsageError
+    for another word, and DeviceError for a device that this machine lacks."""
     if name == "auto":
         mps = torch.backends.mps.is_available()
         name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
@@ -35,10 +29,8 @@ def choose_device(name: str) -> "torch.device":
         raise UsageError(f"device is {name!r}: choose auto, cpu, cuda, cuda:N or mps") from error
 
 
-def describe_device(device: "torch.device") -> str:
+def describe_device(device: torch.device) -> str:
     """The device by name; for a CPU with its threads, on which step times depend too."""
-    import torch
-
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
@@ -47,31 +39,9 @@ def describe_device(device: "torch.device") -> str:
     return f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def cpu_name() -> str:
-    """The processor's name, as Linux or the standard library gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux: the standard library's word for it
-    return platform.processor() or platform.machine()
-
-
-def this_cpu() -> Cpu:
-    """What copies of weights this machine's CPU makes. Linux says what it can do."""
-    try:
-        told = Path("/proc/cpuinfo").read_text("utf-8", "replace")
-    except OSError:
-        told = ""
-    return Cpu("amx_tile" in told, native_build.compiler() is not None)
-
-
-def choose_precision(name: str, device: "torch.device", runs_in_c: bool = False) -> tuple[str, str]:
+def choose_precision(name: str, device: torch.device, runs_in_c: bool = False) -> tuple[str, str]:
     """The precision that --precision names and a sentence that says why. runs_in_c: whether our C
-    code would decode the model in bf16 on a CPU."""
-    import torch
-
+    code would decode the model in bf16 on a CPU. Raises UsageError for an unknown precision."""
     if name not in PRECISIONS:
         raise UsageError(f"precision is {name!r}: choose one of {', '.join(PRECISIONS)}")
     if name != "auto":
@@ -88,16 +58,3 @@ def choose_precision(name: str, device: "torch.device", runs_in_c: bool = False)
     if torch.cpu._is_amx_tile_supported():
         return "bf16", "precision bf16: this CPU has AMX, where a tree costs little more than a row"
     return "fp32", "precision fp32: this CPU has no fast bf16"
-
-
-def device_memory(name: str, held: int) -> DeviceMemory:
-    """Memory of the device that --device names. held: bytes that the present model takes of it."""
-    import psutil
-    import torch
-
-    device = choose_device(name)
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return DeviceMemory(str(device), free + torch.cuda.memory_reserved(device), total)
-    memory = psutil.virtual_memory()  # the CPU's own, which MPS shares
-    return DeviceMemory(str(device), min(memory.available + held, memory.total), memory.total)

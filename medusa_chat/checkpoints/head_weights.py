@@ -1,24 +1,20 @@
 """Reads the Medusa heads of a checkpoint, and refuses what does not fit its backbone."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+
+from medusa_chat.checkpoints import pickle_sandbox
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError, first_line
 
-if TYPE_CHECKING:
-    import torch
 
-    from medusa_chat.decoding.heads import MedusaHeads
-
-
-def read_heads(found: Checkpoint, config: Any) -> "tuple[MedusaHeads | None, list[str]]":
+def read_heads(found: Checkpoint, config: Any) -> tuple[MedusaHeads | None, list[str]]:
     """The heads on the CPU, fit for the backbone of this config, and what had to be cut. A
     wrong hidden size is refused before anything is read. Raises ModelError."""
-    import torch
-
-    from medusa_chat.decoding.heads import MedusaHeads
-
     if found.heads is None:
         return None, []
     text = config.get_text_config()
@@ -40,10 +36,8 @@ def read_heads(found: Checkpoint, config: Any) -> "tuple[MedusaHeads | None, lis
     return heads, [padded] if cut else []
 
 
-def _read_tensors(found: Checkpoint, where: str) -> "dict[str, torch.Tensor]":
+def _read_tensors(found: Checkpoint, where: str) -> dict[str, torch.Tensor]:
     """The heads' tensors under their canonical names."""
-    from safetensors import SafetensorError, safe_open
-
     assert found.heads is not None
     tensors = {}
     try:
@@ -59,8 +53,6 @@ def _read_tensors(found: Checkpoint, where: str) -> "dict[str, torch.Tensor]":
 
 def _safe_file(found: Checkpoint, file: str) -> Path:
     """A file of heads as safetensors: itself, or what the gate made of it."""
-    from medusa_chat.checkpoints import pickle_sandbox
-
     path = found.folder / file
     if path.suffix == ".safetensors":
         return path

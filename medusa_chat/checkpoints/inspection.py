@@ -5,12 +5,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from medusa_chat import hub
+from medusa_chat.checkpoints.cpu import PLAIN_CPU, Cpu
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, survey
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.source import LocalFolder, Source
 from medusa_chat.checkpoints.locate import open_here
-from medusa_chat.checkpoints.memory_estimate import PLAIN_CPU, Cpu, Estimate, estimate, sizes
+from medusa_chat.checkpoints.memory_estimate import Estimate, estimate, sizes
 from medusa_chat.errors import ModelError
 
 PRECISIONS = ("fp32", "fp16", "int8", "nf4")
@@ -149,8 +151,6 @@ def inspect(
 def open_anywhere(name: str) -> Source:
     """A folder of this disk, "demo", or a Hub repo: read by ranges, or from the cache where the
     network is not to be used or not there. Raises ModelError."""
-    from medusa_chat import hub
-
     if Path(name).expanduser().is_dir() or name == "demo" or not hub.is_repo_id(name):
         return open_here(name)
     if hub.is_offline():
@@ -231,6 +231,6 @@ def _misfits(
     if rows is not None and not vocabulary <= rows < vocabulary + PADDING:
         yield f"the heads are for {rows} tokens and the backbone has {vocabulary}"
     if files.missing:
-        yield f"{report.backbone} lacks {files.missing[0]}: it is only half there, fetch it again"
+        yield f"{report.backbone} lacks {files.missing[0]}: it is incomplete, fetch it again"
     if not files.has_tokenizer:
-        yield f"{report.backbone} holds no tokenizer: it is only half there"
+        yield f"{report.backbone} holds no tokenizer: it is incomplete"

@@ -1,4 +1,4 @@
-"""Spreading: a model that fits on no single GPU lies on several, or partly in main memory.
+"""LayerSplit: the layers of a model that fits on no single GPU, on several or in main memory.
 
 accelerate places whole decoder layers and moves what passes between them. Keys and values of a
 layer lie where the layer computes: for one that is kept in main memory that is the first GPU.
@@ -8,15 +8,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from accelerate import infer_auto_device_map
+from accelerate.utils import CustomDtype
+from torch import nn
+from transformers import AutoModelForCausalLM
+
 from medusa_chat.checkpoints.memory_estimate import Estimate
-from medusa_chat.checkpoints.memory_fit import SHARE, Needs
+from medusa_chat.checkpoints.memory_fit import SHARE, MemoryNeeds
 from medusa_chat.units import gb
 
 Place = int | str  # the number of a GPU, or "cpu" for main memory
 
 
 @dataclass(frozen=True)
-class Spread:
+class LayerSplit:
     """device_map: module -> where its weights lie. why: a sentence for the page."""
 
     precision: str
@@ -24,13 +30,13 @@ class Spread:
     why: str
 
 
-def spread(
+def split_layers(
     config: Any,
-    needs: Needs,
+    needs: MemoryNeeds,
     precisions: tuple[str, ...],
     gpus: Mapping[int, int],
     main: int,
-) -> Spread | None:
+) -> LayerSplit | None:
     """The first way in which it fits: over several GPUs at one of `precisions`, else with layers
     in main memory, which only unquantised weights can be. gpus, main: free bytes. None for none."""
     model = _empty(config)
@@ -40,7 +46,7 @@ def spread(
             return None
         found = device_map(model, precision, memory, parts)
         if found is not None:
-            return Spread(precision, found, _why(precision, found, parts))
+            return LayerSplit(precision, found, _why(precision, found, parts))
     return None
 
 
@@ -60,10 +66,6 @@ def device_map(
     """Module -> device, filling the devices of `memory` (free bytes) in their order; None where
     the weights do not fit. model: without its weights. parts: its estimate, for what besides the
     weights must find room on the GPUs."""
-    import torch
-    from accelerate import infer_auto_device_map
-    from accelerate.utils import CustomDtype
-
     gpus = [place for place in memory if place != "cpu"]
     # a layer in main memory has its cache on the first GPU, and no one knows yet how many will be
     share = parts.cache if "cpu" in memory else parts.cache * 5 // (4 * len(gpus))
@@ -85,8 +87,6 @@ def device_map(
 
 def _not_quantised(model: Any) -> list[str]:
     """Names of the weights that bitsandbytes leaves in 16 bits."""
-    from torch import nn
-
     head = model.get_output_embeddings()
     linears = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     linears -= {f"{name}.weight" for name, m in model.named_modules() if m is head}
@@ -95,9 +95,6 @@ def _not_quantised(model: Any) -> list[str]:
 
 def _empty(config: Any) -> Any:
     """The model as modules only."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()

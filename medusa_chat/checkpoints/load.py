@@ -1,79 +1,68 @@
-"""load(): from a request to a model that decodes. The door to devices, finding and weights."""
+"""load(): from a request to a model that decodes, phase by phase."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from medusa_chat.checkpoints import native_build
-from medusa_chat.checkpoints.device_plan import DEFAULT_CONTEXT, Placement, place
-from medusa_chat.checkpoints.devices import (
-    PRECISIONS,
-    choose_device,
-    choose_precision,
-    describe_device,
-)
+import torch
+
+from medusa_chat.checkpoints import native_build, weights
+from medusa_chat.checkpoints.adapters import merge_adapter
+from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
+from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.fetch import fetch
+from medusa_chat.checkpoints.head_weights import read_heads
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory import fitting, held_bytes
+from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
+from medusa_chat.checkpoints.precision import QUANTISED
 from medusa_chat.checkpoints.prepare import prepare
+from medusa_chat.decoding.candidate_budget import Grower
+from medusa_chat.decoding.detokenizer import TokenTexts
+from medusa_chat.decoding.draft_budget import Governor
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
 from medusa_chat.trees import tuning_store
-from medusa_chat.trees.auto_tree import (
-    auto_tree,
-    rank_accuracies,
-    source_tree,
-    tree_facts,
-    usual_nodes,
-)
-from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
+from medusa_chat.trees.auto_tree import auto_tree, default_nodes, tree_facts
+from medusa_chat.trees.calibration import Calibration
+from medusa_chat.trees.presets import load_tree
 from medusa_chat.trees.tuning_store import Tuning
 
-if TYPE_CHECKING:
-    import torch
-
-    from medusa_chat.decoding.candidate_budget import Grower
-    from medusa_chat.decoding.detokenizer import TokenTexts
-    from medusa_chat.decoding.draft_budget import Governor
-    from medusa_chat.decoding.engine import Engine
-
-__all__ = [
-    "CALIBRATION_FILE",
-    "DEFAULT_CONTEXT",
-    "HEADS_FILE",
-    "PRECISIONS",
-    "Calibration",
-    "Checkpoint",
-    "LoadedModel",
-    "auto_tree",
-    "choose_device",
-    "choose_precision",
-    "end_tokens",
-    "load",
-    "rank_accuracies",
-    "source_tree",
-    "tuning_place",
-    "usual_nodes",
-]
-HEADS_FILE = "medusa_lm_head.safetensors"  # the name under which we write heads
+TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
 
 
 @dataclass
 class LoadedModel:
     """A model ready to decode: engine, tokenizer, the default tree and what to tell about it."""
 
-    engine: "Engine"
+    engine: Engine
     tokenizer: Any
-    texts: "TokenTexts"
+    texts: TokenTexts
     calibration: Calibration | None
     info: ModelInfo
     usual_nodes: int  # of its auto tree until it is tuned
     said: tuple[str, list[int]] = ("", [])  # the last text as a whole and its exact ids
     stored: Calibration | None = None  # the checkpoint's own, while a personal tree stands above it
     tuned: Tuning | None = None
-    governor: "Governor | Grower | None" = None  # of the auto tree; it learns from every answer
+    governor: Governor | Grower | None = None  # of the auto tree; it learns from every answer
     trees: dict[int | None, Tree] = field(default_factory=dict)  # auto, by nodes, once asked
+
+
+@dataclass
+class _ReadParts:
+    """What was read of a checkpoint: the backbone and the heads on their devices."""
+
+    model: Any
+    heads: MedusaHeads | None
+    tokenizer: Any
+    parameters: int  # a 4-bit weight holds two
+    notes: list[str]
+
+    @property
+    def head_count(self) -> int:
+        return len(self.heads) if self.heads is not None else 0
 
 
 def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]:
@@ -82,91 +71,39 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     Raises ModelError (missing, broken or refused), DeviceError, OutOfMemoryError, UsageError.
     """
     yield LoadPhase("resolve"), None
-    with closing(fetch(request)) as downloads:
-        for phase in downloads:
-            yield phase, None
-    found = Checkpoint.find(request)
+    found = yield from fetch(request)
     yield LoadPhase("read"), None
-    from medusa_chat.checkpoints import weights
-    from medusa_chat.checkpoints.adapters import merge_adapter
-    from medusa_chat.checkpoints.head_weights import read_heads
-    from medusa_chat.decoding.detokenizer import TokenTexts
-    from medusa_chat.decoding.engine import Engine
-
     config = weights.read_config(found.backbone)
-    where = place(request, found, config)
-    device, precision = where.device, where.precision
+    plan = plan_device(request, found, config)
     calibration = Calibration.read(found.calibration) if found.calibration else None
-    usual = usual_nodes(device, precision, where.is_native)
-    found = _with_heads_for(request, found, calibration, where, usual)
-    with fitting(where.advice):
-        heads, padding = read_heads(found, config)
-        tokenizer = weights.read_tokenizer(found.backbone)
-        templates = weights.lend_template(tokenizer, found)
-        if precision in weights.QUANTISED and not weights.is_kept(found, config, precision, device):
+    found = _without_unused_heads(request, found, calibration, plan)
+    with refuse_out_of_memory(plan.advice):
+        if plan.precision in QUANTISED and not weights.is_kept(
+            found, config, plan.precision, plan.device
+        ):
             yield LoadPhase("quantise"), None
-        model, told = weights.read_backbone(found, config, precision, device, where.device_map)
-        notes = [*found.notes, *padding, *templates, *where.notes, *told]
-        if found.adapter is not None:
-            model = merge_adapter(model, found.adapter)
-            notes.append(f"the LoRA adapter {found.adapter.name} is merged into the backbone")
-        heads = heads.to(device=device, dtype=model.dtype) if heads is not None else None
-        parameters = model.num_parameters()  # a 4-bit weight holds two
-        spread = where.device_map is not None
+        parts = _read(found, config, plan)
         yield LoadPhase("check"), None
-        backbone, replaced = prepare(model, heads, where.device, where.context, calibration, spread)
-        notes += replaced
-        difference = backbone.check()
-    engine = Engine(backbone, heads, end_tokens(model, tokenizer))
-    engine.name, engine.precision = found.name, precision
-    tuned = tuning_store.read(tuning_place(found.name, precision, device), parameters)
-    tree, why = auto_tree(calibration, len(heads) if heads else 0, device, usual, tuned=tuned)
-    notes.append(f"attention {backbone.implementation}; tree step checked ({difference:.1g})")
-    parts = replace(where.needs, found=found).at(precision)
-    info = ModelInfo(
-        name=found.name,
-        family=model.config.model_type,
-        precision=precision,
-        device=where.words,
-        parameters=parameters,
-        heads=len(heads) if heads else 0,
-        context=where.context,
-        tree="auto",
-        nodes=len(tree),
-        tree_reason=why,
-        memory_bytes=held_bytes(model, *backbone.beside, *filter(None, [heads]))
-        + backbone.cache.nbytes,
-        has_template=bool(tokenizer.chat_template),
-        notes=tuple(notes),
-        estimated_bytes=parts.held if parts else 0,
-        tree_facts=tree_facts(
-            found.name, parameters, len(heads) if heads else 0, calibration, tuned
-        ),
-    )
+        engine = _engine(found, plan, parts, calibration)
+    loaded, tree = _loaded_model(found, plan, parts, engine, calibration)
     yield LoadPhase("warm up"), None
-    loaded = LoadedModel(engine, tokenizer, TokenTexts(tokenizer), calibration, info, usual)
-    loaded.tuned = tuned
-    with fitting(where.advice):
+    with refuse_out_of_memory(plan.advice):
         _warm_up(loaded, tree)
-    yield LoadPhase("ready", info), loaded
+    yield LoadPhase("ready", loaded.info), loaded
 
 
-def _with_heads_for(
-    request: LoadRequest,
-    found: Checkpoint,
-    calibration: Calibration | None,
-    where: Placement,
-    usual: int,
+def _without_unused_heads(
+    request: LoadRequest, found: Checkpoint, calibration: Calibration | None, plan: DevicePlan
 ) -> Checkpoint:
     """The checkpoint without the heads that are deeper than the one tree asked for."""
-    from medusa_chat.trees.presets import load_tree
-
     if request.tree is None or found.heads is None:
         return found
     count = found.heads.heads
     if request.tree == "auto":
-        tuned = tuning_store.read(tuning_place(found.name, where.precision, where.device))
-        tree, _ = auto_tree(calibration, count, where.device, usual, request.nodes, tuned)
+        tuned = tuning_store.read(tuning_key(found.name, plan.precision, plan.device))
+        tree, _ = auto_tree(
+            calibration, count, plan.device, _default_nodes(plan), request.nodes, tuned
+        )
     else:
         tree = load_tree(request.tree, request.nodes)
     if not 1 <= tree.depth < count:
@@ -175,15 +112,86 @@ def _with_heads_for(
     return replace(found, heads=found.heads.first(tree.depth), notes=(*found.notes, note))
 
 
-def tuning_place(name: str, precision: str, device: "torch.device") -> tuning_store.Place:
-    """Under what the tuner's result for a model is kept."""
-    import torch
+def _read(found: Checkpoint, config: Any, plan: DevicePlan) -> _ReadParts:
+    """Heads, tokenizer and backbone, the adapter merged. Raises ModelError."""
+    heads, padding = read_heads(found, config)
+    tokenizer = weights.read_tokenizer(found.backbone)
+    template = weights.add_known_template(tokenizer, found)
+    model, reading = weights.read_backbone(
+        found, config, plan.precision, plan.device, plan.device_map
+    )
+    notes = [*found.notes, *padding, *template, *plan.notes, *reading]
+    if found.adapter is not None:
+        model = merge_adapter(model, found.adapter)
+        notes.append(f"the LoRA adapter {found.adapter.name} is merged into the backbone")
+    if heads is not None:
+        heads = heads.to(device=plan.device, dtype=model.dtype)
+    return _ReadParts(model, heads, tokenizer, model.num_parameters(), notes)
 
+
+def _engine(
+    found: Checkpoint, plan: DevicePlan, parts: _ReadParts, calibration: Calibration | None
+) -> Engine:
+    """The engine, its tree step checked against plain steps. Adds to parts.notes. Raises
+    ModelError for a backbone that decodes a tree otherwise."""
+    model = parts.model
+    is_spread = plan.device_map is not None
+    backbone, notes = prepare(model, parts.heads, plan.device, plan.context, calibration, is_spread)
+    difference = backbone.check()
+    check = f"attention {backbone.implementation}; tree step checked ({difference:.1g})"
+    parts.notes += [*notes, check]
+    engine = Engine(backbone, parts.heads, end_tokens(model, parts.tokenizer))
+    engine.name, engine.precision = found.name, plan.precision
+    return engine
+
+
+def _loaded_model(
+    found: Checkpoint,
+    plan: DevicePlan,
+    parts: _ReadParts,
+    engine: Engine,
+    calibration: Calibration | None,
+) -> tuple[LoadedModel, Tree]:
+    """The model with all that is told of it, and its auto tree."""
+    usual, heads = _default_nodes(plan), parts.head_count
+    tuned = tuning_store.read(tuning_key(found.name, plan.precision, plan.device), parts.parameters)
+    tree, why = auto_tree(calibration, heads, plan.device, usual, tuned=tuned)
+    backbone = engine.backbone
+    modules = [parts.model, *backbone.beside, *filter(None, [parts.heads])]
+    estimate = replace(plan.needs, found=found).at(plan.precision)
+    info = ModelInfo(
+        name=found.name,
+        family=parts.model.config.model_type,
+        precision=plan.precision,
+        device=plan.words,
+        parameters=parts.parameters,
+        heads=heads,
+        context=plan.context,
+        tree="auto",
+        nodes=len(tree),
+        tree_reason=why,
+        memory_bytes=held_bytes(*modules) + backbone.cache.nbytes,
+        has_template=bool(parts.tokenizer.chat_template),
+        notes=tuple(parts.notes),
+        estimated_bytes=estimate.held if estimate else 0,
+        tree_facts=tree_facts(found.name, parts.parameters, heads, calibration, tuned),
+    )
+    texts = TokenTexts(parts.tokenizer)
+    loaded = LoadedModel(engine, parts.tokenizer, texts, calibration, info, usual, tuned=tuned)
+    return loaded, tree
+
+
+def _default_nodes(plan: DevicePlan) -> int:
+    return default_nodes(plan.device, plan.precision, plan.is_native)
+
+
+def tuning_key(name: str, precision: str, device: torch.device) -> tuning_store.TuningKey:
+    """Under what the tuner's result for a model is kept."""
     software = f"torch {torch.__version__}"
     is_plain = precision in ("fp32", "bf16")
     if device.type == "cpu" and is_plain and native_build.compiler() is not None:
         software += " and C"
-    return tuning_store.Place(name, precision, describe_device(device), software)
+    return tuning_store.TuningKey(name, precision, describe_device(device), software)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -192,7 +200,7 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     ids = model.generation_config.eos_token_id
     found = set(ids) if isinstance(ids, (list, tuple)) else {ids}
     found.add(tokenizer.eos_token_id)
-    for text in ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>"):
+    for text in TURN_ENDS:
         if tokenizer.chat_template and text in str(tokenizer.chat_template):
             found.add(tokenizer.get_vocab().get(text))
     vocabulary = int(model.config.get_text_config().vocab_size)
@@ -201,8 +209,6 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
 
 def _warm_up(loaded: LoadedModel, tree: Tree) -> None:
     """A few steps, so that the first answer does not pay for the first call of anything."""
-    from medusa_chat.decoding.settings import GenerationSettings
-
     engine, whole = loaded.engine, loaded.engine.backbone.whole_step
     tries = whole.tries if whole is not None else 0
     count = 4 + tries * (tree.depth + 1)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from medusa_chat import hub
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, survey
 from medusa_chat.checkpoints.layouts.declared import REPO
 from medusa_chat.checkpoints.layouts.folders import MODEL, BackboneFiles
@@ -13,6 +14,8 @@ from medusa_chat.hub.catalog import model_preset
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
 from medusa_chat.trees.calibration import CALIBRATION_FILE
+
+HEADS_FILE = "medusa_lm_head.safetensors"  # the name under which we write heads
 
 
 @dataclass(frozen=True)
@@ -36,41 +39,53 @@ class Checkpoint:
 
     @classmethod
     def find(cls, request: LoadRequest) -> "Checkpoint":
-        """Find the parts on disk, or in the Hub's cache. Raises ModelError, with what to do."""
-        folder = _folder(request.checkpoint, request.offline)
-        found = survey(LocalFolder(folder))
-        where = _backbone_place(request, folder, found)
-        place = where if isinstance(where, Path) else _from_hub(where, request.offline)
-        weights = found.backbone if place == folder else backbone_of(LocalFolder(place))
+        """Find the parts on disk or in the Hub's cache; what is missing is downloaded unless the
+        request is offline. Raises ModelError, with what to do."""
+        return SurveyedFolder.of(request, request.offline).locate()
+
+
+@dataclass(frozen=True)
+class SurveyedFolder:
+    """A checkpoint's own folder, surveyed, and where its backbone is: a folder or a Hub id."""
+
+    request: LoadRequest
+    folder: Path
+    contents: Contents
+    backbone: Path | str
+
+    @classmethod
+    def of(cls, request: LoadRequest, offline: bool) -> "SurveyedFolder":
+        """Survey the checkpoint that a request names. Raises ModelError, with what to do."""
+        folder = _folder(request.checkpoint, offline)
+        contents = survey(LocalFolder(folder))
+        return cls(request, folder, contents, _backbone_place(request, folder, contents))
+
+    def locate(self) -> Checkpoint:
+        """All parts, the backbone's folder surveyed where it is another one. Raises ModelError."""
+        folder, contents, where = self.folder, self.contents, self.backbone
+        place = where if isinstance(where, Path) else _from_hub(where, self.request.offline)
+        weights = contents.backbone if place == folder else backbone_of(LocalFolder(place))
         if weights is None:
             raise ModelError(_no_backbone(place))
         _require_files(place, weights)
-        adapter, said = found.adapter, list(found.notes)
+        adapter, notes = contents.adapter, list(contents.notes)
         if adapter is not None and place == folder:
-            said.append(f"{adapter} is left aside: the folder holds a whole model")
+            notes.append(f"{adapter} is ignored: the folder holds a whole model")
             adapter = None
-        if found.heads is not None:
-            said += found.heads.disagreements
+        if contents.heads is not None:
+            notes += contents.heads.disagreements
         calibration = folder / CALIBRATION_FILE
-        return cls(
-            name=request.checkpoint,
+        return Checkpoint(
+            name=self.request.checkpoint,
             folder=folder,
             backbone=place / weights.folder,
             weights=weights,
-            heads=found.heads,
+            heads=contents.heads,
             adapter=folder / adapter if adapter else None,
             calibration=calibration if calibration.is_file() else None,
-            notes=tuple(said),
-            base=where if isinstance(where, str) else _base(request, found),
+            notes=tuple(notes),
+            base=where if isinstance(where, str) else _base(self.request, contents),
         )
-
-
-def base_needed(request: LoadRequest) -> str | None:
-    """The Hub id of the backbone that a checkpoint, which is here, needs besides; None where it
-    needs none. No network. Raises ModelError."""
-    folder = _folder(request.checkpoint, offline=True)
-    place = _backbone_place(request, folder, survey(LocalFolder(folder)))
-    return place if isinstance(place, str) else None
 
 
 def _backbone_place(request: LoadRequest, folder: Path, found: Contents) -> Path | str:
@@ -82,7 +97,7 @@ def _backbone_place(request: LoadRequest, folder: Path, found: Contents) -> Path
             "--backbone out"
         )
     if request.backbone:
-        return place_of(request.backbone)
+        return folder_or_repo(request.backbone)
     if found.backbone is not None:
         return folder
     base = _base(request, found)
@@ -131,18 +146,18 @@ def _no_backbone(folder: Path) -> str:
         )
     if any(MODEL.match(file.name) for file in folder.iterdir()):
         return f"{config} names no model_type: it is not the config of a transformers model"
-    return f"{folder} holds no weights of a model beside its config.json: it is only half there"
+    return f"{folder} holds no weights beside its config.json: it is incomplete, fetch it again"
 
 
 def _require_files(place: Path, weights: BackboneFiles) -> None:
     if weights.missing:
         more = f" and {len(weights.missing) - 1} more" if len(weights.missing) > 1 else ""
         raise ModelError(
-            f"{place / weights.folder} lacks {weights.missing[0]}{more}: it is only half there, "
+            f"{place / weights.folder} lacks {weights.missing[0]}{more}: it is incomplete, "
             "fetch it again"
         )
     if not weights.has_tokenizer:
-        raise ModelError(f"{place / weights.folder} holds no tokenizer: it is only half there")
+        raise ModelError(f"{place / weights.folder} holds no tokenizer: it is incomplete")
 
 
 def open_here(name: str) -> LocalFolder:
@@ -151,7 +166,7 @@ def open_here(name: str) -> LocalFolder:
     return LocalFolder(_folder(name, offline=True), name)
 
 
-def place_of(name: str) -> Path | str:
+def folder_or_repo(name: str) -> Path | str:
     """The folder that a checkpoint's or backbone's name means, else the name as a Hub id. Raises
     ModelError for what can be neither."""
     if name == "demo":
@@ -168,12 +183,12 @@ def place_of(name: str) -> Path | str:
 
 
 def _folder(name: str, offline: bool) -> Path:
-    place = place_of(name)
+    place = folder_or_repo(name)
     return place if isinstance(place, Path) else _from_hub(place, offline)
 
 
 def _is_folder(path: Path) -> bool:
-    """Path.is_dir, but a name no folder can have (null bytes, too long) is simply none."""
+    """Path.is_dir, and False for a name that no folder can have (null bytes, too long)."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -182,6 +197,4 @@ def _is_folder(path: Path) -> bool:
 
 def _from_hub(name: str, offline: bool) -> Path:
     """The Hub repo in the local cache, downloaded unless offline."""
-    from medusa_chat.hub import resolve
-
-    return resolve(name, offline)
+    return hub.resolve(name, offline)

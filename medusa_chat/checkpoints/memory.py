@@ -1,14 +1,15 @@
-"""Memory: how much a model holds, how much is free, and what running out of it looks like."""
+"""Memory: how much a model holds, how much a device has free, and how running out is told."""
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import psutil
+import torch
 
 from medusa_chat.errors import OutOfMemoryError
-
-if TYPE_CHECKING:
-    import torch
+from medusa_chat.messages import DeviceMemory
 
 # what torch's allocators say where they raise a plain RuntimeError: CPU on Linux, macOS, Windows;
 # libraries of CUDA; MPS
@@ -24,15 +25,13 @@ SIGNS = (
 
 def is_exhausted(error: BaseException) -> bool:
     """Whether an error means that memory ran out, however it is called."""
-    import torch
-
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
 
 
 @contextmanager
-def fitting(advice: Callable[[], str]) -> Iterator[None]:
+def refuse_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
     """Turn out of memory into a refusal; advice: that one line, what was to fit and what would."""
     try:
         yield
@@ -46,24 +45,25 @@ def fitting(advice: Callable[[], str]) -> Iterator[None]:
 
 def release() -> None:
     """Give back what nothing refers to: models hold cycles, and CUDA keeps what was freed."""
-    import torch
-
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def free_bytes(device: "torch.device") -> int | None:
-    """What can be allocated on a device now; None where that is not told."""
-    import torch
+def device_memory(device: torch.device, held: int = 0, with_swap: bool = False) -> DeviceMemory:
+    """How much memory a device has and how much of it is free.
 
+    held: bytes of a model that will be gone first; they count as free. with_swap: count free swap
+    space of the CPU as free too. MPS shares the CPU's memory.
+    """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device.type == "cpu":
-        import psutil
-
-        return int(psutil.virtual_memory().available + psutil.swap_memory().free)
-    return None
+        free, total = torch.cuda.mem_get_info(device)
+        pool = torch.cuda.memory_reserved(device) if held else 0  # it holds all of that model
+        return DeviceMemory(str(device), free + pool, total)
+    memory = psutil.virtual_memory()
+    free = min(memory.available + held, memory.total)
+    swap = psutil.swap_memory().free if with_swap else 0
+    return DeviceMemory(str(device), free + swap, memory.total)
 
 
 def held_bytes(*modules: Any) -> int:
@@ -78,7 +78,7 @@ def held_bytes(*modules: Any) -> int:
     return sum(storages.values())
 
 
-def _tensors(module: Any) -> "Iterable[torch.Tensor]":
+def _tensors(module: Any) -> Iterable[torch.Tensor]:
     own = [*module._parameters.values(), *module._buffers.values(), getattr(module, "packed", None)]
     for tensor in filter(_is_there, own):
         yield tensor
@@ -89,15 +89,11 @@ def _tensors(module: Any) -> "Iterable[torch.Tensor]":
 
 
 def _is_there(tensor: Any) -> bool:
-    import torch
-
     return isinstance(tensor, torch.Tensor) and tensor.device.type != "meta"
 
 
-def _storage(tensor: "torch.Tensor") -> tuple[int, int]:
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
     """What tells a storage from others, and its bytes; oneDNN's have no address."""
-    import torch
-
     if tensor.layout is not torch.strided:
         return id(tensor), tensor.numel() * tensor.element_size()
     storage = tensor.untyped_storage()

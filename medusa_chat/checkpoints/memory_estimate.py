@@ -6,8 +6,9 @@ takes; on a CPU also the linears that are laid out a second time. Plain numbers,
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from medusa_chat.checkpoints.cpu import PLAIN_CPU, Cpu
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.decoding.native_support import FAMILIES, reaches
 from medusa_chat.decoding.settings import CHUNK, MAX_NODES
@@ -28,17 +29,6 @@ SMALL = 2**29  # bytes of a model that it decodes where there is AMX; elsewhere 
 BLOCK = 64  # weights of nf4 that share a scale
 # what a weight of nf4 takes more in a merged linear, where its scale is in fp32 again
 UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
-
-
-class Cpu(NamedTuple):
-    """What a CPU's second copies depend on: whether it computes bf16 in tiles, and whether there
-    is a C compiler (native_build.py)."""
-
-    has_amx: bool = False
-    has_compiler: bool = False
-
-
-PLAIN_CPU = Cpu()
 
 
 @dataclass(frozen=True)

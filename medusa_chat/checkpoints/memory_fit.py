@@ -3,19 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from medusa_chat.checkpoints.cpu import Cpu
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory_estimate import Cpu, Estimate, estimate, runs_in_c, sizes
+from medusa_chat.checkpoints.memory_estimate import Estimate, estimate, runs_in_c, sizes
+from medusa_chat.checkpoints.precision import QUANTISED, smaller_precisions
 from medusa_chat.errors import ModelError
 from medusa_chat.units import gb
 
 NODES = 64
 SHORTEST = 512  # tokens of context that are still worth a try
 SHARE = 0.95  # of free memory that weights and cache may take; the rest is for what comes and goes
-SMALLER = ("bf16", "int8", "nf4")
 
 
 @dataclass(frozen=True)
-class Needs:
+class MemoryNeeds:
     """What a checkpoint takes on one device. free: bytes there, None for unknown."""
 
     found: Checkpoint
@@ -25,7 +26,7 @@ class Needs:
     cpu: Cpu = Cpu()
 
     def at(self, precision: str, context: int | None = None) -> Estimate | None:
-        """None for a family whose config the estimate cannot read."""
+        """The memory it takes; None for a config that the estimate cannot read."""
         try:
             parts = estimate(
                 self.found.weights.config,
@@ -41,7 +42,7 @@ class Needs:
         return replace(parts, device=0)  # what CUDA itself takes is not free any more
 
     def runs_in_c(self, precision: str) -> bool:
-        """Whether our C code would decode it; False where that cannot be told."""
+        """Whether our C code would decode it; False where the config is unknown."""
         try:
             size = sizes(self.found.weights.config)
         except ModelError:
@@ -49,17 +50,17 @@ class Needs:
         return self.device == "cpu" and runs_in_c(size, precision, self.cpu)
 
     def fits(self, precision: str, context: int | None = None) -> bool:
-        """True also where it cannot be told."""
+        """Whether it fits; True where that is unknown."""
         parts = self.at(precision, context)
         return parts is None or self.free is None or parts.total <= SHARE * self.free
 
     def choose(self, preferred: str) -> str | None:
         """The first precision that fits: the preferred one, else a smaller one; None for none."""
-        return next((p for p in (preferred, *smaller(preferred)) if self.fits(p)), None)
+        return next((p for p in (preferred, *smaller_precisions(preferred)) if self.fits(p)), None)
 
     def remarks(self, precision: str) -> tuple[str, ...]:
-        """What is odd about this precision here."""
-        if precision not in ("int8", "nf4") or self.at(precision) is None:
+        """Notes on what a precision does to this model."""
+        if precision not in QUANTISED or self.at(precision) is None:
             return ()
         size = 2 * sizes(self.found.weights.config).experts
         return (f"the experts stay in 16 bits ({gb(size)}): bitsandbytes leaves them",) * (size > 0)
@@ -68,7 +69,7 @@ class Needs:
         """One line: that it does not fit at `precision`, and what would."""
         parts = self.at(precision)
         if parts is None or self.free is None:
-            tries = [f"--precision {p}" for p in smaller(precision)[-1:]]
+            tries = [f"--precision {p}" for p in smaller_precisions(precision)[-1:]]
             tries += ["a smaller --max-context", "a smaller model"]
             return f"{self._start(precision)}: try {', '.join(tries[:-1])} or {tries[-1]}"
         needs = f"it needs {gb(parts.total)} and {gb(self.free)} are free"
@@ -81,10 +82,10 @@ class Needs:
         """What the estimate says would fit; where it says that this does, it was too low."""
         if self.fits(precision):
             return "close other programs, or try a smaller --max-context or --precision nf4"
-        for other in smaller(precision):
+        for other in smaller_precisions(precision):
             if self.fits(other):
                 return f"--precision {other} would fit ({_size(self.at(other))})"
-        last = (precision, *smaller(precision))[-1]
+        last = (precision, *smaller_precisions(precision))[-1]
         if (tokens := self._longest(last)) >= SHORTEST:
             option = f"--precision {last} " if last != precision else ""
             return f"{option}--max-context {tokens} would fit"
@@ -94,13 +95,6 @@ class Needs:
         """Tokens of context that fit, in steps of SHORTEST; 0 for none."""
         tried: Sequence[int] = range(SHORTEST, self.context, SHORTEST)
         return max((n for n in tried if self.fits(precision, n)), default=0)
-
-
-def smaller(precision: str) -> tuple[str, ...]:
-    """The precisions that take less memory, the larger first."""
-    if precision in SMALLER:
-        return SMALLER[SMALLER.index(precision) + 1 :]
-    return SMALLER if precision == "fp32" else SMALLER[1:]
 
 
 def _size(parts: Estimate | None) -> str:

@@ -122,7 +122,7 @@ def run(jobs: Sequence[Job]) -> list[str | None]:
         answers, why = _run_child(rest)
         problems += answers
         if len(answers) < len(rest):
-            problems.append(f"its reader {why}, for it is broken or hostile")
+            problems.append(f"the process that read it {why}: it is broken or malicious")
     return problems
 
 

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 DTYPES = {
     **{torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"},
@@ -39,9 +45,7 @@ def main() -> None:
 def limit(size: int, seconds: float) -> None:
     """Bound memory, processor time and what may be written. Windows has no such limits; there
     only the parent's clock holds."""
-    try:
-        import resource
-    except ImportError:
+    if resource is None:
         return
     if (mapped := _mapped_pages()) is not None:
         _lower(resource.RLIMIT_AS, mapped * resource.getpagesize() + 2 * size + SLACK)
@@ -59,8 +63,6 @@ def _mapped_pages() -> int | None:
 
 
 def _lower(kind: int, value: int) -> None:
-    import resource
-
     _, hard = resource.getrlimit(kind)
     most = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (most, most))
@@ -96,7 +98,7 @@ def load(file: Path, expected: Mapping[str, Any], finite: bool) -> dict[str, Ten
 def _check(name: str, tensor: Any, expected: list[Any], finite: bool) -> None:
     label = repr(name[:80])
     if type(tensor) not in (Tensor, torch.nn.Parameter):
-        raise Refusal(f"{label} is no tensor")
+        raise Refusal(f"{label} is not a tensor")
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         raise Refusal(f"tensor {label} is {tensor.layout} on {tensor.device}, not plain values")
     if [DTYPES.get(tensor.dtype), list(tensor.shape)] != expected:
@@ -130,8 +132,6 @@ def write(tensors: Mapping[str, Tensor], target: Path) -> None:
 
 def compare(tensors: Mapping[str, Tensor], target: Path) -> None:
     """Read the written file again; every byte must be what was meant. Raises Refusal."""
-    from safetensors import safe_open
-
     with safe_open(target, framework="pt") as file:
         if set(file.keys()) != set(tensors):
             raise Refusal("what was written of it reads otherwise: is the disk full or broken?")

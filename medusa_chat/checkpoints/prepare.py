@@ -1,77 +1,72 @@
 """Prepare: a model that was read, made ready to decode on its device."""
 
+import ctypes
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from medusa_chat.checkpoints import native_build
+from medusa_chat.decoding import attention
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends import cpu_threads, cuda_graph_trial, native
+from medusa_chat.decoding.fused_layers import replace_submodules
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.linear4 import release
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.errors import UsageError
 from medusa_chat.trees.calibration import Calibration
 
-GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run by their parts
+GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run without CUDA graphs
 STEADY = "MEDUSA_CHAT_STEADY"  # so many rows a pass on a CUDA device (decoding/padded_rows.py)
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # in a config
-
-if TYPE_CHECKING:
-    import torch
-
-    from medusa_chat.decoding.backbone import Backbone
-    from medusa_chat.decoding.heads import MedusaHeads
 
 
 def prepare(
     model: Any,
-    heads: "MedusaHeads | None",
-    device: "torch.device",
+    heads: MedusaHeads | None,
+    device: torch.device,
     context: int,
     calibration: Calibration | None = None,
     is_spread: bool = False,
-) -> tuple["Backbone", Sequence[str]]:
-    """The model as a backbone, with its submodules replaced by faster ones; what was, in words.
-    is_spread: it lies on several devices, and is left as it is. Raises UsageError for a number of
-    steady rows that is none."""
-    from medusa_chat.decoding import attention
-    from medusa_chat.decoding.backbone import Backbone
-    from medusa_chat.decoding.backends import cpu_threads, cuda_graph_trial, native
-    from medusa_chat.decoding.fused_layers import replace_submodules
-    from medusa_chat.decoding.linear4 import release
-
-    rows, said = _steady_rows(), []
+) -> tuple[Backbone, Sequence[str]]:
+    """The model as a backbone, with submodules replaced by faster ones, and a sentence for each
+    change. is_spread: it lies on several devices, and is left as it is. Raises UsageError for an
+    invalid number of rows in MEDUSA_CHAT_STEADY."""
+    rows, notes = _padded_rows(), list[str]()
     if rows > 1 and (device.type != "cuda" or is_spread):
-        rows, said = 1, [f"{STEADY} is left out: it is for a model on one CUDA device"]
+        rows, notes = 1, [f"{STEADY} is left out: it is for a model on one CUDA device"]
     if is_spread:
-        return Backbone(model, context), said  # accelerate's hooks stay
+        return Backbone(model, context), notes  # accelerate's hooks stay
     can_run = native.can_run(model)
     library = native_build.library() if can_run else None
-    notes = [*said, *replace_submodules(model, packs=library is None)]
+    notes += replace_submodules(model, packs=library is None)
     notes += release(model)
+    backbone = _backbone(model, context, rows, library)
+    if rows > 1:
+        notes.append(f"each step has {rows} rows{_rounding(backbone)}")
+    notes += _use_shortlist(backbone, heads, calibration)
+    if device.type == "cuda" and os.environ.get(GRAPHS) != "0":
+        notes.append(cuda_graph_trial.try_cuda_graphs(backbone, heads))
+    elif device.type == "cpu":
+        notes.append(cpu_threads.settle(model, *filter(None, [heads])))
+        if can_run:
+            notes.append(_use_native_step(backbone, heads, library))
+    return backbone, notes
+
+
+def _backbone(model: Any, context: int, rows: int, library: ctypes.CDLL | None) -> Backbone:
     numbers = None if library is None else native.NUMBERS
     implementation = attention.STEADY if rows > 1 else attention.NAME
     backbone = Backbone(model, context, implementation, numbers)
     backbone.rows = rows
-    if rows > 1:
-        notes.append(f"each step has {rows} rows{_steadiness(backbone)}")
-    notes += _shortened(backbone, heads, calibration)
-    if device.type == "cuda" and os.environ.get(GRAPHS) != "0":
-        return backbone, [*notes, cuda_graph_trial.try_cuda_graphs(backbone, heads)]
-    if device.type != "cpu":
-        return backbone, notes
-    notes.append(cpu_threads.settle(model, *filter(None, [heads])))
-    if library is not None:
-        team = native.NativeThreads(library, cpu_threads.of_native(model))
-        if native.enable(backbone, heads, team):
-            notes.append(f"a step is one call into C, by {team.threads} threads")
-        else:
-            notes.append("by torch's operators: the numbers of our C library were not theirs")
-    elif can_run:
-        notes.append("by torch's operators: with a C compiler (gcc or clang) several times faster")
-    return backbone, notes
+    return backbone
 
 
-def _steady_rows() -> int:
-    """Of a step's passes, from the environment; 1 where none are asked for. Raises UsageError for
-    what does not divide the nodes of the largest tree."""
+def _padded_rows() -> int:
+    """Rows of each pass, from the environment; 1 where none are asked for. Raises UsageError for a
+    number that does not divide the nodes of the largest tree."""
     asked = os.environ.get(STEADY) or "1"
     rows = (int(asked) or 1) if asked.isdecimal() and len(asked) < 4 else 0
     if not rows or MAX_NODES % rows:
@@ -79,10 +74,8 @@ def _steady_rows() -> int:
     return rows
 
 
-def _steadiness(backbone: "Backbone") -> str:
-    """What steady rows bring this model, in words."""
-    from medusa_chat.decoding import attention
-
+def _rounding(backbone: Backbone) -> str:
+    """What padded rows bring this model, as the end of a sentence."""
     if backbone.implementation != attention.STEADY:
         return "; the attention of its family may still round otherwise in a tree"
     if any(getattr(backbone.config, name, None) for name in EXPERTS):
@@ -90,10 +83,10 @@ def _steadiness(backbone: "Backbone") -> str:
     return ", so that a tree rounds as plain decoding does"
 
 
-def _shortened(
-    backbone: "Backbone", heads: "MedusaHeads | None", calibration: Calibration | None
+def _use_shortlist(
+    backbone: Backbone, heads: MedusaHeads | None, calibration: Calibration | None
 ) -> list[str]:
-    """The calibration's shortlist given to the heads, in words."""
+    """Give the calibration's shortlist of tokens to the heads; what to tell."""
     if heads is None or calibration is None or not calibration.shortlist:
         return []
     if not all(0 <= token < backbone.vocabulary for token in calibration.shortlist):
@@ -104,3 +97,15 @@ def _shortened(
         return []
     count, whole = len(calibration.shortlist), backbone.vocabulary
     return [f"drafts are taken from {count:,} of {whole:,} tokens; the text is the same"]
+
+
+def _use_native_step(
+    backbone: Backbone, heads: MedusaHeads | None, library: ctypes.CDLL | None
+) -> str:
+    """Let the C library decode a step, where there is one and its results agree; what to tell."""
+    if library is None:
+        return "by torch's operators: with a C compiler (gcc or clang) several times faster"
+    team = native.NativeThreads(library, cpu_threads.of_native(backbone.model))
+    if native.enable(backbone, heads, team):
+        return f"a step is one call into C, by {team.threads} threads"
+    return "by torch's operators: the numbers of our C library were not theirs"

@@ -6,13 +6,13 @@ transformers saves it. The source's files are told by place, size and time of ch
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +99,7 @@ def _root() -> Path:
 
 def _folder(found: Checkpoint, precision: str, dtype: str) -> Path:
     """Named by all that its content depends on."""
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    # it advises a package that would fetch its kernel from the Hub; bitsandbytes has one itself
-    import bitsandbytes
-
-    facts: list[Any] = [FORMAT, precision, dtype, bitsandbytes.__version__]
+    facts: list[Any] = [FORMAT, precision, dtype, metadata.version("bitsandbytes")]
     for name in ("config.json", *found.weights.files):
         file = found.backbone / name
         stat = file.stat()

@@ -1,23 +1,32 @@
 """Reads the backbone of a checkpoint: config, tokenizer, weights."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from medusa_chat.checkpoints import quantised
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+)
+from transformers.utils import logging as transformers_logging
+
+from medusa_chat.checkpoints import pickle_sandbox, quantised
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import held_bytes, is_exhausted
+from medusa_chat.checkpoints.precision import QUANTISED
+from medusa_chat.decoding.backbone import refuse_unfit
+from medusa_chat.decoding.linear4 import hold
 from medusa_chat.errors import ModelError, first_line
 from medusa_chat.hub.catalog import template_for
 
-if TYPE_CHECKING:
-    import torch
 
-QUANTISED = ("int8", "nf4")
-
-
-def lend_template(tokenizer: Any, found: Checkpoint) -> list[str]:
+def add_known_template(tokenizer: Any, found: Checkpoint) -> list[str]:
     """Give a tokenizer without a chat template ours, where we know the checkpoint's id or its
     base's; a sentence that says so."""
     for name in filter(None, (found.name, found.base)):
@@ -28,10 +37,8 @@ def lend_template(tokenizer: Any, found: Checkpoint) -> list[str]:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
     if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise ModelError(f"{folder} holds no tokenizer: it is only half there")
+        raise ModelError(f"{folder} holds no tokenizer: it is incomplete")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
@@ -46,10 +53,6 @@ def read_tokenizer(folder: Path) -> Any:
 
 def read_config(folder: Path) -> Any:
     """The model's configuration; a family that cannot be decoded as a tree is refused by name."""
-    from transformers import AutoConfig
-
-    from medusa_chat.decoding.backbone import refuse_unfit
-
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers raises all kinds for broken files
@@ -58,7 +61,7 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def read_model(found: Checkpoint, config: Any, precision: str, device: "torch.device") -> Any:
+def read_model(found: Checkpoint, config: Any, precision: str, device: torch.device) -> Any:
     """The backbone on one device, frozen. Raises ModelError."""
     return read_backbone(found, config, precision, device)[0]
 
@@ -67,14 +70,12 @@ def read_backbone(
     found: Checkpoint,
     config: Any,
     precision: str,
-    device: "torch.device",
+    device: torch.device,
     device_map: Mapping[str, int | str] | None = None,
 ) -> tuple[Any, list[str]]:
     """The backbone, frozen, and what to tell of it. Pickled weights go through the gate first; a
     quantised one is read from what was kept of it, else kept. device_map: module -> where it lies,
     for a model on several devices; None for all on `device`. Raises ModelError."""
-    import torch
-
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     half = _half(device, config)
     options = {
@@ -97,17 +98,15 @@ def read_backbone(
     return _frozen(model), [note]
 
 
-def is_kept(found: Checkpoint, config: Any, precision: str, device: "torch.device") -> bool:
+def is_kept(found: Checkpoint, config: Any, precision: str, device: torch.device) -> bool:
     """Whether the backbone was quantised before and can be read as such."""
     return quantised.find(found, precision, str(_half(device, config))) is not None
 
 
-def _half(device: "torch.device", config: Any) -> "torch.dtype":
+def _half(device: torch.device, config: Any) -> torch.dtype:
     """What stays in 16 bits of a quantised model, and what its products are computed in: bf16 on a
     CPU, and on a GPU that has it where the source is bf16 (activations of Qwen2.5 and Gemma
     overflow fp16); else fp16."""
-    import torch
-
     if device.type == "cpu":
         return torch.bfloat16
     is_source = getattr(config, "dtype", None) == torch.bfloat16
@@ -117,10 +116,6 @@ def _half(device: "torch.device", config: Any) -> "torch.dtype":
 
 def _read(folder: Path, found: Checkpoint, **options: Any) -> Any:
     """The model whose safetensors files lie in `folder`. Raises ModelError."""
-    from transformers import AutoModelForCausalLM
-
-    from medusa_chat.decoding.linear4 import hold
-
     try:
         with _silent():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -144,7 +139,7 @@ def _read(folder: Path, found: Checkpoint, **options: Any) -> Any:
     if missing:
         raise ModelError(
             f"the weights in {found.backbone} lack {missing[0]} and {len(missing) - 1} more: the "
-            "folder is only half there"
+            "folder is incomplete, fetch it again"
         )
     hold(model)
     return model
@@ -157,21 +152,19 @@ def _frozen(model: Any) -> Any:
 @contextmanager
 def _silent() -> Iterator[None]:
     """Without the bars and tables of transformers: heads among the weights are no news to us."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    # it advises a package that would fetch its kernel from the Hub; bitsandbytes has one itself
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    before = transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        transformers_logging.set_verbosity(before)
 
 
 def _generation_config(folder: Path, config: Any) -> Any:
     """The backbone's generation config, else what its own config says of generation."""
-    from transformers import GenerationConfig
-
     if (folder / "generation_config.json").is_file():
         return GenerationConfig.from_pretrained(folder, local_files_only=True)
     return GenerationConfig.from_model_config(config)
@@ -179,8 +172,6 @@ def _generation_config(folder: Path, config: Any) -> Any:
 
 def _safe_folder(found: Checkpoint) -> Path:
     """Where the backbone's weights are as safetensors: its own folder, or the gate's."""
-    from medusa_chat.checkpoints import pickle_sandbox
-
     if not found.weights.is_pickled:
         return found.backbone
     return pickle_sandbox.convert(
@@ -188,10 +179,8 @@ def _safe_folder(found: Checkpoint) -> Path:
     )
 
 
-def _quantization(precision: str, half: "torch.dtype") -> Any:
+def _quantization(precision: str, half: torch.dtype) -> Any:
     """bitsandbytes' configuration for int8 and nf4 (double quantisation), else None."""
-    from transformers import BitsAndBytesConfig
-
     if precision == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
     if precision == "nf4":

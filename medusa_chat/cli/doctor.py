@@ -13,7 +13,7 @@ from typing import Any
 
 from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import native_build
-from medusa_chat.checkpoints.devices import cpu_name
+from medusa_chat.checkpoints.cpu import cpu_name
 from medusa_chat.trees import tuning_store
 
 PACKAGES = (
@@ -159,7 +159,7 @@ def _tuned() -> dict[str, Any]:
     """The measured step times of each model."""
     found = {
         f"{t.place.model}, {t.place.precision}, {t.place.device}": t.summary()
-        for t in tuning_store.known()
+        for t in tuning_store.all_tunings()
     }
     return found or {"measured": "nothing yet: the page does it when idle, and so does bench"}
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from medusa_chat import paths
-from medusa_chat.checkpoints.load import PRECISIONS
+from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.trees.presets import load_tree

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from medusa_chat.checkpoints.load import PRECISIONS
+from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.cli.options import (
     AsJson,
     Backbone,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from medusa_chat.checkpoints.memory import release
 from medusa_chat.errors import LoadStopped
 from medusa_chat.messages import BEFORE_READING, DeviceMemory, LoadPhase, LoadRequest
 
@@ -36,11 +35,15 @@ class ModelSlot:
 
     def room_on(self, device: str) -> DeviceMemory:
         """What the next model may take of a device. Raises DeviceError."""
-        from medusa_chat.checkpoints.devices import device_memory
+        from medusa_chat.checkpoints.devices import choose_device
+        from medusa_chat.checkpoints.memory import device_memory
 
-        return device_memory(device, self.loaded.info.memory_bytes if self.loaded else 0)
+        held = self.loaded.info.memory_bytes if self.loaded else 0
+        return device_memory(choose_device(device), held)
 
     def _give_way(self, model: "LoadedModel | None") -> None:
+        from medusa_chat.checkpoints.memory import release
+
         before, self.loaded = self.loaded, model
         if before is not None and model is None:
             del before

@@ -75,7 +75,7 @@ class Personal:
             return
         with self._lock:
             kept = self.of(model.tree_facts)
-            if kept.tally.take(first, steps, model.heads):
+            if kept.tally.add_answer(first, steps, model.heads):
                 self._write(model.tree_facts.key, kept)
 
     def use(self, tree: PersonalTree | None) -> Tune:

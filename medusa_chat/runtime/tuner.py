@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from medusa_chat.checkpoints.load import Calibration, LoadedModel, tuning_place
+from medusa_chat.checkpoints.load import Calibration, LoadedModel, tuning_key
 from medusa_chat.decoding.candidate_budget import Grower
 from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.settings import GenerationSettings
@@ -68,7 +68,7 @@ def tuned(
 
 def _kept(loaded: LoadedModel, costs: StepCosts) -> Tuning:
     info, device = loaded.info, loaded.engine.backbone.device
-    place = tuning_place(info.name, info.precision, device)
+    place = tuning_key(info.name, info.precision, device)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     measured = loaded.tuned.measured if loaded.tuned is not None else {}
     tuning = Tuning(place, info.parameters, costs, date, measured)

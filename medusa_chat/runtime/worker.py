@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from medusa_chat.checkpoints.load import LoadedModel
-from medusa_chat.checkpoints.memory import fitting
-from medusa_chat.checkpoints.memory_fit import smaller
+from medusa_chat.checkpoints.memory import refuse_out_of_memory
+from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.decoding.events import Event, Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -39,7 +39,7 @@ def reply(
     events = engine.generate(ids, drafter, resolved)
     advice = _Advice(loaded, resolved)
     try:
-        with fitting(advice):
+        with refuse_out_of_memory(advice):
             texts = with_text(events, loaded.tokenizer, loaded.texts, resolved.stop, should_stop)
             for event in texts:
                 advice.has_begun = True
@@ -57,7 +57,7 @@ class _Advice:
         self.info, self.nodes, self.has_begun = loaded.info, settings.nodes or 1, False
 
     def __call__(self) -> str:
-        less = smaller(self.info.precision)
+        less = smaller_precisions(self.info.precision)
         tries = [f"--nodes {self.nodes // 2}"] if self.has_begun and self.nodes > 1 else []
         tries += [f"a --max-context below {self.info.context}", "a shorter chat"]
         tries += [f"--precision {less[-1]}"] if less else []
@@ -69,7 +69,7 @@ def peek(loaded: LoadedModel | None, request: PeekRequest) -> Peek:
     """The most probable tokens after a text, from the backbone and from one of its heads."""
     if loaded is None:
         raise ModelError("no model is loaded: load one first")
-    with fitting(lambda: "out of memory: try a shorter chat"):
+    with refuse_out_of_memory(lambda: "out of memory: try a shorter chat"):
         logits, drafted = loaded.engine.peek(request.token_ids, request.path, request.head)
     found = _ranked(loaded, logits, request.temperature or 1.0, request)
     at_head = ((), ()) if drafted is None else _ranked(loaded, drafted, 1.0, request)
@@ -122,7 +122,7 @@ def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[Generati
 
 def _auto_tree(loaded: LoadedModel, nodes: int | None) -> Tree:
     """Found once: that takes half a millisecond, as long as a short prompt."""
-    from medusa_chat.checkpoints.load import auto_tree
+    from medusa_chat.trees.auto_tree import auto_tree
 
     if nodes not in loaded.trees:
         device, usual = loaded.engine.backbone.device, loaded.usual_nodes

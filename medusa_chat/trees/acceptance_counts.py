@@ -1,13 +1,13 @@
 """AcceptanceCounts: how often each head was right in the user's own chats.
 
-Counts only, never a text or a token. Which counts are unbiased: a step's record names the tokens
-that each head drafted, rank by rank, and the answer itself says what came there. So a rank is
-*asked* whenever the tree had it anywhere at its depth, whether or not the node above it was
-accepted, and *right* where it names the token that came; nothing depends on what was accepted.
-Only answers that are the backbone's own are counted (exact acceptance, or greedy): under typical
-acceptance the draft chooses what comes. Ranks that the tree did not draft are never asked: for
-them the stored calibration stands. Where only what the heads are sure of is drafted, every eighth
-step asks all of them whatever they say, and that one is counted.
+Only counts are kept, never a text or a token. They are unbiased: the record of a step names the
+tokens that each head drafted, rank by rank, and the answer says which token followed. A rank counts
+as *asked* whenever the tree had it anywhere at its depth, whether or not the node above it was
+accepted, and as *right* where its token is the one that followed. Only answers that are the
+backbone's own are counted (exact acceptance, or greedy): under typical acceptance the draft decides
+the text. A rank that the tree did not draft is never asked: the stored calibration stands for it.
+Dynamic trees draft only what the heads are sure of, which would be right too often; of those, only
+every eighth step is counted, in which all ranks are asked.
 """
 
 from collections import defaultdict
@@ -20,32 +20,33 @@ from medusa_chat.decoding.dynamic_tree import ASKED_EVERY
 from medusa_chat.decoding.events import DraftRecord, Prefilled, Step
 from medusa_chat.decoding.tree import Choice
 
-RANKS = 10  # of each head are looked at
-MOST_PATHS = 3000  # of one fold that are kept, the most asked ones
-MOST_STEPS = 20_000  # then every count is halved: what was said lately weighs more
+RANKS = 10  # of each head that are counted
+MOST_PATHS = 3000  # of one half that are kept, the most asked ones
+MOST_STEPS = 20_000  # then every count is halved, so that recent chats weigh more
 HEAD_WEIGHT = 50  # the stored calibration counts as so many askings of a rank
-GREEDY = 1e-3  # a temperature below it is none
+GREEDY = 1e-3  # a temperature below it decodes greedily
 
 Count = list[int]  # [right, asked]
 
 
 @dataclass
 class AcceptanceFold:
-    """Counts of half of the answers. ranks[k, i]: head k's prediction i, alone, from 0.
+    """Counts of one half of the answers, for cross-validation.
 
-    paths[c]: how often the path c was what came, and how often its last rank was drafted where
-    the rest of it was what came.
+    ranks[k, i]: of head k's prediction i, both from 0. paths[c], c the ranks along a path: asked
+    where its last rank was drafted and the rest of it followed, right where all of it followed.
     """
 
     ranks: dict[Choice, Count] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     paths: dict[Choice, Count] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     steps: int = 0
 
-    def count(self, drafted: Sequence[Mapping[int, int]], came: Sequence[int]) -> None:
-        """One step. drafted[k]: token -> rank of head k; came: the tokens after its root."""
+    def count(self, drafted: Sequence[Mapping[int, int]], following: Sequence[int]) -> None:
+        """Count one step. drafted[k]: token -> rank of head k. following: the token ids that
+        followed its root in the answer."""
         path: Choice | None = ()
         self.steps += 1
-        for head, (ranks, token) in enumerate(zip(drafted, came, strict=False)):
+        for head, (ranks, token) in enumerate(zip(drafted, following, strict=False)):
             right = ranks.get(token)
             for rank in ranks.values():
                 _add(self.ranks[head, rank], rank == right)
@@ -54,29 +55,31 @@ class AcceptanceFold:
             path = None if path is None or right is None else (*path, right)
 
     def table(self, prior: Accuracies) -> list[list[float]]:
-        """a[k][i]: (right + HEAD_WEIGHT * prior) / (asked + HEAD_WEIGHT), rows adding up to 1 at
-        most: the share that was counted, drawn towards the stored one while there is little."""
+        """Rank accuracies a[k][i] = (right + HEAD_WEIGHT * prior) / (asked + HEAD_WEIGHT): the
+        counted share, smoothed by the prior. Each row adds up to at most 1."""
         return [
-            _at_most_one([drawn(self.ranks.get((k, i)), a, HEAD_WEIGHT) for i, a in enumerate(r)])
+            _at_most_one(
+                [smoothed_share(self.ranks.get((k, i)), a, HEAD_WEIGHT) for i, a in enumerate(r)]
+            )
             for k, r in enumerate(prior)
         ]
 
     def halve(self) -> None:
-        """Forget half of everything."""
+        """Halve every count, so that later answers weigh more."""
         self.steps //= 2
         for counts in (self.ranks, self.paths):
             for name, (right, asked) in list(counts.items()):
                 counts[name] = [right // 2, asked // 2]
 
     def plus(self, other: "AcceptanceFold") -> "AcceptanceFold":
-        """Both together."""
-        both = AcceptanceFold(steps=self.steps + other.steps)
+        """The sums of both."""
+        total = AcceptanceFold(steps=self.steps + other.steps)
         for fold in (self, other):
             for name in ("ranks", "paths"):
-                into = getattr(both, name)
+                sums = getattr(total, name)
                 for key, (right, asked) in getattr(fold, name).items():
-                    into[key] = [into[key][0] + right, into[key][1] + asked]
-        return both
+                    sums[key] = [sums[key][0] + right, sums[key][1] + asked]
+        return total
 
     def to_json(self) -> dict[str, Any]:
         most = sorted(self.paths.items(), key=lambda item: (-item[1][1], item[0]))[:MOST_PATHS]
@@ -88,7 +91,7 @@ class AcceptanceFold:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """Raises ValueError, KeyError, TypeError or AttributeError for what is none."""
+        """The counts in a JSON value. Raises ValueError, KeyError, TypeError or AttributeError."""
         fold = cls(steps=_whole(values["steps"]))
         for name in ("ranks", "paths"):
             for key, (right, asked) in values[name].items():
@@ -103,8 +106,8 @@ class AcceptanceFold:
 
 @dataclass
 class AcceptanceCounts:
-    """Everything counted for one model's heads. folds: of every other answer, so that a tree
-    searched in one can be judged by the other. by_nodes: [steps, tokens] of trees by their size."""
+    """All counts for the heads of one model. folds: every other answer goes into each, so that a
+    tree searched in one is judged by the other. by_nodes: nodes of a tree -> [steps, tokens]."""
 
     folds: tuple[AcceptanceFold, AcceptanceFold] = field(
         default_factory=lambda: (AcceptanceFold(), AcceptanceFold())
@@ -120,26 +123,33 @@ class AcceptanceCounts:
     def whole(self) -> AcceptanceFold:
         return self.folds[0].plus(self.folds[1])
 
-    def take(self, first: Prefilled, steps: Sequence[Step], heads: int) -> bool:
+    def add_answer(self, first: Prefilled, steps: Sequence[Step], heads: int) -> bool:
         """Count one answer; False where nothing of it may be counted."""
         if not is_counted(first):
             return False
         fold, before = self.folds[self.answers % 2], self.steps
-        for step, came in _followed(steps):
-            if step.draft is not None and (len(step.draft.tokens) > 1 or step.draft.guesses):
-                if step.draft.guesses and (step.index + 1) % ASKED_EVERY:
-                    continue  # asked because something was sure
-                fold.count(drafted(step.draft, heads), came)
-                if step.draft.guesses:
-                    continue  # large where the heads were sure: that is no measure of its size
-                size = self.by_nodes[len(step.draft.tokens)]
-                self.by_nodes[len(step.draft.tokens)] = [size[0] + 1, size[1] + len(step.token_ids)]
+        for step, following in _with_following(steps):
+            self._add_step(fold, step, following, heads)
         if self.steps == before:
             return False
         self.answers += 1
         if self.steps > MOST_STEPS:
             self._halve()
         return True
+
+    def _add_step(
+        self, fold: AcceptanceFold, step: Step, following: Sequence[int], heads: int
+    ) -> None:
+        draft = step.draft
+        if draft is None or (len(draft.tokens) == 1 and not draft.guesses):
+            return
+        if draft.guesses and (step.index + 1) % ASKED_EVERY:
+            return  # only what the heads were sure of was drafted
+        fold.count(drafted_ranks(draft, heads), following)
+        if not draft.guesses:  # a dynamic tree is large where the heads are sure
+            count = self.by_nodes[len(draft.tokens)]
+            count[0] += 1
+            count[1] += len(step.token_ids)
 
     def _halve(self) -> None:
         for fold in self.folds:
@@ -156,16 +166,16 @@ class AcceptanceCounts:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """Raises ValueError, KeyError, TypeError or AttributeError for what is none."""
+        """The counts in a JSON value. Raises ValueError, KeyError, TypeError or AttributeError."""
         first, second = (AcceptanceFold.from_json(fold) for fold in values["folds"])
-        tally = cls(folds=(first, second), answers=_whole(values["answers"]))
+        counts = cls(folds=(first, second), answers=_whole(values["answers"]))
         for nodes, (steps, tokens) in values["by_nodes"].items():
-            tally.by_nodes[int(nodes)] = [_whole(steps), _whole(tokens)]
-        return tally
+            counts.by_nodes[int(nodes)] = [_whole(steps), _whole(tokens)]
+        return counts
 
 
 def is_counted(first: Prefilled) -> bool:
-    """Whether an answer with heads is the backbone's own, whatever was drafted."""
+    """Whether the heads drafted an answer and its text is the backbone's own choice."""
     settings = first.settings
     temperature = settings.get("temperature")
     is_greedy = isinstance(temperature, (int, float)) and temperature < GREEDY
@@ -174,9 +184,9 @@ def is_counted(first: Prefilled) -> bool:
     )
 
 
-def drafted(draft: DraftRecord, heads: int) -> list[dict[int, int]]:
-    """For each head that took part: token -> its rank, as far as the tree had it; all that the
-    head guessed where only what it was sure of was drafted, which would be right too often."""
+def drafted_ranks(draft: DraftRecord, heads: int) -> list[dict[int, int]]:
+    """For each head: token id -> rank of those that the tree had at its depth; for a dynamic tree,
+    of all that the head predicted."""
     if draft.guesses:
         return [{t: rank for rank, t in enumerate(row[:RANKS])} for row in draft.guesses[:heads]]
     depths = [0]
@@ -191,8 +201,8 @@ def drafted(draft: DraftRecord, heads: int) -> list[dict[int, int]]:
     return found
 
 
-def _followed(steps: Sequence[Step]) -> Iterator[tuple[Step, list[int]]]:
-    """Each step with the tokens that came after its root, as far as the answer goes."""
+def _with_following(steps: Sequence[Step]) -> Iterator[tuple[Step, list[int]]]:
+    """Each step with the token ids that follow its root in the answer, 16 at most."""
     tokens = [token for step in steps for token in step.token_ids]
     place = 0
     for step in steps:
@@ -205,11 +215,11 @@ def _add(count: Count, is_right: bool) -> None:
     count[1] += 1
 
 
-def drawn(count: Count | None, towards: float, weight: int) -> float:
-    """(right + weight * towards) / (asked + weight): the share that was counted, drawn towards
-    another while there is little."""
+def smoothed_share(count: Count | None, prior: float, weight: int) -> float:
+    """(right + weight * prior) / (asked + weight): the counted share, smoothed by a prior that
+    counts as `weight` askings."""
     right, asked = count or (0, 0)
-    return (right + weight * towards) / (asked + weight)
+    return (right + weight * prior) / (asked + weight)
 
 
 def _at_most_one(row: list[float]) -> list[float]:

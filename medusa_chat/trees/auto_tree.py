@@ -9,10 +9,11 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import TreeFacts
 from medusa_chat.trees.calibration import Calibration
+from medusa_chat.trees.presets import load_tree, published_accuracies
 from medusa_chat.trees.tuning_store import Tuning
 
-CANDIDATES = 2  # of a step, for each node that pays on average
-FEW = 4  # nodes, of which a row costs what it computes: no second guess is worth that
+CANDIDATES = 2  # candidate nodes for each node that pays on average
+FEW = 4  # nodes of a tree that gets no further candidates: each row costs what it computes
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +27,10 @@ def auto_tree(
     nodes: int | None = None,
     tuned: Tuning | None = None,
 ) -> tuple[Tree, str]:
-    """What `--tree auto` means: the checkpoint's calibrated tree, else a published one, pruned to
-    the heads and cut to `nodes`, else to what the tuner's measured costs make the best, else to
-    the `usual` ones; and why.
+    """The tree of `--tree auto` and why: the checkpoint's calibrated tree, else a published one,
+    pruned to the number of heads and cut to `nodes`; without `nodes` to the size that pays best by
+    the tuner's measured costs, and before the tuner ran to `usual` nodes. Raises UsageError for
+    more nodes than the tree has.
     """
     origin = calibration.origin if calibration else "the published mc_sim_7b_63"
     source = source_tree(calibration, heads)
@@ -46,9 +48,9 @@ def auto_tree(
     return tree, f"{origin}, {len(tree)} nodes for {device.type}"
 
 
-def usual_nodes(device: "torch.device", precision: str, is_native: bool) -> int:
-    """Nodes of a step whose costs were not measured: 4 on a CPU in fp32 or where C decodes (rows
-    cost what they compute) and 16 on it otherwise, 64 on a GPU and 32 there at 4 bit."""
+def default_nodes(device: "torch.device", precision: str, is_native: bool) -> int:
+    """Nodes of the auto tree before the tuner measured step costs: 4 on a CPU in fp32 or with the
+    C step, where each row costs its full computation, else 16; on a GPU 64, at 4 bit 32."""
     if device.type == "cpu":
         return 4 if is_native or precision == "fp32" else 16
     return 32 if precision == "nf4" else 64
@@ -57,8 +59,9 @@ def usual_nodes(device: "torch.device", precision: str, is_native: bool) -> int:
 def candidates(
     calibration: Calibration | None, heads: int, device: "torch.device", tree: Tree
 ) -> Tree | None:
-    """Nodes of which each step may draft any, where `tree` pays best on average. None where what
-    is drafted is fixed: on a device that records a step for one tree, and where no draft pays."""
+    """The tree of candidates from which each step drafts, where `tree` pays best on average. None
+    where the draft is fixed: on a GPU, whose steps are recorded for one tree, and where drafting
+    does not pay."""
     if len(tree) == 1 or device.type != "cpu":
         return None
     if len(tree) <= FEW:
@@ -68,16 +71,12 @@ def candidates(
 
 def source_tree(calibration: Calibration | None, heads: int) -> Tree:
     """The whole tree that auto cuts: as deep as there are heads."""
-    from medusa_chat.trees.presets import load_tree
-
     source = calibration.tree if calibration else load_tree("mc_sim_7b_63")
     return source.pruned(min(heads, len(rank_accuracies(calibration)))) if heads else source
 
 
 def rank_accuracies(calibration: Calibration | None) -> Accuracies:
     """The checkpoint's own, else those of published heads."""
-    from medusa_chat.trees.presets import published_accuracies
-
     return calibration.accuracies if calibration else published_accuracies()
 
 

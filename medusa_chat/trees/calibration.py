@@ -16,7 +16,7 @@ MISSHAPEN = (ValueError, TypeError, AttributeError, UsageError)  # what is there
 def _tokens(listed: object) -> tuple[int, ...]:
     """Token ids, each once. Raises ValueError for anything else."""
     if not isinstance(listed, list) or any(type(token) is not int for token in listed):
-        raise ValueError("its shortlist is no list of token ids")
+        raise ValueError("its shortlist is not a list of token ids")
     return tuple(sorted(set(listed)))
 
 
@@ -59,4 +59,6 @@ class Calibration:
                 shortlist=_tokens(values.get("shortlist", [])),
             )
         except (OSError, ArithmeticError, LookupError, *MISSHAPEN) as error:
-            raise ModelError(f"{file} is no calibration ({error}): delete or renew it") from error
+            raise ModelError(
+                f"{file} is not a valid calibration ({error}): delete or renew it"
+            ) from error

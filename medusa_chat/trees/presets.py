@@ -60,7 +60,7 @@ def _tree_file(name: str) -> Path:
 
 
 def _is_file(name: str) -> bool:
-    """Path.is_file, but a name no file can have (null bytes, too long) is simply none."""
+    """Path.is_file, and False for a name that no file can have (null bytes, too long)."""
     try:
         return Path(name).is_file()
     except (OSError, ValueError):

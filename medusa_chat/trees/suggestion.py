@@ -1,4 +1,4 @@
-"""TreeSuggestion: a tree searched in what was counted in chats, when it beats the one in use."""
+"""TreeSuggestion: a tree that suits the user's chats better than the one in use."""
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -9,15 +9,16 @@ from medusa_chat.messages import PersonalTree, TreeFacts
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.trees.path_probabilities import PathProbabilities
 
-LEAST_STEPS = 200  # before a tree is searched in them
-GAIN = 1.02  # of expected speedup, or no tree is offered
-CAUTION = 0.7  # what a rank that was never drafted here counts of its stored accuracy
+LEAST_STEPS = 200  # counted before a tree is searched
+GAIN = 1.02  # least ratio of expected speedups for a suggestion
+CAUTION = 0.7  # factor on the stored accuracy of a rank that was never drafted in these chats
 
 
 @dataclass(frozen=True)
 class TreeSuggestion:
-    """A better tree than the one in use. tokens, now: expected a step, of both, each at its best
-    number of nodes. gain: of expected speedup, by the half of the chats it was not searched in."""
+    """A better tree than the one in use. nodes: the size at which it pays best. tokens, now:
+    expected tokens a step with it and with the tree in use, each at its best size. gain: ratio of
+    the expected speedups, on the half of the chats that the tree was not searched in."""
 
     tree: PersonalTree
     nodes: int
@@ -26,18 +27,17 @@ class TreeSuggestion:
     gain: float
 
 
-def suggest_tree(tally: AcceptanceCounts, facts: TreeFacts, nodes: int) -> TreeSuggestion | None:
-    """The tree searched in everything counted, where such trees are worth it.
+def suggest_tree(counts: AcceptanceCounts, facts: TreeFacts, nodes: int) -> TreeSuggestion | None:
+    """The best tree by all counts; None where it would not pay, or too little was counted.
 
-    A tree that is searched and judged by the same counts always looks better than it is. So one
-    is searched in each fold, and judged against the tree in use by the other one: both must be
-    better by more than GAIN. What was never drafted in these chats counts only CAUTION of what is
-    stored, so that no offer rests on it alone.
+    Two-fold cross-validation: a tree judged by the counts it was searched in looks better than it
+    is. So one tree is searched in each half and compared with the tree in use on the other half;
+    both must win by more than GAIN. nodes: the size of the tree in use.
     """
-    if tally.steps < LEAST_STEPS or min(fold.steps for fold in tally.folds) < LEAST_STEPS // 4:
+    if counts.steps < LEAST_STEPS or min(fold.steps for fold in counts.folds) < LEAST_STEPS // 4:
         return None
     used, size = Tree.from_choices(facts.choices), max(len(facts.choices) + 1, nodes)
-    folds = [PathProbabilities(fold, facts.accuracies, CAUTION) for fold in tally.folds]
+    folds = [PathProbabilities(fold, facts.accuracies, CAUTION) for fold in counts.folds]
     trees = [search_likeliest(paths, size) for paths in folds]
     gains = [
         _speed(judge, tree, facts, nodes) / _speed(judge, used, facts, nodes)
@@ -45,27 +45,27 @@ def suggest_tree(tally: AcceptanceCounts, facts: TreeFacts, nodes: int) -> TreeS
     ]
     if min(gains) <= GAIN:
         return None
-    whole = PathProbabilities(tally.whole, facts.accuracies, CAUTION)
+    whole = PathProbabilities(counts.whole, facts.accuracies, CAUTION)
     found = search_likeliest(whole, size)
     best, here = _best(whole, found, facts, nodes), _best(whole, used, facts, nodes)
-    counted = tally.whole.table(facts.accuracies)
-    table = tuple(tuple(round(a, 5) for a in row) for row in counted)
+    accuracies = counts.whole.table(facts.accuracies)
+    table = tuple(tuple(round(a, 5) for a in row) for row in accuracies)
     return TreeSuggestion(
         PersonalTree(table, found.choices[1:]), best[0], best[1], here[1], sum(gains) / len(gains)
     )
 
 
 def search_likeliest(paths: PathProbabilities, nodes: int) -> Tree:
-    """The tree of at most `nodes` nodes that gives the most tokens a step by these paths, in order
-    of value: the greedy search of training/tree_search.py over paths instead of ranks."""
+    """The tree of at most `nodes` nodes with the most expected tokens a step, its nodes in order of
+    value: the greedy search of training/tree_search.py over paths instead of ranks."""
     frontier: list[tuple[float, int, Choice]] = []
     choices: list[Choice] = []
 
-    def push(above: Choice, worth: float) -> None:
+    def push(above: Choice, probability: float) -> None:
         if len(above) < len(paths.table):
             for rank in range(len(paths.table[len(above)])):
                 choice = (*above, rank)
-                if (value := worth * paths.share(choice)) > 0:
+                if (value := probability * paths.share(choice)) > 0:
                     heappush(frontier, (-value, len(choice), choice))
 
     push((), 1.0)
@@ -77,15 +77,15 @@ def search_likeliest(paths: PathProbabilities, nodes: int) -> Tree:
 
 
 def costs_of(facts: TreeFacts) -> StepCosts | None:
-    """The measured step times; None before there are any."""
+    """The measured step times of a model; None before the tuner ran."""
     return StepCosts(facts.sizes, facts.lengths, facts.seconds) if facts.sizes else None
 
 
 def _best(
     paths: PathProbabilities, tree: Tree, facts: TreeFacts, nodes: int
 ) -> tuple[int, float, float]:
-    """(nodes, tokens a step, speedup) of the tree at its best size; before any step was timed at
-    the size in use, where speedup is tokens."""
+    """(nodes, expected tokens a step, expected speedup) of a tree at its best size. Before step
+    times were measured: at `nodes` nodes, with the tokens as the speedup."""
     expected, costs = paths.expected(tree), costs_of(facts)
     if costs is None:
         size = min(nodes, len(expected))

@@ -23,7 +23,7 @@ MOST_BYTES = 100_000
 
 
 @dataclass(frozen=True)
-class Place:
+class TuningKey:
     """What step times depend on: another place is measured anew. device: its name and threads."""
 
     model: str
@@ -46,7 +46,7 @@ class Tuning:
     chosen: what followed from it when it was written, and why (`reason`).
     """
 
-    place: Place
+    place: TuningKey
     parameters: int
     costs: StepCosts
     date: str
@@ -119,10 +119,10 @@ class Tuning:
         )
 
 
-def read(place: Place, parameters: int | None = None) -> Tuning | None:
+def read(place: TuningKey, parameters: int | None = None) -> Tuning | None:
     """What was kept for a place; None where there is nothing, or nothing that can be used.
 
-    parameters: of the loaded backbone; a tuning of another size is none of its.
+    parameters: of the loaded backbone; a tuning of another size is ignored.
     """
     found = _read(place.file)
     if found is None or found.place != place:
@@ -136,7 +136,7 @@ def write(tuning: Tuning) -> None:
     paths.write_text(tuning.place.file, json.dumps(values) + "\n")
 
 
-def known() -> Iterator[Tuning]:
+def all_tunings() -> Iterator[Tuning]:
     """Everything that was kept, the latest first."""
     folder = paths.state_dir() / "tuner"
     files = folder.glob("*.json") if folder.is_dir() else ()
@@ -153,7 +153,7 @@ def _read(file: Path) -> Tuning | None:
             return None
         costs = values["costs"]
         return Tuning(
-            place=Place(**{name: str(value) for name, value in values["place"].items()}),
+            place=TuningKey(**{name: str(value) for name, value in values["place"].items()}),
             parameters=int(values["parameters"]),
             costs=StepCosts(
                 tuple(map(int, costs["sizes"])),

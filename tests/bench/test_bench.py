@@ -69,7 +69,7 @@ def test_every_study_but_the_race_fills_its_rows_on_a_tiny_model(folder):
     assert rows["kernels a layer"]["value"] is None
     assert "PUBLISHED" in rows["tuned / plain, expected"]["note"]
     assert result["machine"]["device"].startswith("cpu (")
-    kept = list(tuning_store.known())
+    kept = list(tuning_store.all_tunings())
     assert len(kept) == 1 and kept[0].place.model == folder
 
 

@@ -81,7 +81,7 @@ def test_texts_that_part_are_counted(script, monkeypatch):
         return run_tree(backbone, tokens, *arguments)
 
     monkeypatch.setenv(prepare.STEADY, "7")
-    monkeypatch.setattr("medusa_chat.decoding.backbone.Backbone", Forced)
+    monkeypatch.setattr("medusa_chat.checkpoints.prepare.Backbone", Forced)
     monkeypatch.setattr(Backbone, "run_tree", counted)
     found = divergence("fp32", "cpu", 4)
     assert list(passes) == list(ROWS) and os.environ[prepare.STEADY] == "7"

@@ -23,7 +23,7 @@ from support.loading import answer, loaded
 
 from medusa_chat.checkpoints.layouts.contents import survey
 from medusa_chat.checkpoints.layouts.source import LocalFolder
-from medusa_chat.checkpoints.load import Checkpoint
+from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
@@ -130,7 +130,7 @@ def test_an_adapter_beside_a_whole_model_is_left_aside(backbone, tmp_path):
     folder = shutil.copytree(backbone, tmp_path / "merged")
     write_adapter(folder, scale=0.5)
     model = loaded(folder)
-    assert any("left aside" in note for note in model.info.notes)
+    assert any("ignored" in note for note in model.info.notes)
     assert answer(model)[-1].token_ids == answer(loaded(backbone))[-1].token_ids
 
 

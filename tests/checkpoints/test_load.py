@@ -1,6 +1,7 @@
 """What is loaded, and what is refused in one line."""
 
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from support.checkpoints import TEMPLATE, write_checkpoint, write_heads
 from support.loading import answer, loaded
 
-from medusa_chat.checkpoints.load import Checkpoint
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm, PackedLinear
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
@@ -116,7 +118,7 @@ def lose_a_head(folder):
         (replace_text("config.json", "{"), "no JSON"),
         (replace_text("config.json", "{}"), "no model_type"),
         (replace_text("tokenizer.json", "{}"), "tokenizer .* is broken"),
-        (replace_text("medusa_calibration.json", "[]"), "no calibration"),
+        (replace_text("medusa_calibration.json", "[]"), "not a valid calibration"),
         (drop_tensor, "lack model.layers.0.mlp.up_proj.weight"),
         (change_config(model_type="mamba"), "mamba"),
         (change_config(model_type="no-such-family"), "cannot be read"),
@@ -268,3 +270,23 @@ def test_a_packed_linear_gives_what_the_linear_gives(rows):
     x = torch.randn(rows, 48)
     with torch.no_grad():
         assert torch.allclose(PackedLinear(linear)(x), linear(x), atol=1e-5)
+
+
+def test_a_load_surveys_the_folder_and_reads_each_header_and_config_once(folder, monkeypatch):
+    read, listed = Counter(), Counter()
+    before, scan = LocalFolder.read, LocalFolder._listed
+
+    def counted(source, file, start, length):
+        read[file, start] += 1
+        return before(source, file, start, length)
+
+    def scanned(source):
+        listed[source.folder] += 1
+        return scan(source)
+
+    monkeypatch.setattr(LocalFolder, "read", counted)
+    monkeypatch.setattr(LocalFolder, "_listed", scanned)
+    loaded(folder)
+    assert listed == {folder: 1}
+    assert read["config.json", 0] == 1
+    assert {count for (_, start), count in read.items() if start} == {1}, "headers"

@@ -14,13 +14,13 @@ from support.inspected import VICUNA
 from support.loading import answer, loaded
 
 from medusa_chat.checkpoints import device_plan, weights
-from medusa_chat.checkpoints.layer_split import spread
+from medusa_chat.checkpoints.layer_split import split_layers
 from medusa_chat.checkpoints.layouts.contents import backbone_of
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory import fitting, held_bytes
+from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.memory_estimate import Cpu
-from medusa_chat.checkpoints.memory_fit import Needs
+from medusa_chat.checkpoints.memory_fit import MemoryNeeds
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native
@@ -61,7 +61,7 @@ def test_the_estimate_is_within_a_tenth_of_what_a_model_holds(family, tmp_path):
     changes = SMALL | ({"head_dim": 32} if family in ("qwen3", "gemma") else {})
     tiny(family, **changes).save_pretrained(tmp_path)
     cpu = Cpu(has_amx=torch.cpu._is_amx_tile_supported())
-    needs = Needs(bare(tmp_path), 96, "cpu", None, cpu)
+    needs = MemoryNeeds(bare(tmp_path), 96, "cpu", None, cpu)
     for precision in ("fp32", "bf16", "int8", "nf4"):
         model = read(tmp_path, precision)
         backbone = Backbone(model, 96)
@@ -73,7 +73,7 @@ def test_the_estimate_is_within_a_tenth_of_what_a_model_holds(family, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path, precision):
     tiny("llama", **SMALL).save_pretrained(tmp_path)
-    needs = Needs(bare(tmp_path), 96, "cpu", None, Cpu(has_compiler=True))
+    needs = MemoryNeeds(bare(tmp_path), 96, "cpu", None, Cpu(has_compiler=True))
     model = read(tmp_path, precision)
     replace_submodules(model, packs=False)
     backbone = Backbone(model, 96, numbers=native.NUMBERS)
@@ -85,11 +85,11 @@ def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path, pre
 # What is chosen, with pretended memory.
 
 
-def vicuna(free: int | None) -> Needs:
+def vicuna(free: int | None) -> MemoryNeeds:
     found = SimpleNamespace(
         name="vicuna", heads=None, weights=SimpleNamespace(config=VICUNA), backbone=None
     )
-    return Needs(found, 2048, "cuda:0", free)
+    return MemoryNeeds(found, 2048, "cuda:0", free)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def wide_config() -> Any:
     return tiny("llama", num_hidden_layers=8, **SMALL).config
 
 
-def wide_needs(config: Any) -> Needs:
+def wide_needs(config: Any) -> MemoryNeeds:
     parts = SimpleNamespace(config=config.to_dict())
     found = SimpleNamespace(name="wide", heads=None, weights=parts)
-    return Needs(found, 96, "cuda:0", 0)
+    return MemoryNeeds(found, 96, "cuda:0", 0)
 
 
 def layers_of(found: Any) -> list[Any]:
@@ -141,13 +141,15 @@ def test_a_model_too_large_for_one_gpu_is_spread_in_order_over_several():
     config = wide_config()
     needs = wide_needs(config)
     whole = needs.at("bf16").total
-    found = spread(config, needs, ("bf16", "int8", "nf4"), {0: whole * 8 // 10, 1: whole}, 0)
+    found = split_layers(config, needs, ("bf16", "int8", "nf4"), {0: whole * 8 // 10, 1: whole}, 0)
     assert found.precision == "bf16" and "no single GPU" in found.why
     places = layers_of(found)
     assert places == sorted(places) and set(places) == {0, 1}
     used = {p: sum(needs.at("bf16").weights / 8 for q in places if q == p) for p in (0, 1)}
     assert used[0] < whole * 8 // 10
-    smaller = spread(config, needs, ("bf16", "nf4"), {0: whole * 4 // 10, 1: whole * 4 // 10}, 0)
+    smaller = split_layers(
+        config, needs, ("bf16", "nf4"), {0: whole * 4 // 10, 1: whole * 4 // 10}, 0
+    )
     assert smaller.precision == "nf4"
 
 
@@ -155,11 +157,11 @@ def test_layers_that_fit_on_no_gpu_lie_in_main_memory_unquantised_or_nowhere():
     config = wide_config()
     needs = wide_needs(config)
     whole = needs.at("bf16").total
-    found = spread(config, needs, ("bf16", "int8", "nf4"), {0: whole * 8 // 10}, 100 * whole)
+    found = split_layers(config, needs, ("bf16", "int8", "nf4"), {0: whole * 8 // 10}, 100 * whole)
     assert found.precision == "bf16" and set(layers_of(found)) == {0, "cpu"}
     assert "main memory" in found.why and "slow" in found.why
-    assert spread(config, needs, ("int8", "nf4"), {0: whole // 100}, 100 * whole) is None
-    assert spread(config, needs, ("bf16",), {0: whole // 100}, whole // 100) is None
+    assert split_layers(config, needs, ("int8", "nf4"), {0: whole // 100}, 100 * whole) is None
+    assert split_layers(config, needs, ("bf16",), {0: whole // 100}, whole // 100) is None
 
 
 def test_an_offloaded_model_decodes_the_same_tokens(tmp_path):
@@ -184,11 +186,11 @@ def test_an_offloaded_model_decodes_the_same_tokens(tmp_path):
 def test_what_the_cpu_says_when_memory_is_out_becomes_one_line():
     with (
         pytest.raises(OutOfMemoryError, match="^too much$") as refusal,
-        fitting(lambda: "too much"),
+        refuse_out_of_memory(lambda: "too much"),
     ):
         torch.empty(1 << 60, dtype=torch.uint8)
     assert refusal.value.exit_code == 5
-    with pytest.raises(RuntimeError, match="size"), fitting(lambda: "too much"):
+    with pytest.raises(RuntimeError, match="size"), refuse_out_of_memory(lambda: "too much"):
         torch.ones(2) @ torch.ones(3)
 
 
@@ -208,7 +210,7 @@ def test_a_context_that_cannot_be_allocated_exits_with_5(folder, tmp_path, capsy
 
 
 def test_main_memory_that_is_too_small_is_told_before_anything_is_read(folder, monkeypatch):
-    monkeypatch.setattr(device_plan, "free_bytes", lambda device: 200_000)
+    monkeypatch.setattr(device_plan, "_free_bytes", lambda device: 200_000)
     with pytest.raises(OutOfMemoryError, match=r"does not fit on cpu at fp32 \(it needs"):
         loaded(folder, precision="fp32")
 

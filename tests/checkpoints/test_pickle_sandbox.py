@@ -25,7 +25,7 @@ from medusa_chat import paths
 from medusa_chat.checkpoints import pickle_sandbox
 from medusa_chat.checkpoints.head_weights import read_heads
 from medusa_chat.checkpoints.layouts.headers import parse_header
-from medusa_chat.checkpoints.load import Checkpoint
+from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.weights import read_config
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
@@ -442,8 +442,8 @@ def wrong_hidden(file, canary):
 BAD_PICKLES = {
     code_in_zip: "asks to run 'posix system'",
     code_in_a_key: "asks to run 'posix system'",
-    code_in_raw_pickle: "torch.save writes today",
-    code_in_legacy: "torch.save writes today",
+    code_in_raw_pickle: "not a torch.save archive",
+    code_in_legacy: "not a torch.save archive",
     code_by_eval: "asks to run '__builtin__ eval'",
     code_by_instance: "does more than list tensors",
     code_by_stack_global: "asks to run 'posix system'",
@@ -458,9 +458,9 @@ BAD_PICKLES = {
     no_program: "exactly one data.pkl",
     lying_size: "",
     a_list: "holds a list",
-    nested: "'state_dict' is no tensor",
-    numbered: "'0' is no tensor",
-    text_beside: "'note' is no tensor",
+    nested: "'state_dict' is not a tensor",
+    numbered: "'0' is not a tensor",
+    text_beside: "'note' is not a tensor",
     one_number_repeated: "row by row",
     transposed: "row by row",
     every_second: "row by row",
@@ -477,10 +477,10 @@ BAD_PICKLES = {
     deep_program: "",
     broken_program: "broken or cut short",
     empty_program: "broken or cut short",
-    self_reference: "'a' is no tensor",
+    self_reference: "'a' is not a tensor",
     big_endian: "big-endian",
     scripted: "",
-    seven_zip: "torch.save writes today",
+    seven_zip: "not a torch.save archive",
     wrong_hidden: "hidden size 8",
 }
 
@@ -581,9 +581,9 @@ def test_a_pipe_in_the_place_of_the_file_does_not_hang(folder):
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ({"a": "../../etc/passwd.bin"}, "names no files of this folder"),
-        ({"a": 5}, "names no files of this folder"),
-        ([], "names no files of this folder"),
+        ({"a": "../../etc/passwd.bin"}, "no valid weight_map"),
+        ({"a": 5}, "no valid weight_map"),
+        ([], "no valid weight_map"),
         ({"medusa_head.0.0.linear.weight": "model-00001-of-00002.safetensors"}, "lacks model-0000"),
     ],
 )

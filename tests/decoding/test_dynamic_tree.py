@@ -28,7 +28,7 @@ from medusa_chat.decoding.events import Step, from_json, to_json
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import SIZES, StepCosts
 from medusa_chat.decoding.tree import Tree, cartesian, chain
-from medusa_chat.trees.acceptance_counts import AcceptanceCounts, drafted
+from medusa_chat.trees.acceptance_counts import AcceptanceCounts, drafted_ranks
 
 CANDIDATES = Tree.from_choices(
     [(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0), (0, 0, 1), (1, 1)]
@@ -184,7 +184,7 @@ def test_the_trace_keeps_what_every_head_guessed(library):
     for step in steps:
         draft = step.draft
         assert from_json(to_json(step)) == step
-        ranks = drafted(draft, 3)
+        ranks = drafted_ranks(draft, 3)
         depths = [0]
         for node, parent in enumerate(draft.parents[1:], start=1):
             depths.append(depths[parent] + 1)
@@ -204,7 +204,7 @@ def test_heads_are_judged_by_all_they_guessed_not_by_what_they_were_sure_of(libr
     counted = [step for step in steps if step.index % ASKED_EVERY == ASKED_EVERY - 1]
     assert len(counted) > 4 and all(len(s.draft.guesses) == CANDIDATES.depth for s in counted)
     tally = AcceptanceCounts()
-    assert tally.take(first, steps, 3) and tally.steps == len(counted)
+    assert tally.add_answer(first, steps, 3) and tally.steps == len(counted)
     assert {count[1] for count in tally.whole.ranks.values()} == {len(counted)}
     assert not tally.by_nodes
     drafter = engine.drafter(asked, TREE.head(4), False, grower)

@@ -131,7 +131,7 @@ def test_its_attention_is_ours_with_sums_in_fp64(rows, dtype):
 @pytest.mark.parametrize(("asked", "rows"), [("", 1), ("0", 1), ("1", 1), ("64", 64)])
 def test_they_are_asked_for_by_the_environment(monkeypatch, asked, rows):
     monkeypatch.setenv(prepare.STEADY, asked)
-    assert prepare._steady_rows() == rows
+    assert prepare._padded_rows() == rows
 
 
 @pytest.mark.parametrize("is_spread", [False, True])
@@ -151,14 +151,14 @@ def test_where_they_are_left_out_it_is_said(monkeypatch, is_spread):
     ],
 )
 def test_it_is_said_what_they_bring(family, implementation, words):
-    assert words in prepare._steadiness(Backbone(tiny(family), CONTEXT, implementation))
+    assert words in prepare._rounding(Backbone(tiny(family), CONTEXT, implementation))
 
 
 @pytest.mark.parametrize("asked", ["many", "-1", "512", "96", "1.5", "²", "9" * 5000])
 def test_what_is_no_number_of_rows_is_refused(monkeypatch, asked):
     monkeypatch.setenv(prepare.STEADY, asked)
     with pytest.raises(UsageError, match="number that divides"):
-        prepare._steady_rows()
+        prepare._padded_rows()
 
 
 def test_measuring_leaves_the_cache_as_it_was():

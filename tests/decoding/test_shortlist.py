@@ -130,7 +130,7 @@ def test_a_load_says_what_drafts_are_taken_from(tmp_path):
 def test_a_shortlist_that_is_none_is_refused(tmp_path, listed):
     file = tmp_path / "medusa_calibration.json"
     file.write_text(f'{{"accuracies": [[0.5]], "choices": [[0]], "shortlist": {listed}}}', "utf-8")
-    with pytest.raises(ModelError, match="is no calibration"):
+    with pytest.raises(ModelError, match="is not a valid calibration"):
         Calibration.read(file)
     file.write_text('{"accuracies": [[0.5]], "choices": [[0]], "shortlist": [7, 3, 7]}', "utf-8")
     assert Calibration.read(file).shortlist == (3, 7)

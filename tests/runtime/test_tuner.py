@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.checkpoints import write_checkpoint
 from support.step_costs import ACCURACIES, EXPECTED, TREE, costs_of
 
-from medusa_chat.checkpoints.load import auto_tree, load, rank_accuracies, source_tree
+from medusa_chat.checkpoints.load import load
 from medusa_chat.cli.doctor import examine
 from medusa_chat.decoding import draft_budget as governing
 from medusa_chat.decoding.accept_length import expected_length
@@ -29,12 +29,12 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.tuner import tune, tuned, with_tree
 from medusa_chat.runtime.worker import reply, resolve
 from medusa_chat.trees import tuning_store
-from medusa_chat.trees.auto_tree import candidates
+from medusa_chat.trees.auto_tree import auto_tree, candidates, rank_accuracies, source_tree
 from medusa_chat.trees.presets import load_tree, published_accuracies
 
 CPU = torch.device("cpu")
 BRIEF = 0.03  # seconds of a clock on which a plain step takes 0.001: the fewest rounds
-PLACE = tuning_store.Place("demo", "fp32", "a CPU, 2 threads", "torch 2")
+PLACE = tuning_store.TuningKey("demo", "fp32", "a CPU, 2 threads", "torch 2")
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +360,7 @@ def test_a_damaged_file_is_no_tuning_and_no_error(damage):
     values = json.loads(PLACE.file.read_text("utf-8"))
     PLACE.file.write_text(damage(values), "utf-8")
     assert tuning_store.read(PLACE) is None
-    assert list(tuning_store.known()) == []
+    assert list(tuning_store.all_tunings()) == []
 
 
 def test_a_disk_that_takes_nothing_stops_nobody(monkeypatch, loaded):

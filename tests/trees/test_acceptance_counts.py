@@ -53,7 +53,7 @@ def test_few_counts_are_drawn_towards_the_stored_table():
 def test_what_lies_behind_the_end_of_an_answer_is_not_counted_as_wrong():
     tally = AcceptanceCounts()
     step = Step(0, (1,), "", 0.01, (0,), record(cartesian(1, 1), (0, 1, 2)))
-    tally.take(prefilled(), [step], heads=3)
+    tally.add_answer(prefilled(), [step], heads=3)
     assert dict(tally.whole.ranks) == {(0, 0): [1, 1]}
 
 
@@ -81,7 +81,7 @@ def test_paths_promise_what_steps_give_though_heads_are_right_together():
 def test_only_the_backbones_own_answers_are_counted(settings, is_own):
     assert is_counted(prefilled(**settings)) == is_own
     tally = AcceptanceCounts()
-    assert tally.take(prefilled(**settings), answer(random.Random(0), TREE, 5), 3) == is_own
+    assert tally.add_answer(prefilled(**settings), answer(random.Random(0), TREE, 5), 3) == is_own
     assert tally.steps == (5 if is_own else 0)
 
 
@@ -90,9 +90,9 @@ def test_answers_go_into_the_folds_in_turn_and_old_counts_fade():
     assert [fold.steps for fold in tally.folds] == [20, 20]
     tally.folds[0].steps = MOST_STEPS
     tally.folds[0].ranks[0, 0] = [60, 100]
-    tally.take(prefilled(), [], 3)
+    tally.add_answer(prefilled(), [], 3)
     assert tally.answers == 4, "an answer without a step is none"
-    tally.take(prefilled(), answer(random.Random(1), cartesian(1), 1), 3)
+    tally.add_answer(prefilled(), answer(random.Random(1), cartesian(1), 1), 3)
     assert tally.folds[0].ranks[0, 0][1] == 50 and tally.steps < MOST_STEPS
 
 

@@ -145,7 +145,7 @@ def poor_chats(desk: TuneController) -> None:
     tally = desk.personal.of(desk.session.state.model.tree_facts).tally
     dice = random.Random(0)
     for _ in range(40):
-        tally.take(prefilled(), answer(dice, wide, 40), 3)
+        tally.add_answer(prefilled(), answer(dice, wide, 40), 3)
 
 
 def test_measuring_waits_its_turn_and_then_shows_what_was_found(desk, monkeypatch):

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
-from medusa_chat.checkpoints.load import Checkpoint
+from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 

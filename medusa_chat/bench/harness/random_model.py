@@ -9,20 +9,16 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from medusa_chat.bench.harness.hf_baseline import DTYPES
-from medusa_chat.checkpoints.load import (
-    LoadedModel,
-    auto_tree,
-    choose_device,
-    choose_precision,
-    usual_nodes,
-)
-from medusa_chat.checkpoints.memory import fitting, held_bytes
+from medusa_chat.checkpoints.devices import choose_device, choose_precision
+from medusa_chat.checkpoints.load import LoadedModel
+from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, ModelInfo
+from medusa_chat.trees.auto_tree import auto_tree, default_nodes
 
 CONTEXT = 8192
 
@@ -59,12 +55,14 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         raise UsageError(f"precision is {precision!r}: --shape takes fp32, bf16 or fp16")
     dtype = getattr(torch, DTYPES[precision])
     name = f"shape {shape.name}, {shape.layers} layers, random weights"
-    with fitting(lambda: f"{name} does not fit on {device} at {precision}: give fewer --layers"):
+    with refuse_out_of_memory(
+        lambda: f"{name} does not fit on {device} at {precision}: give fewer --layers"
+    ):
         model, heads = _random_weights(shape, device, dtype)
         parameters = sum(p.numel() for p in model.parameters())
         context = min(request.max_context or CONTEXT, shape.context)
         backbone, notes = prepare(model, heads, device, context)
-    usual = usual_nodes(device, precision, backbone.whole_step is not None)
+    usual = default_nodes(device, precision, backbone.whole_step is not None)
     tree, why = auto_tree(None, shape.heads, device, usual)
     info = ModelInfo(
         name=name,

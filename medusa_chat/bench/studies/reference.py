@@ -27,10 +27,10 @@ from medusa_chat.bench.harness.hf_baseline import HFBaseline, matching_baseline
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, unmeasured
 from medusa_chat.bench.studies.paper_figures import GREEDY, chosen_tree
-from medusa_chat.checkpoints.load import source_tree
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
+from medusa_chat.trees.auto_tree import source_tree
 
 CLASSES = {"llama": "MedusaModelLlama", "mistral": "MedusaModelMistral"}
 SIZES = (16, 64)  # nodes of the trees that both decode with

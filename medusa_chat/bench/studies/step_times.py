@@ -10,13 +10,13 @@ from medusa_chat.bench.harness.answers import Variant, answer
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
-from medusa_chat.checkpoints.load import rank_accuracies, source_tree
 from medusa_chat.decoding.accept_length import expected_lengths
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import SIZES, StepCosts
 from medusa_chat.decoding.step_profiler import StepProfiler, time_steps
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.runtime.tuner import tune
+from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
 
 RUNS = 3
 SLOW_STEP = 20  # milliseconds; slower models are not timed at sizes that cannot pay

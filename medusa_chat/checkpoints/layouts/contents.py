@@ -37,8 +37,8 @@ class Contents:
 
 
 def survey(source: Source) -> Contents:
-    """Look through a source and one level of folders below it. Raises ModelError for heads that
-    are broken; a backbone is only looked at from outside."""
+    """What a source and the folders one level below it hold: each config and each header is read
+    once, no weights. Raises ModelError for heads that are broken."""
     heads, backbone, adapter = None, None, None
     config: Mapping[str, Any] = {}
     notes: list[str] = []
@@ -54,7 +54,7 @@ def survey(source: Source) -> Contents:
             config = config or beside
         notes += folder.notes
     if heads is not None:
-        heads = _told(heads, config, adapter)
+        heads = _with_config(heads, config, adapter)
     return Contents(source.name, heads, backbone, adapter, base_of(config), tuple(notes))
 
 
@@ -63,8 +63,8 @@ def backbone_of(source: Source) -> BackboneFiles | None:
     return next(filter(None, (backbone_in(folder, None) for folder in _folders(source))), None)
 
 
-def _told(heads: HeadsFile, config: Mapping[str, Any], adapter: str | None) -> HeadsFile:
-    """The heads with what lies beside them: their config and an adapter."""
+def _with_config(heads: HeadsFile, config: Mapping[str, Any], adapter: str | None) -> HeadsFile:
+    """The heads with what their config and an adapter beside them say."""
     layout = heads.layout
     if heads.is_whole and has_medusa_config(config):
         layout = "H"

@@ -44,18 +44,24 @@ class BackboneFiles:
 
 @dataclass
 class Folder:
-    """One folder of a source while it is looked through."""
+    """One folder of a source during a survey. sizes: bytes of its files. notes: for the user."""
 
     source: Source
     folder: str
     sizes: Mapping[str, int]
     notes: list[str] = field(default_factory=list)
+    _json: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def path(self, file: str) -> str:
         return f"{self.folder}/{file}" if self.folder else file
 
     def json(self, file: str) -> dict[str, Any]:
-        return read_json(self.source, self.path(file)) if file in self.sizes else {}
+        """A JSON object of this folder, read once; {} for a file that is not there."""
+        if file not in self.sizes:
+            return {}
+        if file not in self._json:
+            self._json[file] = read_json(self.source, self.path(file))
+        return self._json[file]
 
     def header(self, file: str) -> dict[str, Entry]:
         return read_header(self.source, self.path(file))
@@ -105,8 +111,7 @@ def _weight_map(folder: Folder, index: str) -> dict[str, str]:
         for file in table.values()
     ):
         raise ModelError(
-            f"{folder.source.name}/{folder.path(index)} names no files of this folder: fetch it "
-            "again"
+            f"{folder.source.name}/{folder.path(index)} has no valid weight_map: fetch it again"
         )
     return table
 
@@ -124,7 +129,7 @@ def heads_in(folder: Folder) -> HeadsFile | None:
     if model and (found := _in_model(folder, model, table)):
         return found
     rest = [n for n in weights if n not in model and not MODEL.match(n)]
-    return _stranger(folder, rest, bool(model))
+    return _other_file(folder, rest, bool(model))
 
 
 def _own_file(folder: Folder, named: list[str]) -> HeadsFile:
@@ -160,9 +165,9 @@ def _is_head(name: str) -> bool:
     return bool(prefix_of(name)) or (part is not None and part.head >= 0)
 
 
-def _stranger(folder: Folder, files: Iterable[str], has_model: bool) -> HeadsFile | None:
-    """A file of heads that goes by a name of its own. Beside a model, what cannot be read is
-    left aside and said; alone, it is refused."""
+def _other_file(folder: Folder, files: Iterable[str], has_model: bool) -> HeadsFile | None:
+    """Heads in a file of any other name. A file that cannot be read is ignored with a note where
+    there is a model beside it, else refused."""
     for file in files:
         try:
             header = folder.header(file)
@@ -172,5 +177,5 @@ def _stranger(folder: Folder, files: Iterable[str], has_model: bool) -> HeadsFil
         except ModelError as error:
             if not has_model:
                 raise
-            folder.notes.append(f"left aside: {error}")
+            folder.notes.append(f"ignored: {error}")
     return None

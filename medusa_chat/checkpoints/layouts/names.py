@@ -80,7 +80,7 @@ def canonical(header: Mapping[str, Entry], where: str) -> tuple[str, dict[str, s
         parts[name] = part
     styles = sorted({part.style for part in parts.values()})
     if not styles:
-        raise ModelError(f"{where} holds no Medusa heads, nor anything else: fetch it again")
+        raise ModelError(f"{where} holds no tensors: fetch it again")
     if len(styles) > 1:
         raise ModelError(
             f"{where} mixes the names of {' and '.join(styles)} heads: it holds no Medusa "

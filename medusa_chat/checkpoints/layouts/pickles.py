@@ -69,7 +69,7 @@ def tensors_of(program: bytes) -> dict[str, tuple[Any, ...]]:
         raise Refusal(f"it holds a {type(value).__name__}, not a dict of tensors")
     for name, tensor in value.items():
         if not isinstance(name, str) or not isinstance(tensor, tuple):
-            raise Refusal(f"{str(name)[:80]!r} is no tensor: only named tensors are allowed")
+            raise Refusal(f"{str(name)[:80]!r} is not a tensor: only named tensors are allowed")
     return value
 
 
@@ -172,7 +172,7 @@ def _storage(identity: Any) -> Storage:
 def _reduced(called: Any, arguments: tuple[Any, ...]) -> Any:
     """What a call gives: a dict, or a tensor as (storage, offset, shape, strides, dtype)."""
     if not isinstance(called, Name):
-        raise Refusal("its pickle calls what is no function")
+        raise Refusal("its pickle calls something that is not a function")
     if called.full == DICT and arguments == ():
         return {}
     if called.full == PARAMETER:

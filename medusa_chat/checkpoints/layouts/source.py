@@ -30,14 +30,20 @@ class Source(Protocol):
 
 
 class LocalFolder:
-    """A folder on this disk and the folders one level below."""
+    """A folder on this disk and the folders one level below. Its files are listed once."""
 
     def __init__(self, folder: Path, name: str | None = None) -> None:
         self.folder = folder
         self.name = name or str(folder)
+        self._files: dict[str, int] | None = None
 
     def files(self) -> dict[str, int]:
         """Raises ModelError for a folder that cannot be read."""
+        if self._files is None:
+            self._files = self._listed()
+        return self._files
+
+    def _listed(self) -> dict[str, int]:
         try:
             found = [entry for entry in os.scandir(self.folder) if not entry.name.startswith(".")]
             for entry in list(found):
@@ -60,7 +66,7 @@ class LocalFolder:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder or a link to one; a loop of links is none."""
+    """Whether it is a folder or a link to one; False for a loop of links."""
     try:
         return entry.is_dir()
     except OSError:
@@ -76,7 +82,7 @@ def _size(path: Path) -> int:
 
 
 class Stream(io.RawIOBase):
-    """A file of a source as a seekable stream, for what wants one."""
+    """A file of a source as a seekable stream, for zipfile."""
 
     def __init__(self, source: Source, file: str, size: int) -> None:
         super().__init__()
@@ -107,14 +113,14 @@ class Stream(io.RawIOBase):
 
 
 def read_json(source: Source, file: str) -> dict[str, Any]:
-    """A JSON object. Raises ModelError when it is none, or larger than any we know."""
+    """A JSON object. Raises ModelError for anything else, and for more than MAX_JSON bytes."""
     size = source.files().get(file, 0)
     if size > MAX_JSON:
         raise ModelError(f"{file} of {source.name} has {size} bytes: no configuration is so large")
     try:
         value = json.loads(source.read(file, 0, MAX_JSON))
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file} of {source.name} is no JSON: fetch it again") from error
+        raise ModelError(f"{file} of {source.name} is not valid JSON: fetch it again") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{file} of {source.name} is no JSON object: fetch it again")
+        raise ModelError(f"{file} of {source.name} is not a JSON object: fetch it again")
     return value

@@ -23,7 +23,7 @@ def read_archive(source: Source, file: str, size: int, where: str) -> dict[str, 
     """The tensors of a .pt or .bin file. Raises ModelError."""
     if source.read(file, 0, 4) != b"PK\x03\x04":
         raise ModelError(
-            f"{where} is no file that torch.save writes today (cut short, or the format before "
+            f"{where} is not a torch.save archive (cut short, or written before "
             "torch 1.6): fetch it again, or ask its author for a .safetensors file"
         )
     try:

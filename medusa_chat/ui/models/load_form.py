@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medusa_chat.checkpoints.devices import PRECISIONS
+from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.errors import UsageError
 from medusa_chat.hub import is_repo_id
 from medusa_chat.messages import LoadRequest

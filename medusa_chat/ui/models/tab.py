@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.devices import this_cpu
+from medusa_chat.checkpoints.cpu import this_cpu
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.hub.catalog import model_preset, model_presets
 from medusa_chat.messages import LoadRequest

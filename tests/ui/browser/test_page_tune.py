@@ -108,7 +108,7 @@ def test_a_better_tree_is_offered_used_and_given_back(served, tab, monkeypatch):
     personal.use(PersonalTree(served.runner.facts.accuracies, wide.choices[1:])).done.wait(60)
     tally, dice = personal.of(served.runner.facts).tally, random.Random(0)
     for _ in range(40):
-        tally.take(prefilled(), answer(dice, wide, 40), 3)
+        tally.add_answer(prefilled(), answer(dice, wide, 40), 3)
     says(tab, ".tune-offer", "A better tree for your chats: expected")
     assert findings(tab) == [], "with an offer"
     tab.click(".tune-actions .use")

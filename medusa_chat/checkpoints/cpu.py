@@ -1,0 +1,39 @@
+"""Cpu: what this machine's processor is and can do, as far as memory and speed depend on it."""
+
+import platform
+from pathlib import Path
+from typing import NamedTuple
+
+from medusa_chat.checkpoints import native_build
+
+
+class Cpu(NamedTuple):
+    """What a CPU's second copies of weights depend on: whether it computes bf16 in tiles, and
+    whether there is a C compiler (native_build.py)."""
+
+    has_amx: bool = False
+    has_compiler: bool = False
+
+
+PLAIN_CPU = Cpu()
+
+
+def this_cpu() -> Cpu:
+    """This machine's CPU. AMX is only known on Linux."""
+    return Cpu("amx_tile" in _cpuinfo(), native_build.compiler() is not None)
+
+
+def cpu_name() -> str:
+    """The model name of this machine's CPU."""
+    for line in _cpuinfo().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cpuinfo() -> str:
+    """What Linux tells about the CPU; empty on other systems."""
+    try:
+        return Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        return ""
