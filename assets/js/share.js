@@ -1,4 +1,4 @@
-// The Share opener and its dialog. The value is what the owner may see; guests get an empty one.
+// The Share button and its dialog. The value is what the owner may see; guests get an empty one.
 // The server makes the link; it arrives here with the next status.
 const root = element.querySelector(".share-block") || element;
 const opener = make("button", "tool named", "Share");

@@ -145,7 +145,9 @@ def begin(client: httpx.Client, page) -> str:
     """Send a message as the page does; the key of the tab's stream."""
     fns = page.blocks.fns
     number = next(n for n, fn in fns.items() if fn.api_name == "send")
-    data = ["hi" if c.elem_id == "box" else getattr(c, "value", None) for c in fns[number].inputs]
+    made = fns[number].inputs
+    data = [None if c.get_block_name() == "state" else c.value for c in made]
+    data[[c.elem_id for c in made].index("box")] = "hi"
     asked = {"data": data, "fn_index": number, "session_hash": f"live{time.time_ns():x}"}
     answer = client.post("gradio_api/run/predict", json=asked).raise_for_status()
     lines = [json.loads(line) for line in answer.json()["data"] if _is_next(line)]

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message
@@ -74,17 +73,17 @@ class ChatSession:
                 self._ask(inputs)
             self._change()
 
-    def drop(self, place: int) -> None:
+    def drop(self, position: int) -> None:
         """Forget a message that waits."""
         with self._lock:
-            if place < len(self.pending):
-                del self.pending[place]
+            if position < len(self.pending):
+                del self.pending[position]
                 self._change()
 
     def regenerate(self, inputs: Inputs) -> None:
         """Answer the last message of the user again."""
         with self._idle():
-            length = self._length_before_answer()
+            length = self.transcript.length_before_answer()
             if not length:
                 raise UsageError("there is no answer to regenerate: send a message first")
             self._begin(self.transcript.head(length), Turn(inputs, before=self.transcript))
@@ -92,41 +91,37 @@ class ChatSession:
     def proceed(self, inputs: Inputs) -> None:
         """Go on with the last answer: its text stays, new tokens come after it."""
         with self._idle():
-            place = len(self.transcript.messages) - 1
-            if place < 0 or self.transcript.messages[place]["role"] != "assistant":
+            position = len(self.transcript.messages) - 1
+            if position < 0 or self.transcript.messages[position]["role"] != "assistant":
                 raise UsageError("there is no answer to continue: send a message first")
             text, last = (
-                self.transcript.messages[place]["content"],
-                self.transcript.answers.get(place),
+                self.transcript.messages[position]["content"],
+                self.transcript.answers.get(position),
             )
             before = last.pieces if last and last.text == text else [(text, 0)]
-            self._begin(self.transcript.head(place), Turn(inputs, before=self.transcript), before)
+            self._begin(
+                self.transcript.head(position), Turn(inputs, before=self.transcript), before
+            )
 
     def undo(self) -> str:
         """Remove the last turn; returns the user's text, for the message box."""
         with self._idle():
-            length = self._length_before_answer()
+            length = self.transcript.length_before_answer()
             if not length:
                 raise UsageError("there is nothing to undo")
             text = self.transcript.messages[length - 1]["content"]
             self._set_transcript(self.transcript.head(length - 1))
             return text
 
-    def edit(self, place: int, inputs: Inputs) -> None:
+    def edit(self, position: int, inputs: Inputs) -> None:
         """Change a message. One of the user is sent again, and what came after it is dropped."""
         with self._idle():
-            if place >= len(self.transcript.messages):
+            if position >= len(self.transcript.messages):
                 raise UsageError("this message is not there any more")
-            if self.transcript.messages[place]["role"] == "user":
-                self._ask(inputs, self.transcript.head(place))
+            if self.transcript.messages[position]["role"] == "user":
+                self._ask(inputs, self.transcript.head(position))
                 return
-            kept, rest = self.transcript.head(place), self.transcript.messages[place + 1 :]
-            changed = Transcript(
-                (*kept.messages, {"role": "assistant", "content": inputs.text}, *rest)
-            )
-            answers = {at: answer for at, answer in self.transcript.answers.items() if at != place}
-            notes = {at: note for at, note in self.transcript.notes.items() if at != place}
-            self._set_transcript(replace(changed, notes=notes, answers=answers))
+            self._set_transcript(self.transcript.with_text(position, inputs.text))
 
     def clear(self) -> None:
         """A new conversation; the answer that runs is ended, the system prompt stays."""
@@ -253,13 +248,6 @@ class ChatSession:
             self.pending = []
         elif self.pending and not self.is_left:
             self._ask(self.pending.pop(0))
-
-    def _length_before_answer(self) -> int:
-        """How many messages there are up to the last one of the user; 0 without one."""
-        for place in range(len(self.transcript.messages) - 1, -1, -1):
-            if self.transcript.messages[place]["role"] == "user":
-                return place + 1
-        return 0
 
     @contextmanager
     def _idle(self) -> Iterator[None]:

@@ -66,7 +66,7 @@ class SessionStore:
             self.history.save(chat.token, kept)
 
     def _expire(self) -> None:
-        """Make place: sessions that are idle, then the one that has been left the longest."""
+        """Drop chat sessions: those that are idle, then the one that has been left the longest."""
         for token in [token for token, chat in self._sessions.items() if chat.is_idle]:
             del self._sessions[token]
         while len(self._sessions) >= MAX_SESSIONS:
