@@ -250,9 +250,9 @@ def test_folding_event_by_event_equals_folding_at_once():
     slow, fast = Answer(), Answer()
     lives = []
     for event in events:
-        slow.take([event])
+        slow.add([event])
         lives.append(slow.live)
-    fast.take(events)
+    fast.add(events)
     assert slow.text == fast.text == events[-1].text
     assert panel_line(slow, None) == panel_line(fast, None)
     assert all(later.startswith(earlier) for earlier, later in zip(lives, lives[1:], strict=False))
@@ -268,8 +268,8 @@ def test_folding_event_by_event_equals_folding_at_once():
 def test_the_ratio_has_a_measured_baseline():
     runner = ScriptedRunner(delay=0.001, prefill=0, steps=20)
     plain, medusa = Answer(), Answer()
-    plain.take(trace(runner, drafter="none"))
-    medusa.take(trace(runner))
+    plain.add(trace(runner, drafter="none"))
+    medusa.add(trace(runner))
     assert plain.plain_rate and medusa.plain_rate is None
     assert {len(s.draft.tokens) for s in plain.steps} == {1}
     expected = medusa.rate / plain.plain_rate
@@ -400,7 +400,7 @@ def test_a_port_that_somebody_takes_in_between_is_no_reason_to_fail(monkeypatch)
         taken.listen()
         ports = [taken.getsockname()[1], free.getsockname()[1]]
         free.close()
-        monkeypatch.setattr(page, "_port", lambda host, port: ports.pop(0))
+        monkeypatch.setattr(page, "choose_port", lambda host, port: ports.pop(0))
         opened = page.open_page(Session(ScriptedRunner()))
     assert httpx.get(opened.url).status_code == 200 and not ports
     opened.close()

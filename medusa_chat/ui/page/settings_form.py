@@ -38,17 +38,12 @@ class SettingsForm:
                 for name, source in sources.items()
             }
             try:
-                inputs = self.checked(posted, **fields)
+                inputs = checked(self.named(posted) | fields, self.trees)
             except MedusaChatError as error:
                 return refuse(posted[tab], error)
             return act(posted[tab], inputs)
 
         return handle
-
-    def checked(self, posted: Posted, **fields: object) -> Inputs:
-        """Every value of an event, checked. fields: what came from elsewhere than a setting.
-        Raises UsageError."""
-        return checked(self.named(posted) | fields, self.trees)
 
     def named(self, posted: Posted) -> dict[str, object]:
         """What was posted, by the settings' names."""
