@@ -16,24 +16,6 @@ let speed = 1;
 let playing = false;
 let before = 0; // time stamp of the last frame
 
-function make(tag, name, text) {
-  const node = document.createElement(tag);
-  if (name) node.className = name;
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
-
-function makeButton(name, label, act) {
-  const node = make("button", name, label);
-  node.type = "button";
-  node.addEventListener("click", act);
-  return node;
-}
-
-function number(value, digits) {
-  return value === null || value === undefined ? "–" : value.toFixed(digits);
-}
-
 function seconds(ms) {
   return `${(ms / 1000).toFixed(2)} s`;
 }
@@ -41,13 +23,6 @@ function seconds(ms) {
 function time(ms) {
   if (ms === null) return "–";
   return ms < 1000 ? `${ms.toFixed(ms < 10 ? 2 : 0)} ms` : seconds(ms);
-}
-
-function say(node, text) {
-  if (node.textContent === text) return;
-  const only = node.firstChild;
-  if (only && only.nodeType === Node.TEXT_NODE && !only.nextSibling) only.data = text;
-  else node.textContent = text;
 }
 
 // ---- the fixed parts ----
@@ -64,8 +39,8 @@ const hollow = make(
   "No comparison yet. Run both: the prompt is answered by plain decoding and with Medusa, one " +
     "after the other, and both recordings are replayed here on one clock.",
 );
-const play = makeButton("play", "Play", () => (playing ? pause() : start()));
-const again = makeButton("again", "Restart", () => {
+const play = button("play", "Play", () => (playing ? pause() : start()));
+const again = button("again", "Restart", () => {
   seek(0);
   start();
 });
@@ -82,7 +57,7 @@ scrub.addEventListener("input", () => {
   seek((scrub.value / NOTCHES) * end);
 });
 for (const [factor, label] of SPEEDS) {
-  const choice = makeButton("speed", label, () => setSpeed(factor));
+  const choice = button("speed", label, () => setSpeed(factor));
   choice.dataset.speed = factor;
   choice.setAttribute("aria-label", `Speed ${label}`);
   speeds.append(choice);
@@ -344,7 +319,7 @@ function badge() {
     box.append(`${which ? ", " : ""}${names[which]} `, make("code", "", token));
   });
   box.append(gap ? `. Gap: ${gap}. ` : ". ", note);
-  box.append(makeButton("show", "show it in both texts", showParting));
+  box.append(button("show", "show it in both texts", showParting));
   return box;
 }
 

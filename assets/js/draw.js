@@ -6,13 +6,6 @@ const pen = document.createElement("canvas").getContext("2d");
 const widths = new Map();
 const cuts = new Map();
 
-function make(tag, name, text) {
-  const node = document.createElement(tag);
-  if (name) node.className = name;
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
-
 function draw(tag, attributes, text) {
   const node = document.createElementNS(SVG, tag);
   set(node, attributes);
@@ -28,27 +21,8 @@ function set(node, attributes) {
   }
 }
 
-// Writes only what is new: a text that stays costs no layout.
-function say(node, text) {
-  if (node.textContent === text) return;
-  const only = node.firstChild;
-  if (only && only.nodeType === Node.TEXT_NODE && !only.nextSibling) only.data = text;
-  else node.textContent = text;
-}
-
 function hide(node, isHidden) {
   if (node.hidden !== isHidden) node.hidden = isHidden;
-}
-
-function button(name, text, act) {
-  const node = make("button", name, text);
-  node.type = "button";
-  node.addEventListener("click", act);
-  return node;
-}
-
-function number(value, digits) {
-  return value === null || value === undefined ? "–" : value.toFixed(digits);
 }
 
 function count(value) {

@@ -30,7 +30,7 @@ async function follow(key) {
   isFollowing = false;
   tell("medusa-end");
   if (!isWhole) await new Promise((done) => setTimeout(done, PAUSE));
-  trigger("look");
+  trigger("refresh");
 }
 
 // true when the stream came to its end.
@@ -58,7 +58,7 @@ async function read(reader) {
 function take(update) {
   if ("live" in update) tell("medusa-lines", update.live);
   if ("panel" in update) tell("medusa-panel", update.panel);
-  if ("look" in update) trigger("look");
+  if ("refresh" in update) trigger("refresh");
   if ("text" in update) said = update.text;
   else if ("more" in update) said += update.more;
   else return;

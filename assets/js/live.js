@@ -32,13 +32,6 @@ let told = ""; // what was said of the answer before
 let isBusy = false;
 let scheduled = false;
 
-function make(tag, name, text) {
-  const node = document.createElement(tag);
-  if (name) node.className = name;
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
-
 function scrollBox() {
   return element.closest("#talk");
 }
@@ -78,7 +71,7 @@ function think(inner, isOpen) {
 }
 
 // Whole sentences only, and the rest when the answer is over.
-function say(said, isOver) {
+function announce(said, isOver) {
   if (!isOver && performance.now() < saidAt + SAY_EVERY) return;
   let end = isOver ? said.length : spoken;
   for (const match of isOver ? [] : said.slice(spoken).matchAll(SENTENCE)) {
@@ -98,13 +91,13 @@ function finish(text) {
   const rest = told.startsWith(text.trimEnd()) ? "" : text.startsWith(told) ? text.slice(told.length) : text;
   told = text; // told again, it is not said again
   spoken = 0;
-  say(rest, true);
+  announce(rest, true);
 }
 
 function reset() {
   const [said] = split(whole);
   if (whole) {
-    say(said, true);
+    announce(said, true);
     told = said;
   }
   read = "";
@@ -131,7 +124,7 @@ function take(value) {
   }
   read = value.slice(0, end);
   isBusy = Boolean(pieces.length || status.textContent);
-  if (whole) say(split(whole)[0], false);
+  if (whole) announce(split(whole)[0], false);
   if (scheduled) return;
   scheduled = true;
   requestAnimationFrame(draw);

@@ -8,7 +8,7 @@ const GROUPS = {
 };
 const SEARCH = { asking: "Asking the Hub …", failed: "", done: "", off: "" };
 const SIGNS = { fits: "✓", tight: "≈", large: "✗" };
-const LOOK_MS = 600;
+const REFRESH_MS = 600;
 const root = element.querySelector(".models-block") || element;
 const guest = make("p", "models-guest");
 const memory = make("p", "models-memory");
@@ -18,17 +18,6 @@ const sections = {};
 const rows = new Map(); // id -> {item, seen, question}
 let seen = "";
 
-function make(tag, name, text) {
-  const node = document.createElement(tag);
-  if (name) node.className = name;
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
-
-function set(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
 function link(text, address, name) {
   const node = make("a", name, text);
   node.href = address;
@@ -37,7 +26,7 @@ function link(text, address, name) {
   return node;
 }
 
-function button(act, text, label, press) {
+function rowButton(act, text, label, press) {
   const node = make("button", act, text);
   node.type = "button";
   node.dataset.act = act;
@@ -94,14 +83,14 @@ function figures(row) {
 function acts(row) {
   const box = make("div", "model-acts");
   const text = row.is_loaded ? "Load again" : "Load";
-  const load = button("load", text, `${text}: ${row.id}`, () => {
+  const load = rowButton("load", text, `${text}: ${row.id}`, () => {
     if (row.warning) ask(row.id, "load");
-    else trigger("take", { id: row.id });
+    else trigger("load_model", { id: row.id });
   });
   box.append(load);
   if (row.delete) {
     const label = `${row.delete}: ${row.id}`;
-    box.append(button("delete", row.delete, label, () => ask(row.id, "delete")));
+    box.append(rowButton("delete", row.delete, label, () => ask(row.id, "delete")));
   }
   return box;
 }
@@ -115,10 +104,10 @@ function question(row, kind) {
   box.setAttribute("aria-label", deletes ? `Delete ${row.id}` : `Load ${row.id}`);
   const act = () => {
     close(row.id);
-    trigger(deletes ? "drop_model" : "take", { id: row.id });
+    trigger(deletes ? "drop_model" : "load_model", { id: row.id });
   };
-  const no = button("keep", deletes ? "Keep" : "Do not", "No, go back", () => close(row.id));
-  box.append(make("p", "", deletes ? row.deletion : row.warning), button("yes", yes, yes, act), no);
+  const no = rowButton("keep", deletes ? "Keep" : "Do not", "No, go back", () => close(row.id));
+  box.append(make("p", "", deletes ? row.deletion : row.warning), rowButton("yes", yes, yes, act), no);
   box.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     event.stopPropagation();
@@ -183,10 +172,10 @@ function draw() {
   seen = value;
   const view = JSON.parse(value);
   document.getElementById("models-column").classList.toggle("for-guests", Boolean(view.guest));
-  set(guest, view.guest || "");
-  set(memory, view.memory || "");
-  set(said, view.said || "");
-  set(status, view.guest ? "" : SEARCH[view.search]);
+  say(guest, view.guest || "");
+  say(memory, view.memory || "");
+  say(said, view.said || "");
+  say(status, view.guest ? "" : SEARCH[view.search]);
   const wanted = new Set(view.rows.map((row) => row.id));
   for (const id of rows.keys()) if (!wanted.has(id)) rows.delete(id);
   for (const name of Object.keys(GROUPS)) {
@@ -196,9 +185,9 @@ function draw() {
 }
 
 // The server looks things up only for a tab that somebody sees.
-function look() {
+function refresh() {
   if (!root.isConnected) clearInterval(timer);
-  else if (root.offsetParent !== null && !document.hidden) trigger("look");
+  else if (root.offsetParent !== null && !document.hidden) trigger("refresh");
 }
 
 status.setAttribute("role", "status");
@@ -218,5 +207,5 @@ for (const [name, title] of Object.entries(GROUPS)) {
 }
 watch("value", draw);
 draw();
-const timer = setInterval(look, LOOK_MS);
-look();
+const timer = setInterval(refresh, REFRESH_MS);
+refresh();

@@ -1,5 +1,5 @@
 // Messages that wait for the end of an answer, each with a way to drop it; and what this tab is to
-// ask for next: "look" (something changed elsewhere) or "follow" (an answer runs). token: which room
+// ask for next: "refresh" (something changed elsewhere) or "follow" (an answer runs). token: which room
 // on the server is this browser's; kept here, and posted when a tab opens.
 const root = element.querySelector(".next-block") || element;
 let seen = "";
@@ -37,7 +37,7 @@ function show() {
   root.replaceChildren(...pending.map(line));
   if (number <= asked) return;
   asked = number;
-  if (ask === "look") trigger("look");
+  if (ask === "refresh") trigger("refresh");
   if (ask === "follow") follow(key);
 }
 

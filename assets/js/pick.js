@@ -10,17 +10,6 @@ const remedy = make("a", "pick-remedy", "Open its page");
 const halt = make("button", "pick-halt");
 let seen = "";
 
-function make(tag, name, words) {
-  const node = document.createElement(tag);
-  if (name) node.className = name;
-  if (words !== undefined) node.textContent = words;
-  return node;
-}
-
-function set(node, words) {
-  if (node.textContent !== words) node.textContent = words;
-}
-
 function drawLoaded(model) {
   if (!model) {
     loaded.replaceChildren("No model is loaded.");
@@ -44,14 +33,14 @@ function draw() {
   card.dataset.stage = view.stage;
   card.hidden = view.stage === "idle";
   text.setAttribute("role", view.stage === "failed" ? "alert" : "status");
-  set(text, view.text);
-  set(figures, view.figures);
+  say(text, view.text);
+  say(figures, view.figures);
   bar.hidden = !view.is_running;
   if (view.part === null) bar.removeAttribute("value");
   else bar.value = view.part;
   remedy.hidden = !view.link;
   if (view.link) remedy.href = view.link;
-  set(halt, view.is_running ? "Cancel" : "Close");
+  say(halt, view.is_running ? "Cancel" : "Close");
 }
 
 bar.max = 1;

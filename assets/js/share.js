@@ -1,18 +1,10 @@
 // The Share button and its dialog. The value is what the owner may see; guests get an empty one.
 // The server makes the link; it arrives here with the next status.
 const root = element.querySelector(".share-block") || element;
-const button = make("button", "tool named", "Share");
+const opener = make("button", "tool named", "Share");
 const dialog = make("dialog", "share-dialog");
 let view = null;
 let seen = "";
-
-function make(tag, name, text) {
-  const node = document.createElement(tag);
-  if (name) node.className = name;
-  if (text !== undefined) node.textContent = text;
-  if (tag === "button") node.type = "button";
-  return node;
-}
 
 function row(label, text, name) {
   const line = make("div", "share-row");
@@ -132,20 +124,20 @@ function draw() {
     return;
   }
   const isOn = view.status === "on";
-  button.textContent = isOn ? "Shared" : view.status === "making" ? "Sharing …" : "Share";
-  button.classList.toggle("is-on", isOn);
+  opener.textContent = isOn ? "Shared" : view.status === "making" ? "Sharing …" : "Share";
+  opener.classList.toggle("is-on", isOn);
   drawDialog();
 }
 
 root.hidden = true;
 dialog.setAttribute("aria-labelledby", "share-title");
-button.setAttribute("aria-haspopup", "dialog");
-button.addEventListener("click", () => {
+opener.setAttribute("aria-haspopup", "dialog");
+opener.addEventListener("click", () => {
   drawDialog();
   dialog.showModal();
 });
 dialog.addEventListener("keydown", (event) => event.stopPropagation()); // Esc is the dialog's
 dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
-root.replaceChildren(button, dialog);
+root.replaceChildren(opener, dialog);
 watch("value", draw);
 draw();

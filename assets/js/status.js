@@ -13,17 +13,6 @@ root.replaceChildren(bar);
 let seen = null;
 let listed = "";
 
-function make(tag, name, text) {
-  const node = document.createElement(tag);
-  if (name) node.className = name;
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
-
-function set(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
 function drawFacts(all) {
   while (facts.children.length > all.length) facts.lastChild.remove();
   all.forEach(([label, text, title], place) => {
@@ -35,8 +24,8 @@ function drawFacts(all) {
     }
     fact.dataset.fact = label;
     if (fact.title !== title) fact.title = title;
-    set(fact.firstChild, label);
-    set(fact.lastChild, text);
+    say(fact.firstChild, label);
+    say(fact.lastChild, text);
   });
 }
 
@@ -55,7 +44,7 @@ function draw() {
   seen = value;
   const line = JSON.parse(value);
   bar.dataset.status = line.status;
-  set(sentence, line.text);
+  say(sentence, line.text);
   bar.classList.toggle("has-part", line.part !== null);
   if (line.part !== null) bar.style.setProperty("--part", line.part);
   drawFacts(line.facts);
@@ -84,10 +73,10 @@ let isFollowing = false;
 const clock = setInterval(() => {
   if (!element.isConnected) return clearInterval(clock);
   looks++;
-  if (!isFollowing || looks % WHILE_FOLLOWING === 0) trigger("look");
+  if (!isFollowing || looks % WHILE_FOLLOWING === 0) trigger("refresh");
 }, LOOK_EVERY);
 window.addEventListener("medusa-panel", () => (isFollowing = true));
 window.addEventListener("medusa-end", () => {
   isFollowing = false;
-  trigger("look");
+  trigger("refresh");
 });

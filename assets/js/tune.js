@@ -1,6 +1,6 @@
 // The Tune tab. The value is one JSON object; each card is drawn again only when its own part of it
 // has changed, so that focus stays. Texts go in by textContent only.
-const LOOK_MS = 1000;
+const REFRESH_MS = 1000;
 const root = element.querySelector(".tune-block") || element;
 const hollow = make("p", "tune-hollow");
 const guest = make("p", "tune-words tune-guest", "You look at this page as a guest: nothing here can be changed by you.");
@@ -151,17 +151,17 @@ function drawGain(data) {
 }
 
 // The server works only for a tab that somebody sees.
-function look() {
+function refresh() {
   if (!root.isConnected) {
     clearInterval(timer);
     sized.disconnect();
-  } else if (root.offsetParent !== null && !document.hidden) trigger("look");
+  } else if (root.offsetParent !== null && !document.hidden) trigger("refresh");
 }
 
 // The tab comes in sight, or its width changes: what was drawn unseen had no width.
 function resize() {
   if (!root.clientWidth) return;
-  if (!view) look();
+  if (!view) refresh();
   show();
 }
 
@@ -178,5 +178,5 @@ watch("value", show);
 const sized = new ResizeObserver(resize);
 sized.observe(root);
 show();
-const timer = setInterval(look, LOOK_MS);
-look();
+const timer = setInterval(refresh, REFRESH_MS);
+refresh();

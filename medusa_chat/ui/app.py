@@ -2,11 +2,9 @@
 
 import contextlib
 import io
-import os
 import secrets
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,19 +20,19 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST, Guard
 from medusa_chat.ui.access.password import PasswordGate
 from medusa_chat.ui.access.share import Share
-from medusa_chat.ui.access.tunnel import Entrance, ShareError
+from medusa_chat.ui.access.tunnel import GuestServer, ShareError
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.tab import build_chat
 from medusa_chat.ui.compare.tab import build_compare
 from medusa_chat.ui.header import build_header
 from medusa_chat.ui.models.tab import build_models
 from medusa_chat.ui.page.live import Live
+from medusa_chat.ui.ports import choose_port, is_local, own_names, port_errors
 from medusa_chat.ui.shell import Shell
 from medusa_chat.ui.theme import theme
 from medusa_chat.ui.tune.tab import build_tune
 
 STYLES = ("page.css", "share.css", "chat.css", "tree.css", "compare.css", "models.css", "tune.css")
-FIRST_PORT, LAST_PORT = 7860, 7959
 ATTEMPTS = 5
 EVERYWHERE = ("0.0.0.0", "::")
 USER = "medusa"
@@ -66,12 +64,12 @@ class Page:
     url: str
     auth: Auth | None
     share: Share
-    entrance: Entrance
+    guests: GuestServer
 
     def close(self) -> None:
         """End the link and the server; the session stays with its owner."""
         self.share.stop()
-        self.entrance.close()
+        self.guests.close()
         with contextlib.redirect_stdout(io.StringIO()):
             self.blocks.close(verbose=False)
 
@@ -79,24 +77,26 @@ class Page:
 def build_app(
     session: Session, trees: Sequence[str], share: Share, history: History | None = None
 ) -> tuple[gr.Blocks, ChatController]:
-    """The page over a session, and its desk. trees: presets' names, offered beside "auto"."""
+    """The page over a session, and its chat controller. trees: presets offered beside "auto"."""
     with gr.Blocks(title="medusa-chat", analytics_enabled=False, fill_width=True) as blocks:
         build_header(session, share)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat"):
                 chat = build_chat(session, trees, history)
             with gr.Tab("Compare", id="compare", elem_id="compare-tab"):
-                desk = chat.desk
-                build_compare(session, trees, desk.measured_plain, (chat.tab, desk.last_message))
+                controller = chat.controller
+                build_compare(
+                    session, trees, controller.measured_plain, (chat.tab, controller.last_message)
+                )
             with gr.Tab("Models", id="models", elem_id="models-tab"):
                 build_models(session)
             with gr.Tab("Tune", id="tune", elem_id="tune-tab"):
                 personal = Personal(session, history.file.parent / "trees" if history else None)
                 build_tune(session, personal)
-                chat.desk.rooms.learn = lambda answer: personal.learn(
+                chat.controller.sessions.learn = lambda answer: personal.learn(
                     answer.prefilled, answer.steps
                 )
-    return blocks, chat.desk
+    return blocks, chat.controller
 
 
 def launch(session: Session, options: PageOptions, tell: Callable[[str], None] = print) -> int:
@@ -124,54 +124,65 @@ def launch(session: Session, options: PageOptions, tell: Callable[[str], None] =
 
 def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     """Open the page and return; what others can reach never opens without a password."""
-    host, root_path = options.host.strip("[]"), options.root_path or ""
-    proxy = urlsplit(root_path).netloc
-    auth = options.auth
-    if auth is None and not _is_local(host):
-        auth = (USER, secrets.token_urlsafe(16))
-    if auth is not None and not all(auth):
-        raise UsageError("--auth needs a user and a password: USER:PASSWORD")
-    entrance = Entrance()
-    share = Share(_not_behind_an_address if proxy else entrance.open)
-    blocks, desk = build_app(session, options.trees, share, options.history)
+    host, root = options.host.strip("[]"), urlsplit(options.root_path or "")
+    auth = _auth(options.auth, host)
+    guests = GuestServer()
+    share = Share(_not_behind_an_address if root.netloc else guests.open)
+    blocks, controller = build_app(session, options.trees, share, options.history)
     guard = Middleware(
         Guard,
-        hosts=[host, *_own_names(host)],
+        hosts=[host, *own_names(host)],
         allow_addresses=host in EVERYWHERE,
-        origins=[proxy] if proxy else [],
+        origins=[root.netloc] if root.netloc else [],
     )
-
-    shell = Middleware(Shell, prefix=urlsplit(root_path).path)
-    live = Middleware(Live, updates_of=desk.updates_of)
+    shell = Middleware(Shell, prefix=root.path)
+    live = Middleware(Live, updates_of=controller.updates_of)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         token = secrets.token_urlsafe(32)
         app.tokens[token] = GUEST
         ticket = f"access-token-{app.cookie_id}={token}" if auth else ""
-        entrance.attach(PasswordGate(app, share, root_path=urlsplit(root_path).path, ticket=ticket))
+        guests.attach(PasswordGate(app, share, root_path=root.path, ticket=ticket))
         yield
 
+    kwargs = {"middleware": [guard, shell, live], "lifespan": lifespan}
+    return Page(blocks, _serve(blocks, options, host, auth, kwargs), auth, share, guests)
+
+
+def _auth(asked: Auth | None, host: str) -> Auth | None:
+    """The user and password to ask for: made up where others can reach the host."""
+    if asked is None and not is_local(host):
+        return USER, secrets.token_urlsafe(16)
+    if asked is not None and not all(asked):
+        raise UsageError("--auth needs a user and a password: USER:PASSWORD")
+    return asked
+
+
+def _serve(
+    blocks: gr.Blocks, options: PageOptions, host: str, auth: Auth | None, kwargs: dict[str, Any]
+) -> str:
+    """Start the server; returns the page's address. kwargs: of Gradio's FastAPI app."""
     for attempts_left in reversed(range(ATTEMPTS)):
         quiet = io.StringIO()  # Gradio prints to stdout, which is for results
         try:
-            with contextlib.redirect_stdout(quiet), _port_errors(options.port):
+            with contextlib.redirect_stdout(quiet), port_errors(options.port):
                 _, url, _ = blocks.launch(
                     server_name=f"[{host}]" if ":" in host else host,
-                    server_port=_port(host, options.port),
+                    server_port=choose_port(host, options.port),
                     share=False,
                     auth=auth,
                     inbrowser=options.open_browser,
-                    root_path=root_path,
-                    app_kwargs={"middleware": [guard, shell, live], "lifespan": lifespan},
+                    root_path=options.root_path or "",
+                    app_kwargs=kwargs,
                     **_looks(),
                     **_refusals(),
                 )
-            break
-        except PortInUseError:  # somebody took it in between: there are others
+            return url
+        except PortInUseError:  # another program took it in between: there are others
             if options.port is not None or not attempts_left:
                 raise
-    return Page(blocks, url, auth, share, entrance)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def greeting(page: Page, *, was_generated: bool) -> list[str]:
@@ -216,55 +227,3 @@ def _refusals() -> dict[str, Any]:
         "max_file_size": "1mb",
         "num_workers": 0,
     }
-
-
-def _port(host: str, port: int | None) -> int:
-    """The port to use: the one asked for, or the first free one of the usual range."""
-    if port is not None:
-        if not _is_free(host, port):
-            raise PortInUseError(f"port {port} is in use: choose another with --port, or leave it")
-        return port
-    for candidate in range(FIRST_PORT, LAST_PORT + 1):
-        if _is_free(host, candidate):
-            return candidate
-    raise PortInUseError(f"ports {FIRST_PORT} to {LAST_PORT} are in use: choose one with --port")
-
-
-@contextlib.contextmanager
-def _port_errors(port: int | None) -> Iterator[None]:
-    """What Gradio says when somebody else took the port in between."""
-    try:
-        yield
-    except OSError as error:
-        if "port" not in str(error):
-            raise
-        raise PortInUseError(f"port {port or 'chosen'} was taken: try again") from error
-
-
-def _is_free(host: str, port: int) -> bool:
-    """Whether a server could bind here, and nobody listens on the local address either."""
-    for name in {host, "127.0.0.1"}:
-        family = socket.AF_INET6 if ":" in name else socket.AF_INET
-        with socket.socket(family) as probe:
-            if os.name == "posix":  # elsewhere it would let two servers share a port
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((name, port))
-            except socket.gaierror:
-                raise UsageError(f"host {name!r} is not known: give an address") from None
-            except OverflowError:
-                raise UsageError(f"port is {port}: give 1 to 65535") from None
-            except OSError:
-                return False
-    return True
-
-
-def _is_local(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _own_names(host: str) -> list[str]:
-    if _is_local(host):
-        return []
-    name = socket.gethostname()
-    return [name, f"{name}.local"]

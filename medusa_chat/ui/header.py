@@ -7,7 +7,7 @@ from medusa_chat.runtime.scheduler import ModelState
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.access.share import Share, share_view
-from medusa_chat.ui.page.html_blocks import AT_ONCE, drawn, page
+from medusa_chat.ui.page.html_blocks import AT_ONCE, page, script_block
 from medusa_chat.ui.page.status import status_line
 from medusa_chat.ui.page.tree_view import to_line
 from medusa_chat.ui.shell import mark
@@ -17,16 +17,16 @@ FIRST = ModelState("loading", "start")
 
 def build_header(session: Session, share: Share) -> None:
     """Put the header into the gr.Blocks that is open; status.js has it look again every second."""
-    desk = HeaderController(session, share)
+    controller = HeaderController(session, share)
     with gr.Row(elem_id="header"):
         gr.HTML(f"{mark()}<h1>medusa-chat</h1>", elem_id="brand", js_on_load=None)
-        status = drawn("status", status_line(FIRST))
-        link = drawn("share")
-        drawn("look")
-    for event in (status.look, page().load):
-        event(desk.look, None, [status, link], **AT_ONCE)
-    link.begin_share(desk.begin_share, None, [link], **AT_ONCE)
-    link.end_share(desk.end_share, None, [link], **AT_ONCE)
+        status = script_block("status", status_line(FIRST))
+        link = script_block("share")
+        script_block("look")
+    for event in (status.refresh, page().load):
+        event(controller.refresh, None, [status, link], **AT_ONCE)
+    link.begin_share(controller.begin_share, None, [link], **AT_ONCE)
+    link.end_share(controller.end_share, None, [link], **AT_ONCE)
 
 
 class HeaderController:
@@ -36,7 +36,7 @@ class HeaderController:
         self.session = session
         self.share = share
 
-    def look(self, request: gr.Request) -> tuple[str, str]:
+    def refresh(self, request: gr.Request) -> tuple[str, str]:
         """(status, link) as this visitor may see them."""
         memory = self.session.runner.memory()
         return status_line(self.session.state, memory, is_guest(request)), self._link(request)

@@ -108,31 +108,34 @@ def session():
 
 
 def test_a_new_server_finds_the_conversation_of_a_browser(session, history):
-    desk, tab = ChatController(session, TREES, history), Tab()
-    desk.attach(tab, None)
-    room = desk.room_of(tab)
-    room.ask(turn("hello"))
-    ended(room)
-    room.say_system("Be brief.")
+    controller, tab = ChatController(session, TREES, history), Tab()
+    controller.attach(tab, None)
+    chat = controller.session_of(tab)
+    chat.ask(turn("hello"))
+    ended(chat)
+    chat.set_system("Be brief.")
     other, reloaded = ChatController(session, TREES, history), Tab()
-    other.attach(reloaded, room.token)
-    found = other.room_of(reloaded)
-    assert found is not room
-    assert found.talk.messages == room.talk.messages and len(found.talk.messages) == 2
+    other.attach(reloaded, chat.token)
+    found = other.session_of(reloaded)
+    assert found is not chat
+    assert (
+        found.transcript.messages == chat.transcript.messages
+        and len(found.transcript.messages) == 2
+    )
     assert found.system == "Be brief."
     found.clear()
     third, last = ChatController(session, TREES, history), Tab()
-    third.attach(last, room.token)
-    assert third.room_of(last).talk.messages == ()
+    third.attach(last, chat.token)
+    assert third.session_of(last).transcript.messages == ()
 
 
 def test_what_a_guest_says_is_not_written(session, history):
-    desk, tab = ChatController(session, TREES, history), Tab()
-    desk.attach(tab, None, SimpleNamespace(headers={GUEST_HEADER: "1"}, username=None))
-    room = desk.room_of(tab)
-    room.ask(turn("hello"))
-    ended(room)
-    assert len(room.talk.messages) == 2 and not history.file.exists()
+    controller, tab = ChatController(session, TREES, history), Tab()
+    controller.attach(tab, None, SimpleNamespace(headers={GUEST_HEADER: "1"}, username=None))
+    chat = controller.session_of(tab)
+    chat.ask(turn("hello"))
+    ended(chat)
+    assert len(chat.transcript.messages) == 2 and not history.file.exists()
 
 
 def test_all_conversations_are_read_but_for_the_broken_ones(tmp_path):

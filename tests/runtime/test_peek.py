@@ -43,7 +43,7 @@ def tiny(tmp_path_factory):
 def answered(session: Session, prompt, **settings) -> Answer:
     answer = Answer()
     wanted = {"max_new_tokens": 40, "seed": 3} | settings
-    answer.take(session.reply(prompt, GenerationSettings(**wanted)))
+    answer.add(session.reply(prompt, GenerationSettings(**wanted)))
     return answer
 
 
@@ -174,7 +174,7 @@ def test_the_childs_look_waits_behind_a_running_answer():
         job = session.submit(HELLO, GenerationSettings(max_new_tokens=400, seed=1))
         wait_for(lambda: any(isinstance(e, Step) for e in job.trace))
         answer = Answer()
-        answer.take(list(job.trace))
+        answer.add(list(job.trace))
         found = session.peek(peek_request(answer, 0, 1), timeout=60)
         assert job.done.is_set() and not job.error
         draft = answer.steps[0].draft

@@ -25,12 +25,12 @@ def wait_for(what, seconds=20):
         time.sleep(0.01)
 
 
-def ended(room: ChatSession) -> None:
-    wait_for(lambda: not room.is_running)
+def ended(chat: ChatSession) -> None:
+    wait_for(lambda: not chat.is_running)
 
 
 @pytest.fixture
-def desk():
+def controller():
     session = Session(ScriptedRunner(delay=0.005, prefill=0.01, steps=30))
     list(session.load(LoadRequest()))
     yield ChatController(session, TREES)
@@ -38,5 +38,5 @@ def desk():
 
 
 @pytest.fixture
-def room(desk):
-    return desk.rooms.open()
+def chat(controller):
+    return controller.sessions.open()

@@ -44,7 +44,7 @@ def guest_browser(opened) -> Iterator:
     """A browser for which every shared link is the entrance for guests."""
     from playwright.sync_api import sync_playwright
 
-    rules = f"--host-resolver-rules=MAP *.gradio.live 127.0.0.1:{opened.entrance.open()}"
+    rules = f"--host-resolver-rules=MAP *.gradio.live 127.0.0.1:{opened.guests.open()}"
     with sync_playwright() as play:
         chrome = play.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", rules]

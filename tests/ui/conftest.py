@@ -1,3 +1,3 @@
 """What the tests of conversations start from."""
 
-from support.conversations import desk, room  # noqa: F401
+from support.conversations import chat, controller  # noqa: F401

@@ -19,8 +19,8 @@ from medusa_chat.errors import PortInUseError, UsageError
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui import app as page
 from medusa_chat.ui.access.share import Share
-from medusa_chat.ui.access.tunnel import Entrance, ShareError, Tunnel
-from medusa_chat.ui.chat.answer import Answer, drawn_row, rows
+from medusa_chat.ui.access.tunnel import GuestServer, ShareError, Tunnel
+from medusa_chat.ui.chat.answer import Answer, chatbot_row, rows
 from medusa_chat.ui.chat.node_card import text_before
 from medusa_chat.ui.chat.step_panel import figures, panel_line, recent_rate, verdict
 from medusa_chat.ui.page.inputs import MAX_CHARACTERS, checked
@@ -83,8 +83,8 @@ def test_numbers_out_of_range_or_of_no_number_are_refused(name, value):
         {"step": -1},
         {"step": True},
         {"step": "1"},
-        {"place": -1},
-        {"place": [0, 1]},
+        {"row": -1},
+        {"row": [0, 1]},
         {"drafter": "none"},
         {"drafter": None},
         {"nodes": 0},
@@ -223,7 +223,7 @@ def test_a_step_of_64_nodes_fits_in_10_kb(settings):
     else:
         assert all(view["same"][node] == 1 for node in step.path[1:])
     answer = Answer()
-    answer.take(events)
+    answer.add(events)
     line = panel_line(answer, 30.0)
     assert len(line.encode()) < 10_000 and "<" not in line
     assert json.loads(line)["step"]["index"] == len(answer.steps) - 1
@@ -250,9 +250,9 @@ def test_folding_event_by_event_equals_folding_at_once():
     slow, fast = Answer(), Answer()
     lives = []
     for event in events:
-        slow.take([event])
+        slow.add([event])
         lives.append(slow.live)
-    fast.take(events)
+    fast.add(events)
     assert slow.text == fast.text == events[-1].text
     assert panel_line(slow, None) == panel_line(fast, None)
     assert all(later.startswith(earlier) for earlier, later in zip(lives, lives[1:], strict=False))
@@ -268,8 +268,8 @@ def test_folding_event_by_event_equals_folding_at_once():
 def test_the_ratio_has_a_measured_baseline():
     runner = ScriptedRunner(delay=0.001, prefill=0, steps=20)
     plain, medusa = Answer(), Answer()
-    plain.take(trace(runner, drafter="none"))
-    medusa.take(trace(runner))
+    plain.add(trace(runner, drafter="none"))
+    medusa.add(trace(runner))
     assert plain.plain_rate and medusa.plain_rate is None
     assert {len(s.draft.tokens) for s in plain.steps} == {1}
     expected = medusa.rate / plain.plain_rate
@@ -279,7 +279,7 @@ def test_the_ratio_has_a_measured_baseline():
 def test_every_step_of_a_long_answer_can_be_reached():
     answer = Answer()
     events = trace(ScriptedRunner(delay=0, prefill=0, steps=2400), max_new_tokens=20000)
-    answer.take(events[:-1])
+    answer.add(events[:-1])
     live = json.loads(panel_line(answer, None))
     assert live["first"] == 2160 and len(live["bars"]) == len(live["times"]) == 240
     known = set()
@@ -296,19 +296,19 @@ def test_every_step_of_a_long_answer_can_be_reached():
 def test_bars_of_a_long_answer_stay_small():
     answer = Answer()
     events = trace(ScriptedRunner(delay=0.0123, prefill=0, steps=1, nodes=64))
-    answer.take(events[:-1])
-    answer.take([replace(events[1], index=n, seconds=0.0123) for n in range(1, 3000)])
+    answer.add(events[:-1])
+    answer.add([replace(events[1], index=n, seconds=0.0123) for n in range(1, 3000)])
     assert len(panel_line(answer, 30.0).encode()) < 10_000
     assert len(panel_line(answer, 30.0, 1500).encode()) < 16_000  # on a click, not each step
 
 
 def test_the_parts_of_a_step_add_up_to_it():
     answer = Answer()
-    answer.take(trace(ScriptedRunner(delay=0.003, prefill=0, steps=20)))
+    answer.add(trace(ScriptedRunner(delay=0.003, prefill=0, steps=20)))
     found = figures(answer, None)
     assert sum(found["split_ms"]) == pytest.approx(found["ms"], rel=0.03)
     old = Answer()
-    old.take([replace(step, backbone_seconds=0.0) for step in answer.steps])
+    old.add([replace(step, backbone_seconds=0.0) for step in answer.steps])
     assert figures(old, None)["split_ms"] is None
 
 
@@ -316,7 +316,7 @@ def test_the_last_second_is_the_last_second():
     answer = Answer()
     slow = [Step(n, (1,), "", 0.1, (0,)) for n in range(30)]
     fast = [Step(n, (1, 2, 3, 4), "", 0.1, (0,)) for n in range(30, 40)]
-    answer.take([*slow, *fast])
+    answer.add([*slow, *fast])
     assert recent_rate(answer) == pytest.approx(40)
     assert answer.rate == pytest.approx(70 / 4)
     assert recent_rate(Answer()) is None
@@ -333,7 +333,7 @@ def test_the_last_second_is_the_last_second():
 )
 def test_a_slower_medusa_says_why(tokens, seconds, said):
     answer = Answer()
-    answer.take([Step(n, (7,) * tokens, "", seconds, (0,)) for n in range(10)])
+    answer.add([Step(n, (7,) * tokens, "", seconds, (0,)) for n in range(10)])
     sentence = verdict(answer, plain=100.0)
     assert said in sentence and bool(said) == bool(sentence)
     assert figures(answer, 100.0)["slower"] == sentence
@@ -342,14 +342,14 @@ def test_a_slower_medusa_says_why(tokens, seconds, said):
 
 def test_speedup_is_rate_over_overhead():
     answer = Answer()
-    answer.take([Step(n, (7, 8, 9), "", 0.02, (0,)) for n in range(10)])
+    answer.add([Step(n, (7, 8, 9), "", 0.02, (0,)) for n in range(10)])
     found = figures(answer, 75.0)
     assert found["per_step"] / found["overhead"] == pytest.approx(found["ratio"], rel=1e-3)
 
 
 def test_the_prefix_of_a_step_is_what_its_root_follows():
     answer = Answer()
-    answer.take(trace(ScriptedRunner(delay=0.001, prefill=0, steps=30)))
+    answer.add(trace(ScriptedRunner(delay=0.001, prefill=0, steps=30)))
     for index in (0, 7, 29):
         view = json.loads(panel_line(answer, None, index))["step"]
         assert view["prefix"] == len(text_before(answer, index))
@@ -358,7 +358,7 @@ def test_the_prefix_of_a_step_is_what_its_root_follows():
 def test_messages_are_shown_without_a_changed_character():
     text = "1. a\n   - b\n\tcode\n\n"
     (row,) = rows([{"role": "user", "content": text}], {}, {})
-    assert drawn_row(row, "user")["content"] == [{"type": "text", "text": text}]
+    assert chatbot_row(row, "user")["content"] == [{"type": "text", "text": text}]
 
 
 # ---- the server ----
@@ -400,7 +400,7 @@ def test_a_port_that_somebody_takes_in_between_is_no_reason_to_fail(monkeypatch)
         taken.listen()
         ports = [taken.getsockname()[1], free.getsockname()[1]]
         free.close()
-        monkeypatch.setattr(page, "_port", lambda host, port: ports.pop(0))
+        monkeypatch.setattr(page, "choose_port", lambda host, port: ports.pop(0))
         opened = page.open_page(Session(ScriptedRunner()))
     assert httpx.get(opened.url).status_code == 200 and not ports
     opened.close()
@@ -440,7 +440,7 @@ def test_share_at_the_start_makes_a_link_or_says_why_not(monkeypatch):
         (lambda port: Tunnel("https://a.gradio.live", lambda: None), "shared at https://a.gradio"),
     ):
         share = Share(lambda: 7, tunnel)
-        opened = page.Page(blocks, "http://127.0.0.1:7860/", None, share, Entrance())
+        opened = page.Page(blocks, "http://127.0.0.1:7860/", None, share, GuestServer())
         monkeypatch.setattr(page, "open_page", lambda session, options, opened=opened: opened)
         lines = []
         assert page.launch(Session(ScriptedRunner()), page.PageOptions(share=True), lines.append)
@@ -459,7 +459,7 @@ def test_launch_tells_where_and_ends_with_ctrl_c(monkeypatch):
     thread = SimpleNamespace(is_alive=lambda: True, join=interrupted)
     blocks = SimpleNamespace(server=SimpleNamespace(thread=thread), close=lambda verbose: None)
     share = Share(lambda: 7)
-    opened = page.Page(blocks, "http://127.0.0.1:7860/", None, share, Entrance())
+    opened = page.Page(blocks, "http://127.0.0.1:7860/", None, share, GuestServer())
     monkeypatch.setattr(page, "open_page", lambda session, options: opened)
     lines = []
     assert page.launch(Session(ScriptedRunner()), page.PageOptions(), lines.append) == 130
@@ -468,7 +468,7 @@ def test_launch_tells_where_and_ends_with_ctrl_c(monkeypatch):
 
 def test_greeting_says_what_the_user_must_know():
     auth = ("medusa", "secret")
-    opened = page.Page(None, "http://127.0.0.1:7860/", auth, Share(lambda: 7), Entrance())
+    opened = page.Page(None, "http://127.0.0.1:7860/", auth, Share(lambda: 7), GuestServer())
     assert "user medusa, password secret" in page.greeting(opened, was_generated=True)
     assert "secret" not in " ".join(page.greeting(opened, was_generated=False))
 

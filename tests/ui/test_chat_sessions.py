@@ -1,40 +1,49 @@
-"""Rooms, the desk's events and the settings, without a browser: who sees what, what is kept."""
+"""Chat sessions, their events and settings, without a browser: who sees what, what is kept."""
 
 import asyncio
 import json
 import time
 from types import SimpleNamespace
 
+import gradio as gr
 import pytest
 from support.conversations import TREES, ended, turn, wait_for
 
 from medusa_chat.decoding.events import Step
 from medusa_chat.errors import UsageError
 from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
-from medusa_chat.ui.chat import chat_session as room_module
-from medusa_chat.ui.chat import session_store as rooms_module
-from medusa_chat.ui.chat.answer import Answer, drawn_row, rows
+from medusa_chat.ui.chat import chat_session as session_module
+from medusa_chat.ui.chat import session_store as store_module
+from medusa_chat.ui.chat.answer import Answer, chatbot_row, rows
 from medusa_chat.ui.chat.chat_session import ChatSession
-from medusa_chat.ui.chat.controller import SETTINGS
-from medusa_chat.ui.chat.reasoning_spans import said, spans, within
+from medusa_chat.ui.chat.reasoning_spans import pieces_within, spans, visible_text
 from medusa_chat.ui.chat.session_store import SessionStore
-from medusa_chat.ui.chat.settings_panel import DEFAULTS, idle, restored
+from medusa_chat.ui.chat.setting_components import DEFAULTS, idle
+from medusa_chat.ui.chat.settings_panel import build_settings, restored
 from medusa_chat.ui.chat.view import Tab, rows_of
 
-POSTED = [{**DEFAULTS, "vanilla": False, "system": ""}[name] for name in SETTINGS]
+
+def post(act, refuse, tab, text="hi", event=None, **settings):
+    """What a browser posts, through the same handler: a message, or an event's own fields."""
+    with gr.Blocks():
+        panel = build_settings(TREES, gr.Checkbox())
+        state, box = gr.State(), gr.Textbox()
+    sources = {"text": box} if event is None else {"text": "value", "row": "index"}
+    posted = {state: tab, box: text} | {panel.components[n]: v for n, v in settings.items()}
+    return panel.handler(act, refuse, state, **sources)(posted, event)
 
 
-def roles(room: ChatSession) -> list[str]:
-    return [message["role"] for message in room.talk.messages]
+def roles(chat: ChatSession) -> list[str]:
+    return [message["role"] for message in chat.transcript.messages]
 
 
 def event(**data):
     return SimpleNamespace(_data=data)
 
 
-async def watch(desk, tab, until=lambda: False):
+async def watch(controller, tab, until=lambda: False):
     seen = []
-    stream = desk.stream(tab)
+    stream = controller.stream(tab)
     async for update in stream:
         seen.append(update)
         if until():
@@ -43,230 +52,235 @@ async def watch(desk, tab, until=lambda: False):
     return seen
 
 
-# ---- a room ----
+# ---- a chat ----
 
 
-def test_an_answer_is_committed_once_whatever_tabs_do(desk):
+def test_an_answer_is_committed_once_whatever_tabs_do(controller):
     tabs = [Tab(), Tab(), Tab()]
-    desk.begin(tabs[0], "hi", *POSTED)
+    controller.send(tabs[0], turn("hi"))
     for tab in tabs[1:]:
-        desk.attach(tab, tabs[0].token)
+        controller.attach(tab, tabs[0].token)
 
     async def all_of_them():
-        await asyncio.gather(*(watch(desk, tab) for tab in tabs))
+        await asyncio.gather(*(watch(controller, tab) for tab in tabs))
 
     asyncio.run(all_of_them())
-    room = desk.room_of(tabs[0])
-    ended(room)
+    chat = controller.session_of(tabs[0])
+    ended(chat)
     for tab in tabs:
-        desk.look(tab)
-        desk.look(tab)
-    assert roles(room) == ["user", "assistant"]
-    assert room.talk.messages[1]["content"] == room.answer.finished.text
+        controller.refresh(tab)
+        controller.refresh(tab)
+    assert roles(chat) == ["user", "assistant"]
+    assert chat.transcript.messages[1]["content"] == chat.answer.finished.text
 
 
-def test_a_tab_that_comes_in_mid_answer_sees_all_of_it(desk):
+def test_a_tab_that_comes_in_mid_answer_sees_all_of_it(controller):
     first, second = Tab(), Tab()
-    desk.begin(first, "hi", *POSTED)
-    room = desk.room_of(first)
-    asyncio.run(watch(desk, first, lambda: len(room.answer.steps) >= 5))
-    view = desk.attach(second, first.token)
+    controller.send(first, turn("hi"))
+    chat = controller.session_of(first)
+    asyncio.run(watch(controller, first, lambda: len(chat.answer.steps) >= 5))
+    view = controller.attach(second, first.token)
     assert second.token == first.token == json.loads(view.next)["token"]
     assert view.history[0]["content"][0]["text"] == "hi"
-    updates = asyncio.run(watch(desk, second))
+    updates = asyncio.run(watch(controller, second))
     live = updates[-1][0]
     assert all(live.startswith(update[0]) for update in updates)
     told = [json.loads(line) for line in live.splitlines()]
     text = "".join(part for line in told if isinstance(line, list) for part in line[1::2])
-    ended(room)
-    assert text == room.answer.finished.text == room.talk.messages[1]["content"]
+    ended(chat)
+    assert text == chat.answer.finished.text == chat.transcript.messages[1]["content"]
 
 
-def test_an_answer_goes_on_without_a_tab_and_ends_after_the_grace_time(desk, monkeypatch):
-    monkeypatch.setattr(desk.session.runner, "delay", 0.05)
-    monkeypatch.setattr(room_module, "GRACE_SECONDS", 0.6)
+def test_an_answer_goes_on_without_a_tab_and_ends_after_the_grace_time(controller, monkeypatch):
+    monkeypatch.setattr(controller.session.runner, "delay", 0.05)
+    monkeypatch.setattr(session_module, "GRACE_SECONDS", 0.6)
     tab = Tab()
-    desk.begin(tab, "hi", *POSTED)
-    room = desk.room_of(tab)
-    asyncio.run(watch(desk, tab, lambda: len(room.answer.steps) >= 2))
-    had = len(room.answer.steps)
+    controller.send(tab, turn("hi"))
+    chat = controller.session_of(tab)
+    asyncio.run(watch(controller, tab, lambda: len(chat.answer.steps) >= 2))
+    had = len(chat.answer.steps)
     left = time.monotonic()
-    ended(room)
+    ended(chat)
     assert time.monotonic() - left > 0.5
-    assert had < len(room.answer.steps) < 30 and room.talk.notes[1] == "stopped"
+    assert had < len(chat.answer.steps) < 30 and chat.transcript.notes[1] == "stopped"
 
 
-def test_a_clock_that_ticks_before_the_page_has_loaded_costs_no_conversation(desk):
+def test_a_clock_that_ticks_before_the_page_has_loaded_costs_no_conversation(controller):
     first, second = Tab(), Tab()
-    desk.begin(first, "hi", *POSTED)
-    assert desk.tick(second)["__type__"] == "update"
-    desk.attach(second, first.token)
-    assert desk.room_of(second) is desk.room_of(first)
+    controller.send(first, turn("hi"))
+    assert controller.tick(second)["__type__"] == "update"
+    controller.attach(second, first.token)
+    assert controller.session_of(second) is controller.session_of(first)
 
 
-def test_a_tab_that_looks_keeps_the_answer_alive(desk, monkeypatch):
-    monkeypatch.setattr(desk.session.runner, "delay", 0.03)
-    monkeypatch.setattr(room_module, "GRACE_SECONDS", 0.1)
+def test_a_tab_that_looks_keeps_the_answer_alive(controller, monkeypatch):
+    monkeypatch.setattr(controller.session.runner, "delay", 0.03)
+    monkeypatch.setattr(session_module, "GRACE_SECONDS", 0.1)
     tab = Tab()
-    desk.begin(tab, "hi", *POSTED)
-    asyncio.run(watch(desk, tab))
-    assert len(desk.room_of(tab).answer.steps) == 30
+    controller.send(tab, turn("hi"))
+    asyncio.run(watch(controller, tab))
+    assert len(controller.session_of(tab).answer.steps) == 30
 
 
-def test_other_browsers_never_see_a_room(desk):
+def test_other_browsers_never_see_a_room(controller):
     mine, theirs = Tab(), Tab()
-    desk.begin(mine, "my secret", *POSTED)
+    controller.send(mine, turn("my secret"))
     for token in (None, "", "x" * 32, mine.token[:-1], 7, ["a"], {"a": 1}):
         stranger = Tab()
-        view = desk.attach(stranger, token)
+        view = controller.attach(stranger, token)
         assert stranger.token != mine.token and "secret" not in repr(view)
         assert json.loads(view.next)["token"] == stranger.token
-    desk.attach(theirs, None)
-    assert desk.tick(theirs)["__type__"] == "update" and "secret" not in repr(desk.look(theirs))
+    controller.attach(theirs, None)
+    assert controller.tick(theirs)["__type__"] == "update" and "secret" not in repr(
+        controller.refresh(theirs)
+    )
     assert len(mine.token) >= 32
 
 
-def test_a_message_sent_while_one_runs_waits_and_goes_out_at_the_end(room):
-    room.ask(turn("one"))
-    room.ask(turn("two"))
-    room.ask(turn("dropped"))
-    room.ask(turn("three"))
-    assert [inputs.text for inputs in room.pending] == ["two", "dropped", "three"]
-    room.drop(1)
-    room.drop(7)
-    room.enter()
-    wait_for(lambda: len(room.talk.messages) == 6)
-    ended(room)
-    sent = [prompt[-1]["content"] for prompt in room.session.runner.prompts]
-    assert sent == ["one", "two", "three"] and room.pending == []
+def test_a_message_sent_while_one_runs_waits_and_goes_out_at_the_end(chat):
+    chat.ask(turn("one"))
+    chat.ask(turn("two"))
+    chat.ask(turn("dropped"))
+    chat.ask(turn("three"))
+    assert [inputs.text for inputs in chat.pending] == ["two", "dropped", "three"]
+    chat.drop(1)
+    chat.drop(7)
+    chat.enter()
+    wait_for(lambda: len(chat.transcript.messages) == 6)
+    ended(chat)
+    sent = [prompt[-1]["content"] for prompt in chat.session.runner.prompts]
+    assert sent == ["one", "two", "three"] and chat.pending == []
 
 
-def test_what_waits_goes_out_after_a_stop_too(room, monkeypatch):
-    monkeypatch.setattr(room.session.runner, "delay", 0.05)
-    room.ask(turn("one"))
-    room.ask(turn("two"))
-    room.enter()
-    wait_for(lambda: room.session.runner.last)
-    room.stop()
-    wait_for(lambda: room._job and room._job.prompt[-1]["content"] == "two" and room._job.trace)
-    room.stop()
-    ended(room)
-    assert [m["content"] for m in room.talk.messages if m["role"] == "user"] == ["one", "two"]
+def test_what_waits_goes_out_after_a_stop_too(chat, monkeypatch):
+    monkeypatch.setattr(chat.session.runner, "delay", 0.05)
+    chat.ask(turn("one"))
+    chat.ask(turn("two"))
+    chat.enter()
+    wait_for(lambda: chat.session.runner.last)
+    chat.stop()
+    wait_for(lambda: chat._job and chat._job.prompt[-1]["content"] == "two" and chat._job.trace)
+    chat.stop()
+    ended(chat)
+    assert [m["content"] for m in chat.transcript.messages if m["role"] == "user"] == ["one", "two"]
 
 
-def test_a_crowd_of_waiting_messages_is_refused(room):
-    room.ask(turn("one"))
-    for number in range(room_module.MAX_PENDING):
-        room.ask(turn(f"next {number}"))
+def test_a_crowd_of_waiting_messages_is_refused(chat):
+    chat.ask(turn("one"))
+    for number in range(session_module.MAX_PENDING):
+        chat.ask(turn(f"next {number}"))
     with pytest.raises(UsageError, match="wait already"):
-        room.ask(turn("too many"))
-    room.clear()
+        chat.ask(turn("too many"))
+    chat.clear()
 
 
-def test_one_room_has_one_job_and_rooms_take_turns(desk):
-    one, two = desk.rooms.open(), desk.rooms.open()
-    for at, room in enumerate((one, two)):
-        room.enter()
-        room.ask(turn(f"{at} a"))
+def test_one_room_has_one_job_and_rooms_take_turns(controller):
+    one, two = controller.sessions.open(), controller.sessions.open()
+    for at, chat in enumerate((one, two)):
+        chat.enter()
+        chat.ask(turn(f"{at} a"))
     one.ask(turn("0 b"))
-    assert desk._waiting_for(two._job) == "waiting: 1 ahead"
-    wait_for(lambda: len(one.talk.messages) == 4 and len(two.talk.messages) == 2)
+    assert controller._waiting_for(two._job) == "waiting: 1 ahead"
+    wait_for(lambda: len(one.transcript.messages) == 4 and len(two.transcript.messages) == 2)
     ended(one)
-    sent = [prompt[-1]["content"] for prompt in desk.session.runner.prompts]
+    sent = [prompt[-1]["content"] for prompt in controller.session.runner.prompts]
     assert sent == ["0 a", "1 a", "0 b"]
 
 
-def test_regenerate_replaces_the_answer_and_sends_the_same(room):
-    room.ask(turn())
-    ended(room)
-    first = room.answer
-    room.regenerate(turn(seed="11"))
-    assert roles(room) == ["user"]
-    ended(room)
-    assert roles(room) == ["user", "assistant"]
-    assert room.talk.answers == {1: room.answer} and room.answer is not first
-    prompts = room.session.runner.prompts
-    assert prompts[0] == prompts[1] and room.session.runner.settings[1].seed == 11
+def test_regenerate_replaces_the_answer_and_sends_the_same(chat):
+    chat.ask(turn())
+    ended(chat)
+    first = chat.answer
+    chat.regenerate(turn(seed="11"))
+    assert roles(chat) == ["user"]
+    ended(chat)
+    assert roles(chat) == ["user", "assistant"]
+    assert chat.transcript.answers == {1: chat.answer} and chat.answer is not first
+    prompts = chat.session.runner.prompts
+    assert prompts[0] == prompts[1] and chat.session.runner.settings[1].seed == 11
 
 
-def test_a_regenerate_that_comes_to_nothing_gives_the_old_answer_back(room):
-    room.ask(turn())
-    ended(room)
-    talk = room.talk
-    room.session.runner.reply = lambda prompt, settings: iter(_raise())
-    room.regenerate(turn())
-    ended(room)
-    assert room.talk == talk and "wanted failure" in room.error
+def test_a_regenerate_that_comes_to_nothing_gives_the_old_answer_back(chat):
+    chat.ask(turn())
+    ended(chat)
+    transcript = chat.transcript
+    chat.session.runner.reply = lambda prompt, settings: iter(_raise())
+    chat.regenerate(turn())
+    ended(chat)
+    assert chat.transcript == transcript and "wanted failure" in chat.error
 
 
-def test_continue_keeps_the_text_and_puts_the_new_one_after_it(room):
-    room.ask(turn(max_new_tokens=30))
-    ended(room)
-    before = room.talk.messages[1]["content"]
-    assert "limit of new tokens" in room.talk.notes[1]
-    room.proceed(turn())
-    assert room.answer.live.startswith(f"[1,{json.dumps(room.answer.pieces[0][0])}")
-    ended(room)
-    prompt = room.session.runner.prompts[-1]
+def test_continue_keeps_the_text_and_puts_the_new_one_after_it(chat):
+    chat.ask(turn(max_new_tokens=30))
+    ended(chat)
+    before = chat.transcript.messages[1]["content"]
+    assert "limit of new tokens" in chat.transcript.notes[1]
+    chat.proceed(turn())
+    assert chat.answer.live.startswith(f"[1,{json.dumps(chat.answer.pieces[0][0])}")
+    ended(chat)
+    prompt = chat.session.runner.prompts[-1]
     assert prompt[-1] == {"role": "assistant", "content": before}
-    after = room.talk.messages[1]["content"]
-    assert after == before + room.answer.finished.text and len(after) > len(before)
-    assert "".join(text for text, _ in room.answer.pieces) == after and not room.talk.notes
+    after = chat.transcript.messages[1]["content"]
+    assert after == before + chat.answer.finished.text and len(after) > len(before)
+    assert "".join(text for text, _ in chat.answer.pieces) == after and not chat.transcript.notes
 
 
-def test_undo_gives_the_turn_back(room):
-    room.ask(turn("first"))
-    ended(room)
-    room.ask(turn("second"))
-    ended(room)
-    assert room.undo() == "second" and roles(room) == ["user", "assistant"]
-    assert room.undo() == "first" and roles(room) == [] and room.talk.answers == {}
+def test_undo_gives_the_turn_back(chat):
+    chat.ask(turn("first"))
+    ended(chat)
+    chat.ask(turn("second"))
+    ended(chat)
+    assert chat.undo() == "second" and roles(chat) == ["user", "assistant"]
+    assert chat.undo() == "first" and roles(chat) == [] and chat.transcript.answers == {}
     with pytest.raises(UsageError, match="nothing to undo"):
-        room.undo()
+        chat.undo()
 
 
-def test_an_edited_question_drops_what_came_after_it_and_is_sent(room):
+def test_an_edited_question_drops_what_came_after_it_and_is_sent(chat):
     for text in ("first", "second"):
-        room.ask(turn(text))
-        ended(room)
-    room.edit(0, turn("changed"))
-    ended(room)
-    assert [m["content"] for m in room.talk.messages if m["role"] == "user"] == ["changed"]
-    assert room.session.runner.prompts[-1] == [{"role": "user", "content": "changed"}]
+        chat.ask(turn(text))
+        ended(chat)
+    chat.edit(0, turn("changed"))
+    ended(chat)
+    assert [m["content"] for m in chat.transcript.messages if m["role"] == "user"] == ["changed"]
+    assert chat.session.runner.prompts[-1] == [{"role": "user", "content": "changed"}]
 
 
-def test_an_edited_answer_stays_as_edited_and_nothing_is_sent(room):
+def test_an_edited_answer_stays_as_edited_and_nothing_is_sent(chat):
     for text in ("first", "second"):
-        room.ask(turn(text))
-        ended(room)
-    room.edit(1, turn("my own words"))
-    assert not room.is_running and len(room.session.runner.prompts) == 2
-    assert room.talk.messages[1]["content"] == "my own words" and len(room.talk.messages) == 4
-    assert set(room.talk.answers) == {3}
+        chat.ask(turn(text))
+        ended(chat)
+    chat.edit(1, turn("my own words"))
+    assert not chat.is_running and len(chat.session.runner.prompts) == 2
+    assert (
+        chat.transcript.messages[1]["content"] == "my own words"
+        and len(chat.transcript.messages) == 4
+    )
+    assert set(chat.transcript.answers) == {3}
 
 
 @pytest.mark.parametrize("act", ["regenerate", "proceed", "edit", "undo"])
-def test_nothing_of_the_past_changes_while_an_answer_runs(room, act):
-    room.ask(turn())
+def test_nothing_of_the_past_changes_while_an_answer_runs(chat, act):
+    chat.ask(turn())
     arguments = {"edit": (0, turn("x")), "undo": ()}.get(act, (turn(),))
     with pytest.raises(UsageError, match="still running"):
-        getattr(room, act)(*arguments)
-    assert roles(room) == ["user"] and room.pending == []
-    room.clear()
+        getattr(chat, act)(*arguments)
+    assert roles(chat) == ["user"] and chat.pending == []
+    chat.clear()
 
 
-def test_clear_ends_the_answer_and_keeps_the_system_prompt(room):
-    room.ask(turn(system="be brief"))
-    room.ask(turn("next"))
-    job = room._job
-    room.clear()
-    assert job.is_cancelled and roles(room) == [] and room.pending == []
-    assert not room.is_running and room.system == "be brief"
+def test_clear_ends_the_answer_and_keeps_the_system_prompt(chat):
+    chat.ask(turn(system="be brief"))
+    chat.ask(turn("next"))
+    job = chat._job
+    chat.clear()
+    assert job.is_cancelled and roles(chat) == [] and chat.pending == []
+    assert not chat.is_running and chat.system == "be brief"
     assert job.done.wait(10)
-    room.ask(turn("again", system="be brief"))
-    ended(room)
-    assert roles(room) == ["user", "assistant"]
-    assert room.session.runner.prompts[-1][0] == {"role": "system", "content": "be brief"}
+    chat.ask(turn("again", system="be brief"))
+    ended(chat)
+    assert roles(chat) == ["user", "assistant"]
+    assert chat.session.runner.prompts[-1][0] == {"role": "system", "content": "be brief"}
 
 
 def _raise():
@@ -274,174 +288,173 @@ def _raise():
     yield
 
 
-def test_a_failure_before_any_text_gives_the_messages_back(desk):
-    desk.session.runner.reply = lambda prompt, settings: iter(_raise())
+def test_a_failure_before_any_text_gives_the_messages_back(controller):
+    controller.session.runner.reply = lambda prompt, settings: iter(_raise())
     tab = Tab()
-    desk.begin(tab, "keep me", *POSTED)
-    room = desk.room_of(tab)
-    ended(room)
-    assert room.talk.messages == ()
-    view = desk.look(tab, "typed since")
+    controller.send(tab, turn("keep me"))
+    chat = controller.session_of(tab)
+    ended(chat)
+    assert chat.transcript.messages == ()
+    view = controller.refresh(tab, "typed since")
     assert view.box == "keep me\n\ntyped since" and "wanted failure" in view.live
-    assert desk.look(tab).box["__type__"] == "update"  # given back once
+    assert controller.refresh(tab).box["__type__"] == "update"  # given back once
 
 
-def test_a_failure_in_the_middle_keeps_the_text_and_gives_back_what_waits(room):
-    room.session.runner.fail_at = 5
-    room.ask(turn("one"))
-    room.ask(turn("two"))
-    room.enter()
-    ended(room)
-    assert room.talk.messages[1]["content"]
-    assert room.talk.notes[1].startswith("stopped: the script says")
-    assert "the script says" in room.error and room.take_returned() == "two"
+def test_a_failure_in_the_middle_keeps_the_text_and_gives_back_what_waits(chat):
+    chat.session.runner.fail_at = 5
+    chat.ask(turn("one"))
+    chat.ask(turn("two"))
+    chat.enter()
+    ended(chat)
+    assert chat.transcript.messages[1]["content"]
+    assert chat.transcript.notes[1].startswith("stopped: the script says")
+    assert "the script says" in chat.error and chat.pop_returned() == "two"
 
 
-def test_rooms_end_by_age_and_by_number(desk, monkeypatch):
-    monkeypatch.setattr(rooms_module, "MAX_ROOMS", 3)
-    rooms = SessionStore(desk.session, lambda answer: None)
-    made = [rooms.open() for _ in range(3)]
+def test_rooms_end_by_age_and_by_number(controller, monkeypatch):
+    monkeypatch.setattr(store_module, "MAX_SESSIONS", 3)
+    sessions = SessionStore(controller.session, lambda answer: None)
+    made = [sessions.open() for _ in range(3)]
     made[1].seen_at -= 10
-    rooms.open()
-    assert rooms.find(made[1].token) is None and rooms.find(made[0].token) is made[0]
-    made[0].seen_at -= room_module.IDLE_SECONDS + 1
-    rooms.open()
-    assert rooms.find(made[0].token) is None
+    sessions.open()
+    assert sessions.find(made[1].token) is None and sessions.find(made[0].token) is made[0]
+    made[0].seen_at -= session_module.IDLE_SECONDS + 1
+    sessions.open()
+    assert sessions.find(made[0].token) is None
 
 
-def test_steps_of_old_answers_are_let_go(desk, monkeypatch):
-    monkeypatch.setattr(rooms_module, "MAX_STEPS_KEPT", 70)
-    room = desk.rooms.open()
+def test_steps_of_old_answers_are_let_go(controller, monkeypatch):
+    monkeypatch.setattr(store_module, "MAX_STEPS_KEPT", 70)
+    chat = controller.sessions.open()
     for _ in range(3):
-        room.ask(turn())
-        ended(room)
-    assert [len(room.talk.answers[place].steps) for place in (1, 3, 5)] == [0, 30, 30]
-    assert room.talk.answers[1].pieces  # the tint is still there
+        chat.ask(turn())
+        ended(chat)
+    assert [len(chat.transcript.answers[place].steps) for place in (1, 3, 5)] == [0, 30, 30]
+    assert chat.transcript.answers[1].pieces  # the tint is still there
 
 
-# ---- the desk ----
+# ---- the controller ----
 
 
-def test_a_bad_setting_is_one_line_and_queues_nothing(desk):
+def test_a_bad_setting_is_one_line_and_queues_nothing(controller):
     tab = Tab()
-    posted = [3 if name == "temperature" else v for name, v in zip(SETTINGS, POSTED, strict=True)]
-    view = desk.begin(tab, "hi", *posted)
-    assert "temperature" in view.live and desk.session.runner.prompts == []
-    assert desk.room_of(tab).talk.messages == ()
+    view = post(controller.send, controller.refuse, tab, "hi", temperature=3)
+    assert "temperature" in view.live and controller.session.runner.prompts == []
+    assert controller.session_of(tab).transcript.messages == ()
 
 
-def test_a_second_tab_is_told_and_draws_only_what_is_new(desk):
+def test_a_second_tab_is_told_and_draws_only_what_is_new(controller):
     one, two = Tab(), Tab()
-    desk.attach(one, None)
-    desk.attach(two, one.token)
-    assert desk.tick(two)["__type__"] == "update"
-    desk.begin(one, "hi", *POSTED)
-    assert json.loads(desk.tick(two))["ask"] == "look"
-    view = desk.look(two)
+    controller.attach(one, None)
+    controller.attach(two, one.token)
+    assert controller.tick(two)["__type__"] == "update"
+    controller.send(one, turn("hi"))
+    assert json.loads(controller.tick(two))["ask"] == "refresh"
+    view = controller.refresh(two)
     assert len(view.history) == 1 and json.loads(view.next)["ask"] == "follow"
-    asyncio.run(watch(desk, two))
-    ended(desk.room_of(two))
-    view = desk.look(two)
+    asyncio.run(watch(controller, two))
+    ended(controller.session_of(two))
+    view = controller.refresh(two)
     assert len(view.history) == 2 and view.text == ""
-    done = {"done": desk.room_of(two).talk.messages[1]["content"]}
+    done = {"done": controller.session_of(two).transcript.messages[1]["content"]}
     assert json.loads(view.live) == done  # for a screen reader, once
-    assert desk.attach(Tab(), one.token).live == ""
-    again = desk.look(two)
+    assert controller.attach(Tab(), one.token).live == ""
+    again = controller.refresh(two)
     assert isinstance(again.history, dict) and isinstance(again.tint, dict)  # skipped
 
 
-def test_a_new_chat_in_mid_answer_leaves_nothing_of_it_on_the_page(desk):
+def test_a_new_chat_in_mid_answer_leaves_nothing_of_it_on_the_page(controller):
     tab = Tab()
-    desk.begin(tab, "hi", *POSTED)
+    controller.send(tab, turn("hi"))
 
     async def cleared():
-        async for _ in desk.stream(tab):
-            if tab.talk_version == desk.room_of(tab).talk_version:
-                desk.clear(tab)  # the browser asks for it while the stream is open
+        async for _ in controller.stream(tab):
+            if tab.transcript_version == controller.session_of(tab).transcript_version:
+                controller.clear(tab)  # the browser asks for it while the stream is open
 
     asyncio.run(cleared())
-    view = desk.look(tab)
+    view = controller.refresh(tab)
     assert (view.live, view.text) == ("", "")
-    again = desk.look(tab)
+    again = controller.refresh(tab)
     assert isinstance(again.live, dict) and isinstance(again.text, dict)  # skipped
 
 
-def test_an_update_stays_small_however_long_the_conversation_is(desk):
+def test_an_update_stays_small_however_long_the_conversation_is(controller):
     tab = Tab()
-    desk.begin(tab, "hi", *POSTED)
-    room = desk.room_of(tab)
-    ended(room)
-    talk = room.talk
+    controller.send(tab, turn("hi"))
+    chat = controller.session_of(tab)
+    ended(chat)
+    transcript = chat.transcript
     for _ in range(40):
-        talk = talk.plus("user", "x" * 2000).plus("assistant", "y" * 2000)
-    room.talk = talk
-    desk.begin(tab, "more", *POSTED)
-    updates = asyncio.run(watch(desk, tab))
+        transcript = transcript.plus("user", "x" * 2000).plus("assistant", "y" * 2000)
+    chat.transcript = transcript
+    controller.send(tab, turn("more"))
+    updates = asyncio.run(watch(controller, tab))
     assert max(len(update.live + update.text + update.panel) for update in updates) < 20_000
 
 
-def test_a_row_maps_to_its_message_and_only_words_are_edited(desk):
-    runner = desk.session.runner
+def test_a_row_maps_to_its_message_and_only_words_are_edited(controller):
+    runner = controller.session.runner
     runner.pieces = ("<think>", "so", "</think>", "Yes", " it", " is")
     runner.steps = 2
     tab = Tab()
-    desk.begin(tab, "hi", *POSTED)
-    room = desk.room_of(tab)
-    ended(room)
-    kinds = [row.kind for row in rows_of(room.talk)]
-    assert kinds[:2] == ["text", "thought"]
-    before = room.talk
-    desk.edit(tab, event(index=1, value="other thoughts"), *POSTED)
-    desk.edit(tab, event(index=99, value="x"), *POSTED)
-    desk.edit(tab, event(index=[0, 1], value="x"), *POSTED)
-    desk.edit(tab, event(), *POSTED)
-    assert room.talk is before
-    view = desk.edit(tab, event(index=2, value="No"), *POSTED)
-    assert room.talk.messages[1]["content"] == "No" and len(view.history) == 2
-    desk.edit(tab, event(index=0, value="hello"), *POSTED)
-    ended(room)
-    assert room.talk.messages[0]["content"] == "hello" and len(room.talk.messages) == 2
+    controller.send(tab, turn("hi"))
+    chat = controller.session_of(tab)
+    ended(chat)
+    kinds = [row.kind for row in rows_of(chat.transcript)]
+    assert kinds[:2] == ["text", "reasoning"]
+    before = chat.transcript
+    controller.edit(tab, turn("other thoughts", row=1))
+    controller.edit(tab, turn("x", row=99))
+    for forged in (event(index=[0, 1], value="x"), event()):
+        post(controller.edit, controller.refuse_edit, tab, event=forged)
+    assert chat.transcript is before
+    view = controller.edit(tab, turn("No", row=2))
+    assert chat.transcript.messages[1]["content"] == "No" and len(view.history) == 2
+    controller.edit(tab, turn("hello", row=0))
+    ended(chat)
+    assert chat.transcript.messages[0]["content"] == "hello" and len(chat.transcript.messages) == 2
 
 
-def test_a_click_on_an_earlier_answer_shows_its_steps(desk):
+def test_a_click_on_an_earlier_answer_shows_its_steps(controller):
     tab = Tab()
     for text in ("one", "two"):
-        desk.begin(tab, text, *POSTED)
-        ended(desk.room_of(tab))
-    desk.look(tab)
-    first = desk.room_of(tab).talk.answers[1]
-    panel = desk.choose(tab, event(index=1))
-    assert json.loads(panel)["answer"] == first.number and desk.answer_of(tab) is first
-    assert json.loads(desk.pick(tab, event(step=4)))["step"]["index"] == 4
-    desk.begin(tab, "three", *POSTED)
-    assert desk.answer_of(tab) is desk.room_of(tab).answer
+        controller.send(tab, turn(text))
+        ended(controller.session_of(tab))
+    controller.refresh(tab)
+    first = controller.session_of(tab).transcript.answers[1]
+    panel = controller.choose(tab, event(index=1))
+    assert json.loads(panel)["answer"] == first.number and controller.answer_of(tab) is first
+    assert json.loads(controller.pick(tab, event(step=4)))["step"]["index"] == 4
+    controller.send(tab, turn("three"))
+    assert controller.answer_of(tab) is controller.session_of(tab).answer
 
 
-def test_pieces_of_the_tint_are_sent_once_and_cover_the_words(desk):
+def test_pieces_of_the_tint_are_sent_once_and_cover_the_words(controller):
     tab = Tab()
-    desk.begin(tab, "one", *POSTED)
-    room = desk.room_of(tab)
-    ended(room)
-    first = json.loads(desk.look(tab).tint)
+    controller.send(tab, turn("one"))
+    chat = controller.session_of(tab)
+    ended(chat)
+    first = json.loads(controller.refresh(tab).tint)
     (key,) = first["new"]
     assert first["rows"] == [[1, key]]
-    assert "".join(first["new"][key][1::2]) == room.talk.messages[1]["content"]
-    desk.begin(tab, "two", *POSTED)
-    ended(room)
-    second = json.loads(desk.look(tab).tint)
+    assert "".join(first["new"][key][1::2]) == chat.transcript.messages[1]["content"]
+    controller.send(tab, turn("two"))
+    ended(chat)
+    second = json.loads(controller.refresh(tab).tint)
     assert len(second["rows"]) == 2 and key not in second["new"] and len(second["new"]) == 1
 
 
-def test_the_plain_rate_is_kept_for_the_model(desk):
+def test_the_plain_rate_is_kept_for_the_model(controller):
     tab = Tab()
-    desk.begin(tab, "hi", True, *POSTED[1:])
-    ended(desk.room_of(tab))
-    plain = desk.answer_of(tab)
-    desk.begin(tab, "hi", *POSTED)
-    ended(desk.room_of(tab))
-    assert desk.plain_of(desk.answer_of(tab)) == plain.plain_rate
-    desk.measured_plain(plain.model_key, 123.0)
-    assert desk.plain_of(desk.answer_of(tab)) == 123.0
+    controller.send(tab, turn("hi", vanilla=True))
+    ended(controller.session_of(tab))
+    plain = controller.answer_of(tab)
+    controller.send(tab, turn("hi"))
+    ended(controller.session_of(tab))
+    assert controller.plain_of(controller.answer_of(tab)) == plain.plain_rate
+    controller.measured_plain(plain.model_key, 123.0)
+    assert controller.plain_of(controller.answer_of(tab)) == 123.0
 
 
 # ---- thoughts ----
@@ -460,27 +473,28 @@ def test_the_plain_rate_is_kept_for_the_model(desk):
 )
 def test_thoughts_are_told_from_words(text, words, thoughts):
     found = spans(text)
-    assert [text[s.start : s.end] for s in found if not s.is_thought] == words
-    assert [text[s.start : s.end] for s in found if s.is_thought and s.end > s.start] == thoughts
-    assert said(text) == "".join(words)
+    assert [text[s.start : s.end] for s in found if not s.is_reasoning] == words
+    assert [text[s.start : s.end] for s in found if s.is_reasoning and s.end > s.start] == thoughts
+    assert visible_text(text) == "".join(words)
 
 
 def test_half_a_tag_is_not_shown_while_it_comes():
-    assert [said("ab<think>"[:n]) for n in range(1, 10)] == ["a", "ab"] + ["ab"] * 7
-    assert said("a < b") == "a < b"
+    assert [visible_text("ab<think>"[:n]) for n in range(1, 10)] == ["a", "ab"] + ["ab"] * 7
+    assert visible_text("a < b") == "a < b"
 
 
 def test_pieces_are_cut_at_the_span():
     text = "<think>ab</think>cde"
     pieces = [("<thi", 2), ("nk>ab</th", 3), ("ink>c", 1), ("de", 4)]
     thought, words = spans(text)
-    assert list(within(pieces, thought)) == [("ab", 3)]
-    assert list(within(pieces, words)) == [("c", 1), ("de", 4)]
+    assert list(pieces_within(pieces, thought)) == [("ab", 3)]
+    assert list(pieces_within(pieces, words)) == [("c", 1), ("de", 4)]
 
 
 def test_a_note_is_text_whatever_is_in_it():
     drawn = [
-        drawn_row(row, "user") for row in rows(({"role": "user", "content": "x"},), {0: "<b>*"}, {})
+        chatbot_row(row, "user")
+        for row in rows(({"role": "user", "content": "x"},), {0: "<b>*"}, {})
     ]
     assert drawn[1]["content"][0]["text"] == '<span class="answer-note">&#60;b&#62;&#42;</span>'
 
@@ -527,22 +541,22 @@ def test_what_a_browser_remembers_is_checked_value_by_value():
         assert restored(nothing, TREES) == DEFAULTS
 
 
-def test_the_steps_of_an_answer_are_its_pieces(desk):
-    room = desk.rooms.open()
-    room.ask(turn())
-    ended(room)
-    steps = [event for event in room.answer.steps if isinstance(event, Step)]
-    assert room.answer.pieces[1:] == [(step.text, len(step.token_ids)) for step in steps]
+def test_the_steps_of_an_answer_are_its_pieces(controller):
+    chat = controller.sessions.open()
+    chat.ask(turn())
+    ended(chat)
+    steps = [event for event in chat.answer.steps if isinstance(event, Step)]
+    assert chat.answer.pieces[1:] == [(step.text, len(step.token_ids)) for step in steps]
 
 
 @pytest.mark.parametrize("is_owner", [True, False])
-def test_only_the_owners_answers_are_learnt_from(desk, is_owner):
+def test_only_the_owners_answers_are_learnt_from(controller, is_owner):
     learnt = []
-    desk.rooms.learn = learnt.append
-    room, visitor = desk.rooms.open(), SimpleNamespace(headers={}, username=None)
+    controller.sessions.learn = learnt.append
+    chat, visitor = controller.sessions.open(), SimpleNamespace(headers={}, username=None)
     if not is_owner:
         visitor = SimpleNamespace(headers={GUEST_HEADER: "1"}, username=GUEST)
-    desk.attach(Tab(), room.token, visitor)
-    room.ask(turn("hello"))
-    ended(room)
-    assert learnt == ([room.answer] if is_owner else [])
+    controller.attach(Tab(), chat.token, visitor)
+    chat.ask(turn("hello"))
+    ended(chat)
+    assert learnt == ([chat.answer] if is_owner else [])

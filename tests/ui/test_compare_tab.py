@@ -8,35 +8,44 @@ import pytest
 from support.races import SHORT, STORY, Racer, result
 from support.scripted import ScriptedRunner
 
-from medusa_chat.errors import ModelError
+from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.compare import Progress, add_gap, gap_request, with_gap
 from medusa_chat.runtime.recordings import Difference
 from medusa_chat.runtime.scheduler import ModelState
 from medusa_chat.runtime.session import Session
-from medusa_chat.ui.compare import tab as tab
-from medusa_chat.ui.compare.tab import Race, Track
+from medusa_chat.ui.compare import controller as compare_module
+from medusa_chat.ui.compare.controller import CompareController, CompareTab
 from medusa_chat.ui.compare.view import gap_text, progress_view, result_view
+from medusa_chat.ui.page.inputs import Inputs, checked
+from medusa_chat.ui.page.tree_view import to_line
 
+NAMES = ("acceptance", "temperature", "tree", "max_new_tokens", "seed")
 ASKED = ("exact", 0, "auto", 24, "7")
+
+
+def inputs(text: object, asked=ASKED) -> Inputs:
+    return checked({"text": text, **dict(zip(NAMES, asked, strict=True))}, ())
 
 
 @pytest.fixture
 def session(monkeypatch):
-    monkeypatch.setattr(tab, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(compare_module, "POLL_SECONDS", 0.01)
     made = Session(Racer(delay=0.004, prefill=0.01, steps=200))
     made.submit_load(LoadRequest())
     yield made
     made.close()
 
 
-def pictures(track: Track, race: Race, text: str = "hi", asked=ASKED) -> list[dict]:
+def pictures(
+    controller: CompareController, tab: CompareTab, text: str = "hi", asked=ASKED
+) -> list[dict]:
     """All that one click shows, parsed."""
 
     async def collect() -> list[dict]:
-        return [json.loads(line) async for line in track.stream(race)]
+        return [json.loads(line) async for line in controller.stream(tab)]
 
-    first = track.begin(race, text, *asked)[0]
+    first = controller.begin(tab, inputs(text, asked))[0]
     return [json.loads(first), *asyncio.run(collect())]
 
 
@@ -44,7 +53,7 @@ def pictures(track: Track, race: Race, text: str = "hi", asked=ASKED) -> list[di
 
 
 def test_one_click_runs_both_and_ends_with_the_result(session):
-    shown = pictures(Track(session, ()), Race())
+    shown = pictures(CompareController(session), CompareTab())
     assert [picture["state"] for picture in shown[:-2]] == ["running"] * (len(shown) - 2)
     told = " ".join(picture["status"] for picture in shown[:-2])
     assert "running plain (1 of 2)" in told and "running with the drafter (2 of 2)" in told
@@ -54,21 +63,21 @@ def test_one_click_runs_both_and_ends_with_the_result(session):
 
 
 def test_who_goes_first_alternates_whichever_tab_asks(session):
-    track, races = Track(session, ()), [Race(), Race()]
-    for race in (*races, races[0]):
-        pictures(track, race)
+    controller, tabs = CompareController(session), [CompareTab(), CompareTab()]
+    for tab in (*tabs, tabs[0]):
+        pictures(controller, tab)
     asked = [s.drafter for s in session.runner.settings if s.max_new_tokens == 24]
     assert [drafter == "none" for drafter in asked] == [True, False, False, True, True, False]
 
 
 def test_the_plain_rate_is_told_with_the_model_it_belongs_to(session):
     told = []
-    track = Track(session, (), lambda key, rate: told.append((key, rate)))
-    shown = pictures(track, Race())
+    controller = CompareController(session, lambda key, rate: told.append((key, rate)))
+    shown = pictures(controller, CompareTab())
     (key, rate), *rest = told
     assert not rest and key == ("scripted", "fp32", "cpu")
     assert rate == pytest.approx(shown[-1]["result"]["sides"][0]["rate"], rel=0.01)
-    pictures(track, Race(), asked=("exact", 0, "auto", 4, ""))
+    pictures(controller, CompareTab(), asked=("exact", 0, "auto", 4, ""))
     assert len(told) == 1  # four tokens say nothing about a speed
 
 
@@ -85,49 +94,51 @@ def test_the_plain_rate_is_told_with_the_model_it_belongs_to(session):
     ],
 )
 def test_what_cannot_be_run_is_one_line_and_runs_nothing(session, text, asked, said):
-    race = Race(result={"number": 3})
-    line = json.loads(Track(session, ()).begin(race, text, *asked)[0])
+    tab = CompareTab(result={"number": 3})
+    with pytest.raises(UsageError) as refused:
+        inputs(text, asked)
+    line = json.loads(CompareController(session).refuse(tab, refused.value)[0])
     assert said in line["error"] and "\n" not in line["error"]
     assert line["result"] == {"number": 3}  # the last result stays on the page
-    assert not race.is_running and not session.runner.prompts
+    assert not tab.is_running and not session.runner.prompts
 
 
 def test_a_failing_side_shows_its_reason_and_the_next_click_works(session):
-    track, race = Track(session, ()), Race()
+    controller, tab = CompareController(session), CompareTab()
     session.runner.fail_at = 3
-    assert "the script says" in pictures(track, race)[-1]["error"]
+    assert "the script says" in pictures(controller, tab)[-1]["error"]
     session.runner.fail_at = None
-    assert pictures(track, race)[-1]["result"]["number"] == 2
+    assert pictures(controller, tab)[-1]["result"]["number"] == 2
 
 
 def test_stop_ends_the_running_side_and_keeps_the_last_result(session):
-    track, race = Track(session, ()), Race()
-    pictures(track, race)
+    controller, tab = CompareController(session), CompareTab()
+    pictures(controller, tab)
     session.runner.delay = 0.05
-    track.begin(race, "hi", *ASKED)
+    controller.begin(tab, inputs("hi"))
 
     async def stop_soon() -> list[dict]:
         lines = []
-        async for line in track.stream(race):
+        async for line in controller.stream(tab):
             lines.append(json.loads(line))
             if lines[-1].get("stage") == "running":
-                track.stop(race)
+                controller.stop(tab)
         return lines
 
     last = asyncio.run(stop_soon())[-1]
     assert "stopped" in last["error"] and last["result"]["number"] == 1
-    assert not race.is_running
+    assert not tab.is_running
     session.runner.delay = 0.004
-    assert pictures(track, race)[-1]["result"]["number"] == 3
+    assert pictures(controller, tab)[-1]["result"]["number"] == 3
 
 
 def test_closing_the_browser_tab_stops_the_run(session):
-    track, race = Track(session, ()), Race()
+    controller, tab = CompareController(session), CompareTab()
     session.runner.delay = 0.05
-    track.begin(race, "hi", *ASKED)
+    controller.begin(tab, inputs("hi"))
 
     async def leave() -> None:
-        stream = track.stream(race)
+        stream = controller.stream(tab)
         async for line in stream:
             if json.loads(line).get("stage") == "running":
                 break
@@ -139,10 +150,10 @@ def test_closing_the_browser_tab_stops_the_run(session):
 
 
 def test_a_second_click_while_it_runs_changes_nothing(session):
-    track, race = Track(session, ()), Race()
-    track.begin(race, "hi", *ASKED)
-    track.begin(race, "other", *ASKED)
-    assert race.text == "hi" and race.number == 1
+    controller, tab = CompareController(session), CompareTab()
+    controller.begin(tab, inputs("hi"))
+    controller.begin(tab, inputs("other"))
+    assert tab.text == "hi" and tab.number == 1
 
 
 # ---- words ----
@@ -160,7 +171,7 @@ def test_a_second_click_while_it_runs_changes_nothing(session):
 def test_progress_says_what_happens(session, stage, ahead, loading, said):
     session.keeper.state = ModelState("loading", "read") if loading else ModelState("ready")
     progress = Progress("plain", 1, stage, ahead)
-    wait = Track(session, ())._waiting_for(progress)
+    wait = CompareController(session)._waiting_for(progress)
     assert said in progress_view(progress, 24, wait)["status"]
 
 
@@ -214,6 +225,6 @@ def test_an_impossible_token_has_no_gap(session):
 
 def test_a_result_is_plain_json_without_an_open_tag(session):
     session.runner.pieces = ("<script>", "${x}", "😀")
-    shown = pictures(Track(session, ()), Race())
-    line = tab.to_line(shown[-1])
+    shown = pictures(CompareController(session), CompareTab())
+    line = to_line(shown[-1])
     assert "<" not in line and json.loads(line) == shown[-1]

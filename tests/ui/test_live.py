@@ -11,17 +11,16 @@ from support.scripted import ScriptedRunner
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.app import PageOptions, open_page
-from medusa_chat.ui.chat.controller import SETTINGS, ChatController
-from medusa_chat.ui.chat.settings_panel import DEFAULTS
+from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.view import Tab
+from medusa_chat.ui.page.inputs import checked
 from medusa_chat.ui.page.live import TAB_HEADER, Update, packed
 
-POSTED = [{**DEFAULTS, "vanilla": False, "system": ""}[name] for name in SETTINGS]
 STEPS = 300
 
 
 @pytest.fixture
-def desk():
+def controller():
     session = Session(ScriptedRunner(delay=0.001, prefill=0.01, steps=STEPS, nodes=4))
     list(session.load(LoadRequest()))
     yield ChatController(session, ())
@@ -54,26 +53,26 @@ def packs(*updates: Update) -> list[str]:
     return asyncio.run(gathered(packed(given())))
 
 
-def test_what_comes_in_parts_is_what_was_said(desk):
+def test_what_comes_in_parts_is_what_was_said(controller):
     tab = Tab()
-    desk.begin(tab, "hi", *POSTED)
-    updates = told(asyncio.run(gathered(packed(desk.updates_of(tab.key)))))
-    room = desk.room_of(tab)
+    controller.send(tab, checked({"text": "hi"}, ()))
+    updates = told(asyncio.run(gathered(packed(controller.updates_of(tab.key)))))
+    chat = controller.session_of(tab)
     last = folded(updates)
     assert len(updates) > 3
-    assert last.text == room.answer.text and last.live == room.answer.live
-    assert json.loads(last.panel)["figures"]["steps"] == len(room.answer.steps)
+    assert last.text == chat.answer.text and last.live == chat.answer.live
+    assert json.loads(last.panel)["figures"]["steps"] == len(chat.answer.steps)
 
 
-def test_every_bar_is_sent_and_hardly_one_twice(desk):
+def test_every_bar_is_sent_and_hardly_one_twice(controller):
     tab = Tab()
-    desk.begin(tab, "hi", *POSTED)
+    controller.send(tab, checked({"text": "hi"}, ()))
     panels = [
         update["panel"]
-        for update in told(asyncio.run(gathered(packed(desk.updates_of(tab.key)))))
+        for update in told(asyncio.run(gathered(packed(controller.updates_of(tab.key)))))
         if update.get("panel")
     ]
-    steps = [len(step.token_ids) for step in desk.room_of(tab).answer.steps]
+    steps = [len(step.token_ids) for step in controller.session_of(tab).answer.steps]
     sent = {
         panel["first"] + place: tokens
         for panel in panels
@@ -96,40 +95,40 @@ def test_an_update_without_news_is_a_comment_and_a_text_that_changes_is_sent_who
     assert last == {"text": "other"}
 
 
-def test_what_changes_elsewhere_in_the_room_is_told_once(desk):
+def test_what_changes_elsewhere_in_the_room_is_told_once(controller):
     tab, other = Tab(), Tab()
-    desk.begin(tab, "hi", *POSTED)
-    desk.attach(other, tab.token)
+    controller.send(tab, checked({"text": "hi"}, ()))
+    controller.attach(other, tab.token)
 
     async def meanwhile():
         events = []
-        async for event in packed(desk.updates_of(tab.key)):
+        async for event in packed(controller.updates_of(tab.key)):
             events.append(event)
             if len(events) == 2:
-                desk.begin(other, "from the other", *POSTED)
+                controller.send(other, checked({"text": "from the other"}, ()))
         return told(events)
 
     updates = asyncio.run(meanwhile())
-    assert sum("look" in update for update in updates) == 1
+    assert sum("refresh" in update for update in updates) == 1
 
 
-def test_a_tab_has_one_stream_and_a_tab_that_is_gone_has_none(desk):
+def test_a_tab_has_one_stream_and_a_tab_that_is_gone_has_none(controller):
     tab = Tab()
-    desk.begin(tab, "hi", *POSTED)
+    controller.send(tab, checked({"text": "hi"}, ()))
 
     key = tab.key
 
     async def both():
-        first = desk.updates_of(key)
+        first = controller.updates_of(key)
         await anext(first)
-        assert await gathered(desk.updates_of(key)) == []
+        assert await gathered(controller.updates_of(key)) == []
         await first.aclose()
 
     asyncio.run(both())
-    assert key and desk.updates_of(key) is not None
-    assert desk.updates_of("") is None and desk.updates_of(f"{key}x") is None
+    assert key and controller.updates_of(key) is not None
+    assert controller.updates_of("") is None and controller.updates_of(f"{key}x") is None
     del tab
-    assert desk.updates_of(key) is None
+    assert controller.updates_of(key) is None
 
 
 @pytest.fixture(scope="module", params=[None, ("me", "secret")], ids=["open", "login"])
@@ -145,8 +144,10 @@ def opened(request):
 def begin(client: httpx.Client, page) -> str:
     """Send a message as the page does; the key of the tab's stream."""
     fns = page.blocks.fns
-    number = next(n for n, fn in fns.items() if fn.name == "begin")
-    data = [None, "hi", *POSTED]
+    number = next(n for n, fn in fns.items() if fn.api_name == "send")
+    made = fns[number].inputs
+    data = [None if c.get_block_name() == "state" else c.value for c in made]
+    data[[c.elem_id for c in made].index("box")] = "hi"
     asked = {"data": data, "fn_index": number, "session_hash": f"live{time.time_ns():x}"}
     answer = client.post("gradio_api/run/predict", json=asked).raise_for_status()
     lines = [json.loads(line) for line in answer.json()["data"] if _is_next(line)]

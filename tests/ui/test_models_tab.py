@@ -22,13 +22,15 @@ from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.scheduler import ModelState
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST
-from medusa_chat.ui.models.load_form import Asked, asked_of, request_of
-from medusa_chat.ui.models.load_view import for_page, loaded_view, pick_view
+from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail, MemoryTarget, look_up
+from medusa_chat.ui.models.controller import ModelsController, ModelsTab
+from medusa_chat.ui.models.load_form import LoadChoices, choices_of, request_of
+from medusa_chat.ui.models.load_view import for_page, loaded_view, progress_card
 from medusa_chat.ui.models.memory_fit import Machine, bytes_for, cells, estimates, fit_of, warning
-from medusa_chat.ui.models.model_catalog import Detail, Key, ModelCatalog, Place, look_up
-from medusa_chat.ui.models.picker import Pick, Picker
+from medusa_chat.ui.models.model_catalog import ModelCatalog
+from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
 from medusa_chat.ui.models.rows import Entry, grouped, row_view
-from medusa_chat.ui.models.tab import ModelsController, Seen, first_rows
+from medusa_chat.ui.models.tab import first_rows
 
 GB = 10**9
 PARTS = Estimate(weights=4 * GB, heads=GB, cache=2 * GB, step=GB // 10, device=GB)
@@ -54,7 +56,7 @@ def report(**changes) -> Inspection:
 
 
 def machine(free: float, device: str = "cuda:0") -> Machine:
-    return Machine(DeviceMemory(device, int(free * GB), 24 * GB), Place(device))
+    return Machine(DeviceMemory(device, int(free * GB), 24 * GB), MemoryTarget(device))
 
 
 def fact(row: dict, label: str) -> str | None:
@@ -81,7 +83,9 @@ def test_every_preset_is_shown_at_once_with_all_its_figures_and_no_network():
 def test_a_row_tells_what_was_looked_up_rather_than_what_the_preset_says():
     preset = model_preset("FasterDecoding/medusa-vicuna-7b-v1.3")
     found = report(name=preset.id, is_here=True, backbone="someone/else")
-    row = row_view("known", Entry(preset.id, preset, detail=Detail(found)), Asked(), Machine())
+    row = row_view(
+        "known", Entry(preset.id, preset, detail=Detail(found)), LoadChoices(), Machine()
+    )
     assert row["is_here"] and row["download"] == "nothing to download"
     assert fact(row, "base") == "someone/else"
 
@@ -94,9 +98,11 @@ def test_memory_follows_the_context_up_to_what_the_model_reads():
 
 def test_a_row_is_estimated_for_this_device_looked_up_or_not(tmp_path):
     preset = model_preset("FasterDecoding/medusa-vicuna-7b-v1.3")
-    cpu, gpu = (estimates(None, preset, 4096, Place(device)) for device in ("cpu", "cuda"))
+    cpu, gpu = (estimates(None, preset, 4096, MemoryTarget(device)) for device in ("cpu", "cuda"))
     assert gpu["nf4"] > cpu["nf4"] and cpu["fp32"] > gpu["fp32"]  # its context; laid out twice
-    there, here = (look_up(Key("demo"), False, Place(d)).report for d in ("cuda", "cpu"))
+    there, here = (
+        look_up(CheckpointKey("demo"), False, MemoryTarget(d)).report for d in ("cuda", "cpu")
+    )
     assert there.memory["nf4"].device and not here.memory["nf4"].device
 
 
@@ -129,34 +135,36 @@ def test_words_filter_what_is_known_and_an_id_has_a_row_of_its_own():
         hub.Found("them/vicuna-heads", 7, 0, True, "", "x"),
         hub.Found("me/mine", 1, 0, 0, "", ""),
     ]
-    everything = grouped(Asked(), model_presets(), cached, found)
+    everything = grouped(LoadChoices(), model_presets(), cached, found)
     assert [e.id for e in everything.found] == ["them/vicuna-heads", "me/mine"]
     assert everything.here == [] and everything.found[1].cached  # each one once
-    few = grouped(Asked("33b VICUNA"), model_presets(), cached, [])
+    few = grouped(LoadChoices("33b VICUNA"), model_presets(), cached, [])
     assert len(few.known) == 2 and all("33b" in e.id for e in few.known) and few.here == []
-    one = grouped(Asked("some/body"), model_presets(), cached, [])
+    one = grouped(LoadChoices("some/body"), model_presets(), cached, [])
     assert [e.id for e in one.typed] == ["some/body"] and one.known == []
     preset = model_presets()[3]
-    assert grouped(Asked(preset.id.upper()), model_presets(), [], []).typed[0].preset is preset
+    assert (
+        grouped(LoadChoices(preset.id.upper()), model_presets(), [], []).typed[0].preset is preset
+    )
 
 
 def test_gated_licence_and_downloads_are_told(monkeypatch):
     found = hub.Found("a/b", 4321, 0, True, "", "x")
-    row = row_view("found", Entry("a/b", found=found), Asked(), Machine())
+    row = row_view("found", Entry("a/b", found=found), LoadChoices(), Machine())
     assert fact(row, "gated") == "yes" and fact(row, "downloads") == "4,321"
     assert row["download"] == "looking …" and row["page"].endswith("/a/b")
     closed = Detail(error="a/b is gated: accept its licence", link="http://page", kind="gated")
-    row = row_view("found", Entry("a/b", found=found, detail=closed), Asked(), Machine())
+    row = row_view("found", Entry("a/b", found=found, detail=closed), LoadChoices(), Machine())
     assert "not accepted" in fact(row, "gated") and row["remedy"] == "http://page"
     assert "gated" in row["problem"]
 
 
 def test_what_is_in_use_has_no_delete():
     model = hub.CachedModel("a/b", 5 * GB, 0, True, True, "main", None, 0.0)
-    row = row_view("here", Entry("a/b", cached=model), Asked(), Machine())
+    row = row_view("here", Entry("a/b", cached=model), LoadChoices(), Machine())
     assert row["delete"] == "Delete 5 GB" and "frees 5 GB" in row["deletion"]
     used = Machine(in_use=frozenset({"a/b"}))
-    assert row_view("here", Entry("a/b", cached=model), Asked(), used)["delete"] == ""
+    assert row_view("here", Entry("a/b", cached=model), LoadChoices(), used)["delete"] == ""
 
 
 def test_errors_speak_of_the_page_and_not_of_a_command_line():
@@ -176,9 +184,9 @@ def test_estimate_and_measured_memory_stand_side_by_side():
 
 def test_a_download_tells_bytes_speed_and_time_left():
     event = hub.DownloadEvent("download", "a.bin", GB, 4 * GB, 5e7, 60.0)
-    view = pick_view(Pick(NEW, "downloading", download=event))
+    view = progress_card(LoadProgress(NEW, "downloading", download=event))
     assert view["figures"] == "1 GB of 4 GB · 50 MB/s · 1:00 left · a.bin" and view["part"] == 0.25
-    assert "2 answers" in pick_view(Pick(NEW, "loading"), ahead=2)["text"]
+    assert "2 answers" in progress_card(LoadProgress(NEW, "loading"), ahead=2)["text"]
 
 
 # ---- what is posted ----
@@ -208,7 +216,7 @@ def test_a_load_keeps_the_device_and_the_limits_of_the_start():
     request = request_of("a/b", ("", "nf4", "auto"), start)
     assert request == LoadRequest("a/b", None, "nf4", "cuda:1", 512, True)
     assert request_of("a/b", ("c/d", "nf4", "8192"), start, 2048).max_context == 2048
-    assert asked_of(None, 3, [], {}) == Asked()
+    assert choices_of(None, 3, [], {}) == LoadChoices()
 
 
 # ---- looking things up ----
@@ -228,25 +236,25 @@ def server(monkeypatch, tmp_path):
 
 
 def test_a_missing_repo_is_one_line_and_what_is_offline_asks_nobody(server):
-    there = look_up(Key("someone/nothing"), True)
+    there = look_up(CheckpointKey("someone/nothing"), True)
     assert "someone/nothing" in there.error and there.kind == "missing" and "\n" not in there.error
     asked = len(server.requests)
-    assert "not in the cache" in look_up(Key("someone/new-medusa"), False).error
+    assert "not in the cache" in look_up(CheckpointKey("someone/new-medusa"), False).error
     assert len(server.requests) == asked
 
 
 def test_a_gated_repo_says_where_to_accept(server):
     server.repos["someone/new-medusa"].gated = "auto"
-    detail = look_up(Key("someone/new-medusa"), True)
+    detail = look_up(CheckpointKey("someone/new-medusa"), True)
     assert detail.kind == "gated" and detail.link and "accept its licence" in detail.error
 
 
 def test_a_search_shows_what_was_found_before_while_it_asks_again(server):
-    shelf = ModelCatalog()
-    assert shelf.search("").state == "asking"
-    done = wait_for(lambda: (s := shelf.search("")).state == "done" and s)
+    catalog = ModelCatalog()
+    assert catalog.search("").state == "asking"
+    done = wait_for(lambda: (s := catalog.search("")).state == "done" and s)
     assert [repo.id for repo in done.rows] == ["someone/new-medusa"]
-    assert shelf.found("MEDUSA new") == done.rows and shelf.found("else") == ()
+    assert catalog.found("MEDUSA new") == done.rows and catalog.found("else") == ()
     server.faults.append(Fault("api/models", "status", status=503))
     again = ModelCatalog()
     assert [repo.id for repo in again.search("").rows] == ["someone/new-medusa"]
@@ -261,16 +269,16 @@ def test_rows_are_looked_up_once_each_and_again_when_the_disk_changed():
         asked.append(key.name)
         return Detail(report())
 
-    shelf = ModelCatalog(look)
-    keys = [Key(name) for name in "abcdefgh"]
-    shelf.want(keys)
-    wait_for(lambda: all(map(shelf.detail, keys)))
-    shelf.want(keys)
-    wait_for(lambda: shelf._workers == 0)
+    catalog = ModelCatalog(look)
+    keys = [CheckpointKey(name) for name in "abcdefgh"]
+    catalog.want(keys)
+    wait_for(lambda: all(map(catalog.detail, keys)))
+    catalog.want(keys)
+    wait_for(lambda: catalog._workers == 0)
     assert sorted(asked) == list("abcdefgh")
-    shelf.forget()
-    assert shelf.detail(keys[0])  # shown until it is looked up again
-    shelf.want(keys[:1])
+    catalog.forget()
+    assert catalog.detail(keys[0])  # shown until it is looked up again
+    catalog.want(keys[:1])
     wait_for(lambda: len(asked) == 9)
 
 
@@ -280,10 +288,10 @@ def test_a_look_that_breaks_is_shown_in_its_row_and_the_others_go_on():
             raise ValueError("odd")
         return Detail(report())
 
-    shelf = ModelCatalog(look)
-    shelf.want([Key("a"), Key("b")])
-    assert "odd" in wait_for(lambda: shelf.detail(Key("a"))).error
-    wait_for(lambda: shelf.detail(Key("b")))
+    catalog = ModelCatalog(look)
+    catalog.want([CheckpointKey("a"), CheckpointKey("b")])
+    assert "odd" in wait_for(lambda: catalog.detail(CheckpointKey("a"))).error
+    wait_for(lambda: catalog.detail(CheckpointKey("b")))
 
 
 def test_a_hub_that_is_gone_is_not_asked_for_each_row(monkeypatch):
@@ -294,10 +302,10 @@ def test_a_hub_that_is_gone_is_not_asked_for_each_row(monkeypatch):
         seen.append(is_online)
         return Detail(error="the Hub cannot be reached", kind="network")
 
-    shelf = ModelCatalog(look)
-    assert shelf.is_online()
-    shelf.look(Key("a"))
-    assert not shelf.is_online() and "cannot be reached" in shelf.trouble
+    catalog = ModelCatalog(look)
+    assert catalog.is_online()
+    catalog.refresh(CheckpointKey("a"))
+    assert not catalog.is_online() and "cannot be reached" in catalog.hub_error
 
 
 # ---- from click to model ----
@@ -308,7 +316,7 @@ class Loader(ScriptedRunner):
 
     def __init__(self):
         super().__init__(delay=0.001, prefill=0.0, steps=200)
-        self.loaded, self.trouble = [], None
+        self.loaded, self.hub_error = [], None
         self.gate = threading.Event()
         self.gate.set()
 
@@ -319,8 +327,8 @@ class Loader(ScriptedRunner):
         while request.checkpoint != "demo" and not self.gate.wait(0.01):
             if self._stop.is_set():
                 raise ModelError("stopped")
-        if self.trouble is not None and request.checkpoint != "demo":
-            raise self.trouble
+        if self.hub_error is not None and request.checkpoint != "demo":
+            raise self.hub_error
         yield LoadPhase("ready", replace(self.model, name=request.checkpoint))
 
 
@@ -334,21 +342,23 @@ def session():
     made.close()
 
 
-def picker_for(session, detail=None) -> Picker:
-    return Picker(session, ModelCatalog(lambda key, *_: detail or Detail(report(is_here=True))))
+def picker_for(session, detail=None) -> ModelPicker:
+    return ModelPicker(
+        session, ModelCatalog(lambda key, *_: detail or Detail(report(is_here=True)))
+    )
 
 
 def test_a_choice_is_loaded_and_the_one_before_it_is_gone(session):
     picker = picker_for(session)
-    picker.begin(NEW, Key("someone/new-medusa")).join(30)
-    assert picker.pick.stage == "done" and picker.pick.model.name == "someone/new-medusa"
+    picker.begin(NEW, CheckpointKey("someone/new-medusa")).join(30)
+    assert picker.progress.stage == "done" and picker.progress.model.name == "someone/new-medusa"
     assert session.state.model.name == "someone/new-medusa" and session.loaded == NEW
 
 
 def test_a_problem_that_is_seen_leaves_the_model_alone(session):
     picker = picker_for(session, Detail(report(), error="the heads are for hidden size 64"))
-    picker.begin(NEW, Key("someone/new-medusa")).join(30)
-    assert picker.pick.stage == "failed" and "hidden size 64" in picker.pick.error
+    picker.begin(NEW, CheckpointKey("someone/new-medusa")).join(30)
+    assert picker.progress.stage == "failed" and "hidden size 64" in picker.progress.error
     assert session.runner.loaded == ["demo"] and session.state.status == "ready"
 
 
@@ -361,10 +371,10 @@ def test_a_problem_that_is_seen_leaves_the_model_alone(session):
     ],
 )
 def test_after_a_load_that_fails_the_model_before_it_is_back(session, trouble, said):
-    session.runner.trouble = trouble
+    session.runner.hub_error = trouble
     picker = picker_for(session)
-    picker.begin(NEW, Key("someone/new-medusa")).join(30)
-    assert picker.pick.stage == "failed" and said in picker.pick.error
+    picker.begin(NEW, CheckpointKey("someone/new-medusa")).join(30)
+    assert picker.progress.stage == "failed" and said in picker.progress.error
     wait_for(lambda: session.state.status == "ready")
     assert session.state.model.name == "demo" and session.loaded.checkpoint == "demo"
     assert session.runner.loaded == ["demo", "someone/new-medusa", "demo"]
@@ -377,11 +387,11 @@ def test_a_load_waits_for_the_answer_that_runs_and_can_be_given_up_there(session
     job = session.submit("hi", GenerationSettings(max_new_tokens=400))
     wait_for(lambda: len(job.trace) > 3)
     picker = picker_for(session)
-    picker.begin(NEW, Key("someone/new-medusa"))
-    wait_for(lambda: picker.pick.stage == "loading")
-    assert session.position(picker.pick.switch) == 1
+    picker.begin(NEW, CheckpointKey("someone/new-medusa"))
+    wait_for(lambda: picker.progress.stage == "loading")
+    assert session.position(picker.progress.switch) == 1
     picker.cancel()
-    assert picker.pick.stage == "stopped" and not job.done.is_set()
+    assert picker.progress.stage == "stopped" and not job.done.is_set()
     session.runner.hold_at = None
     assert job.done.wait(30) and job.trace[-1].reason != "cancelled"
     assert session.runner.loaded == ["demo"]
@@ -390,32 +400,32 @@ def test_a_load_waits_for_the_answer_that_runs_and_can_be_given_up_there(session
 def test_a_load_that_is_cancelled_ends_and_the_model_before_it_comes_back(session):
     session.runner.gate.clear()
     picker = picker_for(session)
-    thread = picker.begin(NEW, Key("someone/new-medusa"))
+    thread = picker.begin(NEW, CheckpointKey("someone/new-medusa"))
     wait_for(lambda: session.runner.loaded[-1] == "someone/new-medusa")
     picker.cancel()
-    assert picker.pick.stage == "stopped"
+    assert picker.progress.stage == "stopped"
     thread.join(30)
     wait_for(lambda: session.state.status == "ready")
-    assert session.state.model.name == "demo" and picker.pick.stage == "stopped"
+    assert session.state.model.name == "demo" and picker.progress.stage == "stopped"
 
 
 def test_a_second_load_is_refused_while_one_is_on(session):
     session.runner.gate.clear()
     picker = picker_for(session)
-    picker.begin(NEW, Key("someone/new-medusa"))
+    picker.begin(NEW, CheckpointKey("someone/new-medusa"))
     with pytest.raises(UsageError, match="someone/new-medusa is being loaded"):
-        picker.begin(LoadRequest("x/y"), Key("x/y"))
+        picker.begin(LoadRequest("x/y"), CheckpointKey("x/y"))
 
 
 def test_a_download_is_seen_cancelled_and_goes_on_while_the_model_answers(session, server):
     server.faults.append(Fault("cdn/.*safetensors", "slow", rate=100_000))
     needs = hub.plan("someone/new-medusa", None, None)
     picker = picker_for(session, Detail(report(), needs))
-    thread = picker.begin(NEW, Key("someone/new-medusa"))
-    wait_for(lambda: picker.pick.download and picker.pick.download.done)
-    assert picker.pick.stage == "downloading" and session.state.status == "ready"
+    thread = picker.begin(NEW, CheckpointKey("someone/new-medusa"))
+    wait_for(lambda: picker.progress.download and picker.progress.download.done)
+    assert picker.progress.stage == "downloading" and session.state.status == "ready"
     picker.cancel()
-    assert picker.pick.stage == "stopped" and "kept" in picker.pick.error
+    assert picker.progress.stage == "stopped" and "kept" in picker.progress.error
     thread.join(30)
     assert session.runner.loaded == ["demo"]
     left = hub.plan("someone/new-medusa", None, None).left
@@ -423,16 +433,16 @@ def test_a_download_is_seen_cancelled_and_goes_on_while_the_model_answers(sessio
     server.faults.clear()
     wait_for(lambda: not any(t.name == "download" for t in threading.enumerate()))
     again = picker_for(session, Detail(report(), hub.plan("someone/new-medusa", None, None)))
-    again.begin(NEW, Key("someone/new-medusa")).join(60)
-    assert again.pick.stage == "done", again.pick.error
+    again.begin(NEW, CheckpointKey("someone/new-medusa")).join(60)
+    assert again.progress.stage == "done", again.progress.error
 
 
 def test_a_connection_that_breaks_for_good_is_one_line_and_the_model_stays(session, server):
     needs = hub.plan("someone/new-medusa", None, None)
     server.faults.append(Fault("cdn/.*safetensors", "status", status=404))
     picker = picker_for(session, Detail(report(), needs))
-    picker.begin(NEW, Key("someone/new-medusa")).join(60)
-    assert picker.pick.stage == "failed" and "\n" not in picker.pick.error
+    picker.begin(NEW, CheckpointKey("someone/new-medusa")).join(60)
+    assert picker.progress.stage == "failed" and "\n" not in picker.progress.error
     assert session.runner.loaded == ["demo"] and session.state.status == "ready"
 
 
@@ -440,7 +450,7 @@ def test_a_connection_that_breaks_for_good_is_one_line_and_the_model_stays(sessi
 
 
 @pytest.fixture
-def desk(session):
+def controller(session):
     return ModelsController(session, ModelCatalog(lambda key, *_: Detail(report(is_here=True))))
 
 
@@ -448,74 +458,78 @@ def event(**data):
     return SimpleNamespace(_data=data)
 
 
-def test_a_guest_sees_no_rows_and_can_neither_load_nor_cancel_nor_delete(desk, session):
+def test_a_guest_sees_no_rows_and_can_neither_load_nor_cancel_nor_delete(controller, session):
     hits = [
-        desk.look(Seen(), *BOXES, VISITOR),
-        desk.take(Seen(), *BOXES, event(id="someone/new-medusa"), VISITOR),
-        desk.halt(Seen(), *BOXES, VISITOR),
-        desk.drop_model(Seen(), *BOXES, event(id="someone/new-medusa"), VISITOR),
+        controller.refresh(ModelsTab(), VISITOR, *BOXES),
+        controller.load_model(ModelsTab(), event(id="someone/new-medusa"), VISITOR, *BOXES),
+        controller.halt(ModelsTab(), VISITOR, *BOXES),
+        controller.drop_model(ModelsTab(), event(id="someone/new-medusa"), VISITOR, *BOXES),
     ]
     for _, rows in hits:
         assert json.loads(rows)["rows"] == [] and json.loads(rows)["guest"]
-    assert desk.picker.pick == Pick() and session.runner.loaded == ["demo"]
+    assert controller.picker.progress == LoadProgress() and session.runner.loaded == ["demo"]
     by_header = SimpleNamespace(headers={"x-medusa-guest": "1"}, username="someone")
-    assert json.loads(desk.look(Seen(), *BOXES, by_header)[1])["guest"]
+    assert json.loads(controller.refresh(ModelsTab(), by_header, *BOXES)[1])["guest"]
 
 
-def test_a_tab_is_sent_only_what_it_does_not_show(desk):
-    seen = Seen()
-    card, rows = desk.look(seen, *BOXES, OWNER)
+def test_a_tab_is_sent_only_what_it_does_not_show(controller):
+    seen = ModelsTab()
+    card, rows = controller.refresh(seen, OWNER, *BOXES)
     assert json.loads(card)["loaded"]["name"] == "demo" and json.loads(rows)["rows"]
     wait_for(
-        lambda: desk.session.memory and desk.shelf._workers == 0 and not desk.shelf._is_listing
+        lambda: (
+            controller.session.memory
+            and controller.catalog._workers == 0
+            and not controller.catalog._is_listing
+        )
     )
-    desk.look(seen, *BOXES, OWNER)
-    again = desk.look(seen, *BOXES, OWNER)
+    controller.refresh(seen, OWNER, *BOXES)
+    again = controller.refresh(seen, OWNER, *BOXES)
     assert all(isinstance(part, dict) for part in again)  # gr.skip()
 
 
-def test_a_click_loads_the_row_with_what_the_boxes_say(desk, session):
+def test_a_click_loads_the_row_with_what_the_boxes_say(controller, session):
     boxes = ("", "", "nf4", "2048")
-    card, _ = desk.take(Seen(), *boxes, event(id="someone/new-medusa"), OWNER)
+    card, _ = controller.load_model(ModelsTab(), event(id="someone/new-medusa"), OWNER, *boxes)
     assert json.loads(card)["stage"] != "idle"
-    wait_for(lambda: desk.picker.pick.stage == "done")
+    wait_for(lambda: controller.picker.progress.stage == "done")
     assert session.loaded == LoadRequest("someone/new-medusa", None, "nf4", "auto", 2048)
 
 
-def test_a_preset_is_loaded_with_the_base_it_was_trained_for(desk, session):
+def test_a_preset_is_loaded_with_the_base_it_was_trained_for(controller, session):
     preset = model_preset("leptonai/TinyLlama-1.1B-Chat-v1.0-4heads")
-    desk.take(Seen(), *BOXES, event(id=preset.id), OWNER)
-    wait_for(lambda: desk.picker.pick.stage == "done")
+    controller.load_model(ModelsTab(), event(id=preset.id), OWNER, *BOXES)
+    wait_for(lambda: controller.picker.progress.stage == "done")
     assert session.loaded.backbone == preset.base
 
 
 @pytest.mark.parametrize(
     "posted", [{}, {"id": None}, {"id": ["a"]}, {"id": "../../etc"}, {"id": ""}]
 )
-def test_what_was_posted_past_the_page_harms_nothing(desk, session, posted, monkeypatch):
+def test_what_was_posted_past_the_page_harms_nothing(controller, session, posted, monkeypatch):
     told = []
     monkeypatch.setattr("gradio.Info", told.append)
     monkeypatch.setattr("gradio.Warning", told.append)
-    desk.drop_model(Seen(), *BOXES, event(**posted), OWNER)
+    controller.drop_model(ModelsTab(), event(**posted), OWNER, *BOXES)
     assert told and all("\n" not in line for line in told)
-    desk.take(Seen(), {}, [], 7, None, event(**posted), OWNER)
+    controller.load_model(ModelsTab(), event(**posted), OWNER, {}, [], 7, None)
     assert session.runner.loaded == ["demo"]
 
 
-def test_the_model_in_use_cannot_be_deleted(desk, server, monkeypatch):
+def test_the_model_in_use_cannot_be_deleted(controller, server, monkeypatch):
     told = []
     monkeypatch.setattr("gradio.Warning", told.append)
-    desk.take(Seen(), *BOXES, event(id="someone/new-medusa"), OWNER)
-    wait_for(lambda: desk.picker.pick.stage == "done")
-    desk.drop_model(Seen(), *BOXES, event(id="someone/new-medusa"), OWNER)
+    controller.load_model(ModelsTab(), event(id="someone/new-medusa"), OWNER, *BOXES)
+    wait_for(lambda: controller.picker.progress.stage == "done")
+    controller.drop_model(ModelsTab(), event(id="someone/new-medusa"), OWNER, *BOXES)
     assert told == ["someone/new-medusa is in use: load another model first"]
 
 
-def test_a_cached_one_is_deleted_and_its_bytes_are_told(desk, server, monkeypatch):
+def test_a_cached_one_is_deleted_and_its_bytes_are_told(controller, server, monkeypatch):
     told = []
     monkeypatch.setattr("gradio.Info", told.append)
     list(hub.pull(hub.plan("someone/new-medusa", None, None)))
-    desk.drop_model(Seen(), *BOXES, event(id="someone/new-medusa"), OWNER)
+    controller.drop_model(ModelsTab(), event(id="someone/new-medusa"), OWNER, *BOXES)
     assert "deleted" in told[0] and "kB" in told[0]
     assert hub.cached() == ()
 
@@ -527,10 +541,10 @@ def test_memory_is_asked_of_the_models_process_in_its_turn(session):
 
 def test_the_state_after_a_failed_first_load_still_takes_another():
     session = Session(Loader())
-    session.runner.trouble = ModelError("no")
+    session.runner.hub_error = ModelError("no")
     session.submit_load(LoadRequest("x/broken"))
     wait_for(lambda: session.state.status == "failed")
-    session.runner.trouble = None
+    session.runner.hub_error = None
     switch = session.submit_switch(LoadRequest())
     assert switch.done.wait(30) and not switch.error
     assert session.state == ModelState("ready", model=switch.model)

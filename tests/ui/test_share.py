@@ -299,7 +299,7 @@ def test_the_key_of_the_qr_code_opens_and_leaves_the_address(shared):
 
 def test_wrong_passwords_are_slowed_down_and_the_key_still_opens(shared):
     opened, tunnel = shared
-    opened.entrance._app.throttle = Throttle()
+    opened.guests._app.throttle = Throttle()
     with guest(tunnel) as client:
         there = {"x-forwarded-for": "9.9.9.9, 1.2.3.4"}
         for _ in range(5):
@@ -312,7 +312,7 @@ def test_wrong_passwords_are_slowed_down_and_the_key_still_opens(shared):
         elsewhere = {"x-forwarded-for": "5.6.7.8"}
         assert come_in(client, opened.share.link.password, **elsewhere).status_code == 303
         assert client.get(f"/?key={opened.share.link.key}", headers=there).status_code == 303
-    opened.entrance._app.throttle = Throttle()
+    opened.guests._app.throttle = Throttle()
 
 
 def test_a_cookie_of_another_link_or_made_by_hand_is_worth_nothing(shared):
@@ -416,7 +416,7 @@ def test_only_the_owner_may_share_and_see_the_link(shared):
         answer = owner.post("gradio_api/run/predict", json=body)
         assert link.password in answer.text
         # what lets guests past the login does not make an owner at the page's own address
-        ticket = opened.entrance._app.ticket
+        ticket = opened.guests._app.ticket
         answer = owner.post("gradio_api/run/predict", json=body, headers={"cookie": ticket})
         assert answer.json()["data"][-1] == ""
 

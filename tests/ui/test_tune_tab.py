@@ -20,7 +20,7 @@ from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
 from medusa_chat.ui.tune.roofline import roof_view, setting_of
-from medusa_chat.ui.tune.tab import FIRST, Seen, TuneController
+from medusa_chat.ui.tune.tab import FIRST, TuneController, TuneTab
 from medusa_chat.ui.tune.view import tune_view
 
 OWNER = SimpleNamespace(headers={}, username=None)
@@ -123,7 +123,7 @@ def test_a_guest_sees_no_file_names_and_is_known_as_one():
 
 
 @pytest.fixture
-def desk():
+def controller():
     session = Session(runner_of())
     session.submit_load(LoadRequest())
     assert session.submit("x", GenerationSettings(max_new_tokens=2)).done.wait(60)
@@ -131,84 +131,84 @@ def desk():
     session.close()
 
 
-def ended(desk: TuneController) -> dict:
-    assert desk._asked is not None and desk._asked.done.wait(60)
-    return desk.view()
+def ended(controller: TuneController) -> dict:
+    assert controller._asked is not None and controller._asked.done.wait(60)
+    return controller.view()
 
 
-def poor_chats(desk: TuneController) -> None:
+def poor_chats(controller: TuneController) -> None:
     """A poor tree is in use, and chats were counted that show a better one."""
     wide = cartesian(4, 1)
-    desk.session.runner.nodes = len(wide)
-    accuracies = desk.session.runner.facts.accuracies
-    desk.personal.use(PersonalTree(accuracies, wide.choices[1:])).done.wait(60)
-    tally = desk.personal.of(desk.session.state.model.tree_facts).tally
+    controller.session.runner.nodes = len(wide)
+    accuracies = controller.session.runner.facts.accuracies
+    controller.personal.use(PersonalTree(accuracies, wide.choices[1:])).done.wait(60)
+    tally = controller.personal.of(controller.session.state.model.tree_facts).tally
     dice = random.Random(0)
     for _ in range(40):
         tally.add_answer(prefilled(), answer(dice, wide, 40), 3)
 
 
-def test_measuring_waits_its_turn_and_then_shows_what_was_found(desk, monkeypatch):
-    monkeypatch.setattr(desk.session.runner, "hold_at", 0)
-    job = desk.session.submit("slow", GenerationSettings())
-    seen = Seen()
-    line = json.loads(desk.measure(seen, OWNER)[0])
+def test_measuring_waits_its_turn_and_then_shows_what_was_found(controller, monkeypatch):
+    monkeypatch.setattr(controller.session.runner, "hold_at", 0)
+    job = controller.session.submit("slow", GenerationSettings())
+    seen = TuneTab()
+    line = json.loads(controller.measure(seen, OWNER)[0])
     assert line["work"]["running"] and "waiting, 1 ahead" in line["work"]["text"]
-    first = desk._asked
-    desk.measure(seen, OWNER)
-    assert desk._asked is first, "a second click asks for the same"
-    desk.session.stop(job)
-    view = ended(desk)
+    first = controller._asked
+    controller.measure(seen, OWNER)
+    assert controller._asked is first, "a second click asks for the same"
+    controller.session.stop(job)
+    view = ended(controller)
     assert view["work"]["text"] == "Measured: 24 nodes are used."
     assert view["speedup"]["lines"][0]["best"]["speedup"] > 1
 
 
-def test_a_look_sends_only_what_has_changed(desk):
-    seen = Seen()
-    assert json.loads(desk.look(seen, OWNER)[0])["model"] == "scripted"
-    assert desk.look(seen, OWNER) == ({"__type__": "update"},) * 2
+def test_a_look_sends_only_what_has_changed(controller):
+    seen = TuneTab()
+    assert json.loads(controller.refresh(seen, OWNER)[0])["model"] == "scripted"
+    assert controller.refresh(seen, OWNER) == ({"__type__": "update"},) * 2
 
 
-def test_a_better_tree_is_offered_used_and_given_back(desk):
-    poor_chats(desk)
-    offer = desk.view()["offer"]
+def test_a_better_tree_is_offered_used_and_given_back(controller):
+    poor_chats(controller)
+    offer = controller.view()["offer"]
     assert offer["text"].startswith("A better tree for your chats: expected ")
-    desk.use_offer(Seen(), OWNER)
-    view = ended(desk)
+    controller.use_offer(TuneTab(), OWNER)
+    view = ended(controller)
     assert view["work"]["text"] == "Your personal tree is used from the next answer on."
-    assert view["tree"]["personal"] and desk.session.runner.trees[-1] is not None
-    desk.use_stored(Seen(), OWNER)
-    view = ended(desk)
-    assert not view["tree"]["personal"] and desk.session.runner.trees[-1] is None
+    assert view["tree"]["personal"] and controller.session.runner.trees[-1] is not None
+    controller.use_stored(TuneTab(), OWNER)
+    view = ended(controller)
+    assert not view["tree"]["personal"] and controller.session.runner.trees[-1] is None
 
 
-def test_a_guest_changes_nothing(desk):
-    poor_chats(desk)
-    asked, trees = desk._asked, list(desk.session.runner.trees)
-    for event in (desk.measure, desk.use_offer, desk.use_stored):
-        assert json.loads(event(Seen(), VISITOR)[0])["guest"]
-    assert desk._asked is asked and desk.session.runner.trees == trees
+def test_a_guest_changes_nothing(controller):
+    poor_chats(controller)
+    asked, trees = controller._asked, list(controller.session.runner.trees)
+    for event in (controller.measure, controller.use_offer, controller.use_stored):
+        assert json.loads(event(TuneTab(), VISITOR)[0])["guest"]
+    assert controller._asked is asked and controller.session.runner.trees == trees
 
 
-def test_without_an_offer_or_a_model_nothing_is_done(desk):
-    desk.use_offer(Seen(), OWNER)
-    assert desk._asked is None
+def test_without_an_offer_or_a_model_nothing_is_done(controller):
+    controller.use_offer(TuneTab(), OWNER)
+    assert controller._asked is None
     empty = Session(runner_of())
     bare = TuneController(empty, Personal(empty))
-    assert "No model is loaded" in json.loads(bare.use_stored(Seen(), OWNER)[0])["text"]
+    assert "No model is loaded" in json.loads(bare.use_stored(TuneTab(), OWNER)[0])["text"]
     assert bare._asked is None
 
 
-def test_a_measurement_that_fails_says_why(desk, monkeypatch):
+def test_a_measurement_that_fails_says_why(controller, monkeypatch):
     def broken(again=False):
         raise UsageError("the steps cannot be timed")
         yield
 
-    monkeypatch.setattr(desk.session.runner, "tune", broken)
-    desk.measure(Seen(), OWNER)
-    work = ended(desk)["work"]
+    monkeypatch.setattr(controller.session.runner, "tune", broken)
+    controller.measure(TuneTab(), OWNER)
+    work = ended(controller)["work"]
     assert work["failed"] and "the steps cannot be timed" in work["text"]
-    assert desk.session.state.status == "ready"
+    assert controller.session.state.status == "ready"
 
 
 # ---- the hardware model ----
@@ -237,14 +237,14 @@ def test_every_gpu_has_a_finite_picture(gpu, shape):
         (["A40"], None, {}, 1.5, True),
     ],
 )
-def test_what_cannot_be_chosen_is_refused(posted, desk):
+def test_what_cannot_be_chosen_is_refused(posted, controller):
     with pytest.raises(UsageError, match="choose one of"):
         setting_of(*posted)
-    assert desk.model(*posted, "paper") == {"__type__": "update"}
+    assert controller.model(*posted, "paper") == {"__type__": "update"}
 
 
-def test_the_loaded_models_heads_may_stand_for_the_papers(desk):
-    paper = json.loads(desk.model(*FIRST))
-    own = json.loads(desk.model(*FIRST[:-1], "loaded"))
+def test_the_loaded_models_heads_may_stand_for_the_papers(controller):
+    paper = json.loads(controller.model(*FIRST))
+    own = json.loads(controller.model(*FIRST[:-1], "loaded"))
     assert paper["overhead"] == own["overhead"] and paper["speedup"] != own["speedup"]
     assert "loaded model" in own["assumptions"][2]

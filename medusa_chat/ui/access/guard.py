@@ -11,7 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medusa_chat.ui.access.throttle import SLOW_DOWN, Throttle
 
-GUEST = "medusa_chat.guest"  # the door's mark in a request's scope; its user name for Gradio
+GUEST = (
+    "medusa_chat.guest"  # the password gate's mark in a request's scope; its user name for Gradio
+)
 GUEST_HEADER = "x-medusa-guest"  # the same mark where only headers arrive
 MAX_BODY = 4 * 1024 * 1024
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -41,7 +43,7 @@ class Guard:
     hosts: names allowed in Host beside the local ones, without a port. allow_addresses: let in
     every bare IP address, which no page can rebind; for a server that listens on all interfaces.
     origins: hosts of a proxy in front, allowed in Origin. Guests of a shared link come through
-    the door, which has checked their Host.
+    the password gate, which has checked their Host.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class PasswordGate:
             await self.app(inside, self._until_end(link, receive), self._while_open(link, send))
 
     async def _answer(self, link: Link, request: Request) -> Response | None:
-        """What the door itself says; None lets the request pass."""
+        """What the password gate itself answers; None lets the request pass."""
         path = self._inside(request.url.path)
         if path == "/enter" and request.method == "POST":
             return await self._enter(link, request)

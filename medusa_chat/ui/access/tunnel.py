@@ -78,7 +78,7 @@ def _end(tunnel: object) -> None:
         process.wait(5)
 
 
-class Entrance:
+class GuestServer:
     """A local port that only guests come through, on the event loop of the page's own server."""
 
     def __init__(self) -> None:

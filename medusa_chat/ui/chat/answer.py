@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Step
 from medusa_chat.messages import Message
 from medusa_chat.runtime.recordings import PLAIN_STEPS
-from medusa_chat.ui.chat.reasoning_spans import spans, within
+from medusa_chat.ui.chat.reasoning_spans import pieces_within, spans
 from medusa_chat.ui.page.tree_view import to_line
 
 NOTES = {
@@ -46,7 +46,7 @@ class Answer:
     def __post_init__(self) -> None:
         self._append(self.before)
 
-    def take(self, events: Iterable[Event]) -> None:
+    def add(self, events: Iterable[Event]) -> None:
         """Fold in what is new in the trace."""
         new: list[Piece] = []
         for event in events:
@@ -125,9 +125,9 @@ def pieces_line(pieces: Iterable[Piece]) -> str:
 
 
 class Row(NamedTuple):
-    """One row of the drawn conversation. position: of the message; start: of the text in it.
+    """One row of the conversation shown. position: of the message; start: of the text in it.
 
-    kind: "text" can be edited, "thought" is folded, "note" says why an answer was cut short.
+    kind: "text" can be edited, "reasoning" is folded, "note" says why an answer was cut short.
     """
 
     position: int
@@ -143,7 +143,7 @@ def rows(
     answers: Mapping[int, Answer],
     first: int = 0,
 ) -> Iterator[Row]:
-    """What is drawn of each message from `first` on: thoughts, texts, and why it was cut short."""
+    """The rows of each message from `first` on: reasoning, text, and why it was cut short."""
     for position in range(first, len(messages)):
         yield from _rows_of(position, messages[position], answers.get(position))
         if note := notes.get(position):
@@ -160,18 +160,18 @@ def _rows_of(position: int, message: Message, answer: Answer | None) -> Iterator
     if not found:
         yield Row(position, "note", "the model ended its answer at once")
     for span in found:
-        kind = "thought" if span.is_thought else "text"
-        inside = () if span.is_thought else tuple(within(pieces, span))
+        kind = "reasoning" if span.is_reasoning else "text"
+        inside = () if span.is_reasoning else tuple(pieces_within(pieces, span))
         yield Row(position, kind, text[span.start : span.end], inside, span.start)
 
 
-def drawn_row(row: Row, role: str) -> dict[str, Any]:
+def chatbot_row(row: Row, role: str) -> dict[str, Any]:
     """A row as gr.Chatbot takes it without changing a character."""
     text = (
         f'<span class="answer-note">{_inert(row.text)}</span>' if row.kind == "note" else row.text
     )
     entry: dict[str, Any] = {"role": role, "content": [{"type": "text", "text": text}]}
-    if row.kind == "thought":
+    if row.kind == "reasoning":
         entry["metadata"] = {"title": "Thought", "status": "done"}
     return entry
 

@@ -1,13 +1,12 @@
 """ChatSession: one browser's conversation and the answer that runs, kept by the server. No gradio.
 
-Tabs only look: they come, reload and go, and the answer neither stops nor ends twice.
+Tabs only show it: they open, reload and close, and the answer neither stops nor ends twice.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message
@@ -17,8 +16,8 @@ from medusa_chat.ui.chat.answer import Answer, Piece
 from medusa_chat.ui.chat.transcript import Transcript, Turn
 from medusa_chat.ui.page.inputs import Inputs
 
-GRACE_SECONDS = 20.0  # how long an answer goes on that no tab looks at
-LOOK_SECONDS = 0.2  # how often that is asked
+GRACE_SECONDS = 20.0  # how long an answer goes on that no tab shows
+WATCH_SECONDS = 0.2  # between two checks of that
 IDLE_SECONDS = 3 * 24 * 3600.0
 MAX_PENDING = 8
 NOTHING_TO_ADD = "the model has nothing to add: its answer is complete"
@@ -28,9 +27,9 @@ BUSY = "An answer is still running: stop it, or wait for its end."
 class ChatSession:
     """One browser's conversation. Every method may be called from any thread.
 
-    version grows with each change, talk_version with each change of what has been said. A refusal
-    is a UsageError and changes nothing. is_kept: whether it may be written to disk; `changed` is
-    called with each change of what would be written.
+    version grows with each change, transcript_version with each change of what has been said. A
+    refusal is a UsageError and changes nothing. is_kept: whether it may be written to disk;
+    `changed` is called with each change of what would be written.
     """
 
     def __init__(
@@ -38,17 +37,17 @@ class ChatSession:
         token: str,
         session: Session,
         ended: Callable[[Answer], None],
-        changed: Callable[["ChatSession"], None] = lambda room: None,
+        changed: Callable[["ChatSession"], None] = lambda chat: None,
     ) -> None:
         self.token = token
         self.session = session
-        self.talk = Transcript()
+        self.transcript = Transcript()
         self.answer = Answer()
         self.pending: list[Inputs] = []
         self.system = ""
         self.error = ""
         self.version = 1
-        self.talk_version = 1
+        self.transcript_version = 1
         self.is_running = False
         self.is_kept = False  # until its owner has come
         self.seen_at = time.monotonic()
@@ -74,56 +73,55 @@ class ChatSession:
                 self._ask(inputs)
             self._change()
 
-    def drop(self, place: int) -> None:
+    def drop(self, position: int) -> None:
         """Forget a message that waits."""
         with self._lock:
-            if place < len(self.pending):
-                del self.pending[place]
+            if position < len(self.pending):
+                del self.pending[position]
                 self._change()
 
     def regenerate(self, inputs: Inputs) -> None:
         """Answer the last message of the user again."""
         with self._idle():
-            length = self._length_before_answer()
+            length = self.transcript.length_before_answer()
             if not length:
                 raise UsageError("there is no answer to regenerate: send a message first")
-            self._begin(self.talk.head(length), Turn(inputs, before=self.talk))
+            self._begin(self.transcript.head(length), Turn(inputs, before=self.transcript))
 
     def proceed(self, inputs: Inputs) -> None:
         """Go on with the last answer: its text stays, new tokens come after it."""
         with self._idle():
-            place = len(self.talk.messages) - 1
-            if place < 0 or self.talk.messages[place]["role"] != "assistant":
+            position = len(self.transcript.messages) - 1
+            if position < 0 or self.transcript.messages[position]["role"] != "assistant":
                 raise UsageError("there is no answer to continue: send a message first")
-            text, last = self.talk.messages[place]["content"], self.talk.answers.get(place)
+            text, last = (
+                self.transcript.messages[position]["content"],
+                self.transcript.answers.get(position),
+            )
             before = last.pieces if last and last.text == text else [(text, 0)]
-            self._begin(self.talk.head(place), Turn(inputs, before=self.talk), before)
+            self._begin(
+                self.transcript.head(position), Turn(inputs, before=self.transcript), before
+            )
 
     def undo(self) -> str:
-        """Take the last turn back; the text of the user, for the box."""
+        """Remove the last turn; returns the user's text, for the message box."""
         with self._idle():
-            length = self._length_before_answer()
+            length = self.transcript.length_before_answer()
             if not length:
                 raise UsageError("there is nothing to undo")
-            text = self.talk.messages[length - 1]["content"]
-            self._say(self.talk.head(length - 1))
+            text = self.transcript.messages[length - 1]["content"]
+            self._set_transcript(self.transcript.head(length - 1))
             return text
 
-    def edit(self, place: int, inputs: Inputs) -> None:
+    def edit(self, position: int, inputs: Inputs) -> None:
         """Change a message. One of the user is sent again, and what came after it is dropped."""
         with self._idle():
-            if place >= len(self.talk.messages):
+            if position >= len(self.transcript.messages):
                 raise UsageError("this message is not there any more")
-            if self.talk.messages[place]["role"] == "user":
-                self._ask(inputs, self.talk.head(place))
+            if self.transcript.messages[position]["role"] == "user":
+                self._ask(inputs, self.transcript.head(position))
                 return
-            kept, rest = self.talk.head(place), self.talk.messages[place + 1 :]
-            changed = Transcript(
-                (*kept.messages, {"role": "assistant", "content": inputs.text}, *rest)
-            )
-            answers = {at: answer for at, answer in self.talk.answers.items() if at != place}
-            notes = {at: note for at, note in self.talk.notes.items() if at != place}
-            self._say(replace(changed, notes=notes, answers=answers))
+            self._set_transcript(self.transcript.with_text(position, inputs.text))
 
     def clear(self) -> None:
         """A new conversation; the answer that runs is ended, the system prompt stays."""
@@ -133,7 +131,7 @@ class ChatSession:
             self._job, self._turn, self.is_running = None, None, False
             self.pending, self._returned = [], ""
             self.answer = Answer(self.answer.number + 1)
-            self._say(Transcript())
+            self._set_transcript(Transcript())
 
     def stop(self) -> None:
         """End the answer at its next step; the text so far is kept."""
@@ -141,7 +139,7 @@ class ChatSession:
             if self._job is not None:
                 self.session.stop(self._job)
 
-    def say_system(self, text: str) -> None:
+    def set_system(self, text: str) -> None:
         """Set the system prompt of the turns to come."""
         with self._lock:
             if text != self.system:
@@ -152,12 +150,12 @@ class ChatSession:
     # ---- what tabs do ----
 
     def enter(self) -> None:
-        """A tab looks at the answer from now on."""
+        """A tab streams the answer from now on."""
         with self._lock:
             self._watching += 1
 
     def leave(self) -> None:
-        """It looks no longer."""
+        """A tab has stopped streaming the answer."""
         with self._lock:
             self._watching -= 1
             self.seen_at = time.monotonic()
@@ -176,11 +174,11 @@ class ChatSession:
                 return
             events = self._job.trace[self._taken :]
             self._taken += len(events)
-            self.answer.take(events)
+            self.answer.add(events)
             self.answer.first_seconds = self._job.first_seconds
             self.answer.say("" if self.answer.prefilled else status(self._job))
 
-    def take_returned(self) -> str:
+    def pop_returned(self) -> str:
         """A message that came to nothing, for the box of whoever asks first."""
         with self._lock:
             text, self._returned = self._returned, ""
@@ -188,38 +186,38 @@ class ChatSession:
 
     @property
     def is_left(self) -> bool:
-        """Whether no tab has looked for a while."""
+        """Whether no tab has shown it for a while."""
         return not self._watching and time.monotonic() - self.seen_at > GRACE_SECONDS
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody will miss it."""
+        """Whether it has gone unused for so long that it may be dropped."""
         return not self.is_running and time.monotonic() - self.seen_at > IDLE_SECONDS
 
     # ---- what follows ----
 
-    def _ask(self, inputs: Inputs, talk: Transcript | None = None) -> None:
-        kept = self.talk if talk is None else talk
+    def _ask(self, inputs: Inputs, transcript: Transcript | None = None) -> None:
+        kept = self.transcript if transcript is None else transcript
         self.system = inputs.system
-        self._begin(kept.plus("user", inputs.text), Turn(inputs, inputs.text, self.talk))
+        self._begin(kept.plus("user", inputs.text), Turn(inputs, inputs.text, self.transcript))
 
-    def _begin(self, talk: Transcript, turn: Turn, before: Sequence[Piece] = ()) -> None:
+    def _begin(self, transcript: Transcript, turn: Turn, before: Sequence[Piece] = ()) -> None:
         """Queue a job. before: the text of the answer that it goes on from."""
         self.answer = Answer(self.answer.number + 1, before)
-        messages = list(talk.messages)
+        messages = list(transcript.messages)
         if self.answer.text:
             messages.append({"role": "assistant", "content": self.answer.text})
         system = turn.inputs.system
         head: list[Message] = [{"role": "system", "content": system}] if system else []
         self._turn, self._taken, self.is_running = turn, 0, True
         self._job = self.session.submit([*head, *messages], turn.inputs.settings)
-        self._say(talk)
+        self._set_transcript(transcript)
         follower = threading.Thread(target=self._follow, args=(self._job,), daemon=True)
         follower.start()
 
     def _follow(self, job: Job) -> None:
         """See an answer to its end, whatever tabs do. The only place where one is committed."""
-        while not job.done.wait(LOOK_SECONDS):
+        while not job.done.wait(WATCH_SECONDS):
             if self.is_left:
                 self.session.stop(job)
         with self._lock:
@@ -238,9 +236,11 @@ class ChatSession:
         failed = job.error or (answer.finished.message if answer.finished else "")
         if answer.is_empty and (note or answer.before):
             self._returned = turn.text
-            self._say(turn.before, failed or note or NOTHING_TO_ADD)
+            self._set_transcript(turn.before, failed or note or NOTHING_TO_ADD)
         else:
-            self._say(self.talk.plus("assistant", answer.text, answer, note), failed)
+            self._set_transcript(
+                self.transcript.plus("assistant", answer.text, answer, note), failed
+            )
         if failed:  # what waits was written for an answer that is not there
             self._returned = "\n\n".join(
                 text for text in (self._returned, *(i.text for i in self.pending)) if text
@@ -249,24 +249,17 @@ class ChatSession:
         elif self.pending and not self.is_left:
             self._ask(self.pending.pop(0))
 
-    def _length_before_answer(self) -> int:
-        """How many messages there are up to the last one of the user; 0 without one."""
-        for place in range(len(self.talk.messages) - 1, -1, -1):
-            if self.talk.messages[place]["role"] == "user":
-                return place + 1
-        return 0
-
     @contextmanager
     def _idle(self) -> Iterator[None]:
-        """The room's lock; refused while an answer runs."""
+        """The lock of this chat session; refused while an answer runs."""
         with self._lock:
             if self.is_running:
                 raise UsageError(BUSY)
             yield
 
-    def _say(self, talk: Transcript, error: str = "") -> None:
-        self.talk, self.error = talk, error
-        self.talk_version += 1
+    def _set_transcript(self, transcript: Transcript, error: str = "") -> None:
+        self.transcript, self.error = transcript, error
+        self.transcript_version += 1
         self._changed(self)
         self._change()
 

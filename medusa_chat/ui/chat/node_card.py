@@ -1,4 +1,4 @@
-"""Peek: what the model would have said at one node of a recorded step, asked on a click."""
+"""NodeCard: what the model would have said at one node of a recorded step, asked on a click."""
 
 import asyncio
 from typing import Any
@@ -53,14 +53,14 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
             raise UsageError("no such node")
         request = peek_request(answer, index, node)  # type: ignore[arg-type]
         _require_same_model(session, answer)
-        look = await _looked(session, request)
+        peek = await _asked(session, request)
     except MedusaChatError as error:
         return to_line(asked | {"error": str(error)})
-    if not look.done.is_set():
+    if not peek.done.is_set():
         return to_line(asked | {"wait": True})
-    if look.peek is None:
-        return to_line(asked | {"error": look.error})
-    found = look.peek
+    if peek.peek is None:
+        return to_line(asked | {"error": peek.error})
+    found = peek.peek
     return to_line(
         asked
         | {
@@ -74,16 +74,16 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
     )
 
 
-async def _looked(session: Session, request: PeekRequest) -> Look:
-    look = session.submit_look(request)
+async def _asked(session: Session, request: PeekRequest) -> Look:
+    peek = session.submit_look(request)
     try:
         for _ in range(round(WAIT_SECONDS / POLL_SECONDS)):
-            if look.done.is_set():
+            if peek.done.is_set():
                 break
             await asyncio.sleep(POLL_SECONDS)
-        return look
+        return peek
     finally:
-        look.is_cancelled = True  # nobody waits for it any more
+        peek.is_cancelled = True  # nobody waits for it any more
 
 
 def _require_same_model(session: Session, answer: Answer) -> None:

@@ -1,4 +1,4 @@
-"""Thoughts: which spans of an answer a model thought aloud, between <think> and </think>."""
+"""Which spans of an answer are reasoning: the text between <think> and </think>."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ OPEN, CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class Span:
-    """text[start:end] without its tags. is_open: a thought whose end has not come yet."""
+    """text[start:end] without its tags. is_open: reasoning whose closing tag has not come yet."""
 
     start: int
     end: int
-    is_thought: bool
+    is_reasoning: bool
     is_open: bool = False
 
 
 def spans(text: str) -> list[Span]:
-    """The spans in order, tags left out. A text that begins inside a thought (its opening tag
+    """The spans in order, tags left out. A text that begins inside reasoning (its opening tag
     was part of the prompt) is known by a closing tag that comes first."""
     found, at = [], 0
     close, opening = text.find(CLOSE), text.find(OPEN)
@@ -35,16 +35,16 @@ def spans(text: str) -> list[Span]:
     return [span for span in found if text[span.start : span.end].strip() or span.is_open]
 
 
-def said(text: str) -> str:
-    """What is not thought; half a tag at the end is held back. For the text while it comes."""
-    shown = "".join(text[span.start : span.end] for span in spans(text) if not span.is_thought)
+def visible_text(text: str) -> str:
+    """The text without reasoning, while it comes; half a tag at its end is held back."""
+    shown = "".join(text[span.start : span.end] for span in spans(text) if not span.is_reasoning)
     for length in range(len(CLOSE) - 1, 0, -1):
         if shown.endswith((OPEN[:length], CLOSE[:length])):
             return shown[:-length]
     return shown
 
 
-def within(pieces: Iterable[tuple[str, int]], span: Span) -> Iterator[tuple[str, int]]:
+def pieces_within(pieces: Iterable[tuple[str, int]], span: Span) -> Iterator[tuple[str, int]]:
     """The part of the pieces, one after the other a text, that lies in the span."""
     at = 0
     for text, tokens in pieces:

@@ -11,13 +11,13 @@ from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.transcript import Transcript
 
-MAX_ROOMS = 200
+MAX_SESSIONS = 200
 MAX_TOKEN = 100  # characters
-MAX_STEPS_KEPT = 8000  # of finished answers, all rooms: a step of 64 nodes takes about 16 KB
+MAX_STEPS_KEPT = 8000  # of finished answers, all sessions: a step of 64 nodes takes about 16 KB
 
 
 class SessionStore:
-    """All rooms of a server, by token. history: where they are kept, None for nowhere."""
+    """All sessions of a server, by token. history: where they are kept, None for nowhere."""
 
     def __init__(
         self, session: Session, ended: Callable[[Answer], None], history: History | None = None
@@ -28,49 +28,51 @@ class SessionStore:
             None
         )  # from what the owner's chats say
         self._ended = ended
-        self._rooms: dict[str, ChatSession] = {}
+        self._sessions: dict[str, ChatSession] = {}
         self._kept: deque[Answer] = deque()
         self._lock = threading.Lock()
-        self._keeping = threading.Lock()  # taken inside a room's own lock, so never with _lock
+        self._keeping = (
+            threading.Lock()
+        )  # taken inside a chat session's own lock, so never with _lock
 
     def find(self, token: object) -> ChatSession | None:
-        """The room of a token that a browser keeps, from disk where it was left there; None when
+        """The chat of a token that a browser keeps, from disk where it was left there; None when
         it is none of ours."""
         if not isinstance(token, str) or not 0 < len(token) <= MAX_TOKEN:
             return None
         with self._lock:
-            room = self._rooms.get(token)
-        kept = self.history.load(token) if room is None and self.history else None
+            chat = self._sessions.get(token)
+        kept = self.history.load(token) if chat is None and self.history else None
         if kept is None:
-            return room
-        room = self.open(token)
+            return chat
+        chat = self.open(token)
         with self._lock:
-            if not room.talk.messages and not room.is_running:
-                room.talk, room.system = Transcript(kept.messages, kept.notes), kept.system
-        return room
+            if not chat.transcript.messages and not chat.is_running:
+                chat.transcript, chat.system = Transcript(kept.messages, kept.notes), kept.system
+        return chat
 
     def open(self, token: str = "") -> ChatSession:
-        """The room of a token that this server made, or a new one."""
+        """The chat of a token that this server made, or a new one."""
         with self._lock:
-            if token not in self._rooms:
+            if token not in self._sessions:
                 self._expire()
                 token = token or secrets.token_urlsafe(24)
-                self._rooms[token] = ChatSession(token, self.session, self._keep, self._save)
-            return self._rooms[token]
+                self._sessions[token] = ChatSession(token, self.session, self._keep, self._save)
+            return self._sessions[token]
 
-    def _save(self, room: ChatSession) -> None:
-        if self.history and room.is_kept:
-            kept = StoredConversation(room.talk.messages, room.talk.notes, room.system)
-            self.history.save(room.token, kept)
+    def _save(self, chat: ChatSession) -> None:
+        if self.history and chat.is_kept:
+            kept = StoredConversation(chat.transcript.messages, chat.transcript.notes, chat.system)
+            self.history.save(chat.token, kept)
 
     def _expire(self) -> None:
-        """Make place: rooms that are idle, then the one that has been left the longest."""
-        for token in [token for token, room in self._rooms.items() if room.is_idle]:
-            del self._rooms[token]
-        while len(self._rooms) >= MAX_ROOMS:
-            oldest = min(self._rooms.values(), key=lambda room: room.seen_at)
+        """Drop chat sessions: those that are idle, then the one that has been left the longest."""
+        for token in [token for token, chat in self._sessions.items() if chat.is_idle]:
+            del self._sessions[token]
+        while len(self._sessions) >= MAX_SESSIONS:
+            oldest = min(self._sessions.values(), key=lambda chat: chat.seen_at)
             oldest.clear()
-            del self._rooms[oldest.token]
+            del self._sessions[oldest.token]
 
     def _keep(self, answer: Answer) -> None:
         """Keep the steps of an answer, and let go of the oldest when there are too many."""

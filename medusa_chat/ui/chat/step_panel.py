@@ -1,4 +1,4 @@
-"""The panel beside the talk as data: figures, bars, and the picture of one step. No gradio."""
+"""The panel beside the conversation as data: figures, bars, one step's picture. No gradio."""
 
 from itertools import islice
 from typing import Any

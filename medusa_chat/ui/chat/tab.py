@@ -1,4 +1,4 @@
-"""The Chat tab: talk on the left, the numbers and the tree of every step on the right."""
+"""The Chat tab: transcript on the left, the numbers and the tree of every step on the right."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,11 @@ import gradio as gr
 
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
-from medusa_chat.ui.chat.controller import SETTINGS, ChatController
-from medusa_chat.ui.chat.settings_panel import build_controls
+from medusa_chat.ui.chat.controller import ChatController
+from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
 from medusa_chat.ui.chat.view import Tab, View
-from medusa_chat.ui.page.html_blocks import AT_ONCE, drawn, kept, page
+from medusa_chat.ui.page.html_blocks import AT_ONCE, from_browser, page, script_block
+from medusa_chat.ui.page.settings_form import Act, Refuse
 
 EXAMPLES = (
     "Book a table for two in San Jose",
@@ -30,32 +31,31 @@ TEXT_SO_FAR = "() => window.medusaSaid"  # follow.js puts it there
 
 @dataclass(frozen=True)
 class ChatParts:
-    """What other tabs need of this one. settings: the components in the order of desk.SETTINGS."""
+    """What other tabs need of this one."""
 
-    desk: ChatController
+    controller: ChatController
     tab: gr.State
-    settings: list[gr.components.Component]
 
 
 def build_chat(session: Session, trees: Sequence[str], history: History | None = None) -> ChatParts:
     """Put the Chat tab into the gr.Blocks that is open. trees: presets beside "auto"."""
-    desk = ChatController(session, trees, history)
+    controller = ChatController(session, trees, history)
     tab = gr.State(Tab())
     with gr.Row(elem_id="columns"):
         with gr.Column(elem_id="left", scale=5, min_width=320):
-            parts = _talk()
+            parts = _conversation()
             parts |= _composer()
         with gr.Column(elem_id="right", scale=6, min_width=320):
-            controls = build_controls(trees, parts["vanilla"])
-            panel, card = drawn("tree"), drawn("peek")
-    drawn("keys")
-    parts |= {"panel": panel, "card": card, "system": controls["system"]}
-    settings = [controls[name] for name in SETTINGS]
-    _connect(desk, tab, parts, settings)
-    return ChatParts(desk, tab, settings)
+            settings = build_settings(trees, parts["vanilla"])
+            panel, card = script_block("tree"), script_block("peek")
+    script_block("keys")
+    parts |= {"panel": panel, "card": card, "system": settings.components["system"]}
+    _connect(controller, tab, parts)
+    _connect_answers(controller, tab, parts, settings)
+    return ChatParts(controller, tab)
 
 
-def _talk() -> dict[str, Any]:
+def _conversation() -> dict[str, Any]:
     """The conversation and the answer that is being written."""
     parts: dict[str, Any] = {}
     with gr.Column(elem_id="talk"):
@@ -77,8 +77,8 @@ def _talk() -> dict[str, Any]:
             placeholder=" ",
         )
         parts["text"] = _prose()
-        parts["live"] = drawn("live")
-        parts["next"] = drawn("next")
+        parts["live"] = script_block("live")
+        parts["next"] = script_block("next")
     return parts
 
 
@@ -98,7 +98,7 @@ def _composer() -> dict[str, Any]:
             for name, label in (("regenerate", "Regenerate"), ("proceed", "Continue")):
                 parts[name] = gr.Button(label, elem_id=name, size="sm", interactive=False)
             parts["undo"] = gr.Button("Undo", elem_id="undo", size="sm", interactive=False)
-            parts["tint"] = drawn("tint")
+            parts["tint"] = script_block("tint")
         parts["box"] = gr.Textbox(
             elem_id="box",
             label="Message",
@@ -121,34 +121,48 @@ def _composer() -> dict[str, Any]:
     return parts
 
 
-def _connect(
-    desk: ChatController,
-    tab: gr.State,
-    parts: dict[str, Any],
-    settings: list[gr.components.Component],
-) -> None:
-    """Which event does what. Every view may ask the tab's script, through `next`, to look again
+def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -> None:
+    """Which event does what. Every view may ask the tab's script, through `next`, to refresh
     or to follow the answer that runs: so an answer is followed whoever began it."""
     view = [parts[name] for name in View._fields]
     box, history, following = parts["box"], parts["history"], parts["next"]
+    token = from_browser("medusa-chat", 1)
 
-    page().load(desk.attach, [tab, following], view, js=kept("medusa-chat", 1), **AT_ONCE)
-    following.tick(desk.tick, [tab], [following], **AT_ONCE)
-    following.look(desk.look, [tab, box], view, **AT_ONCE)
+    page().load(controller.attach, [tab, following], view, js=token, **AT_ONCE)
+    following.tick(controller.tick, [tab], [following], **AT_ONCE)
+    following.refresh(controller.refresh, [tab, box], view, **AT_ONCE)
     following.write(None, None, [parts["text"]], js=TEXT_SO_FAR, **STEADY)
-    following.drop(desk.drop, [tab], view, **AT_ONCE)
+    following.drop(controller.drop, [tab], view, **AT_ONCE)
 
-    for event, source in ((box.submit, box), (parts["send"].click, box)):
-        event(desk.begin, [tab, source, *settings], view, **AT_ONCE)
-    for example in parts["examples"]:
-        example.click(desk.begin, [tab, example, *settings], view, **AT_ONCE)
-    parts["regenerate"].click(desk.regenerate, [tab, *settings], view, **AT_ONCE)
-    parts["proceed"].click(desk.proceed, [tab, *settings], view, **AT_ONCE)
-    history.edit(desk.edit, [tab, *settings], view, **AT_ONCE)
-    history.select(desk.choose, [tab], [parts["panel"]], **AT_ONCE)
-    parts["undo"].click(desk.undo, [tab], view, **AT_ONCE)
-    parts["clear"].click(desk.clear, [tab], view, **AT_ONCE)
-    parts["stop"].click(desk.stop, [tab], None, **AT_ONCE)
-    parts["system"].blur(desk.say_system, [tab, parts["system"]], None, **AT_ONCE)
-    parts["panel"].pick(desk.pick, [tab], [parts["panel"]], **STEADY)
-    parts["panel"].peek(desk.peek, [tab], [parts["card"]], **STEADY)
+    history.select(controller.choose, [tab], [parts["panel"]], **AT_ONCE)
+    parts["undo"].click(controller.undo, [tab], view, **AT_ONCE)
+    parts["clear"].click(controller.clear, [tab], view, **AT_ONCE)
+    parts["stop"].click(controller.stop, [tab], None, **AT_ONCE)
+    parts["system"].blur(controller.set_system, [tab, parts["system"]], None, **AT_ONCE)
+    parts["panel"].pick(controller.pick, [tab], [parts["panel"]], **STEADY)
+    parts["panel"].peek(controller.peek, [tab], [parts["card"]], **STEADY)
+
+
+def _connect_answers(
+    controller: ChatController, tab: gr.State, parts: dict[str, Any], settings: SettingsPanel
+) -> None:
+    """The events that ask for an answer: each posts all settings and is refused at the border."""
+    view = [parts[name] for name in View._fields]
+    posted = {tab, *settings.components.values()}
+
+    def on(event: Any, name: str, act: Act, refuse: Refuse, **sources: Any) -> None:
+        boxes = {source for source in sources.values() if not isinstance(source, str)}
+        handle = settings.handler(act, refuse, tab, **sources)
+        event(handle, posted | boxes, view, api_name=name, **AT_ONCE)
+
+    box, refuse = parts["box"], controller.refuse
+    for event, source in (
+        (box.submit, box),
+        (parts["send"].click, box),
+        *((example.click, example) for example in parts["examples"]),
+    ):
+        on(event, "send", controller.send, refuse, text=source)
+    on(parts["regenerate"].click, "regenerate", controller.regenerate, refuse)
+    on(parts["proceed"].click, "proceed", controller.proceed, refuse)
+    edited = {"text": "value", "row": "index"}
+    on(parts["history"].edit, "edit", controller.edit, controller.refuse_edit, **edited)

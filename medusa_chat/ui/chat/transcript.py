@@ -19,20 +19,36 @@ class Transcript:
         """The first messages of it."""
         return Transcript(
             self.messages[:length],
-            {place: note for place, note in self.notes.items() if place < length},
-            {place: answer for place, answer in self.answers.items() if place < length},
+            {position: note for position, note in self.notes.items() if position < length},
+            {position: answer for position, answer in self.answers.items() if position < length},
         )
 
     def plus(
         self, role: str, text: str, answer: Answer | None = None, note: str = ""
     ) -> "Transcript":
         """One message more."""
-        place = len(self.messages)
+        position = len(self.messages)
         return Transcript(
             (*self.messages, {"role": role, "content": text}),
-            self.notes | ({place: note} if note else {}),
-            self.answers | ({place: answer} if answer else {}),
+            self.notes | ({position: note} if note else {}),
+            self.answers | ({position: answer} if answer else {}),
         )
+
+    def with_text(self, position: int, text: str) -> "Transcript":
+        """The same with an answer of the model rewritten: its steps belong to it no longer."""
+        message: Message = {"role": "assistant", "content": text}
+        return Transcript(
+            (*self.messages[:position], message, *self.messages[position + 1 :]),
+            {at: note for at, note in self.notes.items() if at != position},
+            {at: answer for at, answer in self.answers.items() if at != position},
+        )
+
+    def length_before_answer(self) -> int:
+        """How many messages there are up to the last one of the user; 0 without one."""
+        for position in range(len(self.messages) - 1, -1, -1):
+            if self.messages[position]["role"] == "user":
+                return position + 1
+        return 0
 
 
 @dataclass(frozen=True)

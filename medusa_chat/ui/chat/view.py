@@ -1,4 +1,4 @@
-"""View: what a tab draws of its room. Only what it does not show yet is sent."""
+"""View: what a tab draws of its chat. Only what it does not show yet is sent."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import gradio as gr
 
-from medusa_chat.ui.chat.answer import Answer, Row, drawn_row, rows
+from medusa_chat.ui.chat.answer import Answer, Row, chatbot_row, rows
 from medusa_chat.ui.chat.chat_session import ChatSession
-from medusa_chat.ui.chat.reasoning_spans import said
+from medusa_chat.ui.chat.reasoning_spans import visible_text
 from medusa_chat.ui.chat.transcript import Transcript
 from medusa_chat.ui.page.tree_view import to_line
 
@@ -18,29 +18,30 @@ MAX_TINTED = 40  # answers, the latest: the tint of an older one is not worth it
 
 @dataclass
 class Tab:
-    """One browser tab: whose room it shows, what it has drawn, and what it looks at.
+    """One browser tab: whose chat it shows, what it has drawn, and which answer it shows.
 
-    key: a secret of this tab, by which it asks for the stream of an answer. looks_at: an earlier
-    answer; None is the latest. number: of the latest it knows. awaits: of the one whose end it has
-    not told. has_live: whether it shows what a stream wrote. tinted: keys of the pieces it has.
+    key: a secret of this tab, by which it asks for the stream of an answer. chosen_answer: an
+    earlier answer; None is the latest. number: of the latest it knows. awaits: of the one whose
+    end it has not told. has_live: whether it shows what a stream wrote. tinted: keys of the
+    pieces it has.
     """
 
     token: str = ""
     key: str = ""
     version: int = 0
-    talk_version: int = 0
+    transcript_version: int = 0
     system: str = ""
     asks: int = 0
     is_streaming: bool = False
     has_live: bool = False
-    looks_at: Answer | None = None
+    chosen_answer: Answer | None = None
     number: int = 0
     awaits: int = 0
     tinted: set[str] = field(default_factory=set)
 
 
 class View(NamedTuple):
-    """Everything that follows from a room, in the order of the events' outputs."""
+    """Everything that follows from a chat, in the order of the events' outputs."""
 
     history: Any
     live: Any
@@ -58,46 +59,49 @@ class View(NamedTuple):
     panel: Any
 
 
-def view_of(tab: Tab, room: ChatSession, panel: Callable[[], str]) -> View:
+def view_of(tab: Tab, chat: ChatSession, panel: Callable[[], str]) -> View:
     """What the tab does not show yet, and from now on does; the rest is skipped."""
-    _meet(tab, room)
-    talk, is_running = room.talk, room.is_running
-    is_new, is_talk_new = tab.version != room.version, tab.talk_version != room.talk_version
-    tab.version, tab.talk_version = room.version, room.talk_version
-    is_still = (is_talk_new or tab.has_live) and not tab.is_streaming
+    _notice_answer(tab, chat)
+    transcript, is_running = chat.transcript, chat.is_running
+    is_new, is_transcript_new = (
+        tab.version != chat.version,
+        tab.transcript_version != chat.transcript_version,
+    )
+    tab.version, tab.transcript_version = chat.version, chat.transcript_version
+    is_still = (is_transcript_new or tab.has_live) and not tab.is_streaming
     tab.has_live &= not is_still
-    has_talk = bool(talk.messages)
-    can = gr.update(interactive=has_talk and not is_running) if is_new else gr.skip()
-    drawn = rows_of(talk) if is_talk_new else []
+    has_messages = bool(transcript.messages)
+    can = gr.update(interactive=has_messages and not is_running) if is_new else gr.skip()
+    shown_rows = rows_of(transcript) if is_transcript_new else []
     return View(
-        history=_history(talk, drawn) if is_talk_new else gr.skip(),
-        live=_rest(tab, room) if is_still else gr.skip(),
+        history=_history(transcript, shown_rows) if is_transcript_new else gr.skip(),
+        live=_ending(tab, chat) if is_still else gr.skip(),
         text="" if is_still else gr.skip(),
         box=gr.skip(),
-        empty=gr.update(visible=not has_talk and not is_running) if is_new else gr.skip(),
+        empty=gr.update(visible=not has_messages and not is_running) if is_new else gr.skip(),
         send=gr.update(value="Queue" if is_running else "Send") if is_new else gr.skip(),
         stop=gr.update(visible=is_running) if is_new else gr.skip(),
-        next=next_line(tab, room, "follow" if is_running and not tab.is_streaming else ""),
-        tint=_tint(tab, talk, drawn) if is_talk_new else gr.skip(),
+        next=next_line(tab, chat, "follow" if is_running and not tab.is_streaming else ""),
+        tint=_tint(tab, transcript, shown_rows) if is_transcript_new else gr.skip(),
         regenerate=can,
         proceed=can,
         undo=can,
-        system=_system(tab, room),
+        system=_system(tab, chat),
         panel=panel() if is_new else gr.skip(),
     )
 
 
-def rows_of(talk: Transcript) -> list[Row]:
+def rows_of(transcript: Transcript) -> list[Row]:
     """What is drawn of a conversation: its end, when it is long."""
-    first = max(0, len(talk.messages) - MAX_SHOWN)
-    return list(rows(talk.messages, talk.notes, talk.answers, first))
+    first = max(0, len(transcript.messages) - MAX_SHOWN)
+    return list(rows(transcript.messages, transcript.notes, transcript.answers, first))
 
 
-def next_line(tab: Tab, room: ChatSession, ask: str) -> str:
-    """What waits, what the tab's script shall ask for, once per number, and whose room it is."""
+def next_line(tab: Tab, chat: ChatSession, ask: str) -> str:
+    """What waits, what the tab's script shall ask for, once per number, and whose chat it is."""
     tab.asks += bool(ask)
-    line = {"pending": [inputs.text[:200] for inputs in room.pending], "ask": ask}
-    return to_line({**line, "number": tab.asks, "token": room.token, "key": tab.key})
+    line = {"pending": [inputs.text[:200] for inputs in chat.pending], "ask": ask}
+    return to_line({**line, "number": tab.asks, "token": chat.token, "key": tab.key})
 
 
 def error_line(line: str) -> str:
@@ -112,43 +116,43 @@ def returned(text: str, box: object) -> Any:
     return f"{text}\n\n{box}" if isinstance(box, str) and box.strip() else text
 
 
-def _meet(tab: Tab, room: ChatSession) -> None:
-    """Notice a new answer: its end is to be told, and it is what is looked at."""
-    number = room.answer.number
-    if number != tab.number or room.is_running:
-        tab.awaits = number if tab.version or room.is_running else 0
+def _notice_answer(tab: Tab, chat: ChatSession) -> None:
+    """Notice a new answer: its end is to be told, and it is the one to show."""
+    number = chat.answer.number
+    if number != tab.number or chat.is_running:
+        tab.awaits = number if tab.version or chat.is_running else 0
     if number != tab.number:
-        tab.number, tab.looks_at = number, None
+        tab.number, tab.chosen_answer = number, None
 
 
-def _rest(tab: Tab, room: ChatSession) -> str:
+def _ending(tab: Tab, chat: ChatSession) -> str:
     """What is left to tell when nothing is being written: an error, or that it is done."""
-    if room.error:
-        return error_line(room.error)
-    last = room.talk.answers.get(len(room.talk.messages) - 1)
+    if chat.error:
+        return error_line(chat.error)
+    last = chat.transcript.answers.get(len(chat.transcript.messages) - 1)
     if last is None or last.number != tab.awaits:
         return ""
     tab.awaits = 0
-    return to_line({"done": said(last.text)}) + "\n"
+    return to_line({"done": visible_text(last.text)}) + "\n"
 
 
-def _system(tab: Tab, room: ChatSession) -> Any:
-    if tab.system == room.system:
+def _system(tab: Tab, chat: ChatSession) -> Any:
+    if tab.system == chat.system:
         return gr.skip()
-    tab.system = room.system
-    return room.system
+    tab.system = chat.system
+    return chat.system
 
 
-def _history(talk: Transcript, drawn: Sequence[Row]) -> list[dict[str, Any]]:
-    return [drawn_row(row, talk.messages[row.position]["role"]) for row in drawn]
+def _history(transcript: Transcript, shown_rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [chatbot_row(row, transcript.messages[row.position]["role"]) for row in shown_rows]
 
 
-def _tint(tab: Tab, talk: Transcript, drawn: Sequence[Row]) -> str:
+def _tint(tab: Tab, transcript: Transcript, shown_rows: Sequence[Row]) -> str:
     """{"rows": [[row, key] ...], "new": {key: pieces}}: what the tab has is not sent again."""
-    tinted = [(place, row) for place, row in enumerate(drawn) if row.pieces][-MAX_TINTED:]
+    tinted = [(place, row) for place, row in enumerate(shown_rows) if row.pieces][-MAX_TINTED:]
     found, new = [], {}
     for place, row in tinted:
-        key = f"{talk.answers[row.position].number}.{row.start}"
+        key = f"{transcript.answers[row.position].number}.{row.start}"
         found.append([place, key])
         if key not in tab.tinted:
             new[key] = [part for text, tokens in row.pieces for part in (tokens, text)]

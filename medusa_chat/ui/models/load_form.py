@@ -14,7 +14,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoadChoices:
     """text: search words, an id or a folder. context: tokens at most, None for as the program was
     started."""
 
@@ -43,12 +43,12 @@ def is_folder(name: str) -> bool:
         return False
 
 
-def asked_of(text: object, backbone: object, precision: object, context: object) -> Asked:
+def choices_of(text: object, backbone: object, precision: object, context: object) -> LoadChoices:
     """What was posted while somebody types: wrong values are as if they were not there."""
     line = " ".join(text.split()) if _is_line(text) else ""  # type: ignore[attr-defined]
     base = backbone.strip() if _is_line(backbone) else ""  # type: ignore[attr-defined]
     known = str(precision) if precision in PRECISIONS else AUTO
-    return Asked(line, base or None, known, _tokens(context))
+    return LoadChoices(line, base or None, known, _tokens(context))
 
 
 def request_of(

@@ -4,9 +4,9 @@ from typing import Any
 
 from medusa_chat.hub import DownloadEvent, gb
 from medusa_chat.messages import LoadRequest, ModelInfo
+from medusa_chat.ui.models.checkpoint_lookup import Detail
 from medusa_chat.ui.models.memory_fit import SAME, bytes_for
-from medusa_chat.ui.models.model_catalog import Detail
-from medusa_chat.ui.models.picker import Pick
+from medusa_chat.ui.models.picker import LoadProgress
 
 BOXES = {
     "leave --backbone out": "leave the box for another backbone empty",
@@ -23,31 +23,33 @@ BOXES = {
 PHASES = {"check": "checking what is here", "wait": "waiting to try again"}
 
 
-def pick_view(pick: Pick, ahead: int = 0, phase: str = "") -> dict[str, Any]:
+def progress_card(progress: LoadProgress, ahead: int = 0, phase: str = "") -> dict[str, Any]:
     """The card of a load: what happens, how far it is (part, 0 to 1), what became of it.
 
     ahead: answers that run or wait before it. phase: what loading does now, in words.
     """
-    name = pick.request.checkpoint if pick.request else ""
+    name = progress.request.checkpoint if progress.request else ""
     view: dict[str, Any] = {
-        "stage": pick.stage,
+        "stage": progress.stage,
         "text": "",
         "figures": "",
         "part": None,
-        "link": pick.link,
-        "is_running": pick.is_running,
+        "link": progress.link,
+        "is_running": progress.is_running,
     }
-    if pick.stage == "checking":
+    if progress.stage == "checking":
         view["text"] = f"Looking at {name} …"
-    elif pick.stage == "downloading":
-        view |= _download(name, pick.download)
-    elif pick.stage == "loading":
+    elif progress.stage == "downloading":
+        view |= _download(name, progress.download)
+    elif progress.stage == "loading":
         what = "one answer" if ahead == 1 else f"{ahead} answers"
         now = f"{name} waits for {what} before it" if ahead else f"Loading {name}: {phase}"
         view["text"] = f"{now} …"
-    elif pick.stage in ("failed", "stopped"):
-        view["text"] = for_page(pick.error if name in pick.error else f"{name}: {pick.error}")
-    elif pick.stage == "done":
+    elif progress.stage in ("failed", "stopped"):
+        view["text"] = for_page(
+            progress.error if name in progress.error else f"{name}: {progress.error}"
+        )
+    elif progress.stage == "done":
         view["text"] = f"{name} is loaded. The conversation goes on with it."
     return view
 

@@ -10,7 +10,7 @@ from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.hub import gb
 from medusa_chat.hub.catalog import ModelPreset, shape
 from medusa_chat.messages import DeviceMemory
-from medusa_chat.ui.models.model_catalog import Place
+from medusa_chat.ui.models.checkpoint_lookup import MemoryTarget
 
 DEFAULT_CONTEXT = 8192  # what a load takes at most when nobody says
 TIGHT = 0.85  # of the free memory: above it, little is left for other programs
@@ -27,7 +27,7 @@ class Machine:
     in_use: names that are loaded or being loaded, with their bases; loaded: the one itself."""
 
     memory: DeviceMemory | None = None
-    place: Place = Place()
+    target: MemoryTarget = MemoryTarget()
     is_online: bool = True
     context: int = DEFAULT_CONTEXT
     in_use: frozenset[str] = frozenset()
@@ -35,7 +35,7 @@ class Machine:
 
     @property
     def is_cpu(self) -> bool:
-        return not self.place.device.startswith("cuda")
+        return not self.target.device.startswith("cuda")
 
 
 def bytes_for(parts: Estimate, full: int, context: int) -> int:
@@ -45,7 +45,7 @@ def bytes_for(parts: Estimate, full: int, context: int) -> int:
 
 
 def estimates(
-    report: Inspection | None, preset: ModelPreset | None, context: int, place: Place
+    report: Inspection | None, preset: ModelPreset | None, context: int, target: MemoryTarget
 ) -> dict[str, int]:
     """Bytes by precision: from the files, else from what the preset says of them; empty where
     nothing is known of the backbone's shape."""
@@ -54,17 +54,17 @@ def estimates(
         return {p: bytes_for(e, full, context) for p, e in report.memory.items()}
     if preset is None or preset.shape is None:
         return {}
-    return {p: _of_preset(preset, p, context, place) for p in CPU_COLUMNS}
+    return {p: _of_preset(preset, p, context, target) for p in CPU_COLUMNS}
 
 
-def _of_preset(preset: ModelPreset, precision: str, context: int, place: Place) -> int:
+def _of_preset(preset: ModelPreset, precision: str, context: int, target: MemoryTarget) -> int:
     config = shape(preset.shape or "")
     found = sizes(config)
     heads = preset.heads or HEADS_UNKNOWN
     weights = heads * found.hidden * (found.hidden + found.vocabulary)
     if preset.base and preset.bytes:
         weights = preset.bytes // 2  # they are kept in 16 bit
-    parts = estimate(config, None, precision, min(context, found.positions), NODES, *place)
+    parts = estimate(config, None, precision, min(context, found.positions), NODES, *target)
     logits = heads * NODES * found.vocabulary * 4
     return parts.total + weights * (4 if precision == "fp32" else 2) + logits
 
@@ -118,5 +118,7 @@ def memory_line(memory: DeviceMemory | None) -> str:
     """What is free, for a reader; empty before it is known."""
     if memory is None:
         return ""
-    place = "this GPU" if memory.device.startswith("cuda") else "this machine"
-    return f"{place} ({memory.device}) has {gb(memory.free)} of {gb(memory.total)} free for a model"
+    target = "this GPU" if memory.device.startswith("cuda") else "this machine"
+    return (
+        f"{target} ({memory.device}) has {gb(memory.free)} of {gb(memory.total)} free for a model"
+    )

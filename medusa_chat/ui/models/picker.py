@@ -1,4 +1,4 @@
-"""Picker: one model chosen in the page at a time: looked at, downloaded, loaded. No gradio.
+"""ModelPicker: one model chosen in the page at a time: looked at, downloaded, loaded. No gradio.
 
 While it is looked at and downloaded the present model goes on answering; only when every file is
 there does the session change over, in its turn.
@@ -15,7 +15,8 @@ from medusa_chat.errors import MedusaChatError, UsageError, first_line
 from medusa_chat.messages import LoadRequest, ModelInfo
 from medusa_chat.runtime.scheduler import Switch
 from medusa_chat.runtime.session import Session
-from medusa_chat.ui.models.model_catalog import Detail, Key, ModelCatalog
+from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail
+from medusa_chat.ui.models.model_catalog import ModelCatalog
 
 Stage = Literal["idle", "checking", "downloading", "loading", "done", "failed", "stopped"]
 RUNNING = ("checking", "downloading", "loading")
@@ -24,7 +25,7 @@ STOPPED_LOADING = "stopped; the model that was there before is loaded again"
 
 
 @dataclass(frozen=True)
-class Pick:
+class LoadProgress:
     """How far it is. download: while "downloading". switch: while "loading", in the session's
     queue. error: why it "failed" or what became of it when "stopped"; link: a page for that.
     model: what is there once "done"."""
@@ -44,25 +45,25 @@ class Pick:
 
 
 @dataclass
-class Picker:
+class ModelPicker:
     """The choice of all browser tabs together: there is one model."""
 
     session: Session
-    shelf: ModelCatalog
-    pick: Pick = field(default_factory=Pick)
+    catalog: ModelCatalog
+    progress: LoadProgress = field(default_factory=LoadProgress)
     _turn: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self, request: LoadRequest, key: Key) -> threading.Thread:
+    def begin(self, request: LoadRequest, key: CheckpointKey) -> threading.Thread:
         """Begin to load; key: what is looked at first. Raises UsageError while another is on."""
         with self._lock:
-            if self.pick.is_running and self.pick.request is not None:
-                name = self.pick.request.checkpoint
+            if self.progress.is_running and self.progress.request is not None:
+                name = self.progress.request.checkpoint
                 raise UsageError(f"{name} is being loaded: wait for it, or cancel it first")
             self._turn += 1
             self._stop = threading.Event()
-            self.pick = Pick(request, "checking")
+            self.progress = LoadProgress(request, "checking")
             run = (self._turn, self._stop, request, key)
             thread = threading.Thread(target=self._run, args=run, name="picker", daemon=True)
         thread.start()
@@ -71,66 +72,70 @@ class Picker:
     def cancel(self) -> None:
         """Give up what is on, at once; the model that was there stays or comes back."""
         with self._lock:
-            if not self.pick.is_running:
+            if not self.progress.is_running:
                 return
             self._turn += 1
             self._stop.set()
-            switch = self.pick.switch
+            switch = self.progress.switch
             is_begun = switch is not None and switch.state == "running"
             said = STOPPED_LOADING if is_begun else STOPPED_BEFORE
-            self.pick = replace(self.pick, stage="stopped", error=said, download=None)
+            self.progress = replace(self.progress, stage="stopped", error=said, download=None)
         if switch is not None:
             self.session.cancel(switch)
 
     def close(self) -> None:
         """Take the last outcome from the page."""
         with self._lock:
-            if not self.pick.is_running:
-                self.pick = Pick()
+            if not self.progress.is_running:
+                self.progress = LoadProgress()
 
-    def _run(self, turn: int, stop: threading.Event, request: LoadRequest, key: Key) -> None:
-        pick = Pick(request, "checking")
+    def _run(
+        self, turn: int, stop: threading.Event, request: LoadRequest, key: CheckpointKey
+    ) -> None:
+        progress = LoadProgress(request, "checking")
         try:
-            for told in self._steps(pick, stop, key):
-                pick = told
-                if not self._tell(turn, pick):
+            for told in self._steps(progress, stop, key):
+                progress = told
+                if not self._tell(turn, progress):
                     return
         except MedusaChatError as error:
             link = getattr(error, "link", "")
-            self._tell(turn, replace(pick, stage="failed", error=str(error), link=link))
+            self._tell(turn, replace(progress, stage="failed", error=str(error), link=link))
         except Exception as error:  # shown on the page: the app itself goes on
             said = f"unexpected {type(error).__name__}: {first_line(error)}"
-            self._tell(turn, replace(pick, stage="failed", error=said))
+            self._tell(turn, replace(progress, stage="failed", error=said))
 
-    def _steps(self, pick: Pick, stop: threading.Event, key: Key) -> Iterator[Pick]:
-        assert pick.request is not None
-        detail = self.shelf.look(key)
-        pick = replace(pick, detail=detail)
+    def _steps(
+        self, progress: LoadProgress, stop: threading.Event, key: CheckpointKey
+    ) -> Iterator[LoadProgress]:
+        assert progress.request is not None
+        detail = self.catalog.refresh(key)
+        progress = replace(progress, detail=detail)
         if detail.error:
-            yield replace(pick, stage="failed", error=detail.error, link=detail.link)
+            yield replace(progress, stage="failed", error=detail.error, link=detail.link)
             return
         if detail.needs is not None and detail.needs.left:
-            yield (pick := replace(pick, stage="downloading"))
+            yield (progress := replace(progress, stage="downloading"))
             with closing(hub.pull(detail.needs, stop, check=False)) as events:
                 for event in events:
-                    yield replace(pick, download=event)
-            self.shelf.forget()
+                    yield replace(progress, download=event)
+            self.catalog.forget()
         if stop.is_set():
             return
-        switch = self.session.submit_switch(pick.request)
-        yield (pick := replace(pick, stage="loading", switch=switch))
+        switch = self.session.submit_switch(progress.request)
+        yield (progress := replace(progress, stage="loading", switch=switch))
         switch.done.wait()
         if switch.error:
-            yield replace(pick, stage="failed", error=switch.error)
+            yield replace(progress, stage="failed", error=switch.error)
         else:
-            yield replace(pick, stage="done", model=switch.model)
+            yield replace(progress, stage="done", model=switch.model)
 
-    def _tell(self, turn: int, pick: Pick) -> bool:
+    def _tell(self, turn: int, progress: LoadProgress) -> bool:
         """Show it, unless it was given up; then whatever was begun of it ends."""
         with self._lock:
             if turn == self._turn:
-                self.pick = pick
+                self.progress = progress
                 return True
-        if pick.switch is not None:
-            self.session.cancel(pick.switch)
+        if progress.switch is not None:
+            self.session.cancel(progress.switch)
         return False

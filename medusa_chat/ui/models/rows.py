@@ -8,10 +8,10 @@ from medusa_chat.checkpoints.inspection import Inspection
 from medusa_chat.hub import CachedModel, Found, gb, is_repo_id
 from medusa_chat.hub.catalog import ModelPreset
 from medusa_chat.hub.client import page
-from medusa_chat.ui.models.load_form import Asked, is_folder
+from medusa_chat.ui.models.checkpoint_lookup import NOT_ASKED, CheckpointKey, Detail
+from medusa_chat.ui.models.load_form import LoadChoices, is_folder
 from medusa_chat.ui.models.load_view import for_page
 from medusa_chat.ui.models.memory_fit import Machine, cells, estimates, warning
-from medusa_chat.ui.models.model_catalog import NOT_ASKED, Detail, Key
 
 DEMO = "demo"
 CLOSED = "yes, its licence is not accepted yet"
@@ -42,11 +42,11 @@ class Entry:
     def is_here(self) -> bool:
         return self.id == DEMO or (self.report is not None and self.report.is_here)
 
-    def key(self, backbone: str | None) -> Key:
+    def key(self, backbone: str | None) -> CheckpointKey:
         """What is looked up and loaded for it: a preset knows the base better than a config."""
         if self.is_whole:
-            return Key(self.id)
-        return Key(self.id, backbone or (self.preset.base if self.preset else None))
+            return CheckpointKey(self.id)
+        return CheckpointKey(self.id, backbone or (self.preset.base if self.preset else None))
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Groups:
 
 
 def grouped(
-    asked: Asked,
+    choices: LoadChoices,
     presets: Iterable[ModelPreset],
     cached: Iterable[CachedModel],
     found: Iterable[Found],
@@ -73,8 +73,8 @@ def grouped(
     """Each checkpoint once: what was typed, then what is known, found, and on this disk."""
     disk = {model.id: model for model in cached}
     hits = {repo.id: repo for repo in found}
-    named = asked.text if asked.names_one else ""
-    words = asked.words
+    named = choices.text if choices.names_one else ""
+    words = choices.words
     groups = Groups()
     demo = Entry(DEMO)
     if all(word in DEMO for word in words):
@@ -96,22 +96,22 @@ def grouped(
     return groups
 
 
-def row_view(group: str, entry: Entry, asked: Asked, machine: Machine) -> dict[str, Any]:
+def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -> dict[str, Any]:
     """Everything that one row shows before any click."""
-    context = asked.context or machine.context
-    needed = estimates(entry.report, entry.preset, context, machine.place)
-    memory = cells(needed, machine, asked.precision)
+    context = choices.context or machine.context
+    needed = estimates(entry.report, entry.preset, context, machine.target)
+    memory = cells(needed, machine, choices.precision)
     cached = entry.cached if entry.id not in machine.in_use else None
     return {
         "id": entry.id,
         "group": group,
         "title": _title(entry),
         "note": entry.preset.notes if entry.preset else "",
-        "facts": list(_facts(entry, asked)),
+        "facts": list(_facts(entry, choices)),
         "download": _download(entry, machine),
         "is_here": entry.is_here,
         "memory": memory,
-        "warning": warning(memory, asked.precision),
+        "warning": warning(memory, choices.precision),
         "problem": _problem(group, entry),
         "remedy": entry.detail.link if entry.detail else "",
         "page": _page(entry),
@@ -127,9 +127,9 @@ def _title(entry: Entry) -> str:
     return entry.preset.title if entry.preset else ""
 
 
-def _facts(entry: Entry, asked: Asked) -> Iterator[list[str]]:
+def _facts(entry: Entry, choices: LoadChoices) -> Iterator[list[str]]:
     """[label, text] each; what nobody said is left out."""
-    base = _base(entry, asked)
+    base = _base(entry, choices)
     if entry.is_whole:
         yield ["base", "its own"]
     elif base and base != entry.id:
@@ -157,11 +157,11 @@ def _of_heads(entry: Entry) -> Iterator[list[str]]:
         yield ["layout", entry.preset.layout]
 
 
-def _base(entry: Entry, asked: Asked) -> str | None:
+def _base(entry: Entry, choices: LoadChoices) -> str | None:
     needs = entry.detail.needs if entry.detail else None
     known = entry.preset.base if entry.preset else None
     found = entry.report.backbone if entry.report else None
-    return asked.backbone or found or (needs.base if needs else None) or known
+    return choices.backbone or found or (needs.base if needs else None) or known
 
 
 def _gated(entry: Entry) -> str:

@@ -18,17 +18,18 @@ AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}  # never behind an answer
 # Blocks whose script is in more than one file: what stands before <name>.js, in one scope with it.
 PARTS = {
     "tree": (
-        *("draw", "words", "numbers", "chart", "mask", "card", "timeline"),
+        *("elements", "draw", "words", "numbers", "chart", "mask", "card", "timeline"),
         *("frame", "layout", "walk", "steps"),
     ),
-    "tune": ("draw", "words", "mask", "layout", "plot", "heat", "shape"),
-    "roof": ("draw", "plot"),
-    "train": ("draw", "plot"),
+    "tune": ("elements", "draw", "words", "mask", "layout", "plot", "heat", "shape"),
+    "roof": ("elements", "draw", "plot"),
+    "train": ("elements", "draw", "plot"),
     "next": ("follow",),
+    **dict.fromkeys(("status", "share", "live", "models", "pick", "compare"), ("elements",)),
 }
 
 
-def drawn(name: str, value: str = "") -> gr.HTML:
+def script_block(name: str, value: str = "") -> gr.HTML:
     """A block drawn by assets/js/<name>.js from JSON; its template never mentions the value."""
     return gr.HTML(
         value,
@@ -42,13 +43,19 @@ def drawn(name: str, value: str = "") -> gr.HTML:
     )
 
 
+def event_field(event: gr.EventData, name: str) -> object:
+    """A field of what an event brought; None when it brought none."""
+    data = getattr(event, "_data", None)
+    return data.get(name) if isinstance(data, dict) else None
+
+
 def page() -> gr.Blocks:
     """The gr.Blocks that is open, for what happens when a browser loads it."""
     assert isinstance(Context.root_block, gr.Blocks), "build inside a gr.Blocks"
     return Context.root_block
 
 
-def kept(name: str, before: int) -> str:
+def from_browser(name: str, before: int) -> str:
     """JavaScript for an event's js=: its last input is what the browser keeps under a name.
 
     before: how many inputs come first. Gradio's own BrowserState is not used: on a slow machine

@@ -23,13 +23,13 @@ DRAFTERS = ("auto", "medusa", "prompt-lookup")
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an event may use. step: None is the latest. place: a row of the conversation."""
+    """What an event may use. step: None is the latest. row: of the conversation that is shown."""
 
     settings: GenerationSettings
     text: str = ""
     system: str = ""
     step: int | None = None
-    place: int | None = None
+    row: int | None = None
 
 
 def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
@@ -39,14 +39,14 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
     was wrong and what is allowed.
     """
     try:
-        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, "text", "system", "step", "place"}:
+        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, "text", "system", "step", "row"}:
             raise UsageError(f"unknown input {sorted(unknown)[0]!r}")
         return Inputs(
             settings=_settings(posted, trees),
             text=_message(posted["text"]) if "text" in posted else "",
             system=_clean("the system prompt", posted.get("system", "")).strip(),
             step=_count("step", posted.get("step")),
-            place=_count("place", posted.get("place")),
+            row=_count("row", posted.get("row")),
         )
     except UsageError as error:
         raise UsageError(_clean_line(str(error))) from None

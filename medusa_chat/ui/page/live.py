@@ -21,8 +21,8 @@ UNKNOWN = "this tab is not known here: load the page again"
 
 class Update(NamedTuple):
     """What a tab shows of the answer that runs: all of `live` (lines that only grow) and `text`,
-    the panel's JSON with the bars it does not have yet. version: of its room, when something else
-    has changed there that the tab does not show; else 0."""
+    the panel's JSON with the bars it does not have yet. version: of its chat session, when
+    something else has changed there that the tab does not show; else 0."""
 
     live: str
     text: str
@@ -62,9 +62,9 @@ class Live:
 
 async def packed(updates: Updates) -> AsyncIterator[str]:
     """Each update as one server-sent event with what is new in it: {"live": lines to add,
-    "text": all of it, or "more": what to add to it, "panel": what the panel draws, "look": whether
-    to look at the rest of the room}. An update without news is a comment: only by writing does a
-    server notice that nobody listens."""
+    "text": all of it, or "more": what to add to it, "panel": what the panel draws, "refresh":
+    whether to ask for the rest of the chat session}. An update without news is a comment: only by
+    writing does a server notice that nobody listens."""
     before = Update("", "", "")
     async for update in updates:
         parts = list(_news(before, update))
@@ -82,7 +82,7 @@ def _news(before: Update, now: Update) -> Iterator[str]:
     if now.panel != before.panel:
         yield f'"panel":{now.panel or "null"}'
     if now.version not in (0, before.version):
-        yield '"look":true'
+        yield '"refresh":true'
 
 
 def _is_let_in(request: Request) -> bool:

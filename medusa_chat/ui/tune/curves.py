@@ -14,7 +14,7 @@ MOST_NODES = 128  # of the curve of searched trees
 LEAST_MEASURED = 20  # steps before a size counts as measured
 
 
-def token_curves(facts: TreeFacts, tally: AcceptanceCounts, used: Accuracies) -> dict[str, Any]:
+def token_curves(facts: TreeFacts, counts: AcceptanceCounts, used: Accuracies) -> dict[str, Any]:
     """Tokens a step: expected of the tree in use and of the tree searched for each size, by the
     table; measured at calibration and in chats, where there is something."""
     table = [list(row) for row in used]
@@ -24,7 +24,7 @@ def token_curves(facts: TreeFacts, tally: AcceptanceCounts, used: Accuracies) ->
         "searched": _thin(searched),
         "used": _thin(expected_lengths(tree, table)),
         "calibration": [[nodes, short(rate)] for nodes, rate in facts.rates],
-        "chats": measured(tally.by_nodes),
+        "chats": measured(counts.by_nodes),
     }
 
 

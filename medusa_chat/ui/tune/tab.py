@@ -15,7 +15,7 @@ from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.training.run_log import Run, latest
 from medusa_chat.training.tree_search import search_tree
 from medusa_chat.ui.access.guard import is_guest
-from medusa_chat.ui.page.html_blocks import AT_ONCE, drawn
+from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
 from medusa_chat.ui.page.tree_view import to_line
 from medusa_chat.ui.tune.roofline import (
     BATCHES,
@@ -26,7 +26,7 @@ from medusa_chat.ui.tune.roofline import (
     setting_of,
 )
 from medusa_chat.ui.tune.training_view import train_view
-from medusa_chat.ui.tune.view import Work, tune_view
+from medusa_chat.ui.tune.view import TuneStatus, tune_view
 
 FIRST = ("A100-80GB-PCIe", "7B", "1024", "1", "64", "paper")
 NOT_YOURS = "Only the person who shared this page may change its tree."
@@ -34,7 +34,7 @@ WHOSE = [("the paper's 7B", "paper"), ("this model's", "loaded")]
 
 
 @dataclass
-class Seen:
+class TuneTab:
     """One browser tab: what it shows already."""
 
     line: str = ""
@@ -53,7 +53,7 @@ class TuneController:
 
     # ---- events ----
 
-    def look(self, seen: Seen, request: gr.Request) -> tuple[Any, Any]:
+    def refresh(self, tab: TuneTab, request: gr.Request) -> tuple[Any, Any]:
         """(picture, training) where they have changed; asked for about once a second by a tab in
         sight."""
         guest = is_guest(request)
@@ -61,13 +61,13 @@ class TuneController:
         run = train_view(self.latest(), guest)
         training = to_line(run) if run else ""
         now = (
-            gr.skip() if line == seen.line else line,
-            (gr.skip() if training == seen.training else training),
+            gr.skip() if line == tab.line else line,
+            (gr.skip() if training == tab.training else training),
         )
-        seen.line, seen.training = line, training
+        tab.line, tab.training = line, training
         return now
 
-    def halt(self, seen: Seen, request: gr.Request) -> tuple[Any, Any]:
+    def halt(self, tab: TuneTab, request: gr.Request) -> tuple[Any, Any]:
         """Ask the training that runs to stop at its next step."""
         run = self.latest()
         if is_guest(request):
@@ -77,19 +77,19 @@ class TuneController:
                 run.ask_to_stop()
             except OSError as error:
                 gr.Warning(f"The training cannot be stopped from here: {error.strerror}")
-        return self.look(seen, request)
+        return self.refresh(tab, request)
 
-    def measure(self, seen: Seen, request: gr.Request) -> Any:
+    def measure(self, tab: TuneTab, request: gr.Request) -> Any:
         """Time the steps anew, behind the answers that were asked for before."""
-        return self._do(seen, request, self._measure)
+        return self._do(tab, request, self._measure)
 
-    def use_offer(self, seen: Seen, request: gr.Request) -> Any:
+    def use_offer(self, tab: TuneTab, request: gr.Request) -> Any:
         """Use the tree that is offered, from the next answer on."""
-        return self._do(seen, request, self._use_offer)
+        return self._do(tab, request, self._use_offer)
 
-    def use_stored(self, seen: Seen, request: gr.Request) -> Any:
+    def use_stored(self, tab: TuneTab, request: gr.Request) -> Any:
         """Go back to the checkpoint's own tree."""
-        return self._do(seen, request, lambda: self.personal.use(None))
+        return self._do(tab, request, lambda: self.personal.use(None))
 
     def model(self, *posted: object) -> Any:
         """The hardware model for what was chosen: GPU, size, context, batch, nodes, whose heads."""
@@ -124,7 +124,7 @@ class TuneController:
         table = model.tree_facts.accuracies
         return expected_lengths(search_tree(table, PAPER_NODES), table)[-1]
 
-    def _do(self, seen: Seen, request: gr.Request, act: Any) -> Any:
+    def _do(self, tab: TuneTab, request: gr.Request, act: Any) -> Any:
         if is_guest(request):
             gr.Info(NOT_YOURS)
         else:
@@ -132,7 +132,7 @@ class TuneController:
                 self._ask(act)
             except MedusaChatError as error:
                 gr.Info(str(error))
-        return self.look(seen, request)
+        return self.refresh(tab, request)
 
     def _ask(self, act: Any) -> None:
         if self._asked is None or self._asked.done.is_set():  # else a second click on the same
@@ -146,47 +146,47 @@ class TuneController:
         offer = self.personal.offer(model) if model else None
         return self.personal.use(offer.tree) if offer else None
 
-    def _work(self) -> Work:
+    def _work(self) -> TuneStatus:
         """What became of the last wish."""
         asked = self._asked
         if asked is None:
-            return Work()
+            return TuneStatus()
         what = "Timing the steps" if asked.is_measuring else "Changing the tree"
         if asked.state == "waiting":
             ahead = self.session.position(asked)
-            return Work(f"{what}: waiting, {ahead} ahead …" if ahead else f"{what} …", True)
+            return TuneStatus(f"{what}: waiting, {ahead} ahead …" if ahead else f"{what} …", True)
         if asked.state == "running":
-            return Work(f"{what}, {time.monotonic() - self._began:.0f} s …", True)
+            return TuneStatus(f"{what}, {time.monotonic() - self._began:.0f} s …", True)
         if asked.error:
-            return Work(f"{what} failed: {asked.error}", is_failed=True)
+            return TuneStatus(f"{what} failed: {asked.error}", is_failed=True)
         if asked.model is None:
-            return Work(f"{what} was stopped.", is_failed=True)
+            return TuneStatus(f"{what} was stopped.", is_failed=True)
         if asked.is_measuring:
-            return Work(f"Measured: {asked.model.nodes} nodes are used.")
+            return TuneStatus(f"Measured: {asked.model.nodes} nodes are used.")
         whose = "Your personal tree" if asked.tree else "The stored tree"
-        return Work(f"{whose} is used from the next answer on.")
+        return TuneStatus(f"{whose} is used from the next answer on.")
 
 
 def build_tune(session: Session, personal: Personal) -> TuneController:
     """Put the Tune tab into the gr.Blocks that is open."""
-    desk = TuneController(session, personal)
-    seen = gr.State(Seen())
+    controller = TuneController(session, personal)
+    tab = gr.State(TuneTab())
     with gr.Column(elem_id="tune-column"):
-        picture = drawn("tune")
-        training = drawn("train")
+        picture = script_block("tune")
+        training = script_block("train")
         with gr.Column(elem_id="roof-card"):
             gr.HTML(ROOF_TITLE, elem_id="roof-title", js_on_load=None)
             with gr.Row(elem_id="roof-ask"):
                 boxes = _boxes()
-            roof = drawn("roof", to_line(roof_view(setting_of(*FIRST[:-1]))))
-    picture.look(desk.look, [seen], [picture, training], **AT_ONCE)
-    picture.measure(desk.measure, [seen], [picture, training], **AT_ONCE)
-    picture.use_offer(desk.use_offer, [seen], [picture, training], **AT_ONCE)
-    picture.use_stored(desk.use_stored, [seen], [picture, training], **AT_ONCE)
-    training.halt(desk.halt, [seen], [picture, training], **AT_ONCE)
+            roof = script_block("roof", to_line(roof_view(setting_of(*FIRST[:-1]))))
+    picture.refresh(controller.refresh, [tab], [picture, training], **AT_ONCE)
+    picture.measure(controller.measure, [tab], [picture, training], **AT_ONCE)
+    picture.use_offer(controller.use_offer, [tab], [picture, training], **AT_ONCE)
+    picture.use_stored(controller.use_stored, [tab], [picture, training], **AT_ONCE)
+    training.halt(controller.halt, [tab], [picture, training], **AT_ONCE)
     for box in boxes:
-        box.input(desk.model, boxes, [roof], **AT_ONCE)
-    return desk
+        box.input(controller.model, boxes, [roof], **AT_ONCE)
+    return controller
 
 
 ROOF_TITLE = (

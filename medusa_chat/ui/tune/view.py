@@ -25,7 +25,7 @@ NO_HEADS = (
 
 
 @dataclass(frozen=True)
-class Work:
+class TuneStatus:
     """What a visitor asked the tuner for: a sentence while it waits, runs or has failed."""
 
     text: str = ""
@@ -37,7 +37,7 @@ def tune_view(
     state: ModelState,
     kept: StoredCounts | None,
     offer: TreeSuggestion | None,
-    work: Work = Work(),
+    work: TuneStatus = TuneStatus(),
     is_guest: bool = False,
 ) -> dict[str, Any]:
     """Everything the tab draws. kept: of the loaded heads; None where there are none. A guest sees
@@ -63,11 +63,11 @@ def tune_view(
         "speedup": speedup_view(facts, used, costs),
         "chats": chats_view(kept.tally),
         "offer": None if offer is None else offer_view(offer),
-        "work": work_view(Work() if is_guest else work),
+        "work": work_view(TuneStatus() if is_guest else work),
     }
 
 
-def work_view(work: Work) -> dict[str, Any]:
+def work_view(work: TuneStatus) -> dict[str, Any]:
     """What became of the last wish."""
     return {"text": work.text, "running": work.is_running, "failed": work.is_failed}
 
@@ -81,14 +81,14 @@ def used_accuracies(facts: TreeFacts, kept: StoredCounts) -> Accuracies:
 
 
 def tables(
-    facts: TreeFacts, tally: AcceptanceCounts, is_guest: bool = False
+    facts: TreeFacts, counts: AcceptanceCounts, is_guest: bool = False
 ) -> list[dict[str, Any]]:
     """The checkpoint's rank accuracies, and with what was counted in chats once there is any."""
     found = [{"name": _origin(facts), "note": _note(facts, is_guest), "rows": _round(facts)}]
-    if tally.steps:
-        whole = tally.whole
+    if counts.steps:
+        whole = counts.whole
         note = (
-            f"{_count(tally.steps)} steps of {_plural(tally.answers, 'answer')} with this model, "
+            f"{_count(counts.steps)} steps of {_plural(counts.answers, 'answer')} with this model, "
             "where what the heads guessed was compared with what came. Few counts are drawn "
             "towards the table before; a rank that was never asked for keeps its value."
         )
@@ -155,16 +155,18 @@ def tree_view(model: ModelInfo, facts: TreeFacts, used: Accuracies) -> dict[str,
 # ---- chats and the offer ----
 
 
-def chats_view(tally: AcceptanceCounts) -> dict[str, Any]:
+def chats_view(counts: AcceptanceCounts) -> dict[str, Any]:
     """How much was counted, and what it still takes to search a tree."""
-    left = LEAST_STEPS - tally.steps
+    left = LEAST_STEPS - counts.steps
     text = (
-        f"{_count(tally.steps)} steps of {_plural(tally.answers, 'answer')} are counted."
-        if tally.steps
+        f"{_count(counts.steps)} steps of {_plural(counts.answers, 'answer')} are counted."
+        if counts.steps
         else "Nothing is counted yet: chat with this model, and its own accuracies grow here."
     )
-    more = f" A tree is searched in them from {LEAST_STEPS} on." if left > 0 and tally.steps else ""
-    return {"steps": tally.steps, "answers": tally.answers, "text": text + more}
+    more = (
+        f" A tree is searched in them from {LEAST_STEPS} on." if left > 0 and counts.steps else ""
+    )
+    return {"steps": counts.steps, "answers": counts.answers, "text": text + more}
 
 
 def offer_view(offer: TreeSuggestion) -> dict[str, Any]:

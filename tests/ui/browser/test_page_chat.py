@@ -195,7 +195,7 @@ def test_the_text_only_grows_while_it_comes(served, open_tab, monkeypatch):
     lengths = tab.evaluate("window.lengths")
     shown = [n for n in lengths if n]
     assert len(set(shown)) > 5, "it is seen to grow"
-    # markup that is drawn at last takes less room than the signs it was written with
+    # markup that is drawn at last takes less chat than the signs it was written with
     assert all(now > before - 12 for before, now in pairwise(shown))
     assert lengths[lengths.index(shown[0]) :].index(0) == len(shown), "empty once it is over"
 

@@ -157,7 +157,7 @@ def test_a_download_tells_its_bytes_and_a_cancel_keeps_what_came(tab, served, hu
 def test_a_checkpoint_of_the_hub_is_loaded_and_the_conversation_goes_on(tab, served):
     tab.get_by_role("tab", name="Chat").click()
     tab.get_by_role("button", name="Settings").first.click()
-    tab.get_by_label("Max new tokens").first.fill("8")  # a tiny model has little room
+    tab.get_by_label("Max new tokens").first.fill("8")  # a tiny model has little chat
     tab.get_by_label("Max new tokens").first.blur()
     send(tab, "hello")
     wait_end(tab)

@@ -1,0 +1,26 @@
+// What the page's own blocks are made of. Text goes in by textContent only.
+function make(tag, name, text) {
+  const node = document.createElement(tag);
+  if (name) node.className = name;
+  if (text !== undefined) node.textContent = text;
+  if (tag === "button") node.type = "button";
+  return node;
+}
+
+// Writes only what is new: a text that stays costs no layout.
+function say(node, text) {
+  if (node.textContent === text) return;
+  const only = node.firstChild;
+  if (only && only.nodeType === Node.TEXT_NODE && !only.nextSibling) only.data = text;
+  else node.textContent = text;
+}
+
+function button(name, text, act) {
+  const node = make("button", name, text);
+  node.addEventListener("click", act);
+  return node;
+}
+
+function number(value, digits) {
+  return value === null || value === undefined ? "–" : value.toFixed(digits);
+}

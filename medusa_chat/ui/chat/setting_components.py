@@ -1,0 +1,152 @@
+"""The settings of an answer as Gradio's components, and which of them do something now."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gradio as gr
+
+from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.ui.page.inputs import DRAFTERS, follows
+
+ACCEPTANCES = [
+    ("exact: every token is the model's own; the text is that of plain decoding", "exact"),
+    ("typical: lossy; takes what is plausible, always the same text", "typical"),
+    ("typical-sampled: lossy; samples from what is plausible", "typical-sampled"),
+]
+DEFAULTS: dict[str, Any] = {
+    "drafter": "auto",
+    "acceptance": "exact",
+    "temperature": 0.7,
+    "top_p": 1,
+    "top_k": 0,
+    "posterior_threshold": 0.09,
+    "locked": True,
+    "posterior_alpha": 0.3,
+    "tree": "auto",
+    "nodes": None,
+    "max_new_tokens": 512,
+    "seed": "",
+    "stop": "",
+}
+HINTS = {
+    "drafter": "who proposes candidates; auto: the heads, if any",
+    "acceptance": "which candidates are from_browser",
+    "temperature": "0: always the likeliest token",
+    "top_p": "samples from this share of the probability; 1: all",
+    "top_k": "samples from so many tokens; 0: all",
+    "posterior_threshold": "accept above min(ε, δ·exp(−entropy))",
+    "locked": "δ follows ε",
+    "posterior_alpha": "lets more through where the model is unsure",
+    "tree": "the shape of the candidates",
+    "nodes": "empty: the tree's own; the root counts",
+    "max_new_tokens": "the answer ends there",
+    "seed": "empty: a fresh one",
+    "stop": "one a line; the answer ends before it",
+}
+Words = Callable[[str, str], dict[str, Any]]  # of a setting's name and label: what Gradio shows
+GREEDY = "no effect at temperature 0: always the likeliest token"
+
+
+def build_components(trees: Sequence[str]) -> tuple[dict[str, Any], gr.Button]:
+    """(the components by name, as the defaults make them; the button that resets them)."""
+    now = idle({**DEFAULTS, "vanilla": False})
+
+    def words(name: str, label: str) -> dict[str, Any]:
+        info = now.get(name, HINTS[name])
+        return {
+            "value": DEFAULTS[name],
+            "label": label,
+            "info": info,
+            "interactive": name not in now,
+        }
+
+    with gr.Accordion("Settings", open=False, elem_id="settings"):
+        made = {**_sampling(words), **_drafting(words, trees), **_limits(words)}
+        made["system"] = gr.Textbox(
+            "",
+            label="System prompt (optional)",
+            info="goes before every message of this conversation",
+            lines=1,
+            max_lines=6,
+            elem_id="system",
+        )
+        return made, gr.Button("Reset settings", size="sm", elem_id="reset")
+
+
+def _sampling(words: Words) -> dict[str, Any]:
+    """What decides which tokens are taken."""
+    made: dict[str, Any] = {
+        "acceptance": gr.Radio(
+            ACCEPTANCES, elem_id="acceptance", **words("acceptance", "Acceptance")
+        )
+    }
+    with gr.Row():
+        made["temperature"] = gr.Slider(0, 2, step=0.05, **words("temperature", "Temperature"))
+        made["top_p"] = gr.Slider(0, 1, step=0.01, **words("top_p", "Top-p"))
+        made["top_k"] = gr.Number(minimum=0, step=1, **words("top_k", "Top-k"))
+    with gr.Row():
+        epsilon = words("posterior_threshold", "ε (threshold)")
+        made["posterior_threshold"] = gr.Slider(0, 1, step=0.01, **epsilon)
+        made["locked"] = gr.Checkbox(elem_id="lock", **words("locked", "lock δ = √ε"))
+        delta = words("posterior_alpha", "δ (alpha)")
+        made["posterior_alpha"] = gr.Slider(0, 0.999, step=0.001, **delta)
+    return made
+
+
+def _drafting(words: Words, trees: Sequence[str]) -> dict[str, Any]:
+    """What decides which tokens are proposed."""
+    with gr.Row():
+        return {
+            "drafter": gr.Dropdown(list(DRAFTERS), **words("drafter", "Drafter")),
+            "tree": gr.Dropdown(["auto", *trees], **words("tree", "Tree")),
+            "nodes": gr.Number(minimum=1, maximum=MAX_NODES, step=1, **words("nodes", "Nodes")),
+        }
+
+
+def _limits(words: Words) -> dict[str, Any]:
+    with gr.Row():
+        length = words("max_new_tokens", "Max new tokens")
+        return {
+            "max_new_tokens": gr.Number(minimum=1, step=1, **length),
+            "seed": gr.Textbox(max_lines=1, **words("seed", "Seed")),
+            "stop": gr.Textbox(lines=1, max_lines=4, **words("stop", "Stop strings")),
+        }
+
+
+def idle(values: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that do nothing now, and why. values: valid ones, by name."""
+    is_plain, acceptance = values["vanilla"], values["acceptance"]
+    is_lookup = values["drafter"] == "prompt-lookup"
+    why: dict[str, str] = {}
+    if is_plain:
+        why |= dict.fromkeys(("drafter", "tree", "nodes"), "no effect: Vanilla drafts nothing")
+    elif is_lookup:
+        why["tree"] = "no effect: prompt lookup grows its own tree; Nodes is its size"
+    if values["temperature"] < 1e-3:
+        names = ("acceptance", "top_p", "top_k", "posterior_threshold", "locked")
+        return why | dict.fromkeys((*names, "posterior_alpha", "seed"), GREEDY)
+    if acceptance == "exact":
+        names = ("posterior_threshold", "locked", "posterior_alpha")
+        return why | dict.fromkeys(names, "no effect: ε and δ belong to typical acceptance")
+    reason = f"no effect under {acceptance}: ε and δ decide"
+    why |= dict.fromkeys(("top_p", "top_k"), reason)
+    if acceptance == "typical":
+        why["seed"] = "no effect: typical acceptance throws no dice"
+    if acceptance == "typical" and is_plain:
+        names = ("temperature", "posterior_threshold", "locked", "posterior_alpha")
+        why |= dict.fromkeys(names, "no effect: plain and typical is always the likeliest token")
+    elif values["locked"]:
+        why["posterior_alpha"] = "locked: δ = √ε"
+    return why
+
+
+def updates(values: Mapping[str, Any]) -> list[Any]:
+    """An update per setting: its value, whether it does something, else why not."""
+    shown = dict(values)
+    if shown["locked"]:
+        shown["posterior_alpha"] = round(follows(shown["posterior_threshold"]), 3)
+    now = idle(shown)
+    return [
+        gr.update(value=shown[name], interactive=name not in now, info=now.get(name, HINTS[name]))
+        for name in DEFAULTS
+    ]

@@ -1,0 +1,150 @@
+"""CompareController: what the Compare tab's events do: run both, tell how far it is, stop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import MedusaChatError
+from medusa_chat.runtime.compare import Progress, add_gap, compare, gap_request
+from medusa_chat.runtime.recordings import PLAIN_STEPS, Comparison
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.compare.view import progress_view, result_view
+from medusa_chat.ui.page.inputs import Inputs
+from medusa_chat.ui.page.status import phase_text
+from medusa_chat.ui.page.tree_view import to_line
+
+POLL_SECONDS = 0.25  # seldom: what the page draws would take time from what is measured
+ModelKey = tuple[str, str, str]
+PlainRate = Callable[[ModelKey, float], None]
+
+
+@dataclass
+class CompareTab:
+    """One browser tab's comparison: what was asked for, and the last result there was."""
+
+    number: int = 0
+    text: str = ""
+    settings: GenerationSettings | None = None
+    result: dict[str, Any] | None = None
+    is_running: bool = False
+    is_streaming: bool = False
+    is_stopped: bool = False
+
+
+class CompareController:
+    """The tab's side of one session, shared by all browser tabs. Who goes first alternates.
+
+    tell_plain: gets (model, precision, device) and the plain tokens per second of each comparison.
+    """
+
+    def __init__(self, session: Session, tell_plain: PlainRate | None = None) -> None:
+        self.session = session
+        self.tell_plain = tell_plain
+        self.is_plain_next = True
+
+    def begin(self, tab: CompareTab, inputs: Inputs) -> tuple[Any, ...]:
+        """Begin to run both; (picture, run button, stop button)."""
+        if tab.is_running:
+            gr.Info("A comparison is still running here: stop it, or wait for its end.")
+            return (gr.skip(),) * 3
+        tab.number += 1
+        tab.text, tab.settings = inputs.text, inputs.settings
+        tab.is_running, tab.is_stopped = True, False
+        line = self._line(tab, state="running", status="starting …")
+        return line, gr.update(visible=False), gr.update(visible=True)
+
+    def refuse(self, tab: CompareTab, error: MedusaChatError) -> tuple[Any, ...]:
+        """The same three when what was posted is wrong: one line over the last result."""
+        if tab.is_running:
+            gr.Info(str(error))
+            return (gr.skip(),) * 3
+        return self._line(tab, error=str(error)), gr.skip(), gr.skip()
+
+    async def stream(self, tab: CompareTab) -> AsyncIterator[str]:
+        """The picture four times a second until there is a result; closing it stops."""
+        if not tab.is_running or tab.is_streaming or tab.settings is None:
+            yield gr.skip()
+            return
+        tab.is_streaming = True
+        plain_first, self.is_plain_next = self.is_plain_next, not self.is_plain_next
+        runs = compare(
+            self.session,
+            [{"role": "user", "content": tab.text}],
+            tab.settings,
+            plain_first=plain_first,
+            poll_seconds=0,
+        )
+        try:
+            for event in runs:
+                if tab.is_stopped:
+                    yield self._line(tab, error="stopped: a comparison needs both answers whole")
+                    return
+                if isinstance(event, Comparison):
+                    self._keep(tab, event)
+                    yield self._line(tab)
+                    await self._ask_gap(tab, event)
+                    yield self._line(tab)
+                    return
+                yield self._line(tab, **self._progress(event, tab.settings))
+                await asyncio.sleep(POLL_SECONDS)
+        except MedusaChatError as error:
+            yield self._line(tab, error=str(error))
+        finally:
+            runs.close()
+            tab.is_streaming = tab.is_running = False
+
+    def end(self, tab: CompareTab) -> tuple[Any, ...]:
+        """(run button, stop button) as they are when nothing runs here."""
+        if tab.is_running:
+            return gr.skip(), gr.skip()
+        return gr.update(visible=True), gr.update(visible=False)
+
+    def prefill(self, said: str) -> Any:
+        """The prompt box with what was said last in the chat; as it was when nothing was."""
+        if not said.strip():
+            gr.Info("Nothing was said in the chat yet.")
+            return gr.skip()
+        return said
+
+    def stop(self, tab: CompareTab) -> None:
+        """End the comparison at the next step; the last result stays."""
+        tab.is_stopped = True
+
+    async def _ask_gap(self, tab: CompareTab, found: Comparison) -> None:
+        """Add how near the first difference was, if the model still can say."""
+        request = gap_request(self.session, found)
+        if request is None:
+            return
+        peek = self.session.submit_look(request)
+        try:
+            while not peek.done.is_set() and not tab.is_stopped:
+                await asyncio.sleep(POLL_SECONDS / 4)
+        finally:
+            peek.is_cancelled = True
+        if peek.peek is not None:
+            self._keep(tab, add_gap(found, peek.peek))
+
+    def _keep(self, tab: CompareTab, found: Comparison) -> None:
+        tab.result = result_view(found) | {"number": tab.number}
+        stats = found.plain.stats
+        if self.tell_plain and stats.tokens_per_second and stats.steps >= PLAIN_STEPS:
+            key = (found.model, found.precision, found.device)
+            self.tell_plain(key, stats.tokens_per_second)
+
+    def _progress(self, progress: Progress, settings: GenerationSettings) -> dict[str, Any]:
+        return progress_view(progress, settings.max_new_tokens, self._waiting_for(progress))
+
+    def _waiting_for(self, progress: Progress) -> str:
+        state = self.session.state
+        if state.status == "loading":
+            return f"waiting for the model: {phase_text(state)} …"
+        return f"waiting: {progress.ahead} ahead" if progress.ahead else "starting …"
+
+    def _line(self, tab: CompareTab, **now: Any) -> str:
+        """JSON for the picture: what happens now, over the last result."""
+        is_busy = now.get("state") == "running"
+        return to_line({"state": "still", **now, "result": None if is_busy else tab.result})

@@ -1,0 +1,50 @@
+"""SettingsForm: the widgets' border, where what an event posted becomes checked settings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from medusa_chat.errors import MedusaChatError
+from medusa_chat.ui.page.html_blocks import event_field
+from medusa_chat.ui.page.inputs import Inputs, checked
+
+Posted = Mapping[gr.components.Component, Any]  # what an event posted, by component
+Act = Callable[[Any, Inputs], Any]
+Refuse = Callable[[Any, MedusaChatError], Any]
+
+
+@dataclass(frozen=True)
+class SettingsForm:
+    """The components of the settings by name, and what reads what they posted.
+
+    trees: names of presets that may be chosen beside "auto".
+    """
+
+    components: Mapping[str, gr.components.Component]
+    trees: Sequence[str]
+
+    def handler(
+        self, act: Act, refuse: Refuse, tab: gr.State, **sources: gr.components.Component | str
+    ) -> Callable[[Posted, gr.EventData], Any]:
+        """What an event that decodes runs: `act` gets the tab and its checked inputs, `refuse` the
+        tab and the UsageError of what was posted. sources: where an input that is no setting
+        comes from: a component, or the name of a field of the event."""
+
+        def handle(posted: Posted, event: gr.EventData) -> Any:
+            fields = {
+                name: event_field(event, source) if isinstance(source, str) else posted[source]
+                for name, source in sources.items()
+            }
+            try:
+                inputs = checked(self.named(posted) | fields, self.trees)
+            except MedusaChatError as error:
+                return refuse(posted[tab], error)
+            return act(posted[tab], inputs)
+
+        return handle
+
+    def named(self, posted: Posted) -> dict[str, object]:
+        """What was posted, by the settings' names."""
+        return {name: posted[made] for name, made in self.components.items() if made in posted}
