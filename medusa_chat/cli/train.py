@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from medusa_chat import paths
 from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.cli.options import (
     AsJson,
@@ -227,12 +228,11 @@ def calibration_file(checkpoint: str, output: Path | None) -> Path:
 
 def own_chats() -> "list[Conversation]":
     """The chats saved by the page. Raises UsageError where there are none."""
-    from medusa_chat.paths import data_dir
     from medusa_chat.runtime.history import FILE, History
     from medusa_chat.training.conversations import Conversation
 
     found: list[Conversation] = []
-    for number, kept in enumerate(History(data_dir() / FILE).all(), start=1):
+    for number, kept in enumerate(History(paths.data_dir() / FILE).all(), start=1):
         system = ({"role": "system", "content": kept.system},) if kept.system.strip() else ()
         chat = Conversation((*system, *kept.messages), f"chat {number}")
         if chat.asked:
