@@ -6,7 +6,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from support.conversations import TREES, ended, turn, wait_for
+from support.conversations import TREES, ended, turn
+from support.waiting import wait_for
 
 from medusa_chat.decoding.events import Step
 from medusa_chat.errors import UsageError
