@@ -1,8 +1,9 @@
 """The Hub, by the real huggingface_hub against a small server: what is asked, had, and refused."""
 
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,15 @@ def log_in(server: Hub, *repos: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fetch(plan: hub.DownloadPlan, **options: Any) -> list[hub.DownloadEvent]:
     return list(hub.pull(plan, **options))
+
+
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the client slept between two tries, on a clock that stands but for them."""
+    slept: list[float] = []
+    clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
+    monkeypatch.setattr(hub.client, "time", clock)
+    return slept
 
 
 def refusal(kind: str, match: str, call: Any) -> hub.HubError:
@@ -248,14 +258,18 @@ def test_gated_heads_are_planned_by_their_names_alone(server: Hub) -> None:
     ],
 )
 def test_a_plan_that_fails_says_why_in_one_line_within_seconds(
-    server: Hub, fault: Fault, kind: str, says: str, monkeypatch: pytest.MonkeyPatch
+    server: Hub,
+    naps: list[float],
+    fault: Fault,
+    kind: str,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if fault.kind == "hang":
         monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "1")
     server.faults = [fault]
-    start = time.monotonic()
     refusal(kind, says, lambda: hub.plan(BASE))
-    assert time.monotonic() - start < 60  # seconds, on a machine with nothing else to do
+    assert sum(naps) <= hub.client.PATIENCE_SECONDS
     assert not blobs(BASE)
 
 
@@ -268,11 +282,12 @@ def test_a_small_question_waits_four_seconds_or_what_the_user_says(
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_hub_that_stumbles_once_is_asked_again(server: Hub, status: int) -> None:
+def test_a_hub_that_stumbles_once_is_asked_again(
+    server: Hub, naps: list[float], status: int
+) -> None:
     server.faults = [Fault("/api/", "status", 1, status=status, headers={"Retry-After": "1"})]
-    start = time.monotonic()
     assert hub.plan(BASE).total
-    assert time.monotonic() - start >= (1 if status == 429 else 0.5)
+    assert len(naps) == 1 and naps[0] >= (1 if status == 429 else 0.5)
 
 
 def test_nobody_listens(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,9 +351,8 @@ def test_a_busy_hub_is_waited_for_in_the_middle(server: Hub) -> None:
     server.faults = [
         Fault(f"resolve.*{name}", "status", 1, status=429, headers={"Retry-After": "1"})
     ]
-    start = time.monotonic()
     events = fetch(plan)
-    assert events[-1].phase == "done" and time.monotonic() - start >= 1
+    assert events[-1].phase == "done"
     assert any(event.phase == "wait" and "wait 1 s" in event.note for event in events)
     server.repos["x/other"] = HubRepo(whole_files())
     server.faults = [Fault("resolve.*bin", "status", status=429, headers={"Retry-After": "900"})]
@@ -436,24 +450,28 @@ def test_a_folder_that_cannot_be_made_is_said(server: Hub, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["slow", "stall"])
 @pytest.mark.parametrize("how", ["close", "stop"])
-def test_cancel_ends_within_a_second_and_keeps_what_came(server: Hub, kind: str, how: str) -> None:
+def test_cancel_wakes_the_read_and_keeps_what_came(
+    server: Hub, kind: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    # A read that is not woken lasts longer than any wait of this test.
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 3600)
     name, plan = big(server)
-    server.faults = [Fault(f"/cdn/.*{name}", kind, after=MB, rate=50_000)]
+    server.faults = [Fault(f"/cdn/.*{name}", kind, after=MB, rate=1000)]
     stop = threading.Event()
     events = hub.pull(plan, stop)
     for event in events:
         if event.done >= MB and event.file == name:
             break
-    start = time.monotonic()
     if how == "close":
         events.close()
     else:
         stop.set()
         assert [event.phase for event in events][-1] == "cancelled"
-    assert time.monotonic() - start < 10  # a second, on a machine with nothing else to do
     for thread in threading.enumerate():
         if thread.name == "download":
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive(), "the read was not woken"
     assert hub.find(BASE) is None
     server.faults = []
@@ -693,9 +711,10 @@ def test_repos_that_hang_when_looked_into_do_not_hold_up_a_search(
     monkeypatch.setattr(hub.discovery, "DEADLINE_SECONDS", 1.0)
     server.repos = repos_named_medusa()
     server.faults = [Fault("resolve", "hang")]
-    start = time.monotonic()
-    assert [repo.id for repo in hub.search()] == ["e/medusa-told", "a/medusa-heads"]
-    assert time.monotonic() - start < 60
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "3600")  # until the server ends
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(hub.search).result(60)
+    assert [repo.id for repo in found] == ["e/medusa-told", "a/medusa-heads"]
 
 
 # Headers from afar.

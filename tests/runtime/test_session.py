@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 from support.checkpoints import write_checkpoint
@@ -69,9 +68,8 @@ def test_a_killed_worker_is_restarted_and_waiting_jobs_still_run(child):
     second = child.submit("hello", SETTINGS)
     wait_for(lambda: first.trace)
     os.kill(child.runner.pid, signal.SIGKILL)
-    started = time.monotonic()
-    assert first.done.wait(10) and time.monotonic() - started < 5
-    assert "restarted" in first.error
+    assert first.done.wait(60) and "restarted" in first.error
+    assert len(first.trace) < LONG.max_new_tokens
     assert second.done.wait(90) and not second.error, second.error
     assert second.trace[-1].reason == "length"
 

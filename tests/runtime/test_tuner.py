@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.checkpoints import write_checkpoint
 from support.step_costs import ACCURACIES, EXPECTED, TREE, costs_of
+from support.waiting import wait_for
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.cli.doctor import examine
@@ -546,15 +547,6 @@ def session_of(monkeypatch):
     yield make
     for session in made:
         session.close()
-
-
-def wait_for(what):
-    import time
-
-    end = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_an_idle_session_tunes_once_and_shows_it(session_of):

@@ -1,7 +1,5 @@
 """A chat controller and its session with a scripted model."""
 
-import time
-
 import pytest
 
 from medusa_chat.messages import LoadRequest
@@ -10,19 +8,13 @@ from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.page.inputs import checked
 from support.scripted import ScriptedRunner
+from support.waiting import wait_for
 
 TREES = ("chain", "full")
 
 
 def turn(text="hi", **posted):
     return checked({"text": text, **posted}, TREES)
-
-
-def wait_for(what, seconds=20):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)
 
 
 def ended(chat: ChatSession) -> None:

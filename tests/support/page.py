@@ -15,7 +15,7 @@ from support.scripted import ScriptedRunner
 CHROMIUM = shutil.which("chromium")
 
 
-def _browser_or_skip() -> None:
+def browser_or_skip() -> None:
     """Skips with the reason, but never in CI."""
     try:
         import playwright.sync_api  # noqa: F401
@@ -47,7 +47,7 @@ def scripted_session() -> Session:
 
 @pytest.fixture(scope="module", params=[scripted_session])
 def served(request) -> Iterator[Served]:
-    _browser_or_skip()
+    browser_or_skip()
     from medusa_chat.ui.app import PageOptions, open_page
 
     session = request.param()

@@ -8,7 +8,7 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.tunnel import Tunnel
 from medusa_chat.ui.app import Page, PageOptions, open_page
-from support.page import CHROMIUM, _browser_or_skip
+from support.page import CHROMIUM, browser_or_skip
 from support.scripted import ScriptedRunner
 
 SHARED = "http://abc123.gradio.live"
@@ -31,7 +31,7 @@ def scripted(**options) -> Session:
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Page]:
-    _browser_or_skip()
+    browser_or_skip()
     session = scripted()
     page = open_page(session, PageOptions(trees=("chain",)))
     yield page

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import gradio as gr
 import pytest
-from support.conversations import TREES, ended, turn, wait_for
+from support.conversations import TREES, ended, turn
+from support.waiting import wait_for
 
 from medusa_chat.decoding.events import Step
 from medusa_chat.errors import UsageError

@@ -3,7 +3,6 @@ model, and who may do what."""
 
 import json
 import threading
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import pytest
 from support.hub_files import use, weights
 from support.hub_server import Fault, HubRepo, serving
 from support.scripted import ScriptedRunner
+from support.waiting import wait_for
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.inspection import Inspection
@@ -38,14 +38,6 @@ NEW = LoadRequest("someone/new-medusa")
 OWNER = SimpleNamespace(headers={}, username=None)
 VISITOR = SimpleNamespace(headers={}, username=GUEST)
 BOXES = ("", "", "auto", "auto")
-
-
-def wait_for(what, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)
-    return found
 
 
 def report(**changes) -> Inspection:

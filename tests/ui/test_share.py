@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -380,12 +379,11 @@ def test_a_stream_to_a_guest_ends_with_the_link(shared):
     opened, tunnel = shared
     with guest(tunnel) as client:
         come_in(client, opened.share.link.password)
-        began = time.monotonic()
-        threading.Timer(0.5, opened.share.stop).start()
         with contextlib.suppress(httpx.RemoteProtocolError):
             with client.stream("GET", "/gradio_api/heartbeat/abc") as stream:
-                stream.read()
-        assert 0.4 < time.monotonic() - began < 10  # by itself it would last for ever
+                assert stream.status_code == 200
+                opened.share.stop()
+                stream.read()  # by itself it would last for ever
 
 
 def fn_index(config: dict, name: str) -> int:

@@ -1,7 +1,6 @@
 """The chat itself in a real browser, on a scripted model: turns, tint, settings, tabs, keys."""
 
 import re
-import time
 from itertools import pairwise
 
 import pytest
@@ -11,6 +10,7 @@ from support.page import (
     wait_attached,
     wait_end,
 )
+from support.waiting import wait_for
 
 WRITTEN = "n => (document.querySelector('#live-text .md')?.textContent.length || 0) > n"
 # Lengths of the live text, as each frame shows it.
@@ -64,13 +64,6 @@ TINTED = """() => {
   }
   return all;
 }"""
-
-
-def wait_for(what, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
 
 
 def rows(tab, count: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from support import scripted
-from support.page import Served, _browser_or_skip
+from support.page import Served, browser_or_skip
 from support.races import Racer
 
 from medusa_chat.decoding.settings import GenerationSettings
@@ -19,7 +19,7 @@ TEXTS = "[...document.querySelectorAll('.lane-text')].map(e => e.textContent)"
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    _browser_or_skip()
+    browser_or_skip()
     from medusa_chat.ui.app import PageOptions, open_page
 
     session = Session(Racer(delay=0.004, prefill=0.02, steps=5000))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.page import (
     Served,
-    _browser_or_skip,
+    browser_or_skip,
     drawn_path,
     last_answer,
     send,
@@ -46,7 +46,7 @@ class Recording(Session):
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    _browser_or_skip()
+    browser_or_skip()
     from medusa_chat.ui.app import PageOptions, open_page
 
     session = Recording()

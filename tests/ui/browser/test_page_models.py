@@ -10,7 +10,7 @@ from support.access import findings
 from support.checkpoints import layout_a_pt, write_checkpoint
 from support.hub_files import use
 from support.hub_server import Fault, HubRepo, read_folder, serving
-from support.page import Served, _browser_or_skip, send, wait_end
+from support.page import Served, browser_or_skip, send, wait_end
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import DATA_DIR_VARIABLE
@@ -54,7 +54,7 @@ def hub_of(tmp_path_factory) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture(scope="module")
 def served(hub_of) -> Iterator[Served]:
-    _browser_or_skip()
+    browser_or_skip()
     from medusa_chat.ui.app import PageOptions, open_page
 
     session = Session(Child())

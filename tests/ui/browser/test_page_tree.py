@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from support.page import Served, _browser_or_skip, drawn_path, send, wait_end
+from support.page import Served, browser_or_skip, drawn_path, send, wait_end
 from support.scripted import ScriptedRunner
 
 from medusa_chat.decoding.events import Step
@@ -21,7 +21,7 @@ ODD = (
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    _browser_or_skip()
+    browser_or_skip()
     from medusa_chat.ui.app import PageOptions, open_page
 
     runner = ScriptedRunner(delay=0.01, prefill=0.05, steps=30, nodes=16)

@@ -7,7 +7,7 @@ import pytest
 from support import scripted
 from support.access import findings
 from support.counting import answer, prefilled
-from support.page import Served, _browser_or_skip, send, wait_end
+from support.page import Served, browser_or_skip, send, wait_end
 from support.training_events import step
 
 from medusa_chat.decoding.tree import cartesian
@@ -23,7 +23,7 @@ NODES = 9
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
-    _browser_or_skip()
+    browser_or_skip()
     from medusa_chat.ui.app import PageOptions, open_page
 
     folder = tmp_path_factory.mktemp("tune")
