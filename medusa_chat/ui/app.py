@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import secrets
 import socket
 import time
@@ -34,8 +33,6 @@ from medusa_chat.ui.theme import theme
 from medusa_chat.ui.tune.tab import build_tune
 
 STYLES = ("page.css", "share.css", "chat.css", "tree.css", "compare.css", "models.css", "tune.css")
-FIRST_PORT, LAST_PORT = 7860, 7959
-ATTEMPTS = 5
 EVERYWHERE = ("0.0.0.0", "::")
 USER = "medusa"
 INTERRUPTED = 130
@@ -125,6 +122,7 @@ def launch(session: Session, options: PageOptions, tell: Callable[[str], None] =
 def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     """Open the page and return; what others can reach never opens without a password."""
     host, root_path = options.host.strip("[]"), options.root_path or ""
+    _check_host(host)
     proxy = urlsplit(root_path).netloc
     auth = options.auth
     if auth is None and not _is_local(host):
@@ -152,25 +150,19 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         entrance.attach(PasswordGate(app, share, root_path=urlsplit(root_path).path, ticket=ticket))
         yield
 
-    for attempts_left in reversed(range(ATTEMPTS)):
-        quiet = io.StringIO()  # Gradio prints to stdout, which is for results
-        try:
-            with contextlib.redirect_stdout(quiet), _port_errors(options.port):
-                _, url, _ = blocks.launch(
-                    server_name=f"[{host}]" if ":" in host else host,
-                    server_port=_port(host, options.port),
-                    share=False,
-                    auth=auth,
-                    inbrowser=options.open_browser,
-                    root_path=root_path,
-                    app_kwargs={"middleware": [guard, shell, live], "lifespan": lifespan},
-                    **_looks(),
-                    **_refusals(),
-                )
-            break
-        except PortInUseError:  # somebody took it in between: there are others
-            if options.port is not None or not attempts_left:
-                raise
+    quiet = io.StringIO()  # Gradio prints to stdout, which is for results
+    with contextlib.redirect_stdout(quiet), _port_errors(options.port):
+        _, url, _ = blocks.launch(
+            server_name=f"[{host}]" if ":" in host else host,
+            server_port=options.port,  # None: Gradio takes the first free one of 7860 to 7959
+            share=False,
+            auth=auth,
+            inbrowser=options.open_browser,
+            root_path=root_path,
+            app_kwargs={"middleware": [guard, shell, live], "lifespan": lifespan},
+            **_looks(),
+            **_refusals(),
+        )
     return Page(blocks, url, auth, share, entrance)
 
 
@@ -218,45 +210,35 @@ def _refusals() -> dict[str, Any]:
     }
 
 
-def _port(host: str, port: int | None) -> int:
-    """The port to use: the one asked for, or the first free one of the usual range."""
-    if port is not None:
-        if not _is_free(host, port):
-            raise PortInUseError(f"port {port} is in use: choose another with --port, or leave it")
-        return port
-    for candidate in range(FIRST_PORT, LAST_PORT + 1):
-        if _is_free(host, candidate):
-            return candidate
-    raise PortInUseError(f"ports {FIRST_PORT} to {LAST_PORT} are in use: choose one with --port")
-
-
 @contextlib.contextmanager
 def _port_errors(port: int | None) -> Iterator[None]:
-    """What Gradio says when somebody else took the port in between."""
+    """Say in one line that Gradio found no port: the one asked for, or any of its range."""
     try:
         yield
+    except OverflowError as error:
+        raise UsageError(f"port is {port}: give 1 to 65535") from error
     except OSError as error:
         if "port" not in str(error):
             raise
-        raise PortInUseError(f"port {port or 'chosen'} was taken: try again") from error
+        if port is None:
+            raise PortInUseError("ports 7860 to 7959 are in use: choose one with --port") from error
+        raise PortInUseError(
+            f"port {port} is in use: choose another with --port, or leave it"
+        ) from error
 
 
-def _is_free(host: str, port: int) -> bool:
-    """Whether a server could bind here, and nobody listens on the local address either."""
-    for name in {host, "127.0.0.1"}:
-        family = socket.AF_INET6 if ":" in name else socket.AF_INET
-        with socket.socket(family) as probe:
-            if os.name == "posix":  # elsewhere it would let two servers share a port
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((name, port))
-            except socket.gaierror:
-                raise UsageError(f"host {name!r} is not known: give an address") from None
-            except OverflowError:
-                raise UsageError(f"port is {port}: give 1 to 65535") from None
-            except OSError:
-                return False
-    return True
+def _check_host(host: str) -> None:
+    """Refuse a host that no server can have here: Gradio would try each port for five seconds.
+
+    Raises UsageError.
+    """
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        raise UsageError(
+            f"host {host!r} is no address of this machine: give one, or 0.0.0.0 for all"
+        ) from error
 
 
 def _is_local(host: str) -> bool:
