@@ -33,14 +33,14 @@ def _is_lacking(repo: str, request: LoadRequest) -> bool:
     """Whether it is to be fetched: without the network what is not here is refused later."""
     from medusa_chat import hub
 
-    return not (request.offline or hub.is_offline() or hub.here(repo))
+    return not (request.offline or hub.is_offline() or hub.cached_folder(repo))
 
 
 def _pulled(plan: "DownloadPlan") -> Iterator[LoadPhase]:
     """What is whole in the cache is used as it is: `models pull` brings what is newer."""
     from medusa_chat import hub
 
-    parts = tuple(part for part in plan.parts if not hub.here(part.id))
+    parts = tuple(part for part in plan.parts if not hub.cached_folder(part.id))
     with closing(hub.pull(replace(plan, parts=parts))) as events:
         for event in events:
             yield LoadPhase("download", None, event.done, event.total, event.speed or 0.0)

@@ -6,7 +6,7 @@ Plain typed values, no torch and no gradio. huggingface_hub is imported by the f
 from medusa_chat.hub.cache import CachedModel, cached, find, remove
 from medusa_chat.hub.client import HubError, is_offline, is_repo_id
 from medusa_chat.hub.discovery import Found, last_search, search
-from medusa_chat.hub.download import DownloadEvent, here, pull, resolve
+from medusa_chat.hub.download import DownloadEvent, cached_folder, pull, resolve
 from medusa_chat.hub.download_plan import (
     DownloadPlan,
     FilePlan,
@@ -31,7 +31,7 @@ __all__ = [
     "find",
     "free_bytes",
     "gb",
-    "here",
+    "cached_folder",
     "is_offline",
     "is_repo_id",
     "last_search",

@@ -1,6 +1,8 @@
 """The one place that talks to the Hub: short timeouts, and every failure as one line to act on.
 
-huggingface_hub is imported when the first function is called, never at the start of the program.
+huggingface_hub reads its environment when it is imported, so no module here imports it at its top:
+--offline and --data-dir come first. Its HfApi and its http_backoff are used where their time is
+bounded: auth_check and list_models have no timeout, and the backoff sleeps as long as it is told.
 """
 
 import os
@@ -9,33 +11,30 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from medusa_chat.errors import ModelError
 
 ANSWER_SECONDS = 4.0  # how long a small question may take: connecting, and each silence after
 PATIENCE_SECONDS = 5.0  # how long a small question waits for a busy Hub, all tries together
+COMMIT = re.compile(r"[0-9a-f]{40}")
 REPO_ID = re.compile(r"[\w-][\w.-]{0,95}(/[\w-][\w.-]{0,95})?", re.ASCII)
 T = TypeVar("T")
 
 
 class HubError(ModelError):
-    """The Hub cannot give what was asked for.
+    """The Hub cannot give what was asked for. All but the message crosses a pipe as attributes.
 
     kind: "gated", "missing", "refused", "busy", "broken", "offline", "network", "disk", "damaged"
     or "cancelled". link: a page where the user can do something about it, else empty. retry_after:
     seconds after which another try makes sense, None where none does.
     """
 
-    kind: str = ""
-    link: str = ""
-    retry_after: float | None = None
-
-
-def failure(kind: str, message: str, link: str = "", retry_after: float | None = None) -> HubError:
-    """A HubError; its fields are set after its making so that it crosses a pipe whole."""
-    error = HubError(message)
-    error.kind, error.link, error.retry_after = kind, link, retry_after
-    return error
+    def __init__(
+        self, message: str, kind: str = "", link: str = "", retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind, self.link, self.retry_after = kind, link, retry_after
 
 
 def is_repo_id(name: object) -> bool:
@@ -74,7 +73,12 @@ def page(repo: str) -> str:
     return f"{constants().ENDPOINT}/{repo}"
 
 
-def headers() -> dict[str, str]:
+def file_path(repo: str, sha: str, name: str) -> str:
+    """Where the Hub has a file of a commit: a path for get()."""
+    return f"{repo}/resolve/{sha}/{quote(name)}"
+
+
+def request_headers() -> dict[str, str]:
     """What every request carries: the token, if the user has one, and who is asking."""
     constants()
     from huggingface_hub.utils import build_hf_headers
@@ -99,7 +103,9 @@ def get(
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
         url = f"{constants().ENDPOINT}/{path}"
-        answer = get_session().get(url, params=params, headers=headers() | own, timeout=timeout)
+        answer = get_session().get(
+            url, params=params, headers=request_headers() | own, timeout=timeout
+        )
         hf_raise_for_status(answer)
         return answer
 
@@ -126,99 +132,105 @@ def ask(repo: str, call: Callable[[], T]) -> T:
 def explaining(repo: str) -> Iterator[None]:
     """Turn what huggingface_hub and the network raise into one HubError with its remedy."""
     constants()
+    try:
+        yield
+    except Exception as error:
+        explained = _explained(repo, error)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _explained(repo: str, error: Exception) -> HubError | None:
+    """None for an error that is neither the Hub's nor the network's."""
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx
 
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise gated(repo) from error
-    except errors.RevisionNotFoundError as error:
-        raise failure("missing", f"{repo} has no such revision: leave it out") from error
-    except errors.RemoteEntryNotFoundError as error:
-        raise failure("missing", f"{repo} has no such file ({_url(error)})") from error
-    except errors.RepositoryNotFoundError as error:
-        raise missing(repo) from error
-    except errors.OfflineModeIsEnabled as error:
-        raise offline(repo) from error
-    except errors.HfHubHTTPError as error:
-        raise _refused(repo, error) from error
-    except errors.HFValidationError as error:
-        raise failure("missing", f"{repo!r} is no Hub id: it looks like owner/name") from error
-    except httpx.TimeoutException as error:
-        raise failure(
-            "network", "the Hub does not answer: check the network and try again, or use --offline"
-        ) from error
-    except httpx.TransportError as error:
-        raise failure(
-            "network",
-            f"the Hub cannot be reached ({_reason(error)}): check the network and try again, or "
-            "use --offline",
-        ) from error
-    except (httpx.RequestError, ValueError, KeyError, TypeError) as error:
-        raise failure(
-            "broken",
-            f"what answers at {constants().ENDPOINT} is not the Hub ({_reason(error)}): check "
-            "HF_ENDPOINT, and whether a proxy or a sign-in page stands in between",
-        ) from error
+    then = "check the network and try again, or use --offline"
+    match error:
+        case errors.GatedRepoError():
+            return gated_error(repo)
+        case errors.RevisionNotFoundError():
+            return HubError(f"{repo} has no such revision: leave it out", "missing")
+        case errors.RemoteEntryNotFoundError():
+            return HubError(f"{repo} has no such file ({_file_name(error)})", "missing")
+        case errors.RepositoryNotFoundError():
+            return missing_error(repo)
+        case errors.OfflineModeIsEnabled():
+            return offline_error(repo)
+        case errors.HfHubHTTPError():
+            return _status_error(repo, error)
+        case errors.HFValidationError():
+            return HubError(f"{repo!r} is no Hub id: it looks like owner/name", "missing")
+        case httpx.TimeoutException():
+            return HubError(f"the Hub does not answer: {then}", "network")
+        case httpx.TransportError():
+            return HubError(f"the Hub cannot be reached ({_reason(error)}): {then}", "network")
+        case httpx.RequestError() | ValueError() | KeyError() | TypeError():
+            return HubError(
+                f"what answers at {constants().ENDPOINT} is not the Hub ({_reason(error)}): check "
+                "HF_ENDPOINT, and whether a proxy or a sign-in page stands in between",
+                "broken",
+            )
+    return None
 
 
-def gated(repo: str) -> HubError:
+def gated_error(repo: str) -> HubError:
     """Its licence must be accepted, and the token must say whose it is."""
     from huggingface_hub import get_token
 
     then = "try again" if get_token() else "run `hf auth login` and try again"
-    return failure(
-        "gated", f"{repo} is gated: accept its licence at {page(repo)}, then {then}", page(repo)
+    return HubError(
+        f"{repo} is gated: accept its licence at {page(repo)}, then {then}", "gated", page(repo)
     )
 
 
-def missing(repo: str) -> HubError:
+def missing_error(repo: str) -> HubError:
     from huggingface_hub import get_token
 
     private = "" if get_token() else ", or it is private: run `hf auth login`"
-    return failure("missing", f"there is no {repo} on the Hub{private}")
+    return HubError(f"there is no {repo} on the Hub{private}", "missing")
 
 
-def offline(repo: str) -> HubError:
-    return failure(
-        "offline",
+def offline_error(repo: str) -> HubError:
+    return HubError(
         f"the Hub repo {repo} is not in the cache and the network is off: leave --offline and "
         "HF_HUB_OFFLINE out, or give a local folder",
+        "offline",
     )
 
 
-def _refused(repo: str, error: Any) -> HubError:
+def _status_error(repo: str, error: Any) -> HubError:
     """For an HTTP status that has no class of its own in huggingface_hub."""
     status = error.response.status_code
     if status == 401:
-        return failure(
-            "refused",
+        return HubError(
             f"the Hub refuses {repo} (401): it is private or gone, or your token is not valid: "
             "check the id, run `hf auth login`",
+            "refused",
         )
     if status == 404:
-        return missing(repo)
+        return missing_error(repo)
     if status == 403:
-        return failure(
-            "refused",
+        return HubError(
             f"your token may not read {repo} (403): give it that right at "
             f"{page('settings/tokens')}, or run `hf auth login`",
+            "refused",
             page("settings/tokens"),
         )
     if status == 429:
         wait = _wait_asked(error.response.headers)
-        return failure(
-            "busy",
+        return HubError(
             f"the Hub asks to wait {wait:.0f} s (429, too many requests): try again then; "
             "`hf auth login` raises the limit",
+            "busy",
             retry_after=wait,
         )
     if status >= 500:
-        return failure(
-            "broken", f"the Hub has trouble ({status}): try again in a minute", retry_after=0.5
+        return HubError(
+            f"the Hub has trouble ({status}): try again in a minute", "broken", retry_after=0.5
         )
-    return failure("refused", f"the Hub refuses {repo} ({status}): {_reason(error)}")
+    return HubError(f"the Hub refuses {repo} ({status}): {_reason(error)}", "refused")
 
 
 def _wait_asked(values: Any) -> float:
@@ -231,7 +243,7 @@ def _wait_asked(values: Any) -> float:
     return float(limit.reset_in_seconds) if limit and limit.remaining == 0 else 60.0
 
 
-def _url(error: Any) -> str:
+def _file_name(error: Any) -> str:
     return str(error.response.url).rpartition("/")[2].partition("?")[0]
 
 

@@ -1,21 +1,21 @@
-"""plan(): what a download will fetch, to the byte, before the first byte is fetched."""
+"""plan(): what a download will fetch, to the byte, before the first byte is fetched.
 
-import json
+huggingface_hub 2.4's dry_run asks for every file by itself and knows neither hashes nor what a
+download that broke off has left; HfApi.model_info tells all sizes and hashes in one answer.
+"""
+
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from medusa_chat.hub import repo_files as files
-from medusa_chat.hub.cache import cache_folder, folder_of, storage
+from medusa_chat.hub.cache import MAX_JSON, cache_folder, folder_of, parse_json, read_json, storage
 from medusa_chat.hub.catalog import model_preset
-from medusa_chat.hub.client import HubError, failure, get, is_repo_id
-from medusa_chat.hub.repo import Repo, RepoFile, look_up, may_read
+from medusa_chat.hub.client import HubError, file_path, get, is_repo_id
+from medusa_chat.hub.repo import Repo, RepoFile, access_refusal, repo_info
 from medusa_chat.units import gb
-
-MAX_JSON = 16_000_000
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
     """
     own, config = plan_repo(repo, revision)
     if backbone and own.role == "model":
-        raise failure(
-            "refused",
+        raise HubError(
             f"{repo} holds its own backbone, trained together with its heads: leave --backbone out",
+            "refused",
         )
     parts, notes = [own], []
     base = backbone or (_base(repo, config) if own.role == "heads" else None)
@@ -131,8 +131,8 @@ def plan_repo(
     role: "backbone" leaves heads out; None means: as its files say. Raises HubError.
     """
     preset = model_preset(repo)
-    found = look_up(repo, revision or (preset.revision if preset else None))
-    refusal = may_read(found)
+    found = repo_info(repo, revision or (preset.revision if preset else None))
+    refusal = access_refusal(found)
     places = ("adapter_config.json", "config.json", files.config_file(found.names))
     config: dict[str, Any] = {}
     for place in () if refusal else dict.fromkeys(places):
@@ -178,15 +178,15 @@ def _needed(
     found = [file for file in repo.files if file.name in names]
     missing = names - set(repo.names)
     if missing:
-        raise failure(
-            "broken", f"{repo.id} lacks {sorted(missing)[0]}, which its index names: tell its owner"
+        raise HubError(
+            f"{repo.id} lacks {sorted(missing)[0]}, which its index names: tell its owner", "broken"
         )
     usable = weights if role != "heads" else weights or files.heads_files(repo.names)
     if not usable:
-        raise failure(
-            "refused",
+        raise HubError(
             f"{repo.id} holds neither Medusa heads nor weights in safetensors or .bin: choose "
             "another repo (see medusa-chat models search)",
+            "refused",
         )
     return found
 
@@ -209,16 +209,9 @@ def _json(repo: Repo, name: str) -> dict[str, Any]:
     if file is None or file.size > MAX_JSON:
         return {}
     place = folder_of(repo.id, repo.sha) / name
-    try:
-        text = place.read_bytes() if place.is_file() else _fetched(repo, name)
-        value = json.loads(text)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _fetched(repo: Repo, name: str) -> bytes:
-    return bytes(get(f"{repo.id}/resolve/{repo.sha}/{quote(name)}", repo.id).content)
+    if place.is_file():
+        return read_json(place)
+    return parse_json(bytes(get(file_path(repo.id, repo.sha, name), repo.id).content))
 
 
 def _items(repo: Repo, needed: list[RepoFile]) -> tuple[FilePlan, ...]:
@@ -232,17 +225,22 @@ def _items(repo: Repo, needed: list[RepoFile]) -> tuple[FilePlan, ...]:
     return tuple(items.values())
 
 
+def places_of(repo: str, sha: str, file: RepoFile) -> tuple[Path, Path]:
+    """Where a file can be: among the blobs, or in the snapshot where links do not exist."""
+    return storage(repo) / "blobs" / file.blob, folder_of(repo, sha) / file.name
+
+
 def _left(repo: str, sha: str, file: RepoFile) -> int:
     """Bytes to fetch: nothing for a file of the right size, the rest for one that was begun."""
-    blob = storage(repo) / "blobs" / file.blob
-    for place in (blob, folder_of(repo, sha) / file.name):
-        if _size(place) == file.size:
-            return 0
-    begun = _size(blob.with_name(f"{file.blob}.incomplete"))
+    places = places_of(repo, sha, file)
+    if file.size in map(_size, places):
+        return 0
+    begun = _size(places[0].with_name(f"{file.blob}.incomplete"))
     return file.size - begun if 0 < begun <= file.size else file.size
 
 
 def _size(place: Path) -> int:
+    """Bytes of a file; -1 where there is none."""
     try:
         return place.stat().st_size if place.is_file() else -1
     except OSError:
@@ -250,8 +248,8 @@ def _size(place: Path) -> int:
 
 
 def _disk_full(plan: DownloadPlan) -> HubError:
-    return failure(
-        "disk",
+    return HubError(
         f"{plan.id} needs {gb(plan.left)} more and the disk of {cache_folder()} has "
         f"{gb(plan.free)}: free some, remove a model with medusa-chat models rm, or set HF_HOME",
+        "disk",
     )

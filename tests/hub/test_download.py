@@ -554,6 +554,21 @@ def test_what_huggingface_hub_cached_is_found_and_the_other_way_round(server: Hu
     assert {repo.repo_id for repo in report.repos} == {BASE, WHOLE}
 
 
+def test_files_of_one_content_are_all_there_on_a_system_without_links(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(hub.download.os, "symlink", refuse)
+    server.repos[BASE].files["special_tokens_map.json"] = b"{}"  # as the generation config
+    plan = hub.plan(BASE)
+    fetch(plan)
+    names = {item.file.name for item in plan.parts[0].files}
+    assert names == {file.name for file in plan.parts[0].folder.iterdir()}
+    assert not blobs(BASE) and hub.plan(BASE).left == 0
+
+
 def test_resolve_downloads_once_and_then_asks_nobody(server: Hub) -> None:
     events: list[hub.DownloadEvent] = []
     place = hub.resolve(HEADS, progress=events.append)
@@ -737,7 +752,7 @@ def test_source_reads_a_server_without_ranges_and_the_cache(server: Hub) -> None
 def test_a_lock_is_let_go_of(server: Hub) -> None:
     plan = hub.plan(BASE)
     fetch(plan)
-    with transfer._lock(plan.parts[0], plan.parts[0].files[0].file):
+    with transfer._locked(plan.parts[0], plan.parts[0].files[0].file):
         pass
 
 
