@@ -1,12 +1,9 @@
 """What of the Hub lies on this disk: found without the network, listed, removed.
 
-The folders are huggingface_hub's own: blobs/<hash>, snapshots/<commit>/<file> that link to them,
-refs/<revision> that names a commit. A pull writes the ref last, so a repo that is only half there
-has none. huggingface_hub 2.4 removes revisions for us; the rest is read here, since its
-- scan_cache_dir leaves out a repo with a broken link, without a snapshot or with a ref to nothing:
-  just what a user wants to see and remove;
-- snapshot_download(local_files_only=True) takes a folder without its weights for whole, and one
-  without its README, in a listing that another program left, for missing.
+The folders are huggingface_hub's: blobs/<hash>, snapshots/<commit>/<file> linking to them, and
+refs/<revision> naming a commit, which a pull writes last. Version 2.4 of it removes revisions for
+us; its scan_cache_dir leaves out repos with a broken link or half a download, just those a user
+wants to see and remove, and its snapshot_download(local_files_only=True) does not look for weights.
 """
 
 import json
@@ -19,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat.hub import repo_files
-from medusa_chat.hub.client import COMMIT, HubError, constants, is_repo_id
+from medusa_chat.hub.environment import constants
+from medusa_chat.hub.errors import HubError
+from medusa_chat.hub.repo_files import COMMIT, is_repo_id
 
 MAX_JSON = 16_000_000
 
@@ -128,7 +127,7 @@ def _delete_revisions(repo: str) -> None:
 
 def _described(repo: str) -> CachedModel:
     folder = storage(repo)
-    revision = "main" if _commit(folder, "main") else next(_refs(folder), None)
+    revision = "main" if _commit(folder, "main") else next(iter(_refs(folder)), None)
     snapshot = find(repo, revision) or find(repo)
     blobs = {file.name: facts for file, facts in _files(folder / "blobs")}
     leftovers = [facts.st_size for name, facts in blobs.items() if name.endswith(".incomplete")]
@@ -161,11 +160,9 @@ def _any_snapshot(repo: str) -> Path | None:
     return max(filter(None, found), key=lambda place: place.stat().st_mtime, default=None)
 
 
-def _refs(folder: Path) -> Iterator[str]:
-    refs = folder / "refs"
-    for file in sorted(refs.rglob("*")) if refs.is_dir() else ():
-        if file.is_file():
-            yield file.relative_to(refs).as_posix()
+def _refs(folder: Path) -> list[str]:
+    """The revisions of a repo that name a commit."""
+    return sorted(_names(folder / "refs"))
 
 
 def _commit(folder: Path, revision: str) -> str | None:

@@ -3,7 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from medusa_chat.hub.client import HubError, ask, constants, is_offline, is_repo_id, offline_error
+from medusa_chat.hub.client import ask
+from medusa_chat.hub.environment import constants, is_offline
+from medusa_chat.hub.errors import HubError, offline_error
+from medusa_chat.hub.repo_files import is_repo_id
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 NOT_DATA = ("dataset_infos.json", "config.json", "state.json")

@@ -10,7 +10,10 @@ from typing import Any
 from medusa_chat import paths
 from medusa_chat.hub import repo_files
 from medusa_chat.hub.cache import read_json
-from medusa_chat.hub.client import HubError, get, is_offline, is_repo_id
+from medusa_chat.hub.client import get
+from medusa_chat.hub.environment import is_offline
+from medusa_chat.hub.errors import HubError
+from medusa_chat.hub.repo_files import is_repo_id
 
 LIMIT = 200
 DEADLINE_SECONDS = 6.0  # for all of it; each request has less

@@ -14,10 +14,14 @@ from pathlib import Path
 
 from medusa_chat import paths
 from medusa_chat.hub.cache import find, storage
+from medusa_chat.hub.cached_file import disk_errors
 from medusa_chat.hub.catalog import model_preset
-from medusa_chat.hub.client import HubError, is_offline, offline_error
-from medusa_chat.hub.download_plan import DownloadPlan, RepoPlan, free_bytes, places_of, plan_repo
-from medusa_chat.hub.transfer import Cancelled, TransferState, ensure_cached
+from medusa_chat.hub.download_plan import DownloadPlan, free_bytes
+from medusa_chat.hub.environment import is_offline
+from medusa_chat.hub.errors import HubError, offline_error
+from medusa_chat.hub.repo_plan import RepoPlan, places_of, plan_repo
+from medusa_chat.hub.transfer import ensure_cached
+from medusa_chat.hub.transfer_state import Cancelled, TransferState
 
 TICK_SECONDS = 0.2
 WINDOW_SECONDS = 5.0  # over which the speed is taken
@@ -142,10 +146,8 @@ def _run(plan: DownloadPlan, state: TransferState, check: bool, outcome: list[Ex
                 state.check()
                 ensure_cached(part, item.file, state, check)
         for part in plan.parts:
-            _link_snapshot(part)
-    except OSError as error:
-        wrong = f"{storage(plan.id)} cannot be written ({error.strerror or error}): check its owner"
-        outcome.append(HubError(wrong, "disk"))
+            with disk_errors(part.folder):
+                _link_snapshot(part)
     except Exception as error:  # Cancelled and HubError too
         outcome.append(error)
 

@@ -7,7 +7,8 @@ and its parse_safetensors_file_metadata reads no pickles and checks no offsets.
 from collections.abc import Mapping
 
 from medusa_chat.hub.cache import folder_of
-from medusa_chat.hub.client import HubError, file_path, get
+from medusa_chat.hub.client import file_path, get
+from medusa_chat.hub.errors import HubError
 from medusa_chat.hub.repo import RepoFile, repo_info
 
 AHEAD = 128 * 1024  # what one request brings at least: most headers fit

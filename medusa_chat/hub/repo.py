@@ -8,18 +8,10 @@ from typing import Any
 
 from medusa_chat.hub.cache import cached_ids
 from medusa_chat.hub.catalog import model_presets
-from medusa_chat.hub.client import (
-    COMMIT,
-    HubError,
-    answer_seconds,
-    ask,
-    constants,
-    get,
-    is_offline,
-    is_repo_id,
-    offline_error,
-)
-from medusa_chat.hub.repo_files import is_safe
+from medusa_chat.hub.client import ask, get
+from medusa_chat.hub.environment import answer_seconds, constants, is_offline
+from medusa_chat.hub.errors import HubError, offline_error
+from medusa_chat.hub.repo_files import COMMIT, is_repo_id, is_safe
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 

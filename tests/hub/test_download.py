@@ -23,7 +23,7 @@ from support.hub_server import Fault, Hub, HubRepo, commit
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.inspection import inspect, open_anywhere
-from medusa_chat.hub import transfer
+from medusa_chat.hub import cached_file
 
 GATED = {"X-Error-Code": "GatedRepo"}
 
@@ -264,7 +264,7 @@ def test_a_small_question_waits_four_seconds_or_what_the_user_says(
 ) -> None:
     for chosen, seconds in (("", 4.0), ("30", 30.0), ("0", 4.0), ("soon", 4.0)):
         monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", chosen)
-        assert hub.client.answer_seconds() == seconds
+        assert hub.environment.answer_seconds() == seconds
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -752,7 +752,7 @@ def test_source_reads_a_server_without_ranges_and_the_cache(server: Hub) -> None
 def test_a_lock_is_let_go_of(server: Hub) -> None:
     plan = hub.plan(BASE)
     fetch(plan)
-    with transfer._locked(plan.parts[0], plan.parts[0].files[0].file):
+    with cached_file.locked(plan.parts[0], plan.parts[0].files[0].file):
         pass
 
 
