@@ -31,12 +31,12 @@ def fetch(request: LoadRequest) -> Downloads:
 
 def _must_download(repo: str, request: LoadRequest) -> bool:
     """Whether it is missing and may be downloaded; offline, what is missing is refused later."""
-    return not (request.offline or hub.is_offline() or hub.here(repo))
+    return not (request.offline or hub.is_offline() or hub.cached_folder(repo))
 
 
 def _pulled(plan: hub.DownloadPlan) -> Iterator[tuple[LoadPhase, None]]:
     """What is whole in the cache is used as it is: `models pull` brings what is newer."""
-    parts = tuple(part for part in plan.parts if not hub.here(part.id))
+    parts = tuple(part for part in plan.parts if not hub.cached_folder(part.id))
     with closing(hub.pull(replace(plan, parts=parts))) as events:
         for event in events:
             yield LoadPhase("download", None, event.done, event.total, event.speed or 0.0), None

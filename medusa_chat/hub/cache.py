@@ -1,22 +1,25 @@
 """What of the Hub lies on this disk: found without the network, listed, removed.
 
-The folders are huggingface_hub's own: blobs/<hash>, snapshots/<commit>/<file> that link to them,
-refs/<revision> that names a commit. A pull writes the ref last, so a repo that is only half there
-has none.
+The folders are huggingface_hub's: blobs/<hash>, snapshots/<commit>/<file> linking to them, and
+refs/<revision> naming a commit, which a pull writes last. Version 2.4 of it removes revisions for
+us; its scan_cache_dir leaves out repos with a broken link or half a download, just those a user
+wants to see and remove, and its snapshot_download(local_files_only=True) does not look for weights.
 """
 
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from medusa_chat.hub import repo_files
-from medusa_chat.hub.client import constants, failure, is_repo_id
+from medusa_chat.hub.environment import constants
+from medusa_chat.hub.errors import HubError
+from medusa_chat.hub.repo_files import COMMIT, is_repo_id
 
-COMMIT_LENGTH = 40
 MAX_JSON = 16_000_000
 
 
@@ -68,10 +71,10 @@ def find(repo: str, revision: str | None = None) -> Path | None:
 
 def is_whole(folder: Path) -> bool:
     """Whether a snapshot holds all of its weights or heads; sizes are not judged here."""
-    names = set(_names(folder))
+    names = _names(folder)
     index = repo_files.index_file(names)
-    content = _read_json(folder / index) if index else None
-    if index and not repo_files.shards_of(content or {}) <= names:
+    content = read_json(folder / index) if index else {}
+    if not repo_files.shards_of(content) <= names:
         return False
     weights = repo_files.weight_files(names, content)
     return bool(weights and repo_files.config_file(names) in names) or bool(
@@ -81,7 +84,9 @@ def is_whole(folder: Path) -> bool:
 
 def cached_ids() -> tuple[str, ...]:
     """Ids of the model repos that have a folder in the cache."""
-    return tuple(sorted(_ids()))
+    names = (folder.name for folder in cache_folder().glob("models--*"))
+    ids = (name.removeprefix("models--").replace("--", "/") for name in names)
+    return tuple(sorted(filter(is_repo_id, ids)))
 
 
 def cached() -> tuple[CachedModel, ...]:
@@ -95,74 +100,56 @@ def remove(repo: str) -> int:
     if not is_repo_id(repo) or not folder.is_dir():
         known = [name for name in cached_ids() if name.lower() == repo.lower()]
         hint = f"; did you mean {known[0]}?" if known else ": see medusa-chat models list"
-        raise failure("missing", f"{repo} is not in the cache{hint}")
+        raise HubError(f"{repo} is not in the cache{hint}", "missing")
     before = _bytes(cache_folder())
     _delete_revisions(repo)
     try:
         if folder.is_dir():
             shutil.rmtree(folder)
     except OSError as error:
-        raise failure(
-            "disk", f"{repo} cannot be removed from {folder} ({error.strerror})"
+        raise HubError(
+            f"{repo} cannot be removed from {folder} ({error.strerror})", "disk"
         ) from error
     shutil.rmtree(cache_folder() / ".locks" / folder.name, ignore_errors=True)
     return before - _bytes(cache_folder())
 
 
 def _delete_revisions(repo: str) -> None:
-    """By huggingface_hub, which knows what other repos share; leftovers are not its business."""
-    from huggingface_hub import CacheNotFound, scan_cache_dir
+    """By huggingface_hub, which knows what other repos share; broken repos are not its business."""
+    from huggingface_hub import scan_cache_dir
 
-    try:
-        report = scan_cache_dir(cache_folder())
-    except CacheNotFound:
-        return
-    revisions = [
-        revision.commit_hash
-        for found in report.repos
-        if found.repo_type == "model" and found.repo_id == repo
-        for revision in found.revisions
-    ]
-    if revisions:
-        report.delete_revisions(*revisions).execute()
-
-
-def _ids() -> Iterator[str]:
-    try:
-        names = os.listdir(cache_folder())
-    except OSError:
-        return
-    for name in names:
-        repo = "/".join(name.removeprefix("models--").split("--"))
-        if name.startswith("models--") and is_repo_id(repo):
-            yield repo
+    report = scan_cache_dir(cache_folder())
+    for found in report.repos:
+        if (found.repo_type, found.repo_id) == ("model", repo):
+            commits = (revision.commit_hash for revision in found.revisions)
+            report.delete_revisions(*commits).execute()
 
 
 def _described(repo: str) -> CachedModel:
     folder = storage(repo)
-    revision = "main" if _commit(folder, "main") else next(_refs(folder), None)
+    revision = "main" if _commit(folder, "main") else next(iter(_refs(folder)), None)
     snapshot = find(repo, revision) or find(repo)
-    blobs = [entry for entry in _entries(folder / "blobs") if entry.is_file()]
-    leftovers = [entry for entry in blobs if entry.name.endswith(".incomplete")]
+    blobs = {file.name: facts for file, facts in _files(folder / "blobs")}
+    leftovers = [facts.st_size for name, facts in blobs.items() if name.endswith(".incomplete")]
     return CachedModel(
         id=repo,
         bytes=_bytes(folder),
-        leftover_bytes=sum(entry.stat().st_size for entry in leftovers),
+        leftover_bytes=sum(leftovers),
         whole=snapshot is not None,
         has_heads=snapshot is not None and _has_heads(snapshot),
         revision=revision,
         folder=snapshot,
-        last_used=max((entry.stat().st_atime for entry in blobs), default=0.0),
+        last_used=max((facts.st_atime for facts in blobs.values()), default=0.0),
     )
 
 
 def _has_heads(folder: Path) -> bool:
-    names = set(_names(folder))
+    names = _names(folder)
     index = repo_files.index_file(names)
     return (
         bool(repo_files.heads_files(names))
-        or repo_files.says_medusa(_read_json(folder / repo_files.config_file(names)))
-        or bool(index and repo_files.index_has_heads(_read_json(folder / index)))
+        or repo_files.says_medusa(read_json(folder / repo_files.config_file(names)))
+        or bool(index and repo_files.index_has_heads(read_json(folder / index)))
     )
 
 
@@ -173,16 +160,14 @@ def _any_snapshot(repo: str) -> Path | None:
     return max(filter(None, found), key=lambda place: place.stat().st_mtime, default=None)
 
 
-def _refs(folder: Path) -> Iterator[str]:
-    refs = folder / "refs"
-    for file in sorted(refs.rglob("*")) if refs.is_dir() else ():
-        if file.is_file():
-            yield file.relative_to(refs).as_posix()
+def _refs(folder: Path) -> list[str]:
+    """The revisions of a repo that name a commit."""
+    return sorted(_names(folder / "refs"))
 
 
 def _commit(folder: Path, revision: str) -> str | None:
-    """The commit that a revision names here."""
-    if len(revision) == COMMIT_LENGTH and set(revision) <= set("0123456789abcdef"):
+    """The commit that a revision names in the cache."""
+    if COMMIT.fullmatch(revision):
         return revision
     if not repo_files.is_safe(revision):
         return None
@@ -190,43 +175,45 @@ def _commit(folder: Path, revision: str) -> str | None:
         text = (folder / "refs" / revision).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    return text if len(text) == COMMIT_LENGTH and repo_files.is_safe(text) else None
+    return text if COMMIT.fullmatch(text) else None
 
 
-def _names(folder: Path) -> Iterator[str]:
-    """Files of a snapshot, however deep; a link that leads nowhere is no file."""
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Files however deep, links followed; what leads nowhere or is gone by now is no file."""
     for root, _, names in os.walk(folder):
         for name in names:
             file = Path(root, name)
-            if file.is_file():
-                yield file.relative_to(folder).as_posix()
+            try:
+                facts = file.stat()
+            except OSError:
+                continue
+            if stat.S_ISREG(facts.st_mode):
+                yield file, facts
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        return list(os.scandir(folder))
-    except OSError:
-        return []
+def _names(folder: Path) -> set[str]:
+    """Names of a snapshot's files, with "/" between the parts."""
+    return {file.relative_to(folder).as_posix() for file, _ in _files(folder)}
 
 
 def _bytes(folder: Path) -> int:
-    """What a folder holds; a link counts as what it leads to, and what has two names once."""
-    seen: dict[tuple[int, int], int] = {}
-    for root, _, names in os.walk(folder):
-        for name in names:
-            try:
-                facts = os.stat(os.path.join(root, name))
-            except OSError:
-                continue  # a link that leads nowhere
-            seen[facts.st_dev, facts.st_ino] = facts.st_size
-    return sum(seen.values())
+    """What a folder holds; what has two names counts once."""
+    sizes = {(facts.st_dev, facts.st_ino): facts.st_size for _, facts in _files(folder)}
+    return sum(sizes.values())
 
 
-def _read_json(file: Path) -> dict[str, Any] | None:
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a small file; {} where there is none."""
     try:
-        if file.stat().st_size > MAX_JSON:
-            return None
-        value = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+        return parse_json(file.read_bytes()) if file.stat().st_size <= MAX_JSON else {}
+    except OSError:
+        return {}
+
+
+def parse_json(text: bytes) -> dict[str, Any]:
+    """A JSON object; {} for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -3,7 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from medusa_chat.hub.client import ask, constants, failure, is_offline, is_repo_id, offline
+from medusa_chat.hub.client import ask
+from medusa_chat.hub.environment import constants, is_offline
+from medusa_chat.hub.errors import HubError, offline_error
+from medusa_chat.hub.repo_files import is_repo_id
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 NOT_DATA = ("dataset_infos.json", "config.json", "state.json")
@@ -16,15 +19,17 @@ def dataset_files(name: str) -> tuple[Path, ...]:
     own, _, file = rest.partition("/")
     repo = f"{owner}/{own}"
     if not own or not is_repo_id(repo):
-        raise failure("missing", f"there is no file {name[:200]!r}, and it is no Hub data set's id")
+        raise HubError(
+            f"there is no file {name[:200]!r}, and it is no Hub data set's id", "missing"
+        )
     names = [file] if file else chosen_files(_names(repo))
     if not names:
         kinds = ", ".join(SUFFIXES)
-        raise failure("missing", f"the data set {repo} holds no file that is read here ({kinds})")
+        raise HubError(f"the data set {repo} holds no file that is read here ({kinds})", "missing")
     folder = _snapshot(repo, names)
     found = tuple(folder / file for file in names if (folder / file).is_file())
     if not found:
-        raise failure("missing", f"the data set {repo} has no file {names[0]}")
+        raise HubError(f"the data set {repo} has no file {names[0]}", "missing")
     return found
 
 
@@ -63,4 +68,4 @@ def _snapshot(repo: str, names: list[str] | None) -> Path:
     try:
         return Path(ask(repo, call))
     except errors.LocalEntryNotFoundError as error:
-        raise offline(repo) from error
+        raise offline_error(repo) from error

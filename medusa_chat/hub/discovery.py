@@ -9,7 +9,11 @@ from typing import Any
 
 from medusa_chat import paths
 from medusa_chat.hub import repo_files
-from medusa_chat.hub.client import HubError, failure, get, is_offline, is_repo_id
+from medusa_chat.hub.cache import read_json
+from medusa_chat.hub.client import get
+from medusa_chat.hub.environment import is_offline
+from medusa_chat.hub.errors import HubError
+from medusa_chat.hub.repo_files import is_repo_id
 
 LIMIT = 200
 DEADLINE_SECONDS = 6.0  # for all of it; each request has less
@@ -39,14 +43,14 @@ def search(text: str = "") -> list[Found]:
     Takes DEADLINE_SECONDS at most; what was found is kept for last_search. Raises HubError.
     """
     if is_offline():
-        raise failure("offline", "the network is off: only what is known and cached is shown")
+        raise HubError("the network is off: only what is known and cached is shown", "offline")
     until = time.monotonic() + DEADLINE_SECONDS
     words = text.lower().split()
     rows = _rows(words)
     wanted = [row for row in rows.values() if all(word in row["id"].lower() for word in words)]
     told = {row["id"]: _evidence(row) for row in wanted}
     unsure = [row for row in wanted if not told[row["id"]] and _could_be(row)][:UNSURE]
-    told |= _looked_into(unsure, until)
+    told |= _evidence_inside(unsure, until)
     found = [_found(row, told[row["id"]]) for row in wanted if told[row["id"]]]
     found.sort(key=lambda repo: -repo.downloads)
     _keep(text, found)
@@ -70,7 +74,7 @@ def _rows(words: list[str]) -> dict[str, dict[str, Any]]:
         try:
             answer = get("api/models", f"the search for {question!r}", asked).json()
         except ValueError as error:
-            raise failure("broken", "the Hub's answer is no JSON: try again later") from error
+            raise HubError("the Hub's answer is no JSON: try again later", "broken") from error
         for row in answer if isinstance(answer, list) else ():
             if isinstance(row, dict) and is_repo_id(row.get("id")):
                 rows.setdefault(row["id"], row)
@@ -96,18 +100,18 @@ def _could_be(row: Mapping[str, Any]) -> bool:
     return named and not row.get("gated") and bool(repo_files.weight_files(_names(row)))
 
 
-def _looked_into(rows: list[dict[str, Any]], until: float) -> dict[str, str]:
+def _evidence_inside(rows: list[dict[str, Any]], until: float) -> dict[str, str]:
     """Evidence from the index or the config of each, as far as there is time."""
     pool = ThreadPoolExecutor(4, thread_name_prefix="search")
     try:
-        asked = {pool.submit(_look, row): row["id"] for row in rows}
+        asked = {pool.submit(_evidence_of_files, row): row["id"] for row in rows}
         done, _ = wait(asked, timeout=max(0.0, until - time.monotonic()))
         return {asked[one]: one.result() for one in done}
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _look(row: Mapping[str, Any]) -> str:
+def _evidence_of_files(row: Mapping[str, Any]) -> str:
     names = _names(row)
     index = repo_files.index_file(names)
     for name, is_proof in (
@@ -144,11 +148,7 @@ def _key(text: str) -> str:
 
 
 def _kept() -> dict[str, Any]:
-    try:
-        value = json.loads((paths.cache_dir() / "hub_searches.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return read_json(paths.cache_dir() / "hub_searches.json")
 
 
 def _keep(text: str, found: list[Found]) -> None:

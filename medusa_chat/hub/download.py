@@ -1,4 +1,7 @@
-"""pull(): run a DownloadPlan, tell how it goes, and show the files only when all are there."""
+"""pull(): run a DownloadPlan, tell how it goes, and link the snapshot when all files are there.
+
+huggingface_hub 2.4 writes the ref first and links file by file: what broke off looks whole.
+"""
 
 import os
 import shutil
@@ -10,11 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medusa_chat import paths
-from medusa_chat.hub.cache import find, folder_of, storage
+from medusa_chat.hub.cache import find, storage
+from medusa_chat.hub.cached_file import disk_errors
 from medusa_chat.hub.catalog import model_preset
-from medusa_chat.hub.client import HubError, failure, is_offline, offline
-from medusa_chat.hub.download_plan import DownloadPlan, RepoPlan, free_bytes, plan_repo
-from medusa_chat.hub.transfer import Cancelled, State, provide
+from medusa_chat.hub.download_plan import DownloadPlan, free_bytes
+from medusa_chat.hub.environment import is_offline
+from medusa_chat.hub.errors import HubError, offline_error
+from medusa_chat.hub.repo_plan import RepoPlan, places_of, plan_repo
+from medusa_chat.hub.transfer import ensure_cached
+from medusa_chat.hub.transfer_state import Cancelled, TransferState
 
 TICK_SECONDS = 0.2
 WINDOW_SECONDS = 5.0  # over which the speed is taken
@@ -49,11 +56,11 @@ def pull(
     is damaged again. Raises HubError, before the first byte where it can be known.
     """
     if is_offline() and plan.left:
-        raise offline(plan.id)
+        raise offline_error(plan.id)
     if plan.refusal is not None:
         raise plan.refusal
-    state = State(plan.left, stop=stop or threading.Event())
-    outcome: list[BaseException] = []
+    state = TransferState(plan.left, stop=stop or threading.Event())
+    outcome: list[Exception] = []
     thread = threading.Thread(
         target=_run, args=(plan, state, check, outcome), name="download", daemon=True
     )
@@ -75,9 +82,9 @@ def pull(
     yield DownloadEvent("done", "", state.done, state.done, note=state.note)
 
 
-def here(repo: str, revision: str | None = None) -> Path | None:
-    """The folder with a repo's files where it is whole in the cache; the revision that a preset
-    names before any other. No network."""
+def cached_folder(repo: str, revision: str | None = None) -> Path | None:
+    """The folder of a repo that is whole in the cache, None where it is not; without a revision,
+    the one that its preset names, then any. No network."""
     preset = model_preset(repo)
     pinned = revision or (preset.revision if preset else None)
     return find(repo, pinned) or (None if revision else find(repo))
@@ -95,16 +102,16 @@ def resolve(
     What is cached is used as it is, without the network; `pull` brings what is newer. The base of
     a repo that holds heads only is not fetched. Raises HubError, of kind "cancelled" after a stop.
     """
-    if (found := here(repo, revision)) is not None:
+    if (found := cached_folder(repo, revision)) is not None:
         return found
     if offline or is_offline():
-        raise _not_here(repo)
+        raise _not_cached(repo)
     part, _ = plan_repo(repo, revision)
     for event in pull(DownloadPlan(repo, (part,), None, free_bytes()), stop):
         if progress is not None:
             progress(event)
         if event.phase == "cancelled":
-            raise failure("cancelled", f"the download of {repo} was stopped: what came is kept")
+            raise HubError(f"the download of {repo} was stopped: what came is kept", "cancelled")
     return part.folder
 
 
@@ -124,36 +131,32 @@ class Speed:
         return (done - before) / (now - start) if now - start > 0.5 and done > before else None
 
 
-def _event(state: State, speed: Speed) -> DownloadEvent:
+def _event(state: TransferState, speed: Speed) -> DownloadEvent:
     rate = speed.at(state.done)
     left = (state.total - state.done) / rate if rate else None
     return DownloadEvent(state.phase, state.file, state.done, state.total, rate, left, state.note)
 
 
-def _run(plan: DownloadPlan, state: State, check: bool, outcome: list[BaseException]) -> None:
-    """In the thread: every file of every part, then the parts one by one into sight."""
+def _run(plan: DownloadPlan, state: TransferState, check: bool, outcome: list[Exception]) -> None:
+    """In the thread: every file of every part, then each part's snapshot. outcome: what it raised,
+    for whoever waits."""
     try:
         for part in plan.parts:
             for item in part.files:
                 state.check()
-                provide(part, item.file, state, check)
+                ensure_cached(part, item.file, state, check)
         for part in plan.parts:
-            _show(part)
-    except (HubError, Cancelled) as error:
-        outcome.append(error)
-    except OSError as error:
-        wrong = f"{storage(plan.id)} cannot be written ({error.strerror or error}): check its owner"
-        outcome.append(failure("disk", wrong))
-    except Exception as error:  # handed to whoever waits, who raises it
+            with disk_errors(part.folder):
+                _link_snapshot(part)
+    except Exception as error:  # Cancelled and HubError too
         outcome.append(error)
 
 
-def _show(part: RepoPlan) -> None:
+def _link_snapshot(part: RepoPlan) -> None:
     """Link the files into the snapshot and, last of all, say which commit the revision is."""
-    blobs = storage(part.id) / "blobs"
+    copied = set()
     for item in part.files:
-        place = folder_of(part.id, part.sha) / item.file.name
-        blob = blobs / item.file.blob
+        blob, place = places_of(part.id, part.sha, item.file)
         if place.exists() or not blob.exists():
             continue
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -162,16 +165,18 @@ def _show(part: RepoPlan) -> None:
             os.symlink(os.path.relpath(blob, place.parent), place)
         except OSError:  # a system without links: the file itself, as huggingface_hub does it
             shutil.copyfile(blob, place)
-            blob.unlink()
+            copied.add(blob)  # another file may have the same content
+    for blob in copied:
+        blob.unlink()
     if part.revision != part.sha:
         paths.write_text(storage(part.id) / "refs" / part.revision, part.sha)
 
 
-def _not_here(repo: str) -> HubError:
+def _not_cached(repo: str) -> HubError:
     if not storage(repo).is_dir():
-        return offline(repo)
-    return failure(
-        "offline",
+        return offline_error(repo)
+    return HubError(
         f"the Hub repo {repo} is not in the cache as a whole, and the network is off: leave "
         f"--offline out, or run medusa-chat models pull {repo}",
+        "offline",
     )

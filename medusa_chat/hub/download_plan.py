@@ -1,58 +1,21 @@
-"""plan(): what a download will fetch, to the byte, before the first byte is fetched."""
+"""plan(): what loading a checkpoint needs from the Hub, to the byte, before the first is fetched.
 
-import json
+huggingface_hub 2.4's dry_run asks for every file by itself and knows neither hashes nor what a
+download that broke off has left; HfApi.model_info tells all sizes and hashes in one answer.
+"""
+
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from medusa_chat.hub import repo_files as files
-from medusa_chat.hub.cache import cache_folder, folder_of, storage
+from medusa_chat.hub.cache import cache_folder
 from medusa_chat.hub.catalog import model_preset
-from medusa_chat.hub.client import HubError, failure, get, is_repo_id
-from medusa_chat.hub.repo import Repo, RepoFile, look_up, may_read
+from medusa_chat.hub.errors import HubError
+from medusa_chat.hub.repo_files import is_repo_id
+from medusa_chat.hub.repo_plan import RepoPlan, plan_repo
 from medusa_chat.units import gb
-
-MAX_JSON = 16_000_000
-
-
-@dataclass(frozen=True)
-class FilePlan:
-    """A file that is needed. left: bytes still to fetch; 0 when it is in the cache."""
-
-    file: RepoFile
-    left: int
-
-
-@dataclass(frozen=True)
-class RepoPlan:
-    """What is needed of one repo. role: "model" (a whole one), "heads" or "backbone".
-
-    refusal: why this user cannot have its files yet, None when nothing stands in the way.
-    """
-
-    id: str
-    revision: str
-    sha: str
-    role: str
-    files: tuple[FilePlan, ...]
-    gated: bool = False
-    refusal: HubError | None = None
-
-    @property
-    def total(self) -> int:
-        return sum(item.file.size for item in self.files)
-
-    @property
-    def left(self) -> int:
-        return sum(item.left for item in self.files)
-
-    @property
-    def folder(self) -> Path:
-        """Where its files will be."""
-        return folder_of(self.id, self.sha)
 
 
 @dataclass(frozen=True)
@@ -103,9 +66,9 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
     """
     own, config = plan_repo(repo, revision)
     if backbone and own.role == "model":
-        raise failure(
-            "refused",
+        raise HubError(
             f"{repo} holds its own backbone, trained together with its heads: leave --backbone out",
+            "refused",
         )
     parts, notes = [own], []
     base = backbone or (_base(repo, config) if own.role == "heads" else None)
@@ -122,73 +85,12 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
     return DownloadPlan(repo, tuple(parts), base, free_bytes(), tuple(notes))
 
 
-def plan_repo(
-    repo: str, revision: str | None = None, role: str | None = None
-) -> tuple[RepoPlan, Mapping[str, Any]]:
-    """What is needed of this repo alone, and its config (a LoRA adapter's included; {} when it
-    has none that may be read).
-
-    role: "backbone" leaves heads out; None means: as its files say. Raises HubError.
-    """
-    preset = model_preset(repo)
-    found = look_up(repo, revision or (preset.revision if preset else None))
-    refusal = may_read(found)
-    places = ("adapter_config.json", "config.json", files.config_file(found.names))
-    config: dict[str, Any] = {}
-    for place in () if refusal else dict.fromkeys(places):
-        config |= _json(found, place)
-    index_name = files.index_file(found.names)
-    index = _json(found, index_name) if index_name and not refusal else None
-    weights = files.weight_files(found.names, index)
-    if role is None:
-        role = "model" if weights and _is_model(config, found, bool(refusal)) else "heads"
-    needed = _needed(found, role, weights, index)
-    items = _items(found, needed)
-    return (
-        RepoPlan(found.id, found.revision, found.sha, role, items, found.gated, refusal),
-        config,
-    )
-
-
 def free_bytes() -> int:
     """Free bytes on the disk of the cache."""
     folder = cache_folder().resolve()
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-def _is_model(config: Mapping[str, Any], repo: Repo, is_closed: bool) -> bool:
-    """Whether weights under a model's names are a model's: heads are found under them too."""
-    if is_closed:  # its config cannot be read yet
-        return not files.heads_files(repo.names)
-    return isinstance(config.get("model_type"), str) and config["model_type"] != "medusa"
-
-
-def _needed(
-    repo: Repo, role: str, weights: tuple[str, ...], index: Mapping[str, Any] | None
-) -> list[RepoFile]:
-    names: set[str] = set()
-    if role != "heads":
-        names |= set(files.backbone_files(repo.names, index))
-    if role != "backbone":
-        names |= set(files.files_of_heads(repo.names))
-    if role == "heads" and not files.heads_files(repo.names):
-        names |= set(weights)
-    found = [file for file in repo.files if file.name in names]
-    missing = names - set(repo.names)
-    if missing:
-        raise failure(
-            "broken", f"{repo.id} lacks {sorted(missing)[0]}, which its index names: tell its owner"
-        )
-    usable = weights if role != "heads" else weights or files.heads_files(repo.names)
-    if not usable:
-        raise failure(
-            "refused",
-            f"{repo.id} holds neither Medusa heads nor weights in safetensors or .bin: choose "
-            "another repo (see medusa-chat models search)",
-        )
-    return found
 
 
 def _base(repo: str, config: Mapping[str, Any]) -> str | None:
@@ -203,55 +105,9 @@ def _base(repo: str, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _json(repo: Repo, name: str) -> dict[str, Any]:
-    """A small JSON object of the repo, from the cache where it is there; {} when it is none."""
-    file = repo.file(name)
-    if file is None or file.size > MAX_JSON:
-        return {}
-    place = folder_of(repo.id, repo.sha) / name
-    try:
-        text = place.read_bytes() if place.is_file() else _fetched(repo, name)
-        value = json.loads(text)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _fetched(repo: Repo, name: str) -> bytes:
-    return bytes(get(f"{repo.id}/resolve/{repo.sha}/{quote(name)}", repo.id).content)
-
-
-def _items(repo: Repo, needed: list[RepoFile]) -> tuple[FilePlan, ...]:
-    """With the bytes left; files of one content are fetched once."""
-    items: dict[str, FilePlan] = {}
-    seen: set[str] = set()
-    for file in needed:
-        left = 0 if file.blob in seen else _left(repo.id, repo.sha, file)
-        items[file.name] = FilePlan(file, left)
-        seen.add(file.blob)
-    return tuple(items.values())
-
-
-def _left(repo: str, sha: str, file: RepoFile) -> int:
-    """Bytes to fetch: nothing for a file of the right size, the rest for one that was begun."""
-    blob = storage(repo) / "blobs" / file.blob
-    for place in (blob, folder_of(repo, sha) / file.name):
-        if _size(place) == file.size:
-            return 0
-    begun = _size(blob.with_name(f"{file.blob}.incomplete"))
-    return file.size - begun if 0 < begun <= file.size else file.size
-
-
-def _size(place: Path) -> int:
-    try:
-        return place.stat().st_size if place.is_file() else -1
-    except OSError:
-        return -1
-
-
 def _disk_full(plan: DownloadPlan) -> HubError:
-    return failure(
-        "disk",
+    return HubError(
         f"{plan.id} needs {gb(plan.left)} more and the disk of {cache_folder()} has "
         f"{gb(plan.free)}: free some, remove a model with medusa-chat models rm, or set HF_HOME",
+        "disk",
     )

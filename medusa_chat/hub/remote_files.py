@@ -1,12 +1,15 @@
-"""HubSource: a repo's files read in small pieces by range requests; weights stay where they are."""
+"""HubSource: a repo's files read in small pieces by range requests; weights stay where they are.
+
+huggingface_hub 2.4's HfFileSystem takes a whole file for the piece where a server knows no ranges,
+and its parse_safetensors_file_metadata reads no pickles and checks no offsets.
+"""
 
 from collections.abc import Mapping
-from pathlib import Path
-from urllib.parse import quote
 
 from medusa_chat.hub.cache import folder_of
-from medusa_chat.hub.client import failure, get
-from medusa_chat.hub.repo import RepoFile, look_up
+from medusa_chat.hub.client import file_path, get
+from medusa_chat.hub.errors import HubError
+from medusa_chat.hub.repo import RepoFile, repo_info
 
 AHEAD = 128 * 1024  # what one request brings at least: most headers fit
 MAX_READ = 64 * 1024 * 1024
@@ -19,7 +22,7 @@ class HubSource:
     """
 
     def __init__(self, repo: str, revision: str | None = None) -> None:
-        found = look_up(repo, revision)
+        found = repo_info(repo, revision)
         self.name = repo
         self.sha = found.sha
         self.gated = found.gated
@@ -34,10 +37,10 @@ class HubSource:
     def read(self, file: str, start: int, length: int) -> bytes:
         """`length` bytes from byte `start`; fewer where the file ends."""
         if file not in self._files:
-            raise failure("missing", f"{self.name} has no file {file!r}")
+            raise HubError(f"{self.name} has no file {file!r}", "missing")
         length = max(0, min(length, self._files[file].size - start))
         if length > MAX_READ:
-            raise failure("refused", f"{length} bytes of {file}: only headers are read from afar")
+            raise HubError(f"{length} bytes of {file}: only headers are read from afar", "refused")
         if not length:
             return b""
         for at, piece in self._pieces.setdefault(file, []):
@@ -48,7 +51,7 @@ class HubSource:
         return piece[:length]
 
     def _local(self, file: str, start: int, length: int) -> bytes:
-        place = Path(self._cached / file)
+        place = self._cached / file
         try:
             if place.stat().st_size != self._files[file].size:
                 return b""
@@ -60,14 +63,14 @@ class HubSource:
 
     def _fetch(self, file: str, start: int, length: int) -> bytes:
         stop = min(start + length, self._files[file].size)
-        path = f"{self.name}/resolve/{self.sha}/{quote(file)}"
+        path = file_path(self.name, self.sha, file)
         answer = get(path, self.name, byte_range=f"bytes={start}-{stop - 1}")
         data = bytes(answer.content)
         if answer.status_code == 200:  # a server that knows no ranges
             data = data[start:stop]
         if len(data) != stop - start:
-            raise failure(
-                "network",
+            raise HubError(
                 f"the Hub sent {len(data)} of {stop - start} bytes of {file}: try again",
+                "network",
             )
         return data

@@ -6,21 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from medusa_chat.hub.client import (
-    HubError,
-    answer_seconds,
-    ask,
-    constants,
-    failure,
-    get,
-    is_offline,
-    is_repo_id,
-    offline,
-)
-from medusa_chat.hub.repo_files import is_safe
+from medusa_chat.hub.cache import cached_ids
+from medusa_chat.hub.catalog import model_presets
+from medusa_chat.hub.client import ask, get
+from medusa_chat.hub.environment import answer_seconds, constants, is_offline
+from medusa_chat.hub.errors import HubError, offline_error
+from medusa_chat.hub.repo_files import COMMIT, is_repo_id, is_safe
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
-SHA1 = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -57,12 +49,12 @@ class Repo:
         return tuple(file.name for file in self.files)
 
 
-def look_up(repo: str, revision: str | None = None) -> Repo:
+def repo_info(repo: str, revision: str | None = None) -> Repo:
     """Ask the Hub about a repo, in one request. Raises HubError, with near names for a typo."""
     if not is_repo_id(repo):
-        raise failure("missing", f"{repo[:100]!r} is no Hub id: it looks like owner/name")
+        raise HubError(f"{repo[:100]!r} is no Hub id: it looks like owner/name", "missing")
     if is_offline():
-        raise offline(repo)
+        raise offline_error(repo)
     try:
         return _repo(repo, revision or "main", _info(repo, revision))
     except HubError as error:
@@ -71,10 +63,10 @@ def look_up(repo: str, revision: str | None = None) -> Repo:
         near = near_names(repo, _ids_like(repo))
         if not near:
             raise
-        raise failure("missing", f"{error}; did you mean {' or '.join(near)}?") from error
+        raise HubError(f"{error}; did you mean {' or '.join(near)}?", "missing") from error
 
 
-def may_read(repo: Repo) -> HubError | None:
+def access_refusal(repo: Repo) -> HubError | None:
     """Whether this user may have the files of a gated repo: None, or what to do about it."""
     if not repo.gated:
         return None
@@ -113,8 +105,8 @@ def _repo(repo: str, revision: str, info: Any) -> Repo:
         if not COMMIT.fullmatch(info.sha or ""):
             raise ValueError("commit")
     except (ValueError, TypeError, AttributeError) as error:
-        raise failure(
-            "broken", f"what the Hub says about {repo} makes no sense ({error}): try again later"
+        raise HubError(
+            f"what the Hub says about {repo} makes no sense ({error}): try again later", "broken"
         ) from error
     return Repo(repo, revision, info.sha, files, bool(info.gated))
 
@@ -127,7 +119,7 @@ def _file(sibling: Any) -> RepoFile:
         sibling.blob_id or "",
         lfs.sha256 if lfs else None,
     )
-    has_hash = SHA256.fullmatch(file.sha256) if file.sha256 else SHA1.fullmatch(file.sha1)
+    has_hash = SHA256.fullmatch(file.sha256) if file.sha256 else COMMIT.fullmatch(file.sha1)
     if not has_hash or file.size < 0 or not is_safe(file.name):
         raise ValueError(f"file {file.name[:80]!r}")
     return file
@@ -135,9 +127,6 @@ def _file(sibling: Any) -> RepoFile:
 
 def _ids_like(repo: str) -> list[str]:
     """Ids that could be meant: presets, what is cached, and what the Hub finds quickly."""
-    from medusa_chat.hub.cache import cached_ids
-    from medusa_chat.hub.catalog import model_presets
-
     ids = [preset.id for preset in model_presets()]
     ids += [preset.base for preset in model_presets() if preset.base]
     ids += cached_ids()

@@ -1,4 +1,4 @@
-"""Which files of a repo matter, told by their names: Medusa heads, a backbone's weights."""
+"""Names: of repos and revisions, and which files matter: Medusa heads, a backbone's weights."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -22,6 +22,17 @@ BESIDE = re.compile(
 )
 OF_HEADS = re.compile(r"(config|adapter_config|medusa_[\w-]+)\.json")
 MAX_NAME = 500
+COMMIT = re.compile(r"[0-9a-f]{40}")
+REPO_ID = re.compile(r"[\w-][\w.-]{0,95}(/[\w-][\w.-]{0,95})?", re.ASCII)
+
+
+def is_repo_id(name: object) -> bool:
+    """Whether `name` could be a repo of the Hub: "owner/name", or the "name" of an old one."""
+    return (
+        isinstance(name, str)
+        and REPO_ID.fullmatch(name) is not None
+        and not re.search(r"--|\.\.|\.git$|[.-]$|[.-]/", name)
+    )
 
 
 def is_safe(name: object) -> bool:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import gradio as gr
 from starlette.middleware import Middleware
 
-from medusa_chat.errors import PortInUseError, UsageError
+from medusa_chat.errors import UsageError
 from medusa_chat.paths import asset
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.personal_tree import Personal
@@ -27,13 +27,12 @@ from medusa_chat.ui.compare.tab import build_compare
 from medusa_chat.ui.header import build_header
 from medusa_chat.ui.models.tab import build_models
 from medusa_chat.ui.page.live import Live
-from medusa_chat.ui.ports import choose_port, is_local, own_names, port_errors
+from medusa_chat.ui.ports import check_host, is_local, own_names, port_errors
 from medusa_chat.ui.shell import Shell
 from medusa_chat.ui.theme import theme
 from medusa_chat.ui.tune.tab import build_tune
 
 STYLES = ("page.css", "share.css", "chat.css", "tree.css", "compare.css", "models.css", "tune.css")
-ATTEMPTS = 5
 EVERYWHERE = ("0.0.0.0", "::")
 USER = "medusa"
 INTERRUPTED = 130
@@ -125,6 +124,7 @@ def launch(session: Session, options: PageOptions, tell: Callable[[str], None] =
 def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     """Open the page and return; what others can reach never opens without a password."""
     host, root = options.host.strip("[]"), urlsplit(options.root_path or "")
+    check_host(host)
     auth = _auth(options.auth, host)
     guests = GuestServer()
     share = Share(_not_behind_an_address if root.netloc else guests.open)
@@ -163,26 +163,20 @@ def _serve(
     blocks: gr.Blocks, options: PageOptions, host: str, auth: Auth | None, kwargs: dict[str, Any]
 ) -> str:
     """Start the server; returns the page's address. kwargs: of Gradio's FastAPI app."""
-    for attempts_left in reversed(range(ATTEMPTS)):
-        quiet = io.StringIO()  # Gradio prints to stdout, which is for results
-        try:
-            with contextlib.redirect_stdout(quiet), port_errors(options.port):
-                _, url, _ = blocks.launch(
-                    server_name=f"[{host}]" if ":" in host else host,
-                    server_port=choose_port(host, options.port),
-                    share=False,
-                    auth=auth,
-                    inbrowser=options.open_browser,
-                    root_path=options.root_path or "",
-                    app_kwargs=kwargs,
-                    **_looks(),
-                    **_refusals(),
-                )
-            return url
-        except PortInUseError:  # another program took it in between: there are others
-            if options.port is not None or not attempts_left:
-                raise
-    raise AssertionError("the last attempt returns or raises")
+    quiet = io.StringIO()  # Gradio prints to stdout, which is for results
+    with contextlib.redirect_stdout(quiet), port_errors(options.port):
+        _, url, _ = blocks.launch(
+            server_name=f"[{host}]" if ":" in host else host,
+            server_port=options.port,  # None: Gradio takes the first free one of 7860 to 7959
+            share=False,
+            auth=auth,
+            inbrowser=options.open_browser,
+            root_path=options.root_path or "",
+            app_kwargs=kwargs,
+            **_looks(),
+            **_refusals(),
+        )
+    return url
 
 
 def greeting(page: Page, *, was_generated: bool) -> list[str]:

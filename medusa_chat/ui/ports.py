@@ -1,54 +1,47 @@
-"""The port the page opens on, and the names of the host it opens on."""
+"""The host and port that the page opens on: what is refused, and the names of the host.
+
+Gradio searches the usual range of ports itself.
+"""
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 
 from medusa_chat.errors import PortInUseError, UsageError
 
-FIRST_PORT, LAST_PORT = 7860, 7959
-
-
-def choose_port(host: str, port: int | None) -> int:
-    """The port to use: the one asked for, or the first free one of the usual range."""
-    if port is not None:
-        if not _is_free(host, port):
-            raise PortInUseError(f"port {port} is in use: choose another with --port, or leave it")
-        return port
-    for candidate in range(FIRST_PORT, LAST_PORT + 1):
-        if _is_free(host, candidate):
-            return candidate
-    raise PortInUseError(f"ports {FIRST_PORT} to {LAST_PORT} are in use: choose one with --port")
-
 
 @contextlib.contextmanager
 def port_errors(port: int | None) -> Iterator[None]:
-    """What Gradio says when another program took the port in between."""
+    """Say in one line that Gradio found no port: the one asked for, or any of its range.
+
+    Raises PortInUseError, and UsageError for what is no port.
+    """
     try:
         yield
+    except OverflowError as error:
+        raise UsageError(f"port is {port}: give 1 to 65535") from error
     except OSError as error:
         if "port" not in str(error):
             raise
-        raise PortInUseError(f"port {port or 'chosen'} was taken: try again") from error
+        if port is None:
+            raise PortInUseError("ports 7860 to 7959 are in use: choose one with --port") from error
+        raise PortInUseError(
+            f"port {port} is in use: choose another with --port, or leave it"
+        ) from error
 
 
-def _is_free(host: str, port: int) -> bool:
-    """Whether a server could bind here, and nobody listens on the local address either."""
-    for name in {host, "127.0.0.1"}:
-        family = socket.AF_INET6 if ":" in name else socket.AF_INET
-        with socket.socket(family) as probe:
-            if os.name == "posix":  # elsewhere it would let two servers share a port
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((name, port))
-            except socket.gaierror:
-                raise UsageError(f"host {name!r} is not known: give an address") from None
-            except OverflowError:
-                raise UsageError(f"port is {port}: give 1 to 65535") from None
-            except OSError:
-                return False
-    return True
+def check_host(host: str) -> None:
+    """Refuse a host that no server can have here: Gradio would try each port for five seconds.
+
+    Raises UsageError.
+    """
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        raise UsageError(
+            f"host {host!r} is no address of this machine: give one, or 0.0.0.0 for all"
+        ) from error
 
 
 def is_local(host: str) -> bool:

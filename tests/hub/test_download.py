@@ -24,7 +24,7 @@ from support.hub_server import Fault, Hub, HubRepo, commit
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.inspection import inspect, open_anywhere
-from medusa_chat.hub import transfer
+from medusa_chat.hub import cached_file
 
 GATED = {"X-Error-Code": "GatedRepo"}
 
@@ -278,7 +278,7 @@ def test_a_small_question_waits_four_seconds_or_what_the_user_says(
 ) -> None:
     for chosen, seconds in (("", 4.0), ("30", 30.0), ("0", 4.0), ("soon", 4.0)):
         monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", chosen)
-        assert hub.client.answer_seconds() == seconds
+        assert hub.environment.answer_seconds() == seconds
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -572,6 +572,21 @@ def test_what_huggingface_hub_cached_is_found_and_the_other_way_round(server: Hu
     assert {repo.repo_id for repo in report.repos} == {BASE, WHOLE}
 
 
+def test_files_of_one_content_are_all_there_on_a_system_without_links(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(hub.download.os, "symlink", refuse)
+    server.repos[BASE].files["special_tokens_map.json"] = b"{}"  # as the generation config
+    plan = hub.plan(BASE)
+    fetch(plan)
+    names = {item.file.name for item in plan.parts[0].files}
+    assert names == {file.name for file in plan.parts[0].folder.iterdir()}
+    assert not blobs(BASE) and hub.plan(BASE).left == 0
+
+
 def test_resolve_downloads_once_and_then_asks_nobody(server: Hub) -> None:
     events: list[hub.DownloadEvent] = []
     place = hub.resolve(HEADS, progress=events.append)
@@ -756,7 +771,7 @@ def test_source_reads_a_server_without_ranges_and_the_cache(server: Hub) -> None
 def test_a_lock_is_let_go_of(server: Hub) -> None:
     plan = hub.plan(BASE)
     fetch(plan)
-    with transfer._lock(plan.parts[0], plan.parts[0].files[0].file):
+    with cached_file.locked(plan.parts[0], plan.parts[0].files[0].file):
         pass
 
 

@@ -393,17 +393,30 @@ def test_a_taken_port_is_one_clear_line():
             page.open_page(Session(ScriptedRunner()), page.PageOptions(port=port))
 
 
-def test_a_port_that_somebody_takes_in_between_is_no_reason_to_fail(monkeypatch):
-    with socket.socket() as taken, socket.socket() as free:
-        for place in (taken, free):
-            place.bind(("127.0.0.1", 0))
-        taken.listen()
-        ports = [taken.getsockname()[1], free.getsockname()[1]]
-        free.close()
-        monkeypatch.setattr(page, "choose_port", lambda host, port: ports.pop(0))
+def test_a_taken_port_of_the_usual_range_is_passed_over():
+    with socket.socket() as taken:
+        try:
+            taken.bind(("127.0.0.1", 7860))
+            taken.listen()
+        except OSError:
+            pass  # somebody else has it: just as well
         opened = page.open_page(Session(ScriptedRunner()))
-    assert httpx.get(opened.url).status_code == 200 and not ports
-    opened.close()
+        assert 7861 <= opened.blocks.server_port <= 7959
+        assert httpx.get(opened.url).status_code == 200
+        opened.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "says"),
+    [
+        ("no.such.host.invalid", None, "is no address of this machine"),
+        ("192.0.2.1", None, "is no address of this machine"),
+        ("127.0.0.1", 70_000, "give 1 to 65535"),
+    ],
+)
+def test_where_no_server_can_be_is_refused_at_once(host, port, says):
+    with pytest.raises(UsageError, match=says):
+        page.open_page(Session(ScriptedRunner()), page.PageOptions(host=host, port=port))
 
 
 def test_what_strangers_can_reach_has_a_password_and_the_guard():

@@ -1,4 +1,8 @@
-"""Headers: names, dtypes and shapes of the tensors in a weight file, bounds checked; no torch."""
+"""Headers: names, dtypes and shapes of the tensors in a weight file, bounds checked; no torch.
+
+safetensors checks a header only in a file that lies whole on this disk, and huggingface_hub's own
+parser believes shapes and offsets; here a header from a Hub repo is checked before its data is had.
+"""
 
 import json
 from collections.abc import Mapping
@@ -10,8 +14,6 @@ from medusa_chat.checkpoints.layouts.torch_archive import read_archive
 from medusa_chat.errors import ModelError
 
 MAX_HEADER = 32_000_000
-
-
 Header = Mapping[str, Entry]
 
 

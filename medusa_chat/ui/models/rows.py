@@ -7,7 +7,7 @@ from typing import Any
 from medusa_chat.checkpoints.inspection import Inspection
 from medusa_chat.hub import CachedModel, Found, gb, is_repo_id
 from medusa_chat.hub.catalog import ModelPreset
-from medusa_chat.hub.client import page
+from medusa_chat.hub.environment import page
 from medusa_chat.ui.models.checkpoint_lookup import NOT_ASKED, CheckpointKey, Detail
 from medusa_chat.ui.models.load_form import LoadChoices, is_folder
 from medusa_chat.ui.models.load_view import for_page
