@@ -34,9 +34,9 @@ from medusa_chat.cli.train import calibrate, train
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.process import Child
-from medusa_chat.runtime.runner import InProcess
+from medusa_chat.runtime.in_process import InProcess
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.worker_process import WorkerProcess
 from medusa_chat.trees.presets import tree_names
 
 GROUP_FLAGS = ("--help", "--version")
@@ -132,8 +132,8 @@ def ui(
     user, colon, password = (auth or "").partition(":")
     if auth is not None and not (user and password):
         raise UsageError("auth is not USER:PASSWORD: both are needed, with a colon between")
-    with closing(Session(Child(), tunes=True)) as session:
-        session.submit_load(request)  # the worker loads while gradio is imported
+    with closing(Session(WorkerProcess(), tunes=True)) as session:
+        session.submit(request)  # the worker loads while gradio is imported
         from medusa_chat import paths
         from medusa_chat.runtime.history import FILE, History
         from medusa_chat.ui.app import PageOptions, launch

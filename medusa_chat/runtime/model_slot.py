@@ -5,7 +5,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from medusa_chat.checkpoints.memory import release
-from medusa_chat.errors import LoadStopped
+from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.messages import BEFORE_READING, DeviceMemory, LoadPhase, LoadRequest
 
 if TYPE_CHECKING:
@@ -29,18 +29,24 @@ class ModelSlot:
         with closing(load(request)) as phases:
             for phase, model in phases:
                 if phase.name not in BEFORE_READING:
-                    self._give_way(model)
+                    self._replace(model)
                 yield phase
                 if phase.model is None and should_stop():
                     raise LoadStopped(self._stopped(request, phase))
 
-    def room_on(self, device: str) -> DeviceMemory:
+    def require(self) -> "LoadedModel":
+        """The model. Raises ModelError without one."""
+        if self.loaded is None:
+            raise ModelError("no model is loaded: load one first")
+        return self.loaded
+
+    def measure_memory(self, device: str) -> DeviceMemory:
         """What the next model may take of a device. Raises DeviceError."""
         from medusa_chat.checkpoints.devices import device_memory
 
         return device_memory(device, self.loaded.info.memory_bytes if self.loaded else 0)
 
-    def _give_way(self, model: "LoadedModel | None") -> None:
+    def _replace(self, model: "LoadedModel | None") -> None:
         before, self.loaded = self.loaded, model
         if before is not None and model is None:
             del before

@@ -14,7 +14,8 @@ from medusa_chat.decoding.events import Prefilled, Step
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import ModelInfo, PersonalTree, TreeFacts
-from medusa_chat.runtime.scheduler import Tune
+from medusa_chat.runtime.requests import UseTree
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.trees.suggestion import TreeSuggestion, suggest_tree
@@ -44,7 +45,7 @@ class Personal:
         self._kept: dict[str, StoredCounts] = {}
         self._offers: dict[str, tuple[object, TreeSuggestion | None]] = {}
         self._lock = threading.RLock()
-        session.keeper.on_model = self.welcome
+        session.lifecycle.on_model = self.welcome
         if session.state.model is not None:
             self.welcome(session.state.model)
 
@@ -55,7 +56,7 @@ class Personal:
             return
         tree = self.of(facts).tree
         if tree is not None:
-            self.session.submit_tree(tree)
+            self.session.submit(UseTree(tree))
 
     def of(self, facts: TreeFacts) -> StoredCounts:
         """What is known of these heads."""
@@ -78,7 +79,7 @@ class Personal:
             if kept.tally.take(first, steps, model.heads):
                 self._write(model.tree_facts.key, kept)
 
-    def use(self, tree: PersonalTree | None) -> Tune:
+    def use(self, tree: PersonalTree | None) -> Ticket[ModelInfo]:
         """Choose a tree for the loaded model, None for the checkpoint's own; from the next answer
         on, and after a restart. Raises UsageError without a model that has heads."""
         model = self.session.state.model
@@ -88,7 +89,7 @@ class Personal:
             kept = self.of(model.tree_facts)
             kept.tree = tree
             self._write(model.tree_facts.key, kept)
-        return self.session.submit_tree(tree)
+        return self.session.submit(UseTree(tree))
 
     def offer(self, model: ModelInfo) -> TreeSuggestion | None:
         """A better tree than the one in use, if there is one."""

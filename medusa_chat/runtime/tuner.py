@@ -13,7 +13,7 @@ from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.errors import ModelError, UsageError
+from medusa_chat.errors import UsageError
 from medusa_chat.messages import ModelInfo, PersonalTree, TreeFacts
 from medusa_chat.trees.auto_tree import (
     auto_tree,
@@ -48,13 +48,11 @@ def tune(
             yield None if costs is None else _kept(loaded, costs)
 
 
-def tuned(
-    loaded: LoadedModel | None, should_stop: Callable[[], bool], again: bool = False
+def tune_unless_known(
+    loaded: LoadedModel, should_stop: Callable[[], bool], again: bool = False
 ) -> Iterator[ModelInfo]:
-    """Let the tuner measure, unless there is nothing to or, where it is not asked to `again`, it
-    has before; what the loaded model then is. Nothing where it was stopped."""
-    if loaded is None:
-        return
+    """Time the steps of a model with heads, unless the times are known; with `again` also then.
+    Yields the model as it is afterwards, nothing when it was stopped."""
     if not loaded.info.heads or (loaded.tuned is not None and not again):
         yield loaded.info
         return
@@ -92,8 +90,9 @@ def adopt(loaded: LoadedModel, tuning: Tuning) -> None:
         write(tuning)
 
 
-def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> None:
-    """Let the auto tree be cut from a personal one, or from the checkpoint's own again (None).
+def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> ModelInfo:
+    """Cut the auto tree from a personal one, or from the checkpoint's own again (None); the model
+    as it is then.
 
     Answers that begin from now on follow it. Raises UsageError for a tree the heads cannot draft.
     """
@@ -109,17 +108,10 @@ def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> None:
     loaded.trees.clear()
     if loaded.tuned is not None:
         adopt(loaded, loaded.tuned)
-        return
+        return loaded.info
     tree, why = auto_tree(calibration, info.heads, device, loaded.usual_nodes)
     loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
-
-
-def with_tree(loaded: LoadedModel | None, personal: PersonalTree | None) -> Iterator[ModelInfo]:
-    """The model with a personal tree behind `--tree auto`, or with the checkpoint's own again."""
-    if loaded is None:
-        raise ModelError("no model is loaded: load one first")
-    use_tree(loaded, personal)
-    yield loaded.info
+    return loaded.info
 
 
 def _is_personal(calibration: Calibration | None) -> bool:

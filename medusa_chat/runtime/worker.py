@@ -1,4 +1,4 @@
-"""The worker: what is asked of a loaded model, an answer or a look into it. Runs beside torch."""
+"""Worker: holds the model of a process and does what is asked of it. Imports torch."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -10,16 +10,57 @@ from medusa_chat.checkpoints.memory_fit import smaller
 from medusa_chat.decoding.events import Event, Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
-from medusa_chat.errors import ModelError, UsageError
-from medusa_chat.messages import Fresh, Message, Peek, PeekRequest, Prompt, Ranked, Text
-from medusa_chat.runtime.tuner import governor_of
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import (
+    Fresh,
+    LoadRequest,
+    Message,
+    Peek,
+    PeekRequest,
+    Prompt,
+    Ranked,
+    Request,
+    Text,
+)
+from medusa_chat.runtime.model_slot import ModelSlot
+from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune, UseTree
+from medusa_chat.runtime.tuner import governor_of, tune_unless_known, use_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+class Worker:
+    """The model of a process. The one place where a request becomes a call."""
+
+    def __init__(self) -> None:
+        self.slot = ModelSlot()
+
+    def handle(
+        self, request: Request[Any], should_stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[Any]:
+        """What a request brings, value by value. should_stop is asked between values; closing the
+        iterator stops at once. Raises MedusaChatError for what is refused."""
+        slot = self.slot
+        match request:
+            case LoadRequest():
+                yield from slot.load(request, should_stop)
+            case Reply(prompt, settings):
+                yield from reply(slot.require(), prompt, settings, should_stop)
+            case PeekRequest():
+                yield peek(slot.require(), request)
+            case Tune(again):
+                yield from tune_unless_known(slot.require(), should_stop, again)
+            case UseTree(tree):
+                yield use_tree(slot.require(), tree)
+            case MeasureMemory(device):
+                yield slot.measure_memory(device)
+            case _:
+                raise TypeError(f"{type(request).__name__} is nothing a worker can do")
+
+
 def reply(
-    loaded: LoadedModel | None,
+    loaded: LoadedModel,
     prompt: Prompt,
     settings: GenerationSettings,
     should_stop: Callable[[], bool] = lambda: False,
@@ -27,8 +68,6 @@ def reply(
     """Answer a conversation, or continue a raw text. Raises what cannot be answered."""
     from medusa_chat.decoding.detokenizer import with_text
 
-    if loaded is None:
-        raise ModelError("no model is loaded: load one first")
     if isinstance(prompt, Fresh):
         loaded.engine.forget()
         loaded.said, prompt = ("", []), prompt.text
@@ -65,10 +104,8 @@ class _Advice:
         return f"out of memory {when}: try {', '.join(tries[:-1])} or {tries[-1]}"
 
 
-def peek(loaded: LoadedModel | None, request: PeekRequest) -> Peek:
+def peek(loaded: LoadedModel, request: PeekRequest) -> Peek:
     """The most probable tokens after a text, from the backbone and from one of its heads."""
-    if loaded is None:
-        raise ModelError("no model is loaded: load one first")
     with fitting(lambda: "out of memory: try a shorter chat"):
         logits, drafted = loaded.engine.peek(request.token_ids, request.path, request.head)
     found = _ranked(loaded, logits, request.temperature or 1.0, request)

@@ -3,7 +3,7 @@
 import gradio as gr
 
 from medusa_chat.errors import UsageError
-from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.access.share import Share, share_view

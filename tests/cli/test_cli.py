@@ -25,7 +25,8 @@ from medusa_chat.errors import (
     OutOfMemoryError,
     PortInUseError,
 )
-from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt
+from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt, Request
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import NO_STATS
 
 MODEL = ModelInfo("demo", "llama", "fp32", "cpu", 1, 3, 64, "sparse-8", 8, "", 1, True, ("note",))
@@ -43,10 +44,14 @@ class Scripted:
         self.is_stopped = False
         self.is_closed = False
 
-    def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
-        self.request = request
-        yield LoadPhase("weights")
-        yield LoadPhase("ready", MODEL)
+    def run(self, request: Request[Any]) -> Iterator[Any]:
+        if isinstance(request, Reply):
+            yield from self.reply(request.prompt, request.settings)
+        else:
+            assert isinstance(request, LoadRequest)
+            self.request = request
+            yield LoadPhase("weights")
+            yield LoadPhase("ready", MODEL)
 
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
         self.asked.append((prompt, settings))
@@ -76,7 +81,7 @@ class Scripted:
 def runner(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     scripted = Scripted()
     monkeypatch.setattr(cli, "InProcess", lambda: scripted)
-    monkeypatch.setattr(cli, "Child", lambda: scripted)
+    monkeypatch.setattr(cli, "WorkerProcess", lambda: scripted)
     return scripted
 
 

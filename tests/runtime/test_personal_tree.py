@@ -12,6 +12,7 @@ from medusa_chat.decoding.tree import Tree, cartesian
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree, TreeFacts
 from medusa_chat.runtime.personal_tree import Personal, StoredCounts, kept_from, kept_json
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.trees.path_probabilities import PathProbabilities
 from medusa_chat.trees.suggestion import search_likeliest, suggest_tree
@@ -78,8 +79,8 @@ def opened(tmp_path):
         session = Session(runner)
         sessions.append(session)
         personal = Personal(session, tmp_path / "trees")
-        session.submit_load(LoadRequest())
-        assert session.submit("x", GENERATED).done.wait(60)
+        session.submit(LoadRequest())
+        assert session.submit(Reply("x", GENERATED)).done.wait(60)
         return session, runner, personal
 
     yield make
@@ -88,7 +89,7 @@ def opened(tmp_path):
 
 
 def chat(session, personal) -> None:
-    job = session.submit("hello", GENERATED)
+    job = session.submit(Reply("hello", GENERATED))
     assert job.done.wait(60)
     first, *steps, _ = job.trace
     personal.take(first, steps)

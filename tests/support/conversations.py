@@ -32,7 +32,7 @@ def ended(room: ChatSession) -> None:
 @pytest.fixture
 def desk():
     session = Session(ScriptedRunner(delay=0.005, prefill=0.01, steps=30))
-    list(session.load(LoadRequest()))
+    list(session.run(LoadRequest()))
     yield ChatController(session, TREES)
     session.close()
 

@@ -148,7 +148,9 @@ def test_what_waits_goes_out_after_a_stop_too(room, monkeypatch):
     room.enter()
     wait_for(lambda: room.session.runner.last)
     room.stop()
-    wait_for(lambda: room._job and room._job.prompt[-1]["content"] == "two" and room._job.trace)
+    wait_for(
+        lambda: room._job and room._job.request.prompt[-1]["content"] == "two" and room._job.trace
+    )
     room.stop()
     ended(room)
     assert [m["content"] for m in room.talk.messages if m["role"] == "user"] == ["one", "two"]

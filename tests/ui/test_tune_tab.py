@@ -13,8 +13,9 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import cartesian
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree
+from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.personal_tree import Personal, StoredCounts
-from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
@@ -125,8 +126,8 @@ def test_a_guest_sees_no_file_names_and_is_known_as_one():
 @pytest.fixture
 def desk():
     session = Session(runner_of())
-    session.submit_load(LoadRequest())
-    assert session.submit("x", GenerationSettings(max_new_tokens=2)).done.wait(60)
+    session.submit(LoadRequest())
+    assert session.submit(Reply("x", GenerationSettings(max_new_tokens=2))).done.wait(60)
     yield TuneController(session, Personal(session))
     session.close()
 
@@ -150,14 +151,14 @@ def poor_chats(desk: TuneController) -> None:
 
 def test_measuring_waits_its_turn_and_then_shows_what_was_found(desk, monkeypatch):
     monkeypatch.setattr(desk.session.runner, "hold_at", 0)
-    job = desk.session.submit("slow", GenerationSettings())
+    job = desk.session.submit(Reply("slow", GenerationSettings()))
     seen = Seen()
     line = json.loads(desk.measure(seen, OWNER)[0])
     assert line["work"]["running"] and "waiting, 1 ahead" in line["work"]["text"]
     first = desk._asked
     desk.measure(seen, OWNER)
     assert desk._asked is first, "a second click asks for the same"
-    desk.session.stop(job)
+    desk.session.cancel(job)
     view = ended(desk)
     assert view["work"]["text"] == "Measured: 24 nodes are used."
     assert view["speedup"]["lines"][0]["best"]["speedup"] > 1
@@ -200,11 +201,11 @@ def test_without_an_offer_or_a_model_nothing_is_done(desk):
 
 
 def test_a_measurement_that_fails_says_why(desk, monkeypatch):
-    def broken(again=False):
+    def broken(request):
         raise UsageError("the steps cannot be timed")
         yield
 
-    monkeypatch.setattr(desk.session.runner, "tune", broken)
+    monkeypatch.setattr(desk.session.runner, "run", broken)
     desk.measure(Seen(), OWNER)
     work = ended(desk)["work"]
     assert work["failed"] and "the steps cannot be timed" in work["text"]

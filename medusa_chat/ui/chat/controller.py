@@ -10,9 +10,10 @@ from typing import Any
 
 import gradio as gr
 
+from medusa_chat.decoding.events import Event
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.runtime.history import History
-from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.chat.answer import Answer, Row
@@ -283,7 +284,7 @@ class ChatController:
             raise IndexError
         return rows_of(room.talk)[checked_place]
 
-    def _waiting_for(self, job: Job) -> str:
+    def _waiting_for(self, job: Ticket[Event]) -> str:
         if job.state == "running":
             return "prefill: reading the conversation …"
         ahead = self.session.position(job)

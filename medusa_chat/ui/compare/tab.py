@@ -130,14 +130,14 @@ class Track:
         request = gap_request(self.session, found)
         if request is None:
             return
-        look = self.session.submit_look(request)
+        ticket = self.session.submit(request)
         try:
-            while not look.done.is_set() and not race.is_stopped:
+            while not ticket.done.is_set() and not race.is_stopped:
                 await asyncio.sleep(POLL_SECONDS / 4)
         finally:
-            look.is_cancelled = True
-        if look.peek is not None:
-            self._keep(race, add_gap(found, look.peek))
+            self.session.cancel(ticket)
+        if ticket.result is not None:
+            self._keep(race, add_gap(found, ticket.result))
 
     def _keep(self, race: Race, found: Comparison) -> None:
         race.result = result_view(found) | {"number": race.number}

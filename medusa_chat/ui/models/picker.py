@@ -12,8 +12,9 @@ from typing import Literal
 
 from medusa_chat import hub
 from medusa_chat.errors import MedusaChatError, UsageError, first_line
-from medusa_chat.messages import LoadRequest, ModelInfo
-from medusa_chat.runtime.scheduler import Switch
+from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
+from medusa_chat.runtime.requests import Switch
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.models.model_catalog import Detail, Key, ModelCatalog
 
@@ -33,7 +34,7 @@ class Pick:
     stage: Stage = "idle"
     detail: Detail | None = None
     download: hub.DownloadEvent | None = None
-    switch: Switch | None = None
+    switch: Ticket[LoadPhase] | None = None
     model: ModelInfo | None = None
     error: str = ""
     link: str = ""
@@ -117,13 +118,14 @@ class Picker:
             self.shelf.forget()
         if stop.is_set():
             return
-        switch = self.session.submit_switch(pick.request)
+        switch = self.session.submit(Switch(pick.request))
         yield (pick := replace(pick, stage="loading", switch=switch))
         switch.done.wait()
         if switch.error:
             yield replace(pick, stage="failed", error=switch.error)
         else:
-            yield replace(pick, stage="done", model=switch.model)
+            model = switch.result.model if switch.result else None
+            yield replace(pick, stage="done", model=model)
 
     def _tell(self, turn: int, pick: Pick) -> bool:
         """Show it, unless it was given up; then whatever was begun of it ends."""

@@ -52,7 +52,7 @@ class ModelsController:
         self.session = session
         self.shelf = shelf or ModelCatalog()
         self.picker = Picker(session, self.shelf)
-        self.start = session.request or LoadRequest()
+        self.start = session.requested or LoadRequest()
         self.cpu = this_cpu()
         self._weighed_at = float("-inf")
 
@@ -239,7 +239,7 @@ class ModelsController:
     def _weigh(self) -> None:
         if time.monotonic() > self._weighed_at + WEIGH_SECONDS:
             self._weighed_at = time.monotonic()
-            self.session.ask_memory()
+            self.session.measure_memory()
 
     def _changed(self, seen: Seen, card: str, rows: str) -> tuple[Any, Any]:
         """Only what this tab does not show yet."""

@@ -8,8 +8,10 @@ import gradio as gr
 
 from medusa_chat.decoding.accept_length import expected_lengths
 from medusa_chat.errors import MedusaChatError
+from medusa_chat.messages import ModelInfo
 from medusa_chat.runtime.personal_tree import Personal
-from medusa_chat.runtime.scheduler import Tune
+from medusa_chat.runtime.requests import Tune, UseTree
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.training.run_log import Run, latest
@@ -47,7 +49,7 @@ class TuneController:
     def __init__(self, session: Session, personal: Personal) -> None:
         self.session = session
         self.personal = personal
-        self._asked: Tune | None = None
+        self._asked: Ticket[ModelInfo] | None = None
         self._began = 0.0
         self._run: Run | None = None
 
@@ -138,10 +140,10 @@ class TuneController:
         if self._asked is None or self._asked.done.is_set():  # else a second click on the same
             self._asked, self._began = act(), time.monotonic()
 
-    def _measure(self) -> Tune:
-        return self.session.submit_tune()
+    def _measure(self) -> Ticket[ModelInfo]:
+        return self.session.submit(Tune())
 
-    def _use_offer(self) -> Tune | None:
+    def _use_offer(self) -> Ticket[ModelInfo] | None:
         model = self.session.state.model
         offer = self.personal.offer(model) if model else None
         return self.personal.use(offer.tree) if offer else None
@@ -151,7 +153,8 @@ class TuneController:
         asked = self._asked
         if asked is None:
             return Work()
-        what = "Timing the steps" if asked.is_measuring else "Changing the tree"
+        request = asked.request
+        what = "Timing the steps" if isinstance(request, Tune) else "Changing the tree"
         if asked.state == "waiting":
             ahead = self.session.position(asked)
             return Work(f"{what}: waiting, {ahead} ahead …" if ahead else f"{what} …", True)
@@ -159,11 +162,12 @@ class TuneController:
             return Work(f"{what}, {time.monotonic() - self._began:.0f} s …", True)
         if asked.error:
             return Work(f"{what} failed: {asked.error}", is_failed=True)
-        if asked.model is None:
+        if (model := asked.result) is None:
             return Work(f"{what} was stopped.", is_failed=True)
-        if asked.is_measuring:
-            return Work(f"Measured: {asked.model.nodes} nodes are used.")
-        whose = "Your personal tree" if asked.tree else "The stored tree"
+        if isinstance(request, Tune):
+            return Work(f"Measured: {model.nodes} nodes are used.")
+        is_personal = isinstance(request, UseTree) and request.tree is not None
+        whose = "Your personal tree" if is_personal else "The stored tree"
         return Work(f"{whose} is used from the next answer on.")
 
 
