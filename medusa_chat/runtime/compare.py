@@ -30,7 +30,8 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class Progress:
-    """What happens now. place: 1 or 2. ahead: jobs before this one, while it waits."""
+    """How far a comparison is. place: which of its answers runs, 1 or 2. ahead: how many requests
+    come before it while it waits."""
 
     side: Side
     place: int

@@ -39,5 +39,5 @@ class InProcess:
     def gone(self) -> WorkerGone | None:
         return None
 
-    def memory(self) -> int | None:
+    def process_memory(self) -> int | None:
         return None

@@ -16,9 +16,9 @@ class Runner(Protocol):
     """Where the model lives.
 
     run: one request at a time; closing the iterator stops it. stop: from any thread; an answer
-    then ends with reason "cancelled", a load raises LoadStopped. on_gone is called, from any
-    thread, when the model's process ends by itself; gone: why the process is no more, None while
-    it lives. memory: bytes of main memory a worker process holds, None where there is no such.
+    then ends with reason "cancelled", a load raises LoadStopped. on_gone: called, from any thread,
+    when the worker process ends by itself. gone: why it ended, None while it lives.
+    process_memory: bytes of main memory it holds; None in this process, or where unknown.
     """
 
     on_gone: Callable[[], None] | None
@@ -27,4 +27,4 @@ class Runner(Protocol):
     def stop(self) -> None: ...
     def close(self) -> None: ...
     def gone(self) -> WorkerGone | None: ...
-    def memory(self) -> int | None: ...
+    def process_memory(self) -> int | None: ...

@@ -1,4 +1,4 @@
-"""tune(): time the steps of a loaded model, keep the result, choose the nodes of `--tree auto`."""
+"""tune(): time the steps of a loaded model, and choose the tree behind `--tree auto` by them."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
@@ -33,11 +33,9 @@ SECONDS = 1.0
 def tune(
     loaded: LoadedModel, budget: float = SECONDS, clock: "Clock" = perf_counter
 ) -> Generator[Tuning | None, None, None]:
-    """Measure for about `budget` seconds and keep what was found: None after each step, so that
-    whoever waits can close the iterator at once, and the Tuning at the end.
-
-    The loaded model's auto tree and its info then follow it. Yields nothing without heads.
-    """
+    """Time steps for about `budget` seconds and adopt the result. Yields None after each step, so
+    that the caller can close the iterator in between, and the Tuning at the end; nothing for a
+    model without heads."""
     if not loaded.info.heads:
         return
     from medusa_chat.decoding.step_profiler import time_steps
@@ -45,7 +43,7 @@ def tune(
     source = source_tree(loaded.calibration, loaded.info.heads)
     with closing(time_steps(loaded.engine, source, budget, clock)) as steps:
         for costs in steps:
-            yield None if costs is None else _kept(loaded, costs)
+            yield None if costs is None else _adopted(loaded, costs)
 
 
 def tune_unless_known(
@@ -64,30 +62,36 @@ def tune_unless_known(
                 return
 
 
-def _kept(loaded: LoadedModel, costs: StepCosts) -> Tuning:
+def _adopted(loaded: LoadedModel, costs: StepCosts) -> Tuning | None:
     info, device = loaded.info, loaded.engine.backbone.device
     place = tuning_place(info.name, info.precision, device)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     measured = loaded.tuned.measured if loaded.tuned is not None else {}
-    tuning = Tuning(place, info.parameters, costs, date, measured)
-    adopt(loaded, tuning)
-    assert loaded.tuned is not None
+    adopt(loaded, Tuning(place, info.parameters, costs, date, measured))
     return loaded.tuned
 
 
 def adopt(loaded: LoadedModel, tuning: Tuning) -> None:
-    """Keep a tuning on disk and let the loaded model's auto tree follow it.
+    """Let the auto tree of a loaded model follow a tuning, and keep the tuning on disk."""
+    loaded.tuned = tuning
+    _choose_tree(loaded)
 
-    A disk that is full or read-only costs only the memory of it: the next load measures again.
+
+def _choose_tree(loaded: LoadedModel) -> None:
+    """Choose the auto tree by the calibration and the tuning that the model has now.
+
+    A disk that is full or read-only is no error: the next load measures again.
     """
-    info, device = loaded.info, loaded.engine.backbone.device
-    tree, why = auto_tree(loaded.calibration, info.heads, device, loaded.usual_nodes, tuned=tuning)
-    tuning = replace(tuning, chosen=why)
-    loaded.tuned, loaded.governor = tuning, None
+    info, tuned = loaded.info, loaded.tuned
+    device, usual = loaded.engine.backbone.device, loaded.usual_nodes
+    tree, why = auto_tree(loaded.calibration, info.heads, device, usual, tuned=tuned)
+    if tuned is not None:
+        loaded.tuned = replace(tuned, chosen=why)
+        with suppress(OSError):
+            write(loaded.tuned)
+    loaded.governor = None
     loaded.trees.clear()
     loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
-    with suppress(OSError):
-        write(tuning)
 
 
 def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> ModelInfo:
@@ -96,7 +100,7 @@ def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> ModelInfo:
 
     Answers that begin from now on follow it. Raises UsageError for a tree the heads cannot draft.
     """
-    info, device = loaded.info, loaded.engine.backbone.device
+    info = loaded.info
     stored = loaded.stored if _is_personal(loaded.calibration) else loaded.calibration
     calibration = stored
     if personal is not None:
@@ -104,13 +108,8 @@ def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> ModelInfo:
         if not 1 <= tree.depth <= min(info.heads, len(personal.accuracies)):
             raise UsageError(f"the tree is {tree.depth} deep: {info.name} has {info.heads} heads")
         calibration = Calibration(personal.accuracies, tree, is_personal=True)
-    loaded.stored, loaded.calibration, loaded.governor = stored, calibration, None
-    loaded.trees.clear()
-    if loaded.tuned is not None:
-        adopt(loaded, loaded.tuned)
-        return loaded.info
-    tree, why = auto_tree(calibration, info.heads, device, loaded.usual_nodes)
-    loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
+    loaded.stored, loaded.calibration = stored, calibration
+    _choose_tree(loaded)
     return loaded.info
 
 

@@ -145,7 +145,7 @@ class WorkerProcess:
             return None
         return WorkerGone(f"the model's process ended ({_end_of(process)})")
 
-    def memory(self) -> int | None:
+    def process_memory(self) -> int | None:
         """Bytes of main memory the worker holds now; None where that cannot be read."""
         import psutil
 

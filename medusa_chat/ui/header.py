@@ -38,7 +38,7 @@ class HeaderController:
 
     def look(self, request: gr.Request) -> tuple[str, str]:
         """(status, link) as this visitor may see them."""
-        memory = self.session.runner.memory()
+        memory = self.session.runner.process_memory()
         return status_line(self.session.state, memory, is_guest(request)), self._link(request)
 
     def begin_share(self, event: gr.EventData, request: gr.Request) -> str:

@@ -173,7 +173,7 @@ class ScriptedRunner:
     def gone(self) -> None:
         return None
 
-    def memory(self) -> int | None:
+    def process_memory(self) -> int | None:
         return 256 * 2**20
 
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:

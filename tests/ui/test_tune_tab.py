@@ -14,7 +14,7 @@ from medusa_chat.decoding.tree import cartesian
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree
 from medusa_chat.runtime.model_lifecycle import ModelState
-from medusa_chat.runtime.personal_tree import Personal, StoredCounts
+from medusa_chat.runtime.personal_tree import PersonalTrees, StoredCounts
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.hardware import GPUS, SHAPES
@@ -128,7 +128,7 @@ def desk():
     session = Session(runner_of())
     session.submit(LoadRequest())
     assert session.submit(Reply("x", GenerationSettings(max_new_tokens=2))).done.wait(60)
-    yield TuneController(session, Personal(session))
+    yield TuneController(session, PersonalTrees(session))
     session.close()
 
 
@@ -195,7 +195,7 @@ def test_without_an_offer_or_a_model_nothing_is_done(desk):
     desk.use_offer(Seen(), OWNER)
     assert desk._asked is None
     empty = Session(runner_of())
-    bare = TuneController(empty, Personal(empty))
+    bare = TuneController(empty, PersonalTrees(empty))
     assert "No model is loaded" in json.loads(bare.use_stored(Seen(), OWNER)[0])["text"]
     assert bare._asked is None
 

@@ -9,7 +9,7 @@ import gradio as gr
 from medusa_chat.decoding.accept_length import expected_lengths
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import ModelInfo
-from medusa_chat.runtime.personal_tree import Personal
+from medusa_chat.runtime.personal_tree import PersonalTrees
 from medusa_chat.runtime.requests import Tune, UseTree
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
@@ -46,7 +46,7 @@ class Seen:
 class TuneController:
     """What the tab's events do; shared by all browser tabs. Guests look and change nothing."""
 
-    def __init__(self, session: Session, personal: Personal) -> None:
+    def __init__(self, session: Session, personal: PersonalTrees) -> None:
         self.session = session
         self.personal = personal
         self._asked: Ticket[ModelInfo] | None = None
@@ -110,7 +110,7 @@ class TuneController:
         model = state.model
         facts = model.tree_facts if model else None
         kept = self.personal.of(facts) if facts else None
-        offer = self.personal.offer(model) if model else None
+        offer = self.personal.suggestion(model) if model else None
         return tune_view(state, kept, offer, self._work(), guest)
 
     def latest(self) -> Run | None:
@@ -145,7 +145,7 @@ class TuneController:
 
     def _use_offer(self) -> Ticket[ModelInfo] | None:
         model = self.session.state.model
-        offer = self.personal.offer(model) if model else None
+        offer = self.personal.suggestion(model) if model else None
         return self.personal.use(offer.tree) if offer else None
 
     def _work(self) -> Work:
@@ -171,7 +171,7 @@ class TuneController:
         return Work(f"{whose} is used from the next answer on.")
 
 
-def build_tune(session: Session, personal: Personal) -> TuneController:
+def build_tune(session: Session, personal: PersonalTrees) -> TuneController:
     """Put the Tune tab into the gr.Blocks that is open."""
     desk = TuneController(session, personal)
     seen = gr.State(Seen())
