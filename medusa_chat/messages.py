@@ -133,7 +133,7 @@ class DeviceMemory:
     total: int
 
 
-# The phases in which a model loaded before is still there; it is freed before the next is read.
+# The phases in which the model loaded before is still there; then it is freed.
 BEFORE_READING = ("resolve", "download")
 
 

@@ -34,7 +34,7 @@ class InProcess:
         self._stop.set()
 
     def close(self) -> None:
-        self.worker.slot.loaded = None
+        vars(self).pop("worker", None)  # and the model with it
 
     def gone(self) -> WorkerGone | None:
         return None

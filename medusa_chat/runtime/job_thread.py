@@ -12,9 +12,9 @@ from medusa_chat.runtime.requests import MeasureMemory, Reply, Switch, Tune
 from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.scheduler import Queue, Ticket
 
-IDLE_SECONDS = 2.0  # without a job, before the model's steps are timed
-FOR_WANT_OF_MEMORY = (
-    "most likely for want of memory: choose int8 or nf4, a smaller context or a smaller model"
+IDLE_SECONDS = 2.0  # without a request, before the model's steps are timed
+OUT_OF_MEMORY = (
+    "most likely out of memory: choose int8 or nf4, a smaller context or a smaller model"
 )
 STOPPED = "stopped: the model that was there before is used"
 
@@ -144,7 +144,7 @@ class JobThread:
         try:
             self._collect(ticket, load)
         except Exception as error:  # shown on the page: the app itself goes on
-            gone = f"{error}, {FOR_WANT_OF_MEMORY}"
+            gone = f"{error}, {OUT_OF_MEMORY}"
             said = gone if isinstance(error, WorkerGone) else _sentence(error)
             ticket.error = STOPPED if ticket.is_cancelled else said
             if lifecycle.state.status != "ready":

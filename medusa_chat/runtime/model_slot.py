@@ -1,4 +1,4 @@
-"""ModelSlot: the one model of a process, and how it gives way to the next."""
+"""ModelSlot: the one model of a process, and its replacement by the next."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,9 +21,9 @@ class ModelSlot:
     def load(
         self, request: LoadRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> Iterator[LoadPhase]:
-        """Load phase by phase. The model that is here stays until the files of the next one are,
-        and is freed before they are read. Raises what the checkpoint refuses, and LoadStopped
-        at the first phase, or piece of news of a download, at which should_stop() is true."""
+        """Load phase by phase. The present model stays until the files of the next one are here,
+        and is freed before they are read. Raises ModelError for a checkpoint that is refused, and
+        LoadStopped at the first phase, or progress of a download, where should_stop() is true."""
         from medusa_chat.checkpoints.load import load
 
         with closing(load(request)) as phases:

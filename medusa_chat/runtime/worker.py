@@ -56,7 +56,7 @@ class Worker:
             case MeasureMemory(device):
                 yield slot.measure_memory(device)
             case _:
-                raise TypeError(f"{type(request).__name__} is nothing a worker can do")
+                raise TypeError(f"a worker cannot handle {type(request).__name__}")
 
 
 def reply(
@@ -90,7 +90,7 @@ def reply(
 
 
 class _Advice:
-    """The line for an answer that ran out of memory: what would fit, before or after its start."""
+    """The message of an answer that ran out of memory: what to try, before or after its start."""
 
     def __init__(self, loaded: LoadedModel, settings: GenerationSettings) -> None:
         self.info, self.nodes, self.has_begun = loaded.info, settings.nodes or 1, False
@@ -131,8 +131,8 @@ def _ranked(
 
 
 def _said(loaded: LoadedModel, text: str, ids: list[int], event: Finished) -> tuple[str, list[int]]:
-    """The conversation as the model has it, text and ids; empty where the answer's text is not
-    all that its ids say (a stop string, half a character, an error)."""
+    """The conversation with the answer, text and ids, for the next turn to begin with; empty where
+    the answer's text is not that of its ids (a stop string, half a character, an error)."""
     whole = loaded.tokenizer.decode(list(event.token_ids), clean_up_tokenization_spaces=False)
     if event.reason == "error" or whole != event.text:
         return "", []
@@ -158,7 +158,7 @@ def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[Generati
 
 
 def _auto_tree(loaded: LoadedModel, nodes: int | None) -> Tree:
-    """Found once: that takes half a millisecond, as long as a short prompt."""
+    """The auto tree of this size. Kept: to find it takes as long as to read a short prompt."""
     from medusa_chat.checkpoints.load import auto_tree
 
     if nodes not in loaded.trees:
@@ -172,9 +172,8 @@ def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
     """The prompt's token ids and the text they stand for.
 
     A conversation is rendered by the tokenizer's chat template; where its last message is the
-    assistant's, the text ends inside it and the answer goes on from there. What the last answer
-    made of it keeps its exact ids: only the text after it is tokenised, so that the cache is
-    reused whole.
+    assistant's, the text ends inside it and the answer continues it. The text up to the end of
+    the last answer keeps its ids: only what follows is tokenised, so that the cache is reused.
     """
     tokenizer = loaded.tokenizer
     if isinstance(prompt, str):

@@ -97,7 +97,7 @@ class WorkerProcess:
         except (EOFError, OSError) as error:
             is_over = True
             wait([self._process.sentinel], 1)
-            raise WorkerGone(f"the model's process ended ({_end_of(self._process)})") from error
+            raise _worker_gone(self._process) from error
         finally:
             if not is_over:  # closed before its end: nothing of it may reach the next request
                 self._drain()
@@ -143,7 +143,7 @@ class WorkerProcess:
         process = self._process
         if not wait([process.sentinel], 0):
             return None
-        return WorkerGone(f"the model's process ended ({_end_of(process)})")
+        return _worker_gone(process)
 
     def process_memory(self) -> int | None:
         """Bytes of main memory the worker holds now; None where that cannot be read."""
@@ -163,11 +163,13 @@ class WorkerProcess:
         self._pipe.close()
 
 
-def _end_of(process: BaseProcess) -> str:
-    """How a process ended. Another thread may be reading the code just now: asked again."""
+def _worker_gone(process: BaseProcess) -> WorkerGone:
+    """How a process ended. Its code is None for a moment while another thread reads it."""
+    end = "without an exit code"
     for _ in range(50):
         code = process.exitcode
         if code is not None:
-            return f"signal {-code}" if code < 0 else f"exit code {code}"
+            end = f"signal {-code}" if code < 0 else f"exit code {code}"
+            break
         time.sleep(0.01)
-    return "without an exit code"
+    return WorkerGone(f"the model's process ended ({end})")

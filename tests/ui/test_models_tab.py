@@ -357,7 +357,7 @@ def test_a_problem_that_is_seen_leaves_the_model_alone(session):
     "trouble, said",
     [
         (ModelError("the heads are broken: fetch them again"), "the heads are broken"),
-        (WorkerGone("the model's process ended (signal 9)"), "for want of memory"),
+        (WorkerGone("the model's process ended (signal 9)"), "out of memory"),
         (ValueError("odd"), "unexpected ValueError: odd"),
     ],
 )
