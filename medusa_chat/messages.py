@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
+V = TypeVar("V")
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 Text = Sequence[Message] | str  # a conversation, or a raw text without chat template
 
@@ -21,8 +22,13 @@ class Fresh:
 Prompt = Text | Fresh
 
 
+class Request(Generic[V]):
+    """Something a front end asks of a model: one subclass for each. V: the type of what comes
+    back, value by value."""
+
+
 @dataclass(frozen=True)
-class LoadRequest:
+class LoadRequest(Request["LoadPhase"]):
     """What to load. checkpoint: "demo", a folder or a Hub id; None elsewhere means: decide.
 
     tree, nodes: the only tree that will be asked for, so that heads deeper than it are not even
@@ -127,7 +133,7 @@ class DeviceMemory:
     total: int
 
 
-# The phases in which a model loaded before is still there; it is freed before the next is read.
+# The phases in which the model loaded before is still there; then it is freed.
 BEFORE_READING = ("resolve", "download")
 
 
@@ -141,8 +147,8 @@ class Ranked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PeekRequest:
-    """What would come next after `token_ids` and `path`? Nothing is decoded.
+class PeekRequest(Request["Peek"]):
+    """What would come next after `token_ids` and `path`? Nothing is decoded; one Peek comes back.
 
     token_ids: the text up to and without the root of a step's tree. path: the tree's tokens from
     the root to the node that is asked (empty: after token_ids). head: also ask this Medusa head,

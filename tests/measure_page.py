@@ -21,13 +21,14 @@ from typing import Any
 
 from support.scripted import ScriptedRunner
 
-from medusa_chat.decoding.events import Prefilled, Step
+from medusa_chat.decoding.events import Event, Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.process import Child
+from medusa_chat.messages import LoadRequest, Request, V
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
-from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.worker_process import WorkerProcess
 
 PROMPT = "Count from 1 to 200: 1, 2, 3, 4,"
 SEED = 7
@@ -79,15 +80,16 @@ class Timed(Session):
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
-        self.jobs: list[Job] = []
-        self.seen: list[Job] = []  # those whose rate was taken
+        self.jobs: list[Ticket[Event]] = []
+        self.seen: list[Ticket[Event]] = []  # those whose rate was taken
 
-    def submit(self, *asked: Any, **options: Any) -> Job:
-        job = Job(*asked, **options)
-        job.trace = Stamped()
-        self.jobs.append(job)
-        self._enqueue(job)
-        return job
+    def submit(self, request: Request[V]) -> Ticket[V]:
+        with self._queue.changed:  # before the session's thread takes it
+            ticket = super().submit(request)
+            if isinstance(request, Reply):
+                ticket.trace = Stamped()
+                self.jobs.append(ticket)
+        return ticket
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Answered:
     drawn once, when a message is sent and when its answer is put into the conversation, is apart.
     """
 
-    job: Job
+    job: Ticket[Event]
     frames: list[tuple[float, int]]  # of the picture: epoch in ms, the step it shows
     bytes: int
     updates: int
@@ -150,7 +152,7 @@ def measure(rounds: int, tokens: int, temperature: float) -> Iterator[dict[str, 
     settings = GenerationSettings(
         max_new_tokens=tokens, temperature=temperature, seed=SEED, nodes=NODES
     )
-    with serving(Child()) as (session, url), sync_playwright() as play:
+    with serving(WorkerProcess()) as (session, url), sync_playwright() as play:
         tell("warm-up")
         with chromium(play) as open_tab:
             recorded = ask(session, prepared(open_tab(url), settings), PROMPT)
@@ -217,7 +219,7 @@ def serving(runner: Runner) -> Iterator[tuple[Timed, str]]:
     from medusa_chat.ui.app import open_page
 
     session = Timed(runner)
-    session.submit_load(LoadRequest("demo", device="cpu"))
+    session.submit(LoadRequest("demo", device="cpu"))
     while session.state.status != "ready":
         if session.state.status == "failed":
             sys.exit(session.state.message)
@@ -334,9 +336,9 @@ def _is_stream(event: dict[str, Any]) -> bool:
 # ---- answers without a browser ----
 
 
-def headless(session: Timed, settings: GenerationSettings) -> Job:
+def headless(session: Timed, settings: GenerationSettings) -> Ticket[Event]:
     """The same answer with nobody looking."""
-    job = session.submit([{"role": "user", "content": PROMPT}], settings)
+    job = session.submit(Reply([{"role": "user", "content": PROMPT}], settings))
     job.done.wait()
     session.seen.append(job)
     return job
@@ -353,7 +355,7 @@ def replay(url: str, posts: list[dict[str, Any]]) -> int:
     return size
 
 
-def newest(session: Timed) -> Job:
+def newest(session: Timed) -> Ticket[Event]:
     """The job that a client just brought."""
     job = session.jobs[-1]
     job.done.wait()
@@ -382,18 +384,18 @@ def consume(url: str, posts: list[dict[str, Any]], queue: Any) -> None:
 # ---- figures ----
 
 
-def wall_rate(job: Job) -> float:
+def wall_rate(job: Ticket[Event]) -> float:
     """Tokens per second from the first event to the last, as they reached this process."""
     tokens = sum(len(event.token_ids) for event in job.trace if isinstance(event, Step))
     return tokens / (job.trace.times[-1] - job.trace.times[0])
 
 
-def steps_of(job: Job) -> int:
+def steps_of(job: Ticket[Event]) -> int:
     """How many steps the answer took; at least 1."""
     return max(1, sum(isinstance(event, Step) for event in job.trace))
 
 
-def _steps_from_to(job: Job) -> tuple[float, float]:
+def _steps_from_to(job: Ticket[Event]) -> tuple[float, float]:
     """When the prompt was read, and when the last step came (epoch, seconds)."""
     assert isinstance(job.trace[0], Prefilled)
     return job.trace.times[0], job.trace.times[-2]

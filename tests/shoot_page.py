@@ -15,8 +15,9 @@ from PIL import Image
 from support.page import CHROMIUM, send, wait_end
 
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.requests import Tune
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.worker_process import WorkerProcess
 from medusa_chat.ui.app import PageOptions, open_page
 
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -73,9 +74,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=ASSETS)
     output = parser.parse_args().output
-    session = Session(Child())
-    session.submit_load(LoadRequest())
-    session.submit_tune().done.wait(300)  # as a page does that was idle for a moment
+    session = Session(WorkerProcess())
+    session.submit(LoadRequest())
+    session.submit(Tune()).done.wait(300)  # as a page does that was idle for a moment
     page = open_page(session, PageOptions())
     with sync_playwright() as play:
         chrome = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

@@ -177,7 +177,7 @@ def _eager(module: str, seen: set[str]) -> None:
 
 def test_page_and_command_line_import_nothing_heavy() -> None:
     """All that is imported with them at the top of a module, however far down."""
-    for start in ("ui.app", "cli.main", "runtime.session", "runtime.process"):
+    for start in ("ui.app", "cli.main", "runtime.session", "runtime.worker_process"):
         seen: set[str] = set()
         _eager(f"medusa_chat.{start}", seen)
         light = HEAVY - ({"gradio"} if start == "ui.app" else set())
@@ -188,8 +188,9 @@ def test_page_and_command_line_import_nothing_heavy() -> None:
 
 def test_page_itself_knows_no_torch() -> None:
     names = ("ui", "hub", "trees.presets", "trees.acceptance_counts", "trees.suggestion")
-    runtime = ("session", "job_thread", "scheduler", "model_lifecycle", "runner", "process")
-    names += tuple(f"runtime.{name}" for name in (*runtime, "compare", "history", "personal_tree"))
+    runtime = ("session", "job_thread", "scheduler", "requests", "model_lifecycle", "runner")
+    runtime += ("in_process", "worker_process", "compare", "history", "personal_tree")
+    names += tuple(f"runtime.{name}" for name in runtime)
     for name in names:
         for file in files_of(name):
             assert not outside(imported(file)) & (HEAVY - {"gradio"}), file

@@ -49,9 +49,9 @@ from medusa_chat.cli.terminal import answer, load, note, opened
 from medusa_chat.cli.train import calibrate, train
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
-from medusa_chat.runtime.process import Child
-from medusa_chat.runtime.runner import InProcess
+from medusa_chat.runtime.in_process import InProcess
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.worker_process import WorkerProcess
 from medusa_chat.trees.presets import tree_names
 
 GROUP_FLAGS = ("--help", "--version")
@@ -170,8 +170,8 @@ def ui(
     """Open the page. This is what runs without a command."""
     request = load_request(checkpoint, backbone, precision, device, max_context, offline, data_dir)
     login = parse_auth(auth)
-    with closing(Session(Child(), tunes=True)) as session:
-        session.submit_load(request)  # the worker loads while gradio is imported
+    with closing(Session(WorkerProcess(), tunes=True)) as session:
+        session.submit(request)  # the worker loads while gradio is imported
         from medusa_chat.runtime.history import FILE, History
         from medusa_chat.ui.app import PageOptions, launch
 

@@ -17,6 +17,7 @@ from medusa_chat.decoding.events import Event, Finished, Prefilled, to_json
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import LoadPhase, LoadRequest, Prompt
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.units import transfer
 
@@ -33,7 +34,7 @@ def note(message: str) -> None:
 def load(session: Session, request: LoadRequest) -> None:
     """Load the model in this process; its phases and notes go to stderr."""
     line = DownloadLine()
-    for phase in session.load(request):
+    for phase in session.run(request):
         if phase.name == "download":
             line.show(phase)
             continue
@@ -80,7 +81,7 @@ def answer(
     """Print one answer as it comes. Ctrl-C ends it in order: the trace is whole, exit code 130."""
     with (
         stopping(session.runner.stop) as is_stopped,
-        closing(session.reply(prompt, settings)) as events,
+        closing(session.run(Reply(prompt, settings))) as events,
     ):
         for event in events:
             line = json.dumps(to_json(event), separators=(",", ":"))

@@ -18,7 +18,8 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import Fresh, Peek, PeekRequest, Text
 from medusa_chat.runtime.recordings import Comparison, Difference, compared
-from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 
 Side = Literal["plain", "drafted"]
@@ -29,7 +30,8 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class Progress:
-    """What happens now. place: 1 or 2. ahead: jobs before this one, while it waits."""
+    """How far a comparison is. place: which of its answers runs, 1 or 2. ahead: how many requests
+    come before it while it waits."""
 
     side: Side
     place: int
@@ -62,13 +64,14 @@ def compare(
     order = SIDES if plain_first else SIDES[::-1]
     short = min(WARM_UP_TOKENS, settings.max_new_tokens)
     for place, side in enumerate(order, 1):
-        job = session.submit(Fresh(text), of_side[side].resolved(max_new_tokens=short))
-        yield from _follow(session, job, Progress(side, place, "warming up"), poll_seconds)
+        warm_up = of_side[side].resolved(max_new_tokens=short)
+        ticket = session.submit(Reply(Fresh(text), warm_up))
+        yield from _follow(session, ticket, Progress(side, place, "warming up"), poll_seconds)
     traces: dict[Side, list[Event]] = {}
     for place, side in enumerate(order, 1):
-        job = session.submit(Fresh(text), of_side[side])
-        yield from _follow(session, job, Progress(side, place, "running"), poll_seconds)
-        traces[side] = job.trace
+        ticket = session.submit(Reply(Fresh(text), of_side[side]))
+        yield from _follow(session, ticket, Progress(side, place, "running"), poll_seconds)
+        traces[side] = ticket.trace
     yield compared(traces["plain"], traces["drafted"], plain_first)
 
 
@@ -78,7 +81,7 @@ def with_gap(session: Session, found: Comparison, timeout: float | None = None) 
     Raises ModelError when the model cannot say: gone, another, or busy beyond `timeout`.
     """
     request = gap_request(session, found)
-    return found if request is None else add_gap(found, session.peek(request, timeout))
+    return found if request is None else add_gap(found, session.ask(request, timeout))
 
 
 def gap_request(session: Session, found: Comparison) -> PeekRequest | None:
@@ -104,28 +107,30 @@ def add_gap(found: Comparison, peek: Peek) -> Comparison:
     return replace(found, difference=Difference(parts.index, one.text, two.text, gap))
 
 
-def _follow(session: Session, job: Job, begun: Progress, poll_seconds: float) -> Iterator[Progress]:
-    """The progress of one job until it has ended well; raises why it has not."""
+def _follow(
+    session: Session, ticket: Ticket[Event], begun: Progress, poll_seconds: float
+) -> Iterator[Progress]:
+    """The progress of one answer until it has ended well; raises why it has not."""
     taken, tokens, seconds = 0, 0, 0.0
     try:
         while True:
-            is_over = job.done.wait(poll_seconds)
-            for event in job.trace[taken:]:
+            is_over = ticket.done.wait(poll_seconds)
+            for event in ticket.trace[taken:]:
                 taken += 1
                 if not isinstance(event, Finished):
                     tokens, seconds = tokens + len(event.token_ids), seconds + event.seconds
-            is_waiting = job.state == "waiting"
+            is_waiting = ticket.state == "waiting"
             stage = "waiting" if is_waiting else begun.stage
-            ahead = session.position(job) if is_waiting else 0
+            ahead = session.position(ticket) if is_waiting else 0
             yield Progress(begun.side, begun.place, stage, ahead, tokens, seconds)
             if is_over:
                 break
     finally:
-        if not job.done.is_set():
-            session.stop(job)
-    if job.error:
-        raise MedusaChatError(job.error)
-    last = job.trace[-1]
+        if not ticket.done.is_set():
+            session.cancel(ticket)
+    if ticket.error:
+        raise MedusaChatError(ticket.error)
+    last = ticket.trace[-1]
     assert isinstance(last, Finished)
     if last.reason == "cancelled":
         raise MedusaChatError("stopped: a comparison needs both answers whole")

@@ -1,4 +1,4 @@
-"""Conversations on disk (sqlite, WAL): one row per browser, whole or as it was before."""
+"""Conversations on disk (sqlite, WAL): one row per browser, each written whole or not at all."""
 
 import hashlib
 import json
@@ -36,8 +36,8 @@ class StoredConversation:
 class History:
     """The conversations of every browser that talked to this machine's owner's pages.
 
-    A browser is found by the hash of its token: who reads the file cannot sit down in its place.
-    What cannot be kept or read is told once, through `tell`, and never stops the chat.
+    A browser is found by the hash of its token, so that a reader of the file cannot take its place.
+    The first failure to write or read is told through `tell`; none stops the chat.
     """
 
     def __init__(self, file: Path, tell: Callable[[str], None] | None = None) -> None:

@@ -1,45 +1,46 @@
-"""JobThread: a session's own thread. It takes jobs from the queue and does one after the other."""
+"""JobThread: a session's own thread, which takes one ticket after the other from the queue."""
 
 import logging
 import os
 import threading
-import time
+from typing import Any
 
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.model_lifecycle import ModelLifecycle
+from medusa_chat.messages import LoadRequest, Request
+from medusa_chat.runtime.model_lifecycle import ModelLifecycle, ModelState
+from medusa_chat.runtime.requests import MeasureMemory, Reply, Switch, Tune
 from medusa_chat.runtime.runner import WorkerGone
-from medusa_chat.runtime.scheduler import Asked, Job, Look, ModelState, Queue, Switch, Tune, Weigh
+from medusa_chat.runtime.scheduler import Queue, Ticket
 
-IDLE_SECONDS = 2.0  # without a job, before the model's steps are timed
-FOR_WANT_OF_MEMORY = (
-    "most likely for want of memory: choose int8 or nf4, a smaller context or a smaller model"
+IDLE_SECONDS = 2.0  # without a request, before the model's steps are timed
+OUT_OF_MEMORY = (
+    "most likely out of memory: choose int8 or nf4, a smaller context or a smaller model"
 )
 STOPPED = "stopped: the model that was there before is used"
 
 
 class JobThread:
-    """Begun by the first job. Where one fails, it says why, and the next one is done."""
+    """Started by the first ticket. Where a request fails its ticket says why; the next one runs."""
 
-    def __init__(self, queue: Queue, keeper: ModelLifecycle, tunes: bool) -> None:
+    def __init__(self, queue: Queue, lifecycle: ModelLifecycle, tunes: bool) -> None:
         """tunes: whether the model's steps are timed once after a load, when nobody asks."""
-        self._queue, self._keeper, self._runner = queue, keeper, keeper.runner
+        self._queue, self._lifecycle, self._runner = queue, lifecycle, lifecycle.runner
         self._tunes, self._is_tuning = tunes, False
-        self._is_suspect = False  # the worker may be gone: to be asked
+        self._must_check_worker = False
         self._thread: threading.Thread | None = None
 
-    def attend(self) -> None:
-        """Something waits in the queue, whose lock is held: timing that nobody asked for ends."""
+    def wake(self) -> None:
+        """Run what waits in the queue, whose lock is held: timing that nobody asked for ends."""
         if self._is_tuning:
             self._runner.stop()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, daemon=True)
             self._thread.start()
 
-    def suspect(self) -> None:
-        """Wake the thread, from any other, to look whether the worker is gone."""
+    def check_worker(self) -> None:
+        """Let the thread see whether the worker is gone; returns at once. From any thread."""
         with self._queue.changed:
-            self._is_suspect = True
+            self._must_check_worker = True
             self._queue.changed.notify_all()
 
     def _work(self) -> None:
@@ -48,147 +49,127 @@ class JobThread:
                 self._wait()
                 if self._queue.is_closed:
                     return
-                if self._is_suspect:
-                    self._check_worker()
+                if self._must_check_worker:
+                    self._replace_dead_worker()
                     continue
-                job = self._queue.take()
-                self._is_tuning = job is None
-                self._keeper.is_load_stopped = False
-            self._do(job)
-            self._queue.done()
+                ticket = self._queue.take()
+                self._is_tuning = ticket is None
+            if ticket is None:
+                self._tune_unasked()
+            else:
+                self._run(ticket)
+            self._queue.release()
 
     def _wait(self) -> None:
         """Until there is something to do, or the time to tune."""
-        while not (self._queue or self._is_suspect or self._queue.is_closed):
-            is_ready = self._keeper.state.status == "ready"
-            wants = self._tunes and self._keeper.is_untuned and is_ready
+        while not (self._queue or self._must_check_worker or self._queue.is_closed):
+            is_ready = self._lifecycle.state.status == "ready"
+            wants = self._tunes and self._lifecycle.is_untuned and is_ready
             if not self._queue.changed.wait(IDLE_SECONDS if wants else None):
                 return
 
-    def _check_worker(self) -> None:
-        """Restart a worker that ended while it was idle."""
-        self._is_suspect = False
+    def _replace_dead_worker(self) -> None:
+        """Load the model again where the worker ended while it was idle."""
+        self._must_check_worker = False
         error = self._runner.gone()
-        if error is not None and self._keeper.state.status == "ready":
-            self._restart(error)
+        if error is not None and self._lifecycle.state.status == "ready":
+            self._load_again(error)
 
-    def _restart(self, error: WorkerGone) -> None:
-        """Load the model again, before any job that waits; give up where that cannot help."""
+    def _load_again(self, error: WorkerGone) -> None:
+        """Queue the load of the model before all that waits, unless that cannot help."""
         with self._queue.changed:
-            again = None if self._queue.is_closed else self._keeper.bring_back(error)
+            again = None if self._queue.is_closed else self._lifecycle.load_after_crash(error)
             if again is not None:
-                self._queue.put(again, is_next=True)
+                self._queue.put(Ticket(again), is_next=True)
 
-    def _do(self, job: Asked | None) -> None:
-        if job is None:
-            self._tune_unasked()
-        elif isinstance(job, LoadRequest):
-            self._load(job)
-        elif isinstance(job, Weigh):
-            self._weigh()
-        elif isinstance(job, Switch):
-            self._switch(job)
-        else:
-            self._ask_model(job)
+    def _run(self, ticket: Ticket[Any]) -> None:
+        match ticket.request:
+            case LoadRequest():
+                self._load(ticket)
+            case Switch(load):
+                self._switch(ticket, load)
+            case _:
+                self._ask(ticket)
 
-    def _load(self, request: LoadRequest) -> None:
+    def _collect(self, ticket: Ticket[Any], request: Request[Any]) -> None:
+        """Run a request, its values into the ticket's trace."""
+        for value in self._lifecycle.run(request):
+            ticket.add(value)
+            if ticket.is_cancelled:
+                self._runner.stop()
+
+    def _ask(self, ticket: Ticket[Any]) -> None:
+        """Ask something of the model that is there."""
+        is_reply = isinstance(ticket.request, Reply)
+        if is_reply:
+            self._retry_abandoned_load()
         try:
-            for _ in self._keeper.load(request):
-                pass
-            self._keeper.loaded = request
-        except WorkerGone as error:
-            self._restart(error)
-        except MedusaChatError:
-            pass  # the keeper's state says it
-        except Exception as error:  # shown on the page: the app itself goes on
-            self._keeper.fail(_sentence(error))
+            if not isinstance(ticket.request, MeasureMemory):
+                self._lifecycle.require_ready()
+            self._collect(ticket, ticket.request)
+        except Exception as error:  # shown on the page: the next ticket still runs
+            ticket.error = _sentence(error)
+            if isinstance(error, WorkerGone):
+                if is_reply:
+                    self._lifecycle.reset_crashes()  # this answer ended it: the next is another
+                self._load_again(error)
+        finally:
+            ticket.end()
 
-    def _switch(self, switch: Switch) -> None:
+    def _retry_abandoned_load(self) -> None:
+        """One attempt at a load that was given up; where it fails, the answer says why."""
+        request = self._lifecycle.take_abandoned()
+        if request is not None:
+            self._load(Ticket(request))
+            self._lifecycle.reset_crashes()
+
+    def _load(self, ticket: Ticket[Any]) -> None:
+        """Load a model; where that fails, the lifecycle's state says why."""
+        try:
+            self._collect(ticket, ticket.request)
+        except Exception as error:  # shown on the page: the app itself goes on
+            ticket.error = _sentence(error)
+            if isinstance(error, WorkerGone):
+                self._load_again(error)
+            elif not isinstance(error, MedusaChatError):
+                self._lifecycle.fail(ticket.error)
+        finally:
+            ticket.end()
+
+    def _switch(self, ticket: Ticket[Any], load: LoadRequest) -> None:
         """Load another model; where that leaves none, the one before it again."""
-        keeper = self._keeper
-        before = keeper.loaded
-        keeper.forgive()
+        lifecycle = self._lifecycle
+        before = lifecycle.loaded
+        lifecycle.reset_crashes()
         try:
-            for _ in keeper.load(switch.request):
-                if switch.is_cancelled:
-                    self._runner.stop()
-            switch.model, keeper.loaded = keeper.state.model, switch.request
+            self._collect(ticket, load)
         except Exception as error:  # shown on the page: the app itself goes on
-            gone = f"{error}, {FOR_WANT_OF_MEMORY}"
+            gone = f"{error}, {OUT_OF_MEMORY}"
             said = gone if isinstance(error, WorkerGone) else _sentence(error)
-            switch.error = STOPPED if switch.is_cancelled else said
-            if keeper.state.status != "ready":
-                keeper.state = ModelState("failed", message=switch.error)
-        switch.end()
-        if keeper.state.status != "ready" and before is not None and not self._queue.is_closed:
-            self._load(before)
-
-    def _weigh(self) -> None:
-        try:
-            self._keeper.weigh()
-        except WorkerGone as error:
-            self._restart(error)
+            ticket.error = STOPPED if ticket.is_cancelled else said
+            if lifecycle.state.status != "ready":
+                lifecycle.state = ModelState("failed", message=ticket.error)
+        ticket.end()
+        is_lost = lifecycle.state.status != "ready"
+        if is_lost and before is not None and not self._queue.is_closed:
+            self._load(Ticket(before))
 
     def _tune_unasked(self) -> None:
-        """Time the steps while nobody asks; a job that comes stops it, and it begins anew later.
+        """Time the steps while nobody asks; a ticket that comes stops it, and it begins anew later.
 
-        What it finds is a gain and no promise: where it fails, all goes on as before.
+        A failure is only logged: the model works as before.
         """
         try:
-            for model in self._runner.tune():
-                self._keeper.is_untuned = False
-                self._keeper.become(model)
+            for _ in self._lifecycle.run(Tune(again=False)):
+                pass
         except WorkerGone as error:
-            self._restart(error)
+            self._load_again(error)
         except Exception as error:
-            self._keeper.is_untuned = False
+            self._lifecycle.is_untuned = False
             logging.getLogger(__name__).warning("the steps could not be timed: %s", error)
         finally:
             with self._queue.changed:
                 self._is_tuning = False
-
-    def _ask_model(self, job: Job | Look | Tune) -> None:
-        """What somebody waits for, of the model that is there: where it fails, it says why."""
-        if isinstance(job, Job):
-            self._try_lost()
-        try:
-            self._keeper.require()
-            if isinstance(job, Job):
-                self._reply(job)
-            elif isinstance(job, Tune):
-                self._tune(job)
-            elif not job.is_cancelled:
-                job.peek = self._runner.peek(job.request)
-        except Exception as error:  # shown on the page: the next job still runs
-            job.error = _sentence(error)
-            if isinstance(error, WorkerGone):
-                if isinstance(job, Job):
-                    self._keeper.forgive()  # this request ended it, and the next one is another
-                self._restart(error)
-        finally:
-            job.end()
-
-    def _try_lost(self) -> None:
-        """One attempt at a load that was given up; where it fails, the job that waits says why."""
-        request = self._keeper.last_attempt()
-        if request is not None:
-            self._load(request)
-            self._keeper.forgive()
-
-    def _reply(self, job: Job) -> None:
-        for event in self._runner.reply(job.prompt, job.settings):
-            if not job.trace:
-                job.first_seconds = time.monotonic() - job.asked_at
-            job.trace.append(event)
-            if job.is_cancelled:
-                self._runner.stop()
-
-    def _tune(self, tune: Tune) -> None:
-        runner = self._runner
-        found = runner.tune(again=True) if tune.is_measuring else runner.use_tree(tune.tree)
-        for model in found:
-            tune.model = model
-            self._keeper.become(model)
 
 
 def _sentence(error: Exception) -> str:

@@ -1,10 +1,10 @@
-"""ModelSlot: the one model of a process, and how it gives way to the next."""
+"""ModelSlot: the one model of a process, and its replacement by the next."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from medusa_chat.errors import LoadStopped
+from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.messages import BEFORE_READING, DeviceMemory, LoadPhase, LoadRequest
 
 if TYPE_CHECKING:
@@ -20,20 +20,26 @@ class ModelSlot:
     def load(
         self, request: LoadRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> Iterator[LoadPhase]:
-        """Load phase by phase. The model that is here stays until the files of the next one are,
-        and is freed before they are read. Raises what the checkpoint refuses, and LoadStopped
-        at the first phase, or piece of news of a download, at which should_stop() is true."""
+        """Load phase by phase. The present model stays until the files of the next one are here,
+        and is freed before they are read. Raises ModelError for a checkpoint that is refused, and
+        LoadStopped at the first phase, or progress of a download, where should_stop() is true."""
         from medusa_chat.checkpoints.load import load
 
         with closing(load(request)) as phases:
             for phase, model in phases:
                 if phase.name not in BEFORE_READING:
-                    self._give_way(model)
+                    self._replace(model)
                 yield phase
                 if phase.model is None and should_stop():
                     raise LoadStopped(self._stopped(request, phase))
 
-    def room_on(self, device: str) -> DeviceMemory:
+    def require(self) -> "LoadedModel":
+        """The model. Raises ModelError without one."""
+        if self.loaded is None:
+            raise ModelError("no model is loaded: load one first")
+        return self.loaded
+
+    def measure_memory(self, device: str) -> DeviceMemory:
         """What the next model may take of a device. Raises DeviceError."""
         from medusa_chat.checkpoints.devices import choose_device
         from medusa_chat.checkpoints.memory import device_memory
@@ -41,7 +47,7 @@ class ModelSlot:
         held = self.loaded.info.memory_bytes if self.loaded else 0
         return device_memory(choose_device(device), held)
 
-    def _give_way(self, model: "LoadedModel | None") -> None:
+    def _replace(self, model: "LoadedModel | None") -> None:
         from medusa_chat.checkpoints.memory import release
 
         before, self.loaded = self.loaded, model

@@ -1,4 +1,4 @@
-"""Two answers to one prompt, as they came: what is equal, what is not, and how fast each was."""
+"""Recordings of two answers to one prompt: where they differ, and how fast each was."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stat
 from medusa_chat.errors import MedusaChatError
 
 END_OF_TEXT = "end of text"
+PLAIN_STEPS = 8  # a plain answer with fewer is no measure of its speed
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two recordings of one prompt. settings: the drafted side's, resolved; plain's differ from
-    them in the drafter and its tree alone. difference: None when the answers are identical."""
+    """Two recordings of one prompt. settings: the drafted side's, resolved; plain's differ in the
+    drafter and its tree alone. difference: None when the answers are identical."""
 
     plain: Recording
     drafted: Recording
@@ -124,7 +125,7 @@ class Comparison:
 
     @property
     def total_ratio(self) -> float | None:
-        """The same with the prefill, which no drafter makes faster."""
+        """The same ratio with the prefill, which no drafter makes faster."""
         return _ratio(self.plain.total_seconds, self.drafted.total_seconds)
 
     @property
@@ -201,6 +202,3 @@ def _start(first: Prefilled) -> tuple[object, ...]:
 
 def _ratio(plain: float, drafted: float) -> float | None:
     return plain / drafted if plain and drafted else None
-
-
-PLAIN_STEPS = 8  # fewer say nothing about a speed

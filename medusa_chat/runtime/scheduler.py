@@ -1,190 +1,121 @@
-"""What waits in a session's queue, the queue, and what the page shows of the model."""
+"""The queue of a session: Ticket, one request in it, and Queue."""
 
 import itertools
 import threading
 import time
-import uuid
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Generic, Literal
 
-from medusa_chat.decoding.events import Event
-from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.messages import LoadRequest, ModelInfo, Peek, PeekRequest, PersonalTree, Prompt
+from medusa_chat.messages import LoadRequest, PeekRequest, Request, V
+from medusa_chat.runtime.requests import MeasureMemory
+
+QUICK = PeekRequest | MeasureMemory  # done at once: nobody is told that they wait for one
 
 
 @dataclass(eq=False)
-class Job:
-    """One answer asked for: its place in the queue and its append-only trace."""
+class Ticket(Generic[V]):
+    """One request in a session's queue, and what has come of it. Read from any thread.
 
-    prompt: Prompt
-    settings: GenerationSettings
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    trace: list[Event] = field(default_factory=list)
+    trace: what came back so far; only appended to. error: why the request failed; said when done
+    is set. first_seconds: from the submission to the first value, waiting included.
+    """
+
+    request: Request[V]
+    trace: list[V] = field(default_factory=list)
     state: Literal["waiting", "running", "finished"] = "waiting"
     error: str = ""
     is_cancelled: bool = False
-    asked_at: float = field(default_factory=time.monotonic)
-    first_seconds: float | None = None  # from asking to the first event, waiting included
+    submitted_at: float = field(default_factory=time.monotonic)
+    first_seconds: float | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def result(self) -> V | None:
+        """What came last; None before anything did."""
+        return self.trace[-1] if self.trace else None
+
+    def add(self, value: V) -> None:
+        """Append what came back."""
+        if not self.trace:
+            self.first_seconds = time.monotonic() - self.submitted_at
+        self.trace.append(value)
+
     def end(self) -> None:
-        """Nothing comes any more."""
+        """Say that nothing comes any more."""
         self.state = "finished"
         self.done.set()
-
-
-@dataclass(eq=False)
-class Look:
-    """A PeekRequest that waits its turn: once done, its peek, or else an error."""
-
-    request: PeekRequest
-    peek: Peek | None = None
-    error: str = ""
-    is_cancelled: bool = False
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def end(self) -> None:
-        """The answer is there, or why there is none."""
-        self.done.set()
-
-
-@dataclass(eq=False)
-class Switch:
-    """Another model asked for while the app runs. Once done, it is loaded, or error says why not
-    and the model before it is loaded again."""
-
-    request: LoadRequest
-    state: Literal["waiting", "running", "finished"] = "waiting"
-    model: ModelInfo | None = None
-    error: str = ""
-    is_cancelled: bool = False
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def end(self) -> None:
-        """Nothing of it comes any more."""
-        self.state = "finished"
-        self.done.set()
-
-
-@dataclass(eq=False)
-class Tune:
-    """A change of the auto tree that waits its turn: step times measured anew, or another tree
-    (None: the checkpoint's own) where is_measuring is false. Once done, the model it made, or
-    else an error."""
-
-    is_measuring: bool
-    tree: PersonalTree | None = None
-    state: Literal["waiting", "running", "finished"] = "waiting"
-    model: ModelInfo | None = None
-    error: str = ""
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def end(self) -> None:
-        """Nothing of it comes any more."""
-        self.state = "finished"
-        self.done.set()
-
-
-class Weigh:
-    """A turn in the queue for looking how much memory there is."""
-
-
-Asked = Job | LoadRequest | Look | Switch | Tune | Weigh
 
 
 class Queue:
-    """What was asked for, first come first served; one of it runs at a time. For any thread.
+    """Tickets, first come first served; one runs at a time. For any thread.
 
     changed: its lock, to be held around what belongs together; notified of what comes.
-    running: the one that runs, where somebody waits for it; is_loading: whether a load runs.
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.running: Job | Switch | Tune | None = None
-        self.is_loading = False
+        self.running: Ticket[Any] | None = None
         self.is_closed = False
-        self._waiting: deque[Asked] = deque()
+        self._waiting: deque[Ticket[Any]] = deque()
 
     def __len__(self) -> int:
         """How many wait."""
         return len(self._waiting)
 
-    def put(self, job: Asked, is_next: bool = False) -> None:
-        """Behind all that wait, or before them."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether something runs that others wait for; a load is told by the model's state."""
+        running = self.running
+        return running is not None and not isinstance(running.request, QUICK | LoadRequest)
+
+    def put(self, ticket: Ticket[Any], is_next: bool = False) -> None:
+        """Append a ticket, or with is_next put it before all that wait."""
         with self.changed:
-            (self._waiting.appendleft if is_next else self._waiting.append)(job)
+            (self._waiting.appendleft if is_next else self._waiting.append)(ticket)
             self.changed.notify_all()
 
-    def take(self) -> Asked | None:
-        """The next one, which runs from now on; None where nothing waits."""
+    def take(self) -> Ticket[Any] | None:
+        """The next ticket, which runs from now on; None where none waits."""
         with self.changed:
-            job = self._waiting.popleft() if self._waiting else None
-            self.is_loading = isinstance(job, LoadRequest)
-            self.running = job if isinstance(job, Job | Switch | Tune) else None
+            self.running = self._waiting.popleft() if self._waiting else None
             if self.running is not None:
                 self.running.state = "running"
-            return job
+            return self.running
 
-    def done(self) -> None:
-        """What was taken runs no more."""
+    def release(self) -> None:
+        """The ticket that was taken runs no more."""
         with self.changed:
-            self.running, self.is_loading = None, False
+            self.running = None
 
-    def remove(self, job: Job | Switch) -> bool:
-        """Take out what waits; whether it did."""
+    def remove(self, ticket: Ticket[Any]) -> bool:
+        """Take out a ticket that waits; whether it did."""
         with self.changed:
-            is_waiting = job in self._waiting
+            is_waiting = ticket in self._waiting
             if is_waiting:
-                self._waiting.remove(job)
+                self._waiting.remove(ticket)
             return is_waiting
 
-    def remove_all(self, kind: type[Asked]) -> bool:
-        """Take out all of a kind that wait; whether there were any."""
+    def waiting(self, kind: type[Request[Any]]) -> list[Ticket[Any]]:
+        """The tickets that wait for requests of a kind."""
         with self.changed:
-            kept = [job for job in self._waiting if not isinstance(job, kind)]
-            is_waiting = len(kept) < len(self._waiting)
-            self._waiting = deque(kept)
-            return is_waiting
+            return [ticket for ticket in self._waiting if isinstance(ticket.request, kind)]
 
-    def has(self, kind: type[Asked]) -> bool:
-        """Whether one of a kind waits."""
+    def position(self, ticket: Ticket[Any]) -> int:
+        """How many requests come before this one; 0 when it runs or has ended."""
         with self.changed:
-            return any(isinstance(job, kind) for job in self._waiting)
-
-    def position(self, job: Job | Switch | Tune) -> int:
-        """How many jobs come before this one; 0 when it runs or has ended."""
-        with self.changed:
-            if job not in self._waiting:
+            if ticket not in self._waiting:
                 return 0
-            before = itertools.takewhile(lambda other: other is not job, self._waiting)
-            waiting = sum(not isinstance(other, Look | Weigh) for other in before)  # take no time
-            return waiting + (self.running is not None)
+            before = itertools.takewhile(lambda other: other is not ticket, self._waiting)
+            return sum(not isinstance(t.request, QUICK) for t in before) + self.is_busy
 
     def close(self, why: str) -> None:
-        """End all that wait, in words for those who asked; what runs is left alone."""
+        """End all that wait with an error; what runs is left alone."""
         with self.changed:
             self.is_closed = True
             waiting = list(self._waiting)
             self._waiting.clear()
             self.changed.notify_all()
-        for job in waiting:
-            if isinstance(job, Job | Look | Switch | Tune):
-                job.error = why
-                job.end()
-
-
-@dataclass(frozen=True)
-class ModelState:
-    """What the page shows of the model. message: why it "failed" and what to do; why it is
-    "loading" when the worker's end is the reason; while "ready" or "empty", why the last load did
-    not bring another one. done, total, rate: of a download, as in LoadPhase."""
-
-    status: Literal["empty", "loading", "ready", "failed"] = "empty"
-    phase: str = ""
-    message: str = ""
-    model: ModelInfo | None = None
-    done: int = 0
-    total: int = 0
-    rate: float = 0.0
+        for ticket in waiting:
+            ticket.error = why
+            ticket.end()

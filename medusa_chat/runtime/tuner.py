@@ -1,4 +1,4 @@
-"""tune(): time the steps of a loaded model, keep the result, choose the nodes of `--tree auto`."""
+"""tune(): time the steps of a loaded model, and choose the tree behind `--tree auto` by them."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
@@ -13,7 +13,7 @@ from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.errors import ModelError, UsageError
+from medusa_chat.errors import UsageError
 from medusa_chat.messages import ModelInfo, PersonalTree, TreeFacts
 from medusa_chat.trees.auto_tree import (
     auto_tree,
@@ -33,11 +33,9 @@ SECONDS = 1.0
 def tune(
     loaded: LoadedModel, budget: float = SECONDS, clock: "Clock" = perf_counter
 ) -> Generator[Tuning | None, None, None]:
-    """Measure for about `budget` seconds and keep what was found: None after each step, so that
-    whoever waits can close the iterator at once, and the Tuning at the end.
-
-    The loaded model's auto tree and its info then follow it. Yields nothing without heads.
-    """
+    """Time steps for about `budget` seconds and adopt the result. Yields None after each step, so
+    that the caller can close the iterator in between, and the Tuning at the end; nothing for a
+    model without heads."""
     if not loaded.info.heads:
         return
     from medusa_chat.decoding.step_profiler import time_steps
@@ -45,16 +43,14 @@ def tune(
     source = source_tree(loaded.calibration, loaded.info.heads)
     with closing(time_steps(loaded.engine, source, budget, clock)) as steps:
         for costs in steps:
-            yield None if costs is None else _kept(loaded, costs)
+            yield None if costs is None else _adopted(loaded, costs)
 
 
-def tuned(
-    loaded: LoadedModel | None, should_stop: Callable[[], bool], again: bool = False
+def tune_unless_known(
+    loaded: LoadedModel, should_stop: Callable[[], bool], again: bool = False
 ) -> Iterator[ModelInfo]:
-    """Let the tuner measure, unless there is nothing to or, where it is not asked to `again`, it
-    has before; what the loaded model then is. Nothing where it was stopped."""
-    if loaded is None:
-        return
+    """Time the steps of a model with heads, unless the times are known; with `again` also then.
+    Yields the model as it is afterwards, nothing when it was stopped."""
     if not loaded.info.heads or (loaded.tuned is not None and not again):
         yield loaded.info
         return
@@ -66,38 +62,45 @@ def tuned(
                 return
 
 
-def _kept(loaded: LoadedModel, costs: StepCosts) -> Tuning:
+def _adopted(loaded: LoadedModel, costs: StepCosts) -> Tuning | None:
     info, device = loaded.info, loaded.engine.backbone.device
     place = tuning_key(info.name, info.precision, device)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     measured = loaded.tuned.measured if loaded.tuned is not None else {}
-    tuning = Tuning(place, info.parameters, costs, date, measured)
-    adopt(loaded, tuning)
-    assert loaded.tuned is not None
+    adopt(loaded, Tuning(place, info.parameters, costs, date, measured))
     return loaded.tuned
 
 
 def adopt(loaded: LoadedModel, tuning: Tuning) -> None:
-    """Keep a tuning on disk and let the loaded model's auto tree follow it.
+    """Let the auto tree of a loaded model follow a tuning, and keep the tuning on disk."""
+    loaded.tuned = tuning
+    _choose_tree(loaded)
 
-    A disk that is full or read-only costs only the memory of it: the next load measures again.
+
+def _choose_tree(loaded: LoadedModel) -> None:
+    """Choose the auto tree by the calibration and the tuning that the model has now.
+
+    A disk that is full or read-only is no error: the next load measures again.
     """
-    info, device = loaded.info, loaded.engine.backbone.device
-    tree, why = auto_tree(loaded.calibration, info.heads, device, loaded.usual_nodes, tuned=tuning)
-    tuning = replace(tuning, chosen=why)
-    loaded.tuned, loaded.governor = tuning, None
+    info, tuned = loaded.info, loaded.tuned
+    device, usual = loaded.engine.backbone.device, loaded.usual_nodes
+    tree, why = auto_tree(loaded.calibration, info.heads, device, usual, tuned=tuned)
+    if tuned is not None:
+        loaded.tuned = replace(tuned, chosen=why)
+        with suppress(OSError):
+            write(loaded.tuned)
+    loaded.governor = None
     loaded.trees.clear()
     loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
-    with suppress(OSError):
-        write(tuning)
 
 
-def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> None:
-    """Let the auto tree be cut from a personal one, or from the checkpoint's own again (None).
+def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> ModelInfo:
+    """Cut the auto tree from a personal one, or from the checkpoint's own again (None); the model
+    as it is then.
 
     Answers that begin from now on follow it. Raises UsageError for a tree the heads cannot draft.
     """
-    info, device = loaded.info, loaded.engine.backbone.device
+    info = loaded.info
     stored = loaded.stored if _is_personal(loaded.calibration) else loaded.calibration
     calibration = stored
     if personal is not None:
@@ -105,21 +108,9 @@ def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> None:
         if not 1 <= tree.depth <= min(info.heads, len(personal.accuracies)):
             raise UsageError(f"the tree is {tree.depth} deep: {info.name} has {info.heads} heads")
         calibration = Calibration(personal.accuracies, tree, is_personal=True)
-    loaded.stored, loaded.calibration, loaded.governor = stored, calibration, None
-    loaded.trees.clear()
-    if loaded.tuned is not None:
-        adopt(loaded, loaded.tuned)
-        return
-    tree, why = auto_tree(calibration, info.heads, device, loaded.usual_nodes)
-    loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
-
-
-def with_tree(loaded: LoadedModel | None, personal: PersonalTree | None) -> Iterator[ModelInfo]:
-    """The model with a personal tree behind `--tree auto`, or with the checkpoint's own again."""
-    if loaded is None:
-        raise ModelError("no model is loaded: load one first")
-    use_tree(loaded, personal)
-    yield loaded.info
+    loaded.stored, loaded.calibration = stored, calibration
+    _choose_tree(loaded)
+    return loaded.info
 
 
 def _is_personal(calibration: Calibration | None) -> bool:

@@ -1,4 +1,4 @@
-"""The worker: what is asked of a loaded model, an answer or a look into it. Runs beside torch."""
+"""Worker: holds the model of a process and does what is asked of it. Imports torch."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -10,16 +10,57 @@ from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.decoding.events import Event, Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
-from medusa_chat.errors import ModelError, UsageError
-from medusa_chat.messages import Fresh, Message, Peek, PeekRequest, Prompt, Ranked, Text
-from medusa_chat.runtime.tuner import governor_of
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import (
+    Fresh,
+    LoadRequest,
+    Message,
+    Peek,
+    PeekRequest,
+    Prompt,
+    Ranked,
+    Request,
+    Text,
+)
+from medusa_chat.runtime.model_slot import ModelSlot
+from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune, UseTree
+from medusa_chat.runtime.tuner import governor_of, tune_unless_known, use_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+class Worker:
+    """The model of a process. The one place where a request becomes a call."""
+
+    def __init__(self) -> None:
+        self.slot = ModelSlot()
+
+    def handle(
+        self, request: Request[Any], should_stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[Any]:
+        """What a request brings, value by value. should_stop is asked between values; closing the
+        iterator stops at once. Raises MedusaChatError for what is refused."""
+        slot = self.slot
+        match request:
+            case LoadRequest():
+                yield from slot.load(request, should_stop)
+            case Reply(prompt, settings):
+                yield from reply(slot.require(), prompt, settings, should_stop)
+            case PeekRequest():
+                yield peek(slot.require(), request)
+            case Tune(again):
+                yield from tune_unless_known(slot.require(), should_stop, again)
+            case UseTree(tree):
+                yield use_tree(slot.require(), tree)
+            case MeasureMemory(device):
+                yield slot.measure_memory(device)
+            case _:
+                raise TypeError(f"a worker cannot handle {type(request).__name__}")
+
+
 def reply(
-    loaded: LoadedModel | None,
+    loaded: LoadedModel,
     prompt: Prompt,
     settings: GenerationSettings,
     should_stop: Callable[[], bool] = lambda: False,
@@ -27,8 +68,6 @@ def reply(
     """Answer a conversation, or continue a raw text. Raises what cannot be answered."""
     from medusa_chat.decoding.detokenizer import with_text
 
-    if loaded is None:
-        raise ModelError("no model is loaded: load one first")
     if isinstance(prompt, Fresh):
         loaded.engine.forget()
         loaded.said, prompt = ("", []), prompt.text
@@ -51,7 +90,7 @@ def reply(
 
 
 class _Advice:
-    """The line for an answer that ran out of memory: what would fit, before or after its start."""
+    """The message of an answer that ran out of memory: what to try, before or after its start."""
 
     def __init__(self, loaded: LoadedModel, settings: GenerationSettings) -> None:
         self.info, self.nodes, self.has_begun = loaded.info, settings.nodes or 1, False
@@ -65,10 +104,8 @@ class _Advice:
         return f"out of memory {when}: try {', '.join(tries[:-1])} or {tries[-1]}"
 
 
-def peek(loaded: LoadedModel | None, request: PeekRequest) -> Peek:
+def peek(loaded: LoadedModel, request: PeekRequest) -> Peek:
     """The most probable tokens after a text, from the backbone and from one of its heads."""
-    if loaded is None:
-        raise ModelError("no model is loaded: load one first")
     with refuse_out_of_memory(lambda: "out of memory: try a shorter chat"):
         logits, drafted = loaded.engine.peek(request.token_ids, request.path, request.head)
     found = _ranked(loaded, logits, request.temperature or 1.0, request)
@@ -94,8 +131,8 @@ def _ranked(
 
 
 def _said(loaded: LoadedModel, text: str, ids: list[int], event: Finished) -> tuple[str, list[int]]:
-    """The conversation as the model has it, text and ids; empty where the answer's text is not
-    all that its ids say (a stop string, half a character, an error)."""
+    """The conversation with the answer, text and ids, for the next turn to begin with; empty where
+    the answer's text is not that of its ids (a stop string, half a character, an error)."""
     whole = loaded.tokenizer.decode(list(event.token_ids), clean_up_tokenization_spaces=False)
     if event.reason == "error" or whole != event.text:
         return "", []
@@ -121,7 +158,7 @@ def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[Generati
 
 
 def _auto_tree(loaded: LoadedModel, nodes: int | None) -> Tree:
-    """Found once: that takes half a millisecond, as long as a short prompt."""
+    """The auto tree of this size. Kept: to find it takes as long as to read a short prompt."""
     from medusa_chat.trees.auto_tree import auto_tree
 
     if nodes not in loaded.trees:
@@ -135,9 +172,8 @@ def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
     """The prompt's token ids and the text they stand for.
 
     A conversation is rendered by the tokenizer's chat template; where its last message is the
-    assistant's, the text ends inside it and the answer goes on from there. What the last answer
-    made of it keeps its exact ids: only the text after it is tokenised, so that the cache is
-    reused whole.
+    assistant's, the text ends inside it and the answer continues it. The text up to the end of
+    the last answer keeps its ids: only what follows is tokenised, so that the cache is reused.
     """
     tokenizer = loaded.tokenizer
     if isinstance(prompt, str):

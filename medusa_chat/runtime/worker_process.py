@@ -1,100 +1,175 @@
-"""Serving: the worker's process. Requests in over a pipe, events out, until the app is gone."""
+"""WorkerProcess: the runner that holds the model in a process of its own (worker_loop.py).
 
-import os
+Torch lives there, so that the page never competes with decoding for the interpreter and a crash
+of the model ends the worker, not the app. Never imports torch itself.
+"""
+
+import multiprocessing
+import threading
+import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
-from time import perf_counter
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
-from medusa_chat.decoding.events import Event, Step
-from medusa_chat.errors import MedusaChatError
-from medusa_chat.messages import DeviceMemory, LoadPhase, ModelInfo, Peek
-from medusa_chat.runtime.model_slot import ModelSlot
-from medusa_chat.runtime.tuner import tuned, with_tree
-from medusa_chat.runtime.worker import peek, reply
+from medusa_chat.errors import LoadStopped
+from medusa_chat.messages import BEFORE_READING, LoadPhase, LoadRequest, Request, V
+from medusa_chat.runtime.runner import WorkerGone
+from medusa_chat.runtime.worker_loop import End, Stop, serve
 
-BREATH = 0.01  # seconds
+# Seconds from the stop of a load to the end of its process, which may be inside one long call.
+# True: before the files are read, when the model loaded before would be lost with the process.
+PATIENCE = {True: 3.0, False: 1.0}
 
 
-def serve(pipe: Connection) -> None:
-    """The worker process: requests in, ("event", value) or ("events", values) out, then
-    ("end", None) or ("refused", error). A ("stop",) that arrives while one runs ends an answer
-    or a load."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    _import_ahead()
-    from medusa_chat.decoding.backends import cpu_threads
+@dataclass(eq=False)
+class RunningLoad:
+    """The load that runs: its phase; is_ended: whether its process was ended to stop it."""
 
-    cpu_threads.leave_one()  # the page, and mostly its browser, run beside
-    holder = ModelSlot()
-    try:
-        while True:
-            name, *arguments = pipe.recv()
-            if name == "stop":
-                continue  # it came after its answer had ended
-            try:
-                if name == "reply":
-                    _send(pipe, reply(holder.loaded, *arguments, should_stop=_stop_asked(pipe)))
-                else:
-                    for value in _found(holder, name, arguments, _stop_asked(pipe)):
-                        pipe.send(("event", value))
-                pipe.send(("end", None))
-            except MedusaChatError as error:
-                pipe.send(("refused", error))
-            except (OSError, EOFError):
+    phase: str = "resolve"
+    is_ended: bool = False
+
+
+class WorkerProcess:
+    """A worker process, started at once; after its end a load starts a new one."""
+
+    on_gone: Callable[[], None] | None = None
+
+    def __init__(self) -> None:
+        self._sending = threading.Lock()  # a message may be more than one write
+        self._is_closed = False
+        self._running_load: RunningLoad | None = None
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        pipe, theirs = context.Pipe()
+        process = context.Process(
+            target=serve, args=(theirs,), daemon=True, name="medusa-chat-worker"
+        )
+        process.start()
+        theirs.close()
+        with self._sending:
+            self._pipe, self._process = pipe, process
+            if self._is_closed:
+                process.kill()
+        threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+
+    def _watch(self, process: BaseProcess) -> None:
+        """Sleep until the process ends; say so, unless it was to end or has a successor."""
+        wait([process.sentinel])
+        if process is self._process and not self._is_closed and self.on_gone is not None:
+            self.on_gone()
+
+    def run(self, request: Request[V]) -> Iterator[V]:
+        if isinstance(request, LoadRequest):
+            return self._load(request)
+        return self._exchange(request)
+
+    def _load(self, request: LoadRequest) -> Iterator[LoadPhase]:
+        """The phases of a load, in a new process where the last one has ended."""
+        if self.gone() and not self._is_closed:
+            self._start()
+        self._running_load = load = RunningLoad()
+        try:
+            for phase in self._exchange(request):
+                load.phase = phase.name
+                yield phase
+        except WorkerGone:
+            if not load.is_ended:
                 raise
-            except Exception as error:  # told to the session, which shows it; the worker lives on
-                pipe.send(("refused", RuntimeError(f"{type(error).__name__}: {error}")))
-    except (EOFError, OSError, KeyboardInterrupt):
-        return  # the app is gone, and with it the reason to live
+            self._start()
+            error = LoadStopped(f"loading {request.checkpoint} was stopped: no model is loaded")
+            error.is_model_lost = True
+            raise error from None
+        finally:
+            self._running_load = None
+
+    def _exchange(self, request: Request[Any]) -> Iterator[Any]:
+        """Send a request and yield what comes back; raises what the worker refused."""
+        is_over = False
+        try:
+            self._send(request)
+            while not isinstance(message := self._pipe.recv(), End):
+                yield from message.values
+            is_over = True
+        except (EOFError, OSError) as error:
+            is_over = True
+            wait([self._process.sentinel], 1)
+            raise _worker_gone(self._process) from error
+        finally:
+            if not is_over:  # closed before its end: nothing of it may reach the next request
+                self._drain()
+        if message.error is not None:
+            raise message.error
+
+    def _drain(self) -> None:
+        """Stop what runs and drop the rest of it."""
+        self.stop()
+        try:
+            while not isinstance(self._pipe.recv(), End):
+                pass
+        except (EOFError, OSError):
+            return  # the worker is gone, and the rest with it
+
+    def _send(self, message: Request[Any] | Stop) -> None:
+        with self._sending:
+            self._pipe.send(message)
+
+    def stop(self) -> None:
+        try:
+            self._send(Stop())
+        except (OSError, ValueError):
+            return  # the worker is gone: nothing runs that could be stopped
+        if (load := self._running_load) is not None:
+            patience = PATIENCE[load.phase in BEFORE_READING]
+            timer = threading.Timer(patience, self._end_process, (load, self._process))
+            timer.daemon = True
+            timer.start()
+
+    def _end_process(self, load: RunningLoad, process: BaseProcess) -> None:
+        """End the process of a load that still runs, some time after it was asked to stop."""
+        if load is self._running_load:
+            load.is_ended = True
+            process.kill()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def gone(self) -> WorkerGone | None:
+        process = self._process
+        if not wait([process.sentinel], 0):
+            return None
+        return _worker_gone(process)
+
+    def process_memory(self) -> int | None:
+        """Bytes of main memory the worker holds now; None where that cannot be read."""
+        import psutil
+
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
+            return None
+
+    def close(self) -> None:
+        with self._sending:
+            self._is_closed = True
+            process = self._process
+        process.kill()
+        process.join(5)
+        self._pipe.close()
 
 
-def _found(
-    holder: ModelSlot, name: str, arguments: list[Any], should_stop: Callable[[], bool]
-) -> Iterator[LoadPhase | ModelInfo | Peek | DeviceMemory]:
-    """What a request other than for an answer brings."""
-    if name == "load":
-        yield from holder.load(*arguments, should_stop=should_stop)
-    elif name == "tune":
-        yield from tuned(holder.loaded, should_stop, *arguments)
-    elif name == "use_tree":
-        yield from with_tree(holder.loaded, *arguments)
-    elif name == "peek":
-        yield peek(holder.loaded, *arguments)
-    else:
-        assert name == "memory", name
-        yield holder.room_on(*arguments)
-
-
-def _send(pipe: Connection, events: Iterator[Event]) -> None:
-    """Events as they come; of those that follow each other within BREATH, several at once: every
-    message wakes the other process, and a small model makes a thousand steps a second."""
-    held: list[Event] = []
-    sent = 0.0
-    try:
-        for event in events:
-            held.append(event)
-            now = perf_counter()
-            if now - sent >= BREATH or not isinstance(event, Step):
-                pipe.send(("events", held))
-                held, sent = [], now
-    finally:
-        if held:
-            pipe.send(("events", held))
-
-
-def _stop_asked(pipe: Connection) -> Callable[[], bool]:
-    """Whether a stop has arrived since the answer or the load began."""
-
-    def asked() -> bool:
-        while pipe.poll():
-            if pipe.recv() == ("stop",):
-                return True
-        return False
-
-    return asked
-
-
-def _import_ahead() -> None:
-    """Import what every load needs before the first one is asked for."""
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
+def _worker_gone(process: BaseProcess) -> WorkerGone:
+    """How a process ended. Its code is None for a moment while another thread reads it."""
+    end = "without an exit code"
+    for _ in range(50):
+        code = process.exitcode
+        if code is not None:
+            end = f"signal {-code}" if code < 0 else f"exit code {code}"
+            break
+        time.sleep(0.01)
+    return WorkerGone(f"the model's process ended ({end})")

@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from medusa_chat.errors import UsageError
 from medusa_chat.paths import asset
 from medusa_chat.runtime.history import History
-from medusa_chat.runtime.personal_tree import Personal
+from medusa_chat.runtime.personal_tree import PersonalTrees
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST, Guard
 from medusa_chat.ui.access.password import PasswordGate
@@ -90,9 +90,10 @@ def build_app(
             with gr.Tab("Models", id="models", elem_id="models-tab"):
                 build_models(session)
             with gr.Tab("Tune", id="tune", elem_id="tune-tab"):
-                personal = Personal(session, history.file.parent / "trees" if history else None)
+                folder = history.file.parent / "trees" if history else None
+                personal = PersonalTrees(session, folder)
                 build_tune(session, personal)
-                chat.controller.sessions.learn = lambda answer: personal.learn(
+                chat.controller.sessions.learn = lambda answer: personal.count_in_background(
                     answer.prefilled, answer.steps
                 )
     return blocks, chat.controller

@@ -3,7 +3,7 @@
 import gradio as gr
 
 from medusa_chat.errors import UsageError
-from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.access.share import Share, share_view
@@ -38,7 +38,7 @@ class HeaderController:
 
     def refresh(self, request: gr.Request) -> tuple[str, str]:
         """(status, link) as this visitor may see them."""
-        memory = self.session.runner.memory()
+        memory = self.session.runner.process_memory()
         return status_line(self.session.state, memory, is_guest(request)), self._link(request)
 
     def begin_share(self, event: gr.EventData, request: gr.Request) -> str:

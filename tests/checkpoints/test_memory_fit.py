@@ -30,7 +30,8 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import OutOfMemoryError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.runner import InProcess
+from medusa_chat.runtime.in_process import InProcess
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 
 GB = 10**9
@@ -220,12 +221,12 @@ def test_memory_that_runs_out_in_an_answer_costs_only_that_answer(
     folder, monkeypatch, failing, remedy
 ):
     session = Session(InProcess())
-    list(session.load(LoadRequest(str(folder))))
+    list(session.run(LoadRequest(str(folder))))
     settings = GenerationSettings(max_new_tokens=12, seed=1)
-    expected = list(session.reply("hello there", settings))[-1].token_ids
-    backbone = session.runner._holder.loaded.engine.backbone
+    expected = list(session.run(Reply("hello there", settings)))[-1].token_ids
+    backbone = session.runner.worker.slot.loaded.engine.backbone
     backbone.whole_step = None  # that asks for no memory while it decodes
-    session.runner._holder.loaded.engine.forget()
+    session.runner.worker.slot.loaded.engine.forget()
     calls, run = iter(range(10**6)), backbone._run
 
     def broken(*arguments):
@@ -234,11 +235,11 @@ def test_memory_that_runs_out_in_an_answer_costs_only_that_answer(
         return run(*arguments)
 
     monkeypatch.setattr(backbone, "_run", broken)
-    job = session.submit("hello there", settings)
+    job = session.submit(Reply("hello there", settings))
     assert job.done.wait(60)
     assert "out of memory" in job.error and remedy in job.error and "\n" not in job.error
     assert bool(job.trace) == (failing > 0) and session.state.status == "ready"
-    again = session.submit("hello there", settings)
+    again = session.submit(Reply("hello there", settings))
     assert again.done.wait(60) and again.trace[-1].token_ids == expected
     session.close()
 

@@ -26,9 +26,10 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.hub.catalog import model_presets, template_for
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.process import Child
-from medusa_chat.runtime.runner import InProcess
+from medusa_chat.runtime.in_process import InProcess
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.worker_process import WorkerProcess
 
 BASE = "someone/base"
 HEADS = "someone/medusa-heads"
@@ -136,22 +137,22 @@ def test_a_known_repo_without_a_chat_template_gets_ours_and_says_so(
 @pytest.mark.parametrize("name", ["resolve", "read", "quantise", "check", "warm up"])
 def test_a_load_stops_at_each_phase_and_says_what_is_there(backbone: Path, name: str) -> None:
     runner = InProcess()
-    list(runner.load(LoadRequest(str(backbone))))
+    list(runner.run(LoadRequest(str(backbone))))
     seen = []
     with pytest.raises(LoadStopped) as refusal:
-        for phase in runner.load(LoadRequest(str(backbone), precision="nf4")):
+        for phase in runner.run(LoadRequest(str(backbone), precision="nf4")):
             seen.append(phase.name)
             if phase.name == name:
                 runner.stop()
     assert seen[-1] == name
     if name == "resolve":  # the next model's files were not all here: nothing was freed
         assert f"{backbone} stays loaded" in str(refusal.value)
-        assert list(runner.reply("hi", SETTINGS))
+        assert list(runner.run(Reply("hi", SETTINGS)))
     else:
         assert "no model is loaded" in str(refusal.value)
         with pytest.raises(ModelError, match="load one first"):
-            list(runner.reply("hi", SETTINGS))
-    assert [p.name for p in runner.load(LoadRequest(str(backbone)))][-1] == "ready"
+            list(runner.run(Reply("hi", SETTINGS)))
+    assert [p.name for p in runner.run(LoadRequest(str(backbone)))][-1] == "ready"
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def far(
         patched.setenv("HF_ENDPOINT", running.url)
         patched.setenv("HF_HUB_OFFLINE", "0")
         patched.setenv("HF_HUB_CACHE", str(folder / "cache"))
-        session = Session(Child())
+        session = Session(WorkerProcess())
         yield running, session
         session.close()
 
@@ -174,7 +175,7 @@ def far(
 def child(far: tuple[Hub, Session], backbone: Path) -> Session:
     """The session with the backbone loaded."""
     _, session = far
-    session.submit_load(LoadRequest(str(backbone)))
+    session.submit(LoadRequest(str(backbone)))
     wait_for(lambda: session.state.status == "ready" and not session.state.message, 240)
     return session
 
@@ -186,26 +187,26 @@ def test_a_download_stops_keeps_the_old_model_and_goes_on_later(
     size = (backbone / "model.safetensors").stat().st_size
     server.faults.append(Fault(r"/model\.safetensors", "slow", after=size // 2, rate=2000))
     pid = child.runner.pid
-    child.submit_load(LoadRequest(HEADS))
+    child.submit(LoadRequest(HEADS))
     wait_for(lambda: child.state.phase == "download" and child.state.done > size // 3)
     assert child.state.total > size
-    child.stop_load()
+    child.cancel_loads()
     wait_for(lambda: child.state.status == "ready")
     assert child.state.model is not None and child.state.model.name == str(backbone)
     assert f"{HEADS} was stopped; what came is kept" in child.state.message
-    job = child.submit("hi", SETTINGS)
+    job = child.submit(Reply("hi", SETTINGS))
     assert job.done.wait(60) and not job.error and child.runner.pid == pid
     server.faults.clear()
     before = server.sent
-    child.submit_load(LoadRequest(HEADS))
+    child.submit(LoadRequest(HEADS))
     wait_for(lambda: child.state.model is not None and child.state.model.name == HEADS)
     assert server.sent - before < size - size // 3  # it went on where it had stopped
     assert child.state.message == ""
 
 
 def test_a_refused_id_leaves_the_old_model_and_says_why(child: Session) -> None:
-    child.submit_load(LoadRequest("nobody/nothing"))
-    job = child.submit("hi", SETTINGS)
+    child.submit(LoadRequest("nobody/nothing"))
+    job = child.submit(Reply("hi", SETTINGS))
     assert job.done.wait(60) and not job.error
     assert child.state.status == "ready" and "nobody/nothing" in child.state.message
 
@@ -213,22 +214,22 @@ def test_a_refused_id_leaves_the_old_model_and_says_why(child: Session) -> None:
 def test_a_load_inside_one_long_call_is_ended_with_its_process(
     child: Session, backbone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("medusa_chat.runtime.process.PATIENCE", {True: 0.2, False: 0.2})
-    assert isinstance(child.runner, Child) and child.runner.pid
+    monkeypatch.setattr("medusa_chat.runtime.worker_process.PATIENCE", {True: 0.2, False: 0.2})
+    assert isinstance(child.runner, WorkerProcess) and child.runner.pid
     os.kill(child.runner.pid, signal.SIGSTOP)  # it heeds nothing any more
-    child.submit_load(LoadRequest(str(backbone)))
-    wait_for(lambda: child.runner._load is not None)
-    child.stop_load()
+    child.submit(LoadRequest(str(backbone)))
+    wait_for(lambda: child.runner._running_load is not None)
+    child.cancel_loads()
     wait_for(lambda: child.state.status == "empty")
     assert "was stopped: no model is loaded" in child.state.message
-    child.submit_load(LoadRequest(str(backbone)))
+    child.submit(LoadRequest(str(backbone)))
     wait_for(lambda: child.state.status == "ready", 240)
 
 
 def test_a_load_that_waits_is_taken_back(child: Session, backbone: Path) -> None:
-    job = child.submit("hi", GenerationSettings(max_new_tokens=200, seed=1))
+    job = child.submit(Reply("hi", GenerationSettings(max_new_tokens=200, seed=1)))
     wait_for(lambda: job.trace)
-    child.submit_load(LoadRequest("nobody/nothing"))
-    child.stop_load()
+    child.submit(LoadRequest("nobody/nothing"))
+    child.cancel_loads()
     assert job.done.wait(60)
     assert child.state.status == "ready" and child.state.message == ""

@@ -25,7 +25,8 @@ from medusa_chat.errors import (
     OutOfMemoryError,
     PortInUseError,
 )
-from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt
+from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt, Request
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import NO_STATS
 from medusa_chat.training.recipe import TrainRequest, read_recipe
 
@@ -44,10 +45,14 @@ class Scripted:
         self.is_stopped = False
         self.is_closed = False
 
-    def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
-        self.request = request
-        yield LoadPhase("weights")
-        yield LoadPhase("ready", MODEL)
+    def run(self, request: Request[Any]) -> Iterator[Any]:
+        if isinstance(request, Reply):
+            yield from self.reply(request.prompt, request.settings)
+        else:
+            assert isinstance(request, LoadRequest)
+            self.request = request
+            yield LoadPhase("weights")
+            yield LoadPhase("ready", MODEL)
 
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
         self.asked.append((prompt, settings))
@@ -77,7 +82,7 @@ class Scripted:
 def runner(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     scripted = Scripted()
     monkeypatch.setattr(cli, "InProcess", lambda: scripted)
-    monkeypatch.setattr(cli, "Child", lambda: scripted)
+    monkeypatch.setattr(cli, "WorkerProcess", lambda: scripted)
     return scripted
 
 

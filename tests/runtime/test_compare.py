@@ -12,16 +12,17 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import Fresh, LoadRequest
 from medusa_chat.runtime.compare import WARM_UP_TOKENS, Progress, compare, with_gap
+from medusa_chat.runtime.in_process import InProcess
 from medusa_chat.runtime.recordings import Comparison, compared
-from medusa_chat.runtime.runner import InProcess
-from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 
 
 @pytest.fixture
 def scripted() -> Iterator[Session]:
     session = Session(Racer(delay=0.004, prefill=0.01, steps=200))
-    session.submit_load(LoadRequest())
+    session.submit(LoadRequest())
     yield session
     session.close()
 
@@ -29,12 +30,12 @@ def scripted() -> Iterator[Session]:
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Session]:
     session = Session(InProcess())
-    list(session.load(LoadRequest("demo", device="cpu", precision="fp32")))
+    list(session.run(LoadRequest("demo", device="cpu", precision="fp32")))
     yield session
     session.close()
 
 
-def remember_jobs(session: Session, monkeypatch) -> list[Job]:
+def remember_jobs(session: Session, monkeypatch) -> list[Ticket]:
     """Every job given to the session from now on."""
     jobs, submit = [], session.submit
     monkeypatch.setattr(session, "submit", lambda *asked: jobs.append(submit(*asked)) or jobs[-1])
@@ -43,7 +44,7 @@ def remember_jobs(session: Session, monkeypatch) -> list[Job]:
 
 def ids_of(session: Session) -> tuple[int, ...]:
     """What the session says when asked once more."""
-    job = session.submit(STORY, SHORT)
+    job = session.submit(Reply(STORY, SHORT))
     assert job.done.wait(60) and not job.error, job.error
     return job.trace[-1].token_ids
 
@@ -102,7 +103,7 @@ def test_plain_against_plain_is_refused(scripted):
 
 
 def test_a_model_changed_in_between_is_refused(scripted):
-    traces = [list(scripted.runner.reply(STORY, SHORT)) for _ in range(2)]
+    traces = [list(scripted.runner.run(Reply(STORY, SHORT))) for _ in range(2)]
     traces[1][0] = replace(traces[1][0], precision="bf16")
     with pytest.raises(MedusaChatError, match="model was changed"):
         compared(*traces)
@@ -162,7 +163,9 @@ def test_a_planted_difference_is_found_at_its_token(scripted, index):
 
 
 def test_a_shorter_answer_parts_where_it_ends(scripted):
-    traces = [list(scripted.runner.reply(STORY, SHORT.resolved(max_new_tokens=n))) for n in (9, 6)]
+    traces = [
+        list(scripted.runner.run(Reply(STORY, SHORT.resolved(max_new_tokens=n)))) for n in (9, 6)
+    ]
     found = compared(*traces)
     assert found.difference.index == 6 and found.difference.drafted == "end of text"
     assert found.difference.plain == scripted.runner.pieces[traces[0][-1].token_ids[6]]
@@ -204,7 +207,7 @@ def test_an_answer_stopped_from_outside_is_no_comparison(scripted, monkeypatch):
     with pytest.raises(MedusaChatError, match="needs both answers whole"):
         for event in running:
             if event.stage == "running":
-                scripted.stop(jobs[-1])
+                scripted.cancel(jobs[-1])
 
 
 def test_a_failing_side_is_told_in_its_own_words(scripted):
@@ -215,7 +218,7 @@ def test_a_failing_side_is_told_in_its_own_words(scripted):
 
 def test_waiting_behind_another_answer_is_progress(scripted):
     scripted.runner.delay = 0.02
-    other = scripted.submit("other", SHORT)
+    other = scripted.submit(Reply("other", SHORT))
     running = compare(scripted, STORY, SHORT.resolved(max_new_tokens=2), poll_seconds=0.01)
     first = next(running)
     assert (first.stage, first.ahead) == ("waiting", 1)

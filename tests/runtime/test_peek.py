@@ -12,10 +12,11 @@ from support.waiting import wait_for
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError, UsageError
-from medusa_chat.messages import LoadRequest, PeekRequest
-from medusa_chat.runtime.process import Child
-from medusa_chat.runtime.runner import InProcess
+from medusa_chat.messages import LoadRequest, Peek, PeekRequest
+from medusa_chat.runtime.in_process import InProcess
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.worker_process import WorkerProcess
 from medusa_chat.ui.chat import node_card as ui_peek
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.node_card import card_line, peek_request, text_before
@@ -26,7 +27,7 @@ HELLO = [{"role": "user", "content": "Tell me a story about a fox"}]
 @pytest.fixture(scope="module")
 def demo():
     session = Session(InProcess())
-    list(session.load(LoadRequest("demo", device="cpu", precision="fp32")))
+    list(session.run(LoadRequest("demo", device="cpu", precision="fp32")))
     yield session
     session.close()
 
@@ -35,7 +36,7 @@ def demo():
 def tiny(tmp_path_factory):
     folder = write_checkpoint(tmp_path_factory.mktemp("peek") / "model")
     session = Session(InProcess())
-    list(session.load(LoadRequest(str(folder), device="cpu", precision="fp32")))
+    list(session.run(LoadRequest(str(folder), device="cpu", precision="fp32")))
     yield session
     session.close()
 
@@ -43,8 +44,13 @@ def tiny(tmp_path_factory):
 def answered(session: Session, prompt, **settings) -> Answer:
     answer = Answer()
     wanted = {"max_new_tokens": 40, "seed": 3} | settings
-    answer.add(session.reply(prompt, GenerationSettings(**wanted)))
+    answer.add(session.run(Reply(prompt, GenerationSettings(**wanted))))
     return answer
+
+
+def peeked(session: Session, request: PeekRequest) -> Peek:
+    (found,) = session.run(request)
+    return found
 
 
 def worst_difference(session: Session, answer: Answer, steps) -> tuple[float, float]:
@@ -54,7 +60,7 @@ def worst_difference(session: Session, answer: Answer, steps) -> tuple[float, fl
         draft = answer.steps[index].draft
         for node in range(1, len(draft.tokens)):
             request = peek_request(answer, index, node)
-            found = session.runner.peek(request)
+            found = peeked(session, request)
             mine = found.asked[0]
             assert mine.id == draft.tokens[node]
             worst[0] = max(worst[0], abs(mine.probability - draft.probabilities[node]))
@@ -89,7 +95,7 @@ def test_a_random_model_agrees_too(tiny):
 
 def test_the_top_ten_are_in_order_and_sum_below_one(demo):
     answer = answered(demo, HELLO)
-    found = demo.runner.peek(peek_request(answer, 2, 1))
+    found = peeked(demo, peek_request(answer, 2, 1))
     for top in (found.backbone, found.head):
         shares = [r.probability for r in top]
         assert len(top) == 10 and [r.rank for r in top] == list(range(1, 11))
@@ -98,13 +104,13 @@ def test_the_top_ten_are_in_order_and_sum_below_one(demo):
 
 
 def test_a_look_leaves_the_cache_for_the_next_turn(demo):
-    engine = demo.runner._holder.loaded.engine
+    engine = demo.runner.worker.slot.loaded.engine
     answer = answered(demo, HELLO)
     before = list(engine._ids)
     states = [block[:, :, :, : len(before)].clone() for block in engine.backbone.cache._blocks]
     for index in (0, len(answer.steps) // 2):
         node = len(answer.steps[index].draft.tokens) - 1
-        demo.runner.peek(peek_request(answer, index, node))
+        peeked(demo, peek_request(answer, index, node))
         assert engine._ids == before and engine.backbone.cache.length == len(before)
     for block, state in zip(engine.backbone.cache._blocks, states, strict=True):
         assert torch.equal(block[:, :, :, : len(before)], state)
@@ -118,14 +124,14 @@ def test_a_look_leaves_the_cache_for_the_next_turn(demo):
 
 
 def test_a_look_into_another_text_keeps_what_they_share(demo, monkeypatch):
-    engine = demo.runner._holder.loaded.engine
+    engine = demo.runner.worker.slot.loaded.engine
     first = answered(demo, HELLO)
     second = answered(demo, [{"role": "user", "content": "What is the capital of Spain?"}])
     held = list(engine._ids)
-    demo.runner.peek(peek_request(first, 5, 0))
+    peeked(demo, peek_request(first, 5, 0))
     assert engine._ids == held
     monkeypatch.setattr("medusa_chat.decoding.probe.CHUNK", 4)
-    demo.runner.peek(peek_request(first, 5, 0))
+    peeked(demo, peek_request(first, 5, 0))
     assert engine._ids == held[: len(engine._ids)] and len(engine._ids) < len(held)
     assert engine.backbone.cache.length == len(engine._ids)
     again = answered(demo, [{"role": "user", "content": "What is the capital of Spain?"}])
@@ -133,12 +139,12 @@ def test_a_look_into_another_text_keeps_what_they_share(demo, monkeypatch):
 
 
 def test_a_failing_look_leaves_the_cache(demo, monkeypatch):
-    engine = demo.runner._holder.loaded.engine
+    engine = demo.runner.worker.slot.loaded.engine
     answer = answered(demo, HELLO)
     held = list(engine._ids)
     monkeypatch.setattr(engine.backbone, "decoder", None)
     with pytest.raises(TypeError):
-        demo.runner.peek(peek_request(answer, 1, 1))
+        peeked(demo, peek_request(answer, 1, 1))
     assert engine._ids == held and engine.backbone.cache.length == len(held)
 
 
@@ -155,7 +161,7 @@ def test_a_failing_look_leaves_the_cache(demo, monkeypatch):
 )
 def test_what_no_step_can_have_had_is_refused(demo, request_):
     with pytest.raises(UsageError):
-        demo.runner.peek(request_)
+        peeked(demo, request_)
 
 
 def test_the_text_before_a_step_is_what_the_backbone_had(demo):
@@ -168,20 +174,20 @@ def test_the_text_before_a_step_is_what_the_backbone_had(demo):
 
 
 def test_the_childs_look_waits_behind_a_running_answer():
-    session = Session(Child())
-    session.submit_load(LoadRequest("demo", device="cpu"))
+    session = Session(WorkerProcess())
+    session.submit(LoadRequest("demo", device="cpu"))
     try:
-        job = session.submit(HELLO, GenerationSettings(max_new_tokens=400, seed=1))
+        job = session.submit(Reply(HELLO, GenerationSettings(max_new_tokens=400, seed=1)))
         wait_for(lambda: any(isinstance(e, Step) for e in job.trace))
         answer = Answer()
         answer.add(list(job.trace))
-        found = session.peek(peek_request(answer, 0, 1), timeout=60)
+        found = session.ask(peek_request(answer, 0, 1), timeout=60)
         assert job.done.is_set() and not job.error
         draft = answer.steps[0].draft
         assert math.isclose(found.asked[0].probability, draft.probabilities[1], abs_tol=1e-3)
         with pytest.raises(ModelError, match="no Medusa head"):
-            session.peek(PeekRequest((1,), head=50))
-        assert session.peek(PeekRequest((1, 2), head=1)).head
+            session.ask(PeekRequest((1,), head=50))
+        assert session.ask(PeekRequest((1, 2), head=1)).head
     finally:
         session.close()
 
@@ -189,7 +195,7 @@ def test_the_childs_look_waits_behind_a_running_answer():
 def test_a_look_without_a_model_says_so():
     session = Session(InProcess())
     with pytest.raises(ModelError, match="no model is loaded"):
-        session.peek(PeekRequest((1,)))
+        session.ask(PeekRequest((1,)))
     session.close()
 
 

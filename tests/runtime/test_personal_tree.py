@@ -11,7 +11,8 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree, cartesian
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree, TreeFacts
-from medusa_chat.runtime.personal_tree import Personal, StoredCounts, kept_from, kept_json
+from medusa_chat.runtime.personal_tree import PersonalTrees, StoredCounts
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.trees.path_probabilities import PathProbabilities
 from medusa_chat.trees.suggestion import search_likeliest, suggest_tree
@@ -77,9 +78,9 @@ def opened(tmp_path):
         runner = ScriptedRunner(delay=0, prefill=0, steps=40)
         session = Session(runner)
         sessions.append(session)
-        personal = Personal(session, tmp_path / "trees")
-        session.submit_load(LoadRequest())
-        assert session.submit("x", GENERATED).done.wait(60)
+        personal = PersonalTrees(session, tmp_path / "trees")
+        session.submit(LoadRequest())
+        assert session.submit(Reply("x", GENERATED)).done.wait(60)
         return session, runner, personal
 
     yield make
@@ -88,10 +89,10 @@ def opened(tmp_path):
 
 
 def chat(session, personal) -> None:
-    job = session.submit("hello", GENERATED)
+    job = session.submit(Reply("hello", GENERATED))
     assert job.done.wait(60)
     first, *steps, _ = job.trace
-    personal.take(first, steps)
+    personal.count(first, steps)
 
 
 def test_a_chosen_tree_is_used_kept_and_used_again_after_a_restart(opened):
@@ -116,7 +117,7 @@ def test_a_broken_file_is_set_aside_and_counting_begins_anew(opened, tmp_path):
     session, _, personal = opened()
     chat(session, personal)
     assert [f for f in folder.iterdir() if "corrupt" in f.name]
-    kept = kept_from(json.loads((folder / "scripted.json").read_text()))
+    kept = StoredCounts.from_json(json.loads((folder / "scripted.json").read_text()))
     assert kept.tally.answers == 1 and kept.tree is None
 
 
@@ -130,9 +131,9 @@ def test_a_broken_file_is_set_aside_and_counting_begins_anew(opened, tmp_path):
     ],
 )
 def test_a_kept_tree_that_is_none_is_refused(tree):
-    values = json.loads(json.dumps(kept_json(StoredCounts()))) | {"tree": tree}
+    values = json.loads(json.dumps(StoredCounts().to_json())) | {"tree": tree}
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError, UsageError)):
-        kept_from(values)
+        StoredCounts.from_json(values)
 
 
 def test_a_disk_that_cannot_be_written_costs_only_the_memory(opened, tmp_path):
@@ -144,12 +145,12 @@ def test_a_disk_that_cannot_be_written_costs_only_the_memory(opened, tmp_path):
 
 def test_an_answer_of_another_model_is_not_counted(opened):
     session, _, personal = opened()
-    personal.take(prefilled(), answer(random.Random(0), best_tree(8, 3), 5))
+    personal.count(prefilled(), answer(random.Random(0), best_tree(8, 3), 5))
     assert personal.of(session.state.model.tree_facts).tally.steps == 0
-    personal.take(None, [])
+    personal.count(None, [])
 
 
 def test_without_a_model_there_is_no_tree_to_choose():
-    personal = Personal(Session(ScriptedRunner()))
+    personal = PersonalTrees(Session(ScriptedRunner()))
     with pytest.raises(UsageError, match="load one first"):
         personal.use(None)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 
 import pytest
 from support.checkpoints import write_checkpoint
@@ -11,10 +12,12 @@ from support.waiting import wait_for
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
-from medusa_chat.messages import LoadPhase, LoadRequest
-from medusa_chat.runtime.process import Child
-from medusa_chat.runtime.runner import InProcess, WorkerGone
+from medusa_chat.messages import LoadPhase, LoadRequest, PeekRequest
+from medusa_chat.runtime.in_process import InProcess
+from medusa_chat.runtime.requests import Reply, Switch, Tune, UseTree
+from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.worker_process import WorkerProcess
 
 SETTINGS = GenerationSettings(max_new_tokens=12, seed=1)
 LONG = GenerationSettings(max_new_tokens=200, seed=1)
@@ -27,29 +30,29 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def child(folder):
-    session = Session(Child())
-    session.submit_load(LoadRequest(str(folder), precision="fp32"))
+    session = Session(WorkerProcess())
+    session.submit(LoadRequest(str(folder), precision="fp32"))
     yield session
     session.close()
 
 
 def test_the_child_answers_like_this_process(child, folder):
     here = Session(InProcess())
-    list(here.load(LoadRequest(str(folder), precision="fp32")))
-    job = child.submit("hello", SETTINGS)
+    list(here.run(LoadRequest(str(folder), precision="fp32")))
+    job = child.submit(Reply("hello", SETTINGS))
     assert job.done.wait(90), child.state
     assert not job.error
-    mine = [event for event in here.reply("hello", SETTINGS)]
+    mine = [event for event in here.run(Reply("hello", SETTINGS))]
     assert job.trace[-1].token_ids == mine[-1].token_ids
     assert isinstance(job.trace[0], Prefilled) and isinstance(job.trace[-1], Finished)
 
 
 def test_jobs_wait_in_order_and_can_be_stopped(child):
-    jobs = [child.submit("hello", LONG) for _ in range(3)]
+    jobs = [child.submit(Reply("hello", LONG)) for _ in range(3)]
     wait_for(lambda: jobs[0].trace)
     assert [child.position(job) for job in jobs] == [0, 1, 2]
-    child.stop(jobs[2])
-    child.stop(jobs[0])
+    child.cancel(jobs[2])
+    child.cancel(jobs[0])
     assert jobs[0].done.wait(30) and jobs[0].trace[-1].reason == "cancelled"
     assert jobs[1].done.wait(60) and jobs[1].trace[-1].reason == "length"
     assert jobs[2].done.wait(30) and jobs[2].trace[-1].reason == "cancelled"
@@ -57,15 +60,15 @@ def test_jobs_wait_in_order_and_can_be_stopped(child):
 
 
 def test_a_refused_answer_leaves_the_worker_ready(child):
-    job = child.submit("x" * 5000, SETTINGS)
+    job = child.submit(Reply("x" * 5000, SETTINGS))
     assert job.done.wait(90) and "context holds" in job.error
-    again = child.submit("hello", SETTINGS)
+    again = child.submit(Reply("hello", SETTINGS))
     assert again.done.wait(30) and not again.error
 
 
 def test_a_killed_worker_is_restarted_and_waiting_jobs_still_run(child):
-    first = child.submit("hello", LONG)
-    second = child.submit("hello", SETTINGS)
+    first = child.submit(Reply("hello", LONG))
+    second = child.submit(Reply("hello", SETTINGS))
     wait_for(lambda: first.trace)
     os.kill(child.runner.pid, signal.SIGKILL)
     assert first.done.wait(60) and "restarted" in first.error
@@ -86,12 +89,12 @@ def test_a_worker_killed_while_idle_is_noticed_within_a_second_and_replaced(chil
     assert child.state.status == "loading" and "signal 9" in child.state.message
     wait_for(lambda: is_ready(child))
     assert child.runner.pid != pid
-    job = child.submit("hello", SETTINGS)
+    job = child.submit(Reply("hello", SETTINGS))
     assert job.done.wait(60) and not job.error
 
 
 def test_a_worker_killed_while_loading_is_replaced_and_waiting_jobs_still_run(child):
-    job, pid = child.submit("hello", SETTINGS), child.runner.pid
+    job, pid = child.submit(Reply("hello", SETTINGS)), child.runner.pid
     os.kill(pid, signal.SIGKILL)  # before its load or in it: only the latter is worth a word
     wait_for(lambda: child.runner.pid != pid, seconds=60)
     assert job.done.wait(90) and not job.error, job.error
@@ -105,15 +108,15 @@ class Dying:
     def __init__(self):
         self.loads, self.lives = 0, False
 
-    def load(self, request):
+    def run(self, request):
+        if isinstance(request, Reply):
+            yield from ScriptedRunner(delay=0, prefill=0, steps=2).run(request)
+            return
         self.loads += 1
         yield LoadPhase("read")
         if not self.lives:
             raise WorkerGone("the model's process ended (signal 9)")
         yield LoadPhase("ready", ScriptedRunner().model)
-
-    def reply(self, prompt, settings):
-        yield from ScriptedRunner(delay=0, prefill=0, steps=2).reply(prompt, settings)
 
     def gone(self):
         return None if self.lives else WorkerGone("the model's process ended (signal 9)")
@@ -124,15 +127,15 @@ class Dying:
 
 def test_a_worker_that_keeps_ending_is_not_restarted_for_ever():
     session = Session(Dying())
-    session.submit_load(LoadRequest())
+    session.submit(LoadRequest())
     wait_for(lambda: session.state.status == "failed")
     assert session.runner.loads == 3
     assert "signal 9" in session.state.message and "--max-context" in session.state.message
-    job = session.submit("hello", SETTINGS)
+    job = session.submit(Reply("hello", SETTINGS))
     assert job.done.wait(10) and "again and again" in job.error
     assert session.runner.loads == 4 and session.state.status == "failed"
     session.runner.lives = True
-    job = session.submit("hello", SETTINGS)
+    job = session.submit(Reply("hello", SETTINGS))
     assert job.done.wait(10) and not job.error
     session.runner.lives = False
     session.runner.on_gone()  # while idle: the row begins again
@@ -143,39 +146,91 @@ def test_a_worker_that_keeps_ending_is_not_restarted_for_ever():
 
 def test_a_load_that_was_given_up_is_not_tried_again_once_another_was_asked_for():
     session = Session(Dying())
-    session.submit_load(LoadRequest())
+    session.submit(LoadRequest())
     wait_for(lambda: session.state.status == "failed")
     session.runner.lives = True
-    session.submit_load(LoadRequest("/another"))
+    session.submit(LoadRequest("/another"))
     wait_for(lambda: session.state.status == "ready")
-    job = session.submit("hello", SETTINGS)
+    job = session.submit(Reply("hello", SETTINGS))
     assert job.done.wait(10) and not job.error
-    assert session.runner.loads == 4 and session.keeper.request == LoadRequest("/another")
+    assert session.runner.loads == 4 and session.lifecycle.requested == LoadRequest("/another")
+    session.close()
+
+
+class Refusing(ScriptedRunner):
+    """Refuses to load "/broken"; other loads wait for `may_load`. stops: how often it was asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_load, self.stops = threading.Event(), 0
+
+    def load(self, request):
+        yield LoadPhase("read")
+        if request.checkpoint == "/broken":
+            raise ModelError("the heads are broken")
+        assert self.may_load.wait(60)
+        yield LoadPhase("ready", self.model)
+
+    def stop(self):
+        self.stops += 1
+
+
+def test_cancelling_a_switch_that_failed_lets_the_model_before_it_come_back():
+    session = Session(Refusing())
+    session.runner.may_load.set()
+    session.submit(LoadRequest())
+    wait_for(lambda: is_ready(session))
+    session.runner.may_load.clear()
+    switch = session.submit(Switch(LoadRequest("/broken")))
+    assert switch.done.wait(60) and switch.error == "the heads are broken"
+    session.cancel(switch)
+    assert session.runner.stops == 0
+    session.runner.may_load.set()
+    wait_for(lambda: is_ready(session))
+    session.close()
+
+
+def test_a_request_that_waits_ends_at_once_when_it_is_cancelled():
+    session = Session(ScriptedRunner(delay=0, prefill=0, hold_at=1))
+    list(session.run(LoadRequest()))
+    job = session.submit(Reply("hello", SETTINGS))
+    wait_for(lambda: job.trace)
+    requests = [PeekRequest((1,)), Tune(), UseTree(None), LoadRequest("/another")]
+    tickets = [session.submit(request) for request in requests]
+    assert [session.position(ticket) for ticket in tickets] == [1, 1, 2, 3]
+    for ticket in tickets:
+        session.cancel(ticket)
+        assert ticket.done.is_set() and not ticket.trace and session.position(ticket) == 0
+    with pytest.raises(ModelError, match="the model is busy"):
+        session.ask(PeekRequest((1,)), timeout=0)
+    session.cancel(job)
+    assert job.done.wait(60) and job.trace[-1].reason == "cancelled"
+    assert is_ready(session) and not session.runner.peeks
     session.close()
 
 
 def test_a_failed_load_says_why_and_refuses_jobs():
     session = Session(InProcess())
-    session.submit_load(LoadRequest("/no/such/folder"))
-    job = session.submit("hello", SETTINGS)
+    session.submit(LoadRequest("/no/such/folder"))
+    job = session.submit(Reply("hello", SETTINGS))
     assert job.done.wait(90) and "no checkpoint" in job.error
     assert session.state.status == "failed" and "no checkpoint" in session.state.message
     session.close()
 
 
 def test_closing_a_childs_reply_leaves_nothing_for_the_next(child):
-    job = child.submit("hello", SETTINGS)
+    job = child.submit(Reply("hello", SETTINGS))
     assert job.done.wait(90)
-    events = child.reply("hello", LONG)
+    events = child.run(Reply("hello", LONG))
     next(events), next(events)
     events.close()
-    again = list(child.reply("hello", SETTINGS))
+    again = list(child.run(Reply("hello", SETTINGS)))
     assert isinstance(again[0], Prefilled)
     assert again[-1].token_ids == job.trace[-1].token_ids
 
 
 def test_closing_ends_the_jobs_that_wait(child):
-    jobs = [child.submit("hello", LONG) for _ in range(3)]
+    jobs = [child.submit(Reply("hello", LONG)) for _ in range(3)]
     child.close()
     assert all(job.done.wait(10) for job in jobs[1:])
     assert "closed" in jobs[2].error
@@ -184,20 +239,20 @@ def test_closing_ends_the_jobs_that_wait(child):
 def test_closing_a_reply_cancels_and_the_model_stays_usable(folder):
     session = Session(InProcess())
     with pytest.raises(ModelError, match="no model is loaded"):
-        list(session.reply("hello", SETTINGS))
-    list(session.load(LoadRequest(str(folder))))
-    whole = list(session.reply("hello", SETTINGS))[-1].token_ids
-    events = session.reply("hello", SETTINGS)
+        list(session.run(Reply("hello", SETTINGS)))
+    list(session.run(LoadRequest(str(folder))))
+    whole = list(session.run(Reply("hello", SETTINGS)))[-1].token_ids
+    events = session.run(Reply("hello", SETTINGS))
     next(events)
     events.close()
-    assert list(session.reply("hello", SETTINGS))[-1].token_ids == whole
+    assert list(session.run(Reply("hello", SETTINGS)))[-1].token_ids == whole
 
 
 def test_stop_from_outside_ends_the_answer_at_a_step(folder):
     session = Session(InProcess())
-    list(session.load(LoadRequest(str(folder))))
+    list(session.run(LoadRequest(str(folder))))
     seen = []
-    for event in session.reply("hello", LONG):
+    for event in session.run(Reply("hello", LONG)):
         seen.append(event)
         if len(seen) == 3:
             session.runner.stop()

@@ -26,8 +26,9 @@ from medusa_chat.decoding.step_profiler import SLOW, time_steps, warm_ups
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree
 from medusa_chat.runtime import tuner
+from medusa_chat.runtime.requests import Reply, Tune, UseTree
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.tuner import tune, tuned, with_tree
+from medusa_chat.runtime.tuner import tune, tune_unless_known, use_tree
 from medusa_chat.runtime.worker import reply, resolve
 from medusa_chat.trees import tuning_store
 from medusa_chat.trees.auto_tree import auto_tree, candidates, rank_accuracies, source_tree
@@ -377,13 +378,13 @@ def test_what_was_measured_once_is_not_measured_again(monkeypatch, loaded):
     clock = Clock(monkeypatch, costs_of(0.02))
     list(tuner.tune(loaded, BRIEF, clock))
     count = len(clock.steps)
-    assert list(tuned(loaded, lambda: False)) == [loaded.info]
+    assert list(tune_unless_known(loaded, lambda: False)) == [loaded.info]
     assert len(clock.steps) == count
 
 
 def test_a_job_that_comes_ends_the_measurement_at_the_next_step(monkeypatch, loaded):
     clock = Clock(monkeypatch, costs_of(0.02))
-    assert list(tuned(loaded, lambda: len(clock.steps) >= 5)) == []
+    assert list(tune_unless_known(loaded, lambda: len(clock.steps) >= 5)) == []
     assert len(clock.steps) == 5 and loaded.tuned is None
 
 
@@ -518,14 +519,17 @@ class Tuned:
         self.holds, self.calls, self.stopped = holds, 0, threading.Event()
         self.began = threading.Event()
 
-    def tune(self):
+    def run(self, request):
+        if not isinstance(request, Tune):
+            yield from self.script.run(request)
+            return
         self.calls += 1
         self.stopped.clear()
         self.began.set()
         if self.calls <= self.holds:
             self.stopped.wait(60)
             return
-        yield from self.script.tune()
+        yield from self.script.run(request)
 
     def stop(self):
         self.stopped.set()
@@ -541,7 +545,7 @@ def session_of(monkeypatch):
 
     def make(runner, **options):
         made.append(Session(runner, **options))
-        made[-1].submit_load(LoadRequest())
+        made[-1].submit(LoadRequest())
         return made[-1]
 
     yield make
@@ -555,7 +559,7 @@ def test_an_idle_session_tunes_once_and_shows_it(session_of):
     wait_for(lambda: session.state.model and session.state.model.nodes == 24)
     assert "measured here" in session.state.model.tree_reason
     for _ in range(3):
-        assert session.submit("hello", GenerationSettings()).done.wait(60)
+        assert session.submit(Reply("hello", GenerationSettings())).done.wait(60)
     assert runner.calls == 1
 
 
@@ -563,7 +567,7 @@ def test_a_job_stops_the_tuner_and_runs_and_tuning_comes_back(session_of):
     runner = Tuned(holds=1)
     session = session_of(runner, tunes=True)
     assert runner.began.wait(60)
-    job = session.submit("hello", GenerationSettings())
+    job = session.submit(Reply("hello", GenerationSettings()))
     assert job.done.wait(60) and not job.error and job.trace
     wait_for(lambda: session.state.model.nodes == 24)
     assert runner.calls == 2
@@ -572,7 +576,7 @@ def test_a_job_stops_the_tuner_and_runs_and_tuning_comes_back(session_of):
 def test_a_session_that_was_not_asked_to_never_tunes(session_of):
     runner = Tuned(holds=0)
     session = session_of(runner)
-    assert session.submit("hello", GenerationSettings()).done.wait(60)
+    assert session.submit(Reply("hello", GenerationSettings())).done.wait(60)
     assert not runner.began.wait(0.2)
 
 
@@ -582,19 +586,19 @@ def test_a_session_that_was_not_asked_to_never_tunes(session_of):
 def test_a_personal_tree_stands_behind_auto_until_it_is_given_back(monkeypatch, loaded):
     clock = Clock(monkeypatch, costs_of(0.02))
     monkeypatch.setattr(tuner, "tune", lambda m: tune(m, BRIEF, clock))
-    list(tuned(loaded, lambda: False))
+    list(tune_unless_known(loaded, lambda: False))
     before = loaded.info
     mine = PersonalTree(ACCURACIES, ((1,), (0,), (1, 2), (1, 2, 3)))
-    (info,) = list(with_tree(loaded, mine))
+    info = use_tree(loaded, mine)
     assert info.tree_facts.is_personal and info.tree_facts.choices == mine.choices
     assert info.tree_reason.startswith("your personal tree, ")
     assert info.tree_facts.accuracies == before.tree_facts.accuracies, "the checkpoint's stay"
     assert info.tree_facts.key == before.tree_facts.key
     _, tree = resolve(loaded, GenerationSettings())
     assert tree.choices[1:] == mine.choices[: len(tree) - 1] and tree.choices[1] == (1,)
-    list(tuned(loaded, lambda: False, again=True))
+    list(tune_unless_known(loaded, lambda: False, again=True))
     assert loaded.info.tree_facts.is_personal, "timing the steps anew keeps it"
-    list(with_tree(loaded, None))
+    use_tree(loaded, None)
     assert loaded.info.tree_facts.choices == before.tree_facts.choices
     assert not loaded.info.tree_facts.is_personal
 
@@ -603,15 +607,15 @@ def test_a_personal_tree_gives_the_same_text(loaded):
     """Exact acceptance: the tree decides the speed alone."""
     settings = GenerationSettings(max_new_tokens=24, seed=1, temperature=0.8)
     one = list(reply(loaded, "some text", settings))[-1].token_ids
-    list(with_tree(loaded, PersonalTree(ACCURACIES, ((2,), (2, 0)))))
+    use_tree(loaded, PersonalTree(ACCURACIES, ((2,), (2, 0))))
     assert list(reply(loaded, "some text", settings))[-1].token_ids == one
-    list(with_tree(loaded, None))
+    use_tree(loaded, None)
 
 
 @pytest.mark.parametrize("choices", [((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)), (), ((0, 0),)])
 def test_a_personal_tree_the_heads_cannot_draft_is_refused(loaded, choices):
     with pytest.raises(UsageError):
-        list(with_tree(loaded, PersonalTree(ACCURACIES, choices)))
+        use_tree(loaded, PersonalTree(ACCURACIES, choices))
     assert not loaded.info.tree_facts.is_personal
 
 
@@ -619,13 +623,15 @@ def test_timing_again_measures_again(monkeypatch, loaded):
     list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
     clock = Clock(monkeypatch, costs_of(0.02))
     monkeypatch.setattr(tuner, "tune", lambda m: tune(m, BRIEF, clock))
-    assert list(tuned(loaded, lambda: False)) == [loaded.info] and not clock.steps
-    assert list(tuned(loaded, lambda: False, again=True)) == [loaded.info] and clock.steps
+    assert list(tune_unless_known(loaded, lambda: False)) == [loaded.info] and not clock.steps
+    assert (
+        list(tune_unless_known(loaded, lambda: False, again=True)) == [loaded.info] and clock.steps
+    )
 
 
 def test_a_wish_for_a_tree_waits_behind_an_answer_and_tells_what_came_of_it(session_of):
     session = session_of(Tuned(holds=0))
-    job = session.submit("hello", GenerationSettings())
-    wish = session.submit_tree(None)
+    job = session.submit(Reply("hello", GenerationSettings()))
+    wish = session.submit(UseTree(None))
     assert wish.done.wait(60) and job.done.is_set() and not wish.error
-    assert wish.model is session.state.model
+    assert wish.result is session.state.model

@@ -41,7 +41,7 @@ class Served:
 def scripted_session() -> Session:
     """A session that answers at once; a real one goes into the fixture's params beside it."""
     session = Session(ScriptedRunner(delay=0.03, prefill=0.15, steps=50, nodes=16))
-    session.submit_load(LoadRequest())
+    session.submit(LoadRequest())
     return session
 
 

@@ -22,8 +22,10 @@ from medusa_chat.messages import (
     PersonalTree,
     Prompt,
     Ranked,
+    Request,
     TreeFacts,
 )
+from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune, UseTree
 
 WORDS = (
     "Medusa adds a few small heads to a model . Each head guesses one token further ahead , and "
@@ -81,6 +83,26 @@ class ScriptedRunner:
     chosen: Tree | None = None
     trees: list[PersonalTree | None] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, request: Request[Any]) -> Iterator[Any]:
+        """What a worker brings; the methods below are its parts, for a test to replace."""
+        match request:
+            case LoadRequest():
+                yield from self.load(request)
+            case Reply(prompt, settings):
+                yield from self.reply(prompt, settings)
+            case PeekRequest():
+                yield self.peek(request)
+            case Tune():
+                self.is_timed = True
+                why = "24 nodes, by step times measured here"
+                yield replace(self.model, nodes=24, tree_reason=why)
+            case UseTree(personal):
+                self.chosen = Tree.from_choices(personal.choices) if personal else None
+                self.trees.append(personal)
+                yield self.model
+            case MeasureMemory():
+                yield DeviceMemory("cpu", 8 * 10**9, 16 * 10**9)
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
         yield LoadPhase("read")
@@ -142,28 +164,16 @@ class ScriptedRunner:
         at = len(request.path)
         return Peek(top(at), top(at + 20) if request.head else (), asked, asked)
 
-    def tune(self, again: bool = False) -> Iterator[ModelInfo]:
-        self.is_timed = True
-        yield replace(self.model, nodes=24, tree_reason="24 nodes, by step times measured here")
-
-    def use_tree(self, personal: PersonalTree | None) -> Iterator[ModelInfo]:
-        self.chosen = Tree.from_choices(personal.choices) if personal else None
-        self.trees.append(personal)
-        yield self.model
-
     def stop(self) -> None:
         self._stop.set()
 
     def close(self) -> None:
         self._stop.set()
 
-    def room_on(self, device: str) -> DeviceMemory:
-        return DeviceMemory("cpu", 8 * 10**9, 16 * 10**9)
-
     def gone(self) -> None:
         return None
 
-    def memory(self) -> int | None:
+    def process_memory(self) -> int | None:
         return 256 * 2**20
 
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:

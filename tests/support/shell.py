@@ -25,7 +25,7 @@ DESK = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
 
 def scripted(**options) -> Session:
     session = Session(ScriptedRunner(delay=0.01, prefill=0.01, steps=12, **options))
-    session.submit_load(LoadRequest())
+    session.submit(LoadRequest())
     return session
 
 

@@ -16,6 +16,7 @@ from support.scripted import ScriptedRunner, best_tree
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import PortInUseError, UsageError
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui import app as page
 from medusa_chat.ui.access.share import Share
@@ -38,7 +39,9 @@ TREES = ("chain", "full")
 
 
 def trace(runner: ScriptedRunner, **settings) -> list:
-    return list(runner.reply([{"role": "user", "content": "hi"}], GenerationSettings(**settings)))
+    return list(
+        runner.run(Reply([{"role": "user", "content": "hi"}], GenerationSettings(**settings)))
+    )
 
 
 # ---- inputs ----

@@ -11,8 +11,9 @@ from support.scripted import ScriptedRunner
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.compare import Progress, add_gap, gap_request, with_gap
+from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.recordings import Difference
-from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare import controller as compare_module
 from medusa_chat.ui.compare.controller import CompareController, CompareTab
@@ -32,7 +33,7 @@ def inputs(text: object, asked=ASKED) -> Inputs:
 def session(monkeypatch):
     monkeypatch.setattr(compare_module, "POLL_SECONDS", 0.01)
     made = Session(Racer(delay=0.004, prefill=0.01, steps=200))
-    made.submit_load(LoadRequest())
+    made.submit(LoadRequest())
     yield made
     made.close()
 
@@ -145,7 +146,7 @@ def test_closing_the_browser_tab_stops_the_run(session):
         await stream.aclose()
 
     asyncio.run(leave())
-    job = session.submit(STORY, SHORT.resolved(max_new_tokens=1))
+    job = session.submit(Reply(STORY, SHORT.resolved(max_new_tokens=1)))
     assert job.done.wait(10) and len(session.runner.prompts) <= 4
 
 
@@ -169,7 +170,7 @@ def test_a_second_click_while_it_runs_changes_nothing(session):
     ],
 )
 def test_progress_says_what_happens(session, stage, ahead, loading, said):
-    session.keeper.state = ModelState("loading", "read") if loading else ModelState("ready")
+    session.lifecycle.state = ModelState("loading", "read") if loading else ModelState("ready")
     progress = Progress("plain", 1, stage, ahead)
     wait = CompareController(session)._waiting_for(progress)
     assert said in progress_view(progress, 24, wait)["status"]

@@ -18,8 +18,9 @@ from medusa_chat.checkpoints.memory_estimate import Estimate
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.hub.catalog import model_preset, model_presets
 from medusa_chat.messages import DeviceMemory, LoadPhase, LoadRequest
+from medusa_chat.runtime.model_lifecycle import ModelState
+from medusa_chat.runtime.requests import Reply, Switch
 from medusa_chat.runtime.runner import WorkerGone
-from medusa_chat.runtime.scheduler import ModelState
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail, MemoryTarget, look_up
@@ -327,7 +328,7 @@ class Loader(ScriptedRunner):
 @pytest.fixture
 def session():
     made = Session(Loader())
-    made.submit_load(LoadRequest())
+    made.submit(LoadRequest())
     wait_for(lambda: made.state.status == "ready" and made.loaded)
     yield made
     made.runner.gate.set()
@@ -358,7 +359,7 @@ def test_a_problem_that_is_seen_leaves_the_model_alone(session):
     "trouble, said",
     [
         (ModelError("the heads are broken: fetch them again"), "the heads are broken"),
-        (WorkerGone("the model's process ended (signal 9)"), "for want of memory"),
+        (WorkerGone("the model's process ended (signal 9)"), "out of memory"),
         (ValueError("odd"), "unexpected ValueError: odd"),
     ],
 )
@@ -376,7 +377,7 @@ def test_a_load_waits_for_the_answer_that_runs_and_can_be_given_up_there(session
     from medusa_chat.decoding.settings import GenerationSettings
 
     session.runner.hold_at = 5
-    job = session.submit("hi", GenerationSettings(max_new_tokens=400))
+    job = session.submit(Reply("hi", GenerationSettings(max_new_tokens=400)))
     wait_for(lambda: len(job.trace) > 3)
     picker = picker_for(session)
     picker.begin(NEW, CheckpointKey("someone/new-medusa"))
@@ -527,17 +528,17 @@ def test_a_cached_one_is_deleted_and_its_bytes_are_told(controller, server, monk
 
 
 def test_memory_is_asked_of_the_models_process_in_its_turn(session):
-    session.ask_memory()
+    session.measure_memory()
     assert wait_for(lambda: session.memory) == DeviceMemory("cpu", 8 * GB, 16 * GB)
 
 
 def test_the_state_after_a_failed_first_load_still_takes_another():
     session = Session(Loader())
     session.runner.hub_error = ModelError("no")
-    session.submit_load(LoadRequest("x/broken"))
+    session.submit(LoadRequest("x/broken"))
     wait_for(lambda: session.state.status == "failed")
     session.runner.hub_error = None
-    switch = session.submit_switch(LoadRequest())
+    switch = session.submit(Switch(LoadRequest()))
     assert switch.done.wait(30) and not switch.error
-    assert session.state == ModelState("ready", model=switch.model)
+    assert session.state == ModelState("ready", model=switch.result.model)
     session.close()

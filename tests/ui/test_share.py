@@ -14,7 +14,7 @@ from support.scripted import ScriptedRunner
 
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, ModelInfo
-from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui import app as page
 from medusa_chat.ui.access import tunnel as tunnels
@@ -211,7 +211,7 @@ def test_a_long_name_keeps_its_end_in_the_bar_and_is_whole_in_the_reason():
 @pytest.fixture(scope="module")
 def opened() -> Iterator[page.Page]:
     session = Session(ScriptedRunner(delay=0, prefill=0, steps=3))
-    session.submit_load(LoadRequest())
+    session.submit(LoadRequest())
     shown = page.open_page(session, page.PageOptions(auth=("me", "local-secret")))
     yield shown
     shown.close()

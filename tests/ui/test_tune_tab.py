@@ -13,8 +13,9 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import cartesian
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree
-from medusa_chat.runtime.personal_tree import Personal, StoredCounts
-from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.model_lifecycle import ModelState
+from medusa_chat.runtime.personal_tree import PersonalTrees, StoredCounts
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
@@ -125,9 +126,9 @@ def test_a_guest_sees_no_file_names_and_is_known_as_one():
 @pytest.fixture
 def controller():
     session = Session(runner_of())
-    session.submit_load(LoadRequest())
-    assert session.submit("x", GenerationSettings(max_new_tokens=2)).done.wait(60)
-    yield TuneController(session, Personal(session))
+    session.submit(LoadRequest())
+    assert session.submit(Reply("x", GenerationSettings(max_new_tokens=2))).done.wait(60)
+    yield TuneController(session, PersonalTrees(session))
     session.close()
 
 
@@ -157,7 +158,7 @@ def test_measuring_waits_its_turn_and_then_shows_what_was_found(controller, monk
     first = controller._asked
     controller.measure(seen, OWNER)
     assert controller._asked is first, "a second click asks for the same"
-    controller.session.stop(job)
+    controller.session.cancel(job)
     view = ended(controller)
     assert view["work"]["text"] == "Measured: 24 nodes are used."
     assert view["speedup"]["lines"][0]["best"]["speedup"] > 1
@@ -194,7 +195,7 @@ def test_without_an_offer_or_a_model_nothing_is_done(controller):
     controller.use_offer(TuneTab(), OWNER)
     assert controller._asked is None
     empty = Session(runner_of())
-    bare = TuneController(empty, Personal(empty))
+    bare = TuneController(empty, PersonalTrees(empty))
     assert "No model is loaded" in json.loads(bare.use_stored(TuneTab(), OWNER)[0])["text"]
     assert bare._asked is None
 

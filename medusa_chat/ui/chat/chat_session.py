@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from medusa_chat.decoding.events import Event
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message
-from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.answer import Answer, Piece
 from medusa_chat.ui.chat.transcript import Transcript, Turn
@@ -54,7 +56,7 @@ class ChatSession:
         self._ended = ended
         self._changed = changed
         self._watching = 0
-        self._job: Job | None = None
+        self._job: Ticket[Event] | None = None
         self._turn: Turn | None = None
         self._taken = 0
         self._returned = ""
@@ -127,7 +129,7 @@ class ChatSession:
         """A new conversation; the answer that runs is ended, the system prompt stays."""
         with self._lock:
             if self._job is not None:
-                self.session.stop(self._job)
+                self.session.cancel(self._job)
             self._job, self._turn, self.is_running = None, None, False
             self.pending, self._returned = [], ""
             self.answer = Answer(self.answer.number + 1)
@@ -137,7 +139,7 @@ class ChatSession:
         """End the answer at its next step; the text so far is kept."""
         with self._lock:
             if self._job is not None:
-                self.session.stop(self._job)
+                self.session.cancel(self._job)
 
     def set_system(self, text: str) -> None:
         """Set the system prompt of the turns to come."""
@@ -167,7 +169,7 @@ class ChatSession:
             if self.pending and not self.is_running:
                 self._ask(self.pending.pop(0))
 
-    def fold(self, status: Callable[[Job], str] = lambda job: "") -> None:
+    def fold(self, status: Callable[[Ticket[Event]], str] = lambda job: "") -> None:
         """Fold what is new in the trace into the answer. status: what to say before any text."""
         with self._lock:
             if self._job is None:
@@ -210,21 +212,21 @@ class ChatSession:
         system = turn.inputs.system
         head: list[Message] = [{"role": "system", "content": system}] if system else []
         self._turn, self._taken, self.is_running = turn, 0, True
-        self._job = self.session.submit([*head, *messages], turn.inputs.settings)
+        self._job = self.session.submit(Reply([*head, *messages], turn.inputs.settings))
         self._set_transcript(transcript)
         follower = threading.Thread(target=self._follow, args=(self._job,), daemon=True)
         follower.start()
 
-    def _follow(self, job: Job) -> None:
+    def _follow(self, job: Ticket[Event]) -> None:
         """See an answer to its end, whatever tabs do. The only place where one is committed."""
         while not job.done.wait(WATCH_SECONDS):
             if self.is_left:
-                self.session.stop(job)
+                self.session.cancel(job)
         with self._lock:
             if job is self._job:
                 self._settle(job)
 
-    def _settle(self, job: Job) -> None:
+    def _settle(self, job: Ticket[Event]) -> None:
         """Move what was generated into the conversation; send what waits."""
         self.fold()
         answer, turn = self.answer, self._turn

@@ -5,8 +5,8 @@ from typing import Any
 
 from medusa_chat.decoding.events import Step
 from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.messages import PeekRequest, Ranked
-from medusa_chat.runtime.scheduler import Look
+from medusa_chat.messages import Peek, PeekRequest, Ranked
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.page.tree_view import printable, to_line
@@ -53,14 +53,13 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
             raise UsageError("no such node")
         request = peek_request(answer, index, node)  # type: ignore[arg-type]
         _require_same_model(session, answer)
-        peek = await _asked(session, request)
+        ticket = await _peeked(session, request)
     except MedusaChatError as error:
         return to_line(asked | {"error": str(error)})
-    if not peek.done.is_set():
+    if ticket.error:
+        return to_line(asked | {"error": ticket.error})
+    if (found := ticket.result) is None:
         return to_line(asked | {"wait": True})
-    if peek.peek is None:
-        return to_line(asked | {"error": peek.error})
-    found = peek.peek
     return to_line(
         asked
         | {
@@ -74,16 +73,16 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
     )
 
 
-async def _asked(session: Session, request: PeekRequest) -> Look:
-    peek = session.submit_look(request)
+async def _peeked(session: Session, request: PeekRequest) -> Ticket[Peek]:
+    ticket = session.submit(request)
     try:
         for _ in range(round(WAIT_SECONDS / POLL_SECONDS)):
-            if peek.done.is_set():
+            if ticket.done.is_set():
                 break
             await asyncio.sleep(POLL_SECONDS)
-        return peek
+        return ticket
     finally:
-        peek.is_cancelled = True  # nobody waits for it any more
+        session.cancel(ticket)  # nobody waits for it any more
 
 
 def _require_same_model(session: Session, answer: Answer) -> None:

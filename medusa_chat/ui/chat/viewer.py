@@ -9,8 +9,9 @@ from typing import Any
 
 import gradio as gr
 
+from medusa_chat.decoding.events import Event
 from medusa_chat.runtime.history import History
-from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.chat.answer import Answer
@@ -142,7 +143,7 @@ class ChatViewer:
     def _view(self, tab: Tab) -> View:
         return view_of(tab, self.session_of(tab), lambda: self._panel(tab))
 
-    def _waiting_for(self, job: Job) -> str:
+    def _waiting_for(self, job: Ticket[Event]) -> str:
         if job.state == "running":
             return "prefill: reading the conversation …"
         ahead = self.session.position(job)

@@ -119,14 +119,14 @@ class CompareController:
         request = gap_request(self.session, found)
         if request is None:
             return
-        peek = self.session.submit_look(request)
+        ticket = self.session.submit(request)
         try:
-            while not peek.done.is_set() and not tab.is_stopped:
+            while not ticket.done.is_set() and not tab.is_stopped:
                 await asyncio.sleep(POLL_SECONDS / 4)
         finally:
-            peek.is_cancelled = True
-        if peek.peek is not None:
-            self._keep(tab, add_gap(found, peek.peek))
+            self.session.cancel(ticket)
+        if ticket.result is not None:
+            self._keep(tab, add_gap(found, ticket.result))
 
     def _keep(self, tab: CompareTab, found: Comparison) -> None:
         tab.result = result_view(found) | {"number": tab.number}

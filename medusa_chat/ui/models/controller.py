@@ -61,7 +61,7 @@ class ModelsController:
         self.session = session
         self.catalog = catalog or ModelCatalog()
         self.picker = ModelPicker(session, self.catalog)
-        self.start = session.request or LoadRequest()
+        self.start = session.requested or LoadRequest()
         self.cpu = this_cpu()
         self._measured_at = float("-inf")
 
@@ -223,4 +223,4 @@ class ModelsController:
     def _measure_memory(self) -> None:
         if time.monotonic() > self._measured_at + MEMORY_SECONDS:
             self._measured_at = time.monotonic()
-            self.session.ask_memory()
+            self.session.measure_memory()

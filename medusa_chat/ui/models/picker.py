@@ -12,8 +12,9 @@ from typing import Literal
 
 from medusa_chat import hub
 from medusa_chat.errors import MedusaChatError, UsageError, first_line
-from medusa_chat.messages import LoadRequest, ModelInfo
-from medusa_chat.runtime.scheduler import Switch
+from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
+from medusa_chat.runtime.requests import Switch
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail
 from medusa_chat.ui.models.model_catalog import ModelCatalog
@@ -34,7 +35,7 @@ class LoadProgress:
     stage: Stage = "idle"
     detail: Detail | None = None
     download: hub.DownloadEvent | None = None
-    switch: Switch | None = None
+    switch: Ticket[LoadPhase] | None = None
     model: ModelInfo | None = None
     error: str = ""
     link: str = ""
@@ -122,13 +123,14 @@ class ModelPicker:
             self.catalog.forget()
         if stop.is_set():
             return
-        switch = self.session.submit_switch(progress.request)
+        switch = self.session.submit(Switch(progress.request))
         yield (progress := replace(progress, stage="loading", switch=switch))
         switch.done.wait()
         if switch.error:
             yield replace(progress, stage="failed", error=switch.error)
         else:
-            yield replace(progress, stage="done", model=switch.model)
+            model = switch.result.model if switch.result else None
+            yield replace(progress, stage="done", model=model)
 
     def _tell(self, turn: int, progress: LoadProgress) -> bool:
         """Show it, unless it was given up; then whatever was begun of it ends."""

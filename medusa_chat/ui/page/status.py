@@ -3,7 +3,7 @@
 from typing import Any
 
 from medusa_chat.messages import ModelInfo
-from medusa_chat.runtime.scheduler import ModelState
+from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.ui.page.tree_view import to_line
 from medusa_chat.units import transfer
 

@@ -8,8 +8,10 @@ import gradio as gr
 
 from medusa_chat.decoding.accept_length import expected_lengths
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.runtime.personal_tree import Personal
-from medusa_chat.runtime.scheduler import Tune
+from medusa_chat.messages import ModelInfo
+from medusa_chat.runtime.personal_tree import PersonalTrees
+from medusa_chat.runtime.requests import Tune, UseTree
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.training.run_log import Run, latest
@@ -44,10 +46,10 @@ class TuneTab:
 class TuneController:
     """What the tab's events do; shared by all browser tabs. Guests look and change nothing."""
 
-    def __init__(self, session: Session, personal: Personal) -> None:
+    def __init__(self, session: Session, personal: PersonalTrees) -> None:
         self.session = session
         self.personal = personal
-        self._asked: Tune | None = None
+        self._asked: Ticket[ModelInfo] | None = None
         self._began = 0.0
         self._run: Run | None = None
 
@@ -108,7 +110,7 @@ class TuneController:
         model = state.model
         facts = model.tree_facts if model else None
         kept = self.personal.of(facts) if facts else None
-        offer = self.personal.offer(model) if model else None
+        offer = self.personal.suggestion(model) if model else None
         return tune_view(state, kept, offer, self._work(), guest)
 
     def latest(self) -> Run | None:
@@ -138,12 +140,12 @@ class TuneController:
         if self._asked is None or self._asked.done.is_set():  # else a second click on the same
             self._asked, self._began = act(), time.monotonic()
 
-    def _measure(self) -> Tune:
-        return self.session.submit_tune()
+    def _measure(self) -> Ticket[ModelInfo]:
+        return self.session.submit(Tune())
 
-    def _use_offer(self) -> Tune | None:
+    def _use_offer(self) -> Ticket[ModelInfo] | None:
         model = self.session.state.model
-        offer = self.personal.offer(model) if model else None
+        offer = self.personal.suggestion(model) if model else None
         return self.personal.use(offer.tree) if offer else None
 
     def _work(self) -> TuneStatus:
@@ -151,7 +153,8 @@ class TuneController:
         asked = self._asked
         if asked is None:
             return TuneStatus()
-        what = "Timing the steps" if asked.is_measuring else "Changing the tree"
+        request = asked.request
+        what = "Timing the steps" if isinstance(request, Tune) else "Changing the tree"
         if asked.state == "waiting":
             ahead = self.session.position(asked)
             return TuneStatus(f"{what}: waiting, {ahead} ahead …" if ahead else f"{what} …", True)
@@ -159,15 +162,16 @@ class TuneController:
             return TuneStatus(f"{what}, {time.monotonic() - self._began:.0f} s …", True)
         if asked.error:
             return TuneStatus(f"{what} failed: {asked.error}", is_failed=True)
-        if asked.model is None:
+        if (model := asked.result) is None:
             return TuneStatus(f"{what} was stopped.", is_failed=True)
-        if asked.is_measuring:
-            return TuneStatus(f"Measured: {asked.model.nodes} nodes are used.")
-        whose = "Your personal tree" if asked.tree else "The stored tree"
+        if isinstance(request, Tune):
+            return TuneStatus(f"Measured: {model.nodes} nodes are used.")
+        is_personal = isinstance(request, UseTree) and request.tree is not None
+        whose = "Your personal tree" if is_personal else "The stored tree"
         return TuneStatus(f"{whose} is used from the next answer on.")
 
 
-def build_tune(session: Session, personal: Personal) -> TuneController:
+def build_tune(session: Session, personal: PersonalTrees) -> TuneController:
     """Put the Tune tab into the gr.Blocks that is open."""
     controller = TuneController(session, personal)
     tab = gr.State(TuneTab())

@@ -10,6 +10,7 @@ from support.races import Racer
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 
 SLOW = 25_000  # milliseconds for a busy machine
@@ -23,7 +24,7 @@ def served() -> Iterator[Served]:
     from medusa_chat.ui.app import PageOptions, open_page
 
     session = Session(Racer(delay=0.004, prefill=0.02, steps=5000))
-    session.submit_load(LoadRequest())
+    session.submit(LoadRequest())
     page = open_page(session, PageOptions(trees=("chain",)))
     yield Served(page.url, session, session.runner)
     page.close()
@@ -291,12 +292,12 @@ def test_stop_and_errors_are_lines_and_the_last_result_stays(served, tab, monkey
 
 def test_behind_another_answer_it_says_its_place(served, tab, monkeypatch):
     monkeypatch.setattr(served.runner, "delay", 0.1)
-    other = served.session.submit("x", GenerationSettings(max_new_tokens=500, seed=1))
+    other = served.session.submit(Reply("x", GenerationSettings(max_new_tokens=500, seed=1)))
     tab.click("#compare-run")
     tab.wait_for_function(
         "document.querySelector('.compare-status')?.textContent === 'waiting: 1 ahead'"
     )
-    served.session.stop(other)
+    served.session.cancel(other)
     monkeypatch.setattr(served.runner, "delay", 0.004)
     tab.wait_for_selector(".compare-block.has-result")
     tab.wait_for_selector("#compare-run", state="visible")

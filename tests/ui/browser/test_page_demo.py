@@ -20,9 +20,10 @@ from support.page import (
 import medusa_chat
 from medusa_chat.decoding.events import Finished, Prefilled, Step
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.process import Child
-from medusa_chat.runtime.scheduler import Job
+from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.worker_process import WorkerProcess
 
 # What the status says, word for word, however short it stays.
 WATCH_STATUS = """() => {
@@ -36,12 +37,14 @@ class Recording(Session):
     """A session that remembers the jobs it was given."""
 
     def __init__(self) -> None:
-        super().__init__(Child())
-        self.jobs: list[Job] = []
+        super().__init__(WorkerProcess())
+        self.jobs: list[Ticket] = []
 
-    def submit(self, prompt, settings):
-        self.jobs.append(super().submit(prompt, settings))
-        return self.jobs[-1]
+    def submit(self, request):
+        ticket = super().submit(request)
+        if isinstance(request, Reply):
+            self.jobs.append(ticket)
+        return ticket
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def served() -> Iterator[Served]:
     from medusa_chat.ui.app import PageOptions, open_page
 
     session = Recording()
-    session.submit_load(LoadRequest("demo", device="cpu"))
+    session.submit(LoadRequest("demo", device="cpu"))
     page = open_page(session, PageOptions(trees=("sparse-16", "mc_sim_7b_63")))
     yield Served(page.url, session, None)
     page.close()
@@ -139,15 +142,16 @@ import sys
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.process import Child
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.worker_process import WorkerProcess
 from medusa_chat.ui.app import open_page
 
 if __name__ == "__main__":
-    session = Session(Child())
-    session.submit_load(LoadRequest("demo", device="cpu"))
+    session = Session(WorkerProcess())
+    session.submit(LoadRequest("demo", device="cpu"))
     page = open_page(session)
-    job = session.submit([{"role": "user", "content": "hello"}], GenerationSettings())
+    job = session.submit(Reply([{"role": "user", "content": "hello"}], GenerationSettings()))
     assert job.done.wait(90) and job.trace[-1].text, job.error
     print([name for name in ("torch", "transformers") if name in sys.modules])
     page.close()

@@ -14,8 +14,8 @@ from support.page import Served, browser_or_skip, send, wait_end
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import DATA_DIR_VARIABLE
-from medusa_chat.runtime.process import Child
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.worker_process import WorkerProcess
 
 SLOW = 120_000  # milliseconds for a busy machine
 README = b"---\nlicense: apache-2.0\n---\nabout"
@@ -57,8 +57,8 @@ def served(hub_of) -> Iterator[Served]:
     browser_or_skip()
     from medusa_chat.ui.app import PageOptions, open_page
 
-    session = Session(Child())
-    session.submit_load(LoadRequest(hub_of.start, precision="fp32"))
+    session = Session(WorkerProcess())
+    session.submit(LoadRequest(hub_of.start, precision="fp32"))
     page = open_page(session, PageOptions())
     yield Served(page.url, session, None)
     page.close()

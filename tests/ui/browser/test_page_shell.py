@@ -72,7 +72,7 @@ def test_a_failed_load_says_what_to_do(visitor):
     session.runner.load = lambda request: iter(_refuse())
     page = open_page(session, PageOptions())
     try:
-        session.submit_load(LoadRequest())
+        session.submit(LoadRequest())
         tab = visitor(page.url, '.status-line[data-status="failed"]')
         assert "No checkpoint here: choose another" in tab.inner_text(".status-line .sentence")
     finally:

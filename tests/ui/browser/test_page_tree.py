@@ -26,7 +26,7 @@ def served() -> Iterator[Served]:
 
     runner = ScriptedRunner(delay=0.01, prefill=0.05, steps=30, nodes=16)
     session = Session(runner)
-    session.submit_load(LoadRequest())
+    session.submit(LoadRequest())
     page = open_page(session, PageOptions(trees=("chain",)))
     yield Served(page.url, session, runner)
     page.close()

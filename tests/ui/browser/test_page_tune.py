@@ -68,7 +68,7 @@ def test_without_a_model_it_says_so_and_the_hardware_model_is_there(tab):
 
 
 def test_the_loaded_models_heads_and_tree_are_drawn(served, tab):
-    served.session.submit_load(LoadRequest())
+    served.session.submit(LoadRequest())
     tab.wait_for_selector(".heat tbody tr")
     assert tab.locator(".heat tbody tr").count() == 4
     assert tab.locator(".heat td.tinted").first.inner_text() == "62%"
@@ -102,7 +102,7 @@ def test_a_chat_is_counted_and_nothing_of_it_is_on_the_disk_but_counts(served, t
 
 def test_a_better_tree_is_offered_used_and_given_back(served, tab, monkeypatch):
     wide = cartesian(4, 1)
-    personal = served.session.keeper.on_model.__self__
+    personal = served.session.lifecycle.on_model.__self__
     monkeypatch.setattr(served.runner, "nodes", len(wide))
     monkeypatch.setattr(served.runner, "is_timed", False)
     personal.use(PersonalTree(served.runner.facts.accuracies, wide.choices[1:])).done.wait(60)

@@ -1,0 +1,58 @@
+"""What a front end can ask of a model, besides LoadRequest and PeekRequest of messages.py.
+
+A request goes unchanged from the front end to the worker: `Session.submit` or `Session.run`,
+`Runner.run`, `Worker.handle`.
+"""
+
+from dataclasses import dataclass
+
+from medusa_chat.decoding.events import Event
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.messages import (
+    DeviceMemory,
+    LoadPhase,
+    LoadRequest,
+    ModelInfo,
+    PersonalTree,
+    Prompt,
+    Request,
+)
+
+
+@dataclass(frozen=True)
+class Reply(Request[Event]):
+    """Answer a conversation, or continue a raw text."""
+
+    prompt: Prompt
+    settings: GenerationSettings
+
+
+@dataclass(frozen=True)
+class Tune(Request[ModelInfo]):
+    """Time the model's steps and choose the auto tree by them. The model as it is then comes
+    back, or nothing when the timing was stopped. again: also where the times are known."""
+
+    again: bool = True
+
+
+@dataclass(frozen=True)
+class UseTree(Request[ModelInfo]):
+    """Put another tree behind `--tree auto`, None for the checkpoint's own again. Answers asked
+    for from then on follow it; the model with that tree comes back."""
+
+    tree: PersonalTree | None
+
+
+@dataclass(frozen=True)
+class MeasureMemory(Request[DeviceMemory]):
+    """How much memory of a device the next model may take."""
+
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Switch(Request[LoadPhase]):
+    """Load another model, and where that leaves none, the one before it again. Submitted to a
+    session, which asks its worker for the loads."""
+
+    load: LoadRequest

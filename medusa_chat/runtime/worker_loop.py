@@ -1,0 +1,100 @@
+"""serve(): the loop of the worker process. Requests come in over a pipe, values go out."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import Any
+
+from medusa_chat.decoding.events import Step
+from medusa_chat.errors import MedusaChatError
+from medusa_chat.messages import Request
+
+BATCH_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Into the worker: end the request that runs. One that comes after its end does nothing."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """Out of the worker: what a request brought, in order."""
+
+    values: list[Any]
+
+
+@dataclass(frozen=True)
+class End:
+    """Out of the worker: the request has ended. error: why it was refused."""
+
+    error: Exception | None = None
+
+
+def serve(pipe: Connection) -> None:
+    """Take a Request or Stop from the pipe, send Values and one End for each request, until the
+    other side of the pipe is gone."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _import_heavy_packages()
+    from medusa_chat.decoding.backends import cpu_threads
+    from medusa_chat.runtime.worker import Worker
+
+    cpu_threads.leave_one()  # the page, and mostly its browser, run beside
+    worker = Worker()
+    try:
+        while True:
+            request = pipe.recv()
+            if not isinstance(request, Stop):
+                pipe.send(_handled(worker, request, pipe))
+    except (EOFError, OSError, KeyboardInterrupt):
+        return  # the app is gone, and with it the reason to live
+
+
+def _handled(worker: Any, request: Request[Any], pipe: Connection) -> End:
+    """Send what a request brings; how it ended. Raises OSError and EOFError for a broken pipe."""
+    try:
+        _send(pipe, worker.handle(request, _stop_asked(pipe)))
+    except MedusaChatError as error:
+        return End(error)
+    except (OSError, EOFError):
+        raise
+    except Exception as error:  # told to the session, which shows it; the worker lives on
+        return End(RuntimeError(f"{type(error).__name__}: {error}"))
+    return End()
+
+
+def _send(pipe: Connection, values: Iterator[Any]) -> None:
+    """Send values as they come, but steps that follow each other within BATCH_SECONDS together:
+    every message wakes the other process, and a small model makes a thousand steps a second."""
+    held: list[Any] = []
+    sent = 0.0
+    try:
+        for value in values:
+            held.append(value)
+            now = perf_counter()
+            if now - sent >= BATCH_SECONDS or not isinstance(value, Step):
+                pipe.send(Values(held))
+                held, sent = [], now
+    finally:
+        if held:
+            pipe.send(Values(held))
+
+
+def _stop_asked(pipe: Connection) -> Callable[[], bool]:
+    """Whether a Stop has arrived since the request began."""
+
+    def asked() -> bool:
+        while pipe.poll():
+            if isinstance(pipe.recv(), Stop):
+                return True
+        return False
+
+    return asked
+
+
+def _import_heavy_packages() -> None:
+    """Import what every load needs before the first one is asked for."""
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
