@@ -122,7 +122,7 @@ def lose_a_head(folder):
         (drop_tensor, "lack model.layers.0.mlp.up_proj.weight"),
         (change_config(model_type="mamba"), "mamba"),
         (change_config(model_type="no-such-family"), "cannot be read"),
-        (change_config(layer_types=["linear_attention"] * 2), "cannot branch"),
+        (change_config(layer_types=["linear_attention"] * 2), "recurrent state"),
         (heads_of(MedusaHeads(3, 16)), "hidden size 16 and the backbone has 32"),
         (heads_of(MedusaHeads(2, 32, vocabulary=99)), "for 99 tokens"),
         (spoil_heads(torch.nan), "NaN or infinity"),
