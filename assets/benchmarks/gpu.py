@@ -23,7 +23,6 @@ import torch
 
 from medusa_chat.bench import run_shape
 from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
-from medusa_chat.checkpoints.load import source_tree
 from medusa_chat.checkpoints.memory import release
 from medusa_chat.decoding.backends import split_attention
 from medusa_chat.decoding.backends.pipelined_graphs import PipelinedGraphRunner
@@ -31,6 +30,7 @@ from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_profiler import StepProfiler
 from medusa_chat.messages import LoadRequest
+from medusa_chat.trees.auto_tree import source_tree
 
 CUDA = torch.device("cuda")
 BUDGET = 540.0  # seconds for everything

@@ -117,7 +117,7 @@ def merged_parity(
 
 def tokens(engine: Engine, count: int, drafter: str = "none") -> list[int]:
     """Greedy, of an answer to PROMPT."""
-    from medusa_chat.checkpoints.load import source_tree
+    from medusa_chat.trees.auto_tree import source_tree
 
     settings = GenerationSettings(drafter=drafter, max_new_tokens=count, seed=0, nodes=16)
     tree = ROOT if drafter == "none" else source_tree(None, len(engine.heads or ())).head(16)
