@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from medusa_chat.bench.harness.context import read_model
-from medusa_chat.checkpoints.load import LoadedModel, source_tree
+from medusa_chat.checkpoints.load import LoadedModel
 from medusa_chat.checkpoints.memory import release
 from medusa_chat.checkpoints.prepare import STEADY
 from medusa_chat.decoding.settings import GenerationSettings
@@ -16,6 +16,7 @@ from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.worker import encode
 from medusa_chat.training.conversations import read_conversations
+from medusa_chat.trees.auto_tree import source_tree
 
 QUESTIONS = Path(__file__).parent / "questions.jsonl"
 NODES = (1, 16, 64)
