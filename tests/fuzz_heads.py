@@ -256,7 +256,7 @@ KINDS = (
     "asks to run", "does more than list tensors", "row by row", "larger than its values",
     "no values in the file", "compressed", "two of one name", "exactly one data.pkl",
     "is not a tensor",
-    "malformed", "unexpected tensor", "is incomplete", "cannot be used", "cannot be", "is empty",
+    "malformed", "unexpected tensor", "is incomplete", "cannot be used", "out of range", "is empty",
     "same part", "NaN or infinity", "torch cannot read it", "not a torch.save archive", "mixes",
     "larger than the file", "are allowed", "big-endian", "other tensors", "no JSON object",
 )  # fmt: skip
