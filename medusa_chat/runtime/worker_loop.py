@@ -8,10 +8,14 @@ from time import perf_counter
 from typing import Any
 
 from medusa_chat.decoding.events import Step
-from medusa_chat.errors import MedusaChatError
+from medusa_chat.errors import MedusaChatError, ModelError, first_line
 from medusa_chat.messages import Request
 
 BATCH_SECONDS = 0.01
+DEVICE_LOST = (
+    "the GPU reported an error ({}): the model is being loaded again, your conversation is kept: "
+    "send again"
+)
 
 
 @dataclass(frozen=True)
@@ -28,14 +32,16 @@ class Values:
 
 @dataclass(frozen=True)
 class End:
-    """Out of the worker: the request has ended. error: why it was refused."""
+    """Out of the worker: the request has ended. error: why it was refused. is_last: the worker's
+    process ends now, for its device takes no more work."""
 
     error: Exception | None = None
+    is_last: bool = False
 
 
 def serve(pipe: Connection) -> None:
     """Take a Request or Stop from the pipe, send Values and one End for each request, until the
-    other side of the pipe is gone."""
+    other side of the pipe is gone, or the device is lost."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _import_heavy_packages()
     from medusa_chat.decoding.backends import cpu_threads
@@ -46,8 +52,12 @@ def serve(pipe: Connection) -> None:
     try:
         while True:
             request = pipe.recv()
-            if not isinstance(request, Stop):
-                pipe.send(_handled(worker, request, pipe))
+            if isinstance(request, Stop):
+                continue
+            end = _handled(worker, request, pipe)
+            pipe.send(end)
+            if end.is_last:
+                return
     except (EOFError, OSError, KeyboardInterrupt):
         return  # the app is gone, and with it the reason to live
 
@@ -60,9 +70,19 @@ def _handled(worker: Any, request: Request[Any], pipe: Connection) -> End:
         return End(error)
     except (OSError, EOFError):
         raise
-    except Exception as error:  # told to the session, which shows it; the worker lives on
+    except Exception as error:  # told to the session, which shows it
+        if is_sticky(error):
+            return End(ModelError(DEVICE_LOST.format(first_line(error))), is_last=True)
         return End(RuntimeError(f"{type(error).__name__}: {error}"))
     return End()
+
+
+def is_sticky(error: Exception) -> bool:
+    """Whether the error is the device's: a CUDA context that met one fails in all that follows,
+    until its process has ended."""
+    import torch
+
+    return isinstance(error, torch.AcceleratorError)
 
 
 def _send(pipe: Connection, values: Iterator[Any]) -> None:

@@ -1,0 +1,69 @@
+"""The worker's loop: what becomes of errors, the device's own among them."""
+
+import threading
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from typing import Any
+
+import pytest
+import torch
+
+from medusa_chat.decoding.backends import cpu_threads
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import ModelError
+from medusa_chat.runtime import worker
+from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.worker_loop import End, serve
+
+HELLO = Reply("hello", GenerationSettings())
+
+
+class Failing:
+    """A worker that fails as it is told."""
+
+    error: Exception
+
+    def handle(self, request: Any, should_stop: Any) -> Iterator[Any]:
+        raise self.error
+        yield
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    """Our end of the pipe to a loop that runs here in a thread, and the thread."""
+    monkeypatch.setattr(worker, "Worker", Failing)
+    monkeypatch.setattr(cpu_threads, "leave_one", lambda: None)
+    ours, theirs = Pipe()
+    thread = threading.Thread(target=serve, args=(theirs,), daemon=True)
+    thread.start()
+    yield ours, thread
+    ours.close()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def answer(pipe) -> End:
+    pipe.send(HELLO)
+    assert pipe.poll(60), "no answer"
+    return pipe.recv()
+
+
+def test_a_device_error_is_told_and_ends_the_worker(loop):
+    """The worker reported it and lived on with a dead CUDA context: every later load failed."""
+    Failing.error = torch.AcceleratorError("CUDA error: an illegal memory access\nmore")
+    pipe, thread = loop
+    end = answer(pipe)
+    assert isinstance(end.error, ModelError) and "illegal memory access)" in str(end.error)
+    thread.join(60)
+    assert not thread.is_alive(), "the process would live on with a dead device"
+
+
+@pytest.mark.parametrize(
+    "error", [ModelError("no such model"), ValueError("a bug"), torch.OutOfMemoryError("full")]
+)
+def test_the_worker_outlives_any_other_error(loop, error):
+    Failing.error = error
+    pipe, thread = loop
+    for _ in range(2):
+        assert str(error) in str(answer(pipe).error)
+    assert thread.is_alive()
