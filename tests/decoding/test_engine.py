@@ -2,7 +2,6 @@
 
 import itertools
 import time
-from statistics import median
 
 import pytest
 import torch
@@ -357,8 +356,9 @@ def test_the_backbones_share_is_the_backbones(llama, monkeypatch):
 
     monkeypatch.setattr(llama.backbone, "run_tree", slow)
     steps = decode(llama, drafter=llama.drafter(medusa(), TREES["dense"]))[1:-1]
-    assert min(step.backbone_seconds for step in steps) >= 0.05
-    assert median(step.heads_seconds for step in steps) < 0.05
+    for step in steps:
+        assert step.backbone_seconds >= 0.05
+        assert step.heads_seconds <= step.seconds - step.backbone_seconds
 
 
 def test_a_trace_line_of_another_version_is_read(llama):
