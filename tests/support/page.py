@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -13,6 +14,7 @@ from medusa_chat.runtime.session import Session
 from support.scripted import ScriptedRunner
 
 CHROMIUM = shutil.which("chromium")
+SLOW = 120_000  # milliseconds for a busy machine
 
 
 def browser_or_skip() -> None:
@@ -101,6 +103,24 @@ def open_tab(served, browser) -> Iterator:
     for context in contexts.values():
         context.close()
     assert outside == [], "the page asked for something outside this machine"
+    assert faults == [], "a script of the page failed"
+
+
+@contextmanager
+def opened_on(browser, served: Served, name: str, selector: str) -> Iterator:
+    """One page for a module's tests, on the tab of that name once `selector` is there; it asks
+    nothing outside this machine, and its scripts do not fail."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    opened.set_default_timeout(SLOW)
+    asked, faults = [], []
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.goto(served.url)
+    opened.get_by_role("tab", name=name).click()
+    opened.wait_for_selector(selector)
+    yield opened
+    opened.close()
+    assert [url for url in asked if not url.startswith((served.url, "data:", "blob:"))] == []
     assert faults == [], "a script of the page failed"
 
 

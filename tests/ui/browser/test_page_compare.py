@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from support import scripted
-from support.page import Served, browser_or_skip
+from support.page import Served, browser_or_skip, opened_on
 from support.races import Racer
 
 from medusa_chat.decoding.settings import GenerationSettings
@@ -13,7 +13,6 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 
-SLOW = 25_000  # milliseconds for a busy machine
 OVER = "document.querySelectorAll('.lane.is-over').length === 2"
 TEXTS = "[...document.querySelectorAll('.lane-text')].map(e => e.textContent)"
 
@@ -33,21 +32,8 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def page(served, browser) -> Iterator:
-    """One page for all tests here, on the Compare tab; it asks nothing outside this machine."""
-    opened = browser.new_page(viewport={"width": 1280, "height": 900})
-    opened.set_default_timeout(SLOW)
-    asked, faults = [], []
-    opened.on("request", lambda request: asked.append(request.url))
-    opened.on("pageerror", lambda error: faults.append(str(error)))
-    opened.goto(served.url)
-    opened.wait_for_selector('.status-line[data-status="ready"]')
-    opened.get_by_role("tab", name="Compare").click()
-    opened.wait_for_selector("#compare-run")
-    yield opened
-    opened.close()
-    local = (served.url, "data:", "blob:")
-    assert [url for url in asked if not url.startswith(local)] == []
-    assert faults == [], "a script of the page failed"
+    with opened_on(browser, served, "Compare", "#compare-run") as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ from support.access import findings
 from support.checkpoints import layout_a_pt, write_checkpoint
 from support.hub_files import use
 from support.hub_server import Fault, HubRepo, read_folder, serving
-from support.page import Served, browser_or_skip, send, wait_end
+from support.page import Served, browser_or_skip, opened_on, send, wait_end
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import DATA_DIR_VARIABLE
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.worker_process import WorkerProcess
 
-SLOW = 120_000  # milliseconds for a busy machine
 README = b"---\nlicense: apache-2.0\n---\nabout"
 WHOLE, HEADS, GATED = "someone/tiny-medusa", "someone/medusa-heads", "someone/gated-medusa"
 
@@ -67,20 +66,8 @@ def served(hub_of) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def tab(served, browser) -> Iterator:
-    """One page for all tests here, on the Models tab; it asks nothing outside this machine."""
-    opened = browser.new_page(viewport={"width": 1280, "height": 900})
-    opened.set_default_timeout(SLOW)
-    asked, faults = [], []
-    opened.on("request", lambda request: asked.append(request.url))
-    opened.on("pageerror", lambda error: faults.append(str(error)))
-    opened.goto(served.url)
-    opened.wait_for_selector('.status-line[data-status="ready"]')
-    opened.get_by_role("tab", name="Models").click()
-    opened.wait_for_selector(".model")
-    yield opened
-    opened.close()
-    assert [url for url in asked if not url.startswith((served.url, "data:", "blob:"))] == []
-    assert faults == [], "a script of the page failed"
+    with opened_on(browser, served, "Models", ".model") as opened:
+        yield opened
 
 
 def row(name: str, part: str = "") -> str:

@@ -7,7 +7,7 @@ import pytest
 from support import scripted
 from support.access import findings
 from support.counting import answer, prefilled
-from support.page import Served, browser_or_skip, send, wait_end
+from support.page import Served, browser_or_skip, opened_on, send, wait_end
 from support.training_events import step
 
 from medusa_chat.decoding.tree import cartesian
@@ -17,7 +17,6 @@ from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.run_log import RunLog
 
-SLOW = 60_000  # milliseconds for a busy machine
 NODES = 9
 
 
@@ -38,19 +37,8 @@ def served(tmp_path_factory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def tab(served, browser) -> Iterator:
-    """One page for all tests here, on the Tune tab; it asks nothing outside this machine."""
-    opened = browser.new_page(viewport={"width": 1280, "height": 900})
-    opened.set_default_timeout(SLOW)
-    asked, faults = [], []
-    opened.on("request", lambda request: asked.append(request.url))
-    opened.on("pageerror", lambda error: faults.append(str(error)))
-    opened.goto(served.url)
-    opened.get_by_role("tab", name="Tune").click()
-    opened.wait_for_selector(".roof-block svg.plot .best")
-    yield opened
-    opened.close()
-    assert [url for url in asked if not url.startswith((served.url, "data:", "blob:"))] == []
-    assert faults == [], "a script of the page failed"
+    with opened_on(browser, served, "Tune", ".roof-block svg.plot .best") as opened:
+        yield opened
 
 
 def says(tab, selector: str, text: str) -> None:
