@@ -163,13 +163,13 @@ def fuzz(count, seed, folder):
     """Mutate and try `count` files; all of them lie in `folder` in turn."""
     chance, tally, canary = random.Random(seed), Tally(), folder / "canary"
     good = seeds(canary)
-    source = LocalFolder(folder, "fuzz")
     while tally.files < count:
         passed = []
         for _ in range(min(BATCH, count - tally.files)):
             ending, data = chance.choice(good)
             file = folder / f"{tally.files % BATCH}{ending}"
             file.write_bytes(mutated(data, chance))
+            source = LocalFolder(folder, "fuzz")  # a folder is listed once, and this one changes
             try_header(source, file, tally, passed)
             tally.files += 1
         try_values(passed, tally)

@@ -2,17 +2,21 @@
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import typer
 
+from medusa_chat.bench import FINDINGS, STUDIES
 from medusa_chat.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+BASES = (ROOT, ROOT / "medusa_chat/decoding")  # how-a-step-works.md names modules from there
 COMMANDS = typer.main.get_command(app)
 FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.M | re.S)
 
@@ -26,6 +30,8 @@ def anchors(page: Path) -> set[str]:
 def commands(text: str) -> Iterator[list[str]]:
     """Every `medusa-chat ...` of a page, split into words; alternatives and ellipses left out."""
     spans = re.findall(r"`(medusa-chat [^`]+)`", FENCE.sub("", text))
+    short = "|".join(COMMANDS.commands)  # `bench --study NAME`, without the program's name
+    spans += [f"medusa-chat {s}" for s in re.findall(rf"`((?:{short}) --[^`]+)`", text)]
     blocks = [line for block in FENCE.findall(text) for line in joined(block)]
     for line in [*spans, *blocks]:
         for part in re.split(r"&&|;", line):
@@ -50,7 +56,20 @@ def wrong(words: list[str]) -> str:
         groups = [command, command.commands["ui"]]
     known = {o for c in groups for p in c.params for o in (*p.opts, *p.secondary_opts)}
     unknown = [w for w in words if w.startswith("--") and w.split("=")[0] not in known | {"--help"}]
+    for option, name in pairwise(words):
+        if option == "--study" and not name.isupper() and name not in (*STUDIES, *FINDINGS):
+            unknown.append(f"--study {name}")
     return f"{path} {unknown[0]}" if unknown else ""
+
+
+def named_paths(text: str) -> Iterator[str]:
+    """Every word in backticks that names a source file, or a place in a folder of the checkout."""
+    for span in re.findall(r"`([^`]+)`", FENCE.sub("", text)):
+        for word in span.split():
+            if re.fullmatch(r"(?:medusa_chat|tests|assets|presets|backends)/[\w./-]*", word):
+                yield word
+            elif re.fullmatch(r"[\w./-]+\.(?:py|c|h|toml|md)", word):
+                yield word
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -67,10 +86,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_path_exists(page: Path) -> None:
-    kinds = r"py|json|jsonl|toml|md|c|h|html"
-    named = rf"`((?:medusa_chat|tests|assets|presets)/[\w./-]+\.(?:{kinds}))`"
-    for name in re.findall(named, page.read_text("utf-8")):
-        assert (ROOT / name).exists(), f"{page.name}: {name}"
+    for name in named_paths(page.read_text("utf-8")):
+        assert any((folder / name).exists() for folder in BASES), f"{page.name}: {name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -81,7 +98,14 @@ def test_every_command_is_one_that_the_program_takes(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["frobnicate", "generate --promt x", "models fetch ID", "bench --studdy x", "--no-such"],
+    [
+        "frobnicate",
+        "generate --promt x",
+        "models fetch ID",
+        "bench --studdy x",
+        "bench --study no-such",
+        "--no-such",
+    ],
 )
 def test_a_command_that_is_not_there_is_found(line: str) -> None:
     assert wrong(line.split())
@@ -91,6 +115,19 @@ def test_commands_are_found_in_blocks_and_in_text() -> None:
     block = "```\nmedusa-chat generate --prompt T | --raw\n    --json\n```"
     text = f"as `medusa-chat doctor` says\n{block}"
     assert list(commands(text)) == [["doctor"], ["generate", "--prompt", "T", "--raw", "--json"]]
+
+
+def test_a_path_that_is_not_there_is_found() -> None:
+    text = "`python assets/gone.py --json`, `gone.py` and `presets/gone/`"
+    names = list(named_paths(text))
+    assert names == ["assets/gone.py", "gone.py", "presets/gone/"]
+    assert not any((folder / name).exists() for folder in BASES for name in names)
+
+
+def test_the_pages_are_in_the_source_distribution() -> None:
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]
+    included = hatch["build"]["targets"]["sdist"]["only-include"]
+    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs"} <= set(included)
 
 
 def test_the_readme_is_one_page() -> None:

@@ -1,5 +1,5 @@
 """How often greedy Medusa in half precision parts from plain decoding, and what it costs that it
-never does (medusa_chat/decoding/steady.py): the demo's answers, a part of gpu.py."""
+never does (medusa_chat/decoding/padded_rows.py): the demo's answers, a part of gpu.py."""
 
 import os
 from itertools import zip_longest

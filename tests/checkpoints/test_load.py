@@ -115,7 +115,7 @@ def lose_a_head(folder):
         (remove("tokenizer.json"), "no tokenizer"),
         (truncate("model.safetensors"), "cannot be read"),
         (truncate("medusa_lm_head.safetensors"), "is broken: its tensors need"),
-        (replace_text("config.json", "{"), "no JSON"),
+        (replace_text("config.json", "{"), "is not valid JSON"),
         (replace_text("config.json", "{}"), "no model_type"),
         (replace_text("tokenizer.json", "{}"), "tokenizer .* is broken"),
         (replace_text("medusa_calibration.json", "[]"), "not a valid calibration"),

@@ -133,7 +133,7 @@ BAD_BYTES = {
     ),
 }
 BAD_HEADS = {
-    "zero heads": ({}, "no Medusa heads"),
+    "zero heads": ({}, "holds no tensors"),
     "whole numbers": ({n: t.to(torch.int32) for n, t in GOOD.items()}, "I32"),
     "doubles": ({n: t.double() for n, t in GOOD.items()}, "F64"),
     "NaN": (spoiled(torch.nan), "NaN or infinity"),
@@ -162,7 +162,7 @@ BAD_HEADS = {
     "a layer that is not square": (GOOD | {W: torch.zeros(32, 31)}, "is (32,), not (31,)"),
     "a bias of another size": (GOOD | {"1.0.linear.bias": torch.zeros(7)}, "is (7,)"),
     "a bias without its layer": (GOOD | {"1.1.linear.bias": torch.zeros(32)}, "has no weight"),
-    "a scalar": (GOOD | {W: torch.tensor(1.0)}, "cannot be"),
+    "a scalar": (GOOD | {W: torch.tensor(1.0)}, "is out of range"),
     "an empty tensor": ({W: torch.zeros(0, 0)}, "hidden size 0"),
     "an unknown tensor": (GOOD | {"extra": torch.zeros(3)}, "unexpected tensor 'extra'"),
     "a whole other model": ({"model.embed.weight": torch.zeros(3, 3)}, "unexpected tensor"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from medusa_chat import paths
+from medusa_chat import __version__, paths
 from medusa_chat.cli import doctor, terminal, train
 from medusa_chat.cli import main as cli
 from medusa_chat.cli.main import main
@@ -343,7 +343,7 @@ def test_trace_that_cannot_be_written(
 
 def test_version_and_unknown_commands(capsys: Any) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == "medusa-chat 0.1.0\n"
+    assert capsys.readouterr().out == f"medusa-chat {__version__}\n"
     assert refused(capsys, "dance")[0] == 2
 
 

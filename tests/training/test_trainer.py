@@ -557,5 +557,5 @@ def test_table_that_is_no_table_of_shares_is_refused(table):
 
 
 def test_tree_deeper_than_the_table_is_refused():
-    with pytest.raises(UsageError, match="2 deep"):
+    with pytest.raises(UsageError, match="has depth 2"):
         expected_length(Tree.from_choices([(0,), (0, 0)]), [[0.5]])

@@ -159,7 +159,9 @@ def test_what_waits_goes_out_after_a_stop_too(chat, monkeypatch):
     chat.enter()
     wait_for(lambda: chat.session.runner.last)
     chat.stop()
-    wait_for(lambda: chat._job and chat._job.prompt[-1]["content"] == "two" and chat._job.trace)
+    wait_for(
+        lambda: chat._job and chat._job.request.prompt[-1]["content"] == "two" and chat._job.trace
+    )
     chat.stop()
     ended(chat)
     assert [m["content"] for m in chat.transcript.messages if m["role"] == "user"] == ["one", "two"]

@@ -397,7 +397,7 @@ def test_only_the_owner_may_share_and_see_the_link(shared):
     with guest(tunnel) as client:
         come_in(client, link.password)
         config = client.get("/config").json()
-        for name in ("begin_share", "end_share", "look"):
+        for name in ("begin_share", "end_share", "refresh"):
             body = {"fn_index": fn_index(config, name), "data": [], "session_hash": "s"}
             body["event_data"] = {"hours": 1}
             for extra in ({}, {"x-medusa-guest": "0"}):
@@ -410,7 +410,7 @@ def test_only_the_owner_may_share_and_see_the_link(shared):
         owner.post("login", data={"username": "me", "password": "local-secret"})
         token = next(iter(t for t, user in opened.blocks.app.tokens.items() if user == "me"))
         owner.headers["cookie"] = f"access-token-{opened.blocks.app.cookie_id}={token}"
-        body["fn_index"] = fn_index(config, "look")
+        body["fn_index"] = fn_index(config, "refresh")
         answer = owner.post("gradio_api/run/predict", json=body)
         assert link.password in answer.text
         # what lets guests past the login does not make an owner at the page's own address

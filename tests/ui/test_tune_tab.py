@@ -151,7 +151,7 @@ def poor_chats(controller: TuneController) -> None:
 
 def test_measuring_waits_its_turn_and_then_shows_what_was_found(controller, monkeypatch):
     monkeypatch.setattr(controller.session.runner, "hold_at", 0)
-    job = controller.session.submit("slow", GenerationSettings())
+    job = controller.session.submit(Reply("slow", GenerationSettings()))
     seen = TuneTab()
     line = json.loads(controller.measure(seen, OWNER)[0])
     assert line["work"]["running"] and "waiting, 1 ahead" in line["work"]["text"]
@@ -201,11 +201,11 @@ def test_without_an_offer_or_a_model_nothing_is_done(controller):
 
 
 def test_a_measurement_that_fails_says_why(controller, monkeypatch):
-    def broken(again=False):
+    def broken(request):
         raise UsageError("the steps cannot be timed")
         yield
 
-    monkeypatch.setattr(controller.session.runner, "tune", broken)
+    monkeypatch.setattr(controller.session.runner, "run", broken)
     controller.measure(TuneTab(), OWNER)
     work = ended(controller)["work"]
     assert work["failed"] and "the steps cannot be timed" in work["text"]

@@ -124,7 +124,9 @@ def _measure(
     hidden = shape[-1] if len(shape) == 2 else 0
     rows = lm.shape[0] if lm and lm.shape else None
     if not 1 <= hidden <= MAX_HIDDEN or (rows is not None and not 1 <= rows <= MAX_VOCABULARY):
-        raise ModelError(f"{where}: hidden size {hidden} or {rows} tokens is out of range")
+        raise ModelError(
+            f"{where}: hidden size {hidden} or {rows} tokens is out of range: fetch it again"
+        )
     for name, entry in entries.items():
         expected = _shape(name, hidden, rows)
         if entry.shape != expected:
