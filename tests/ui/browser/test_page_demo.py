@@ -29,7 +29,7 @@ from medusa_chat.runtime.worker_process import WorkerProcess
 WATCH_STATUS = """() => {
   window.said = [];
   const at = document.querySelector('.status-line .sentence');
-  new MutationObserver(() => window.said.push(at.textContent)).observe(at, 
+  new MutationObserver(() => window.said.push(at.textContent)).observe(at,
     {childList: true, characterData: true, subtree: true});
 }"""
 
