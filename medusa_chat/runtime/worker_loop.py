@@ -12,10 +12,6 @@ from medusa_chat.errors import MedusaChatError, ModelError, first_line
 from medusa_chat.messages import Request
 
 BATCH_SECONDS = 0.01
-DEVICE_LOST = (
-    "the GPU reported an error ({}): the model is being loaded again, your conversation is kept: "
-    "send again"
-)
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ def _handled(worker: Any, request: Request[Any], pipe: Connection) -> End:
         raise
     except Exception as error:  # told to the session, which shows it
         if is_sticky(error):
-            return End(ModelError(DEVICE_LOST.format(first_line(error))), is_last=True)
+            return End(ModelError(f"the GPU reported an error ({first_line(error)})"), is_last=True)
         return End(RuntimeError(f"{type(error).__name__}: {error}"))
     return End()
 

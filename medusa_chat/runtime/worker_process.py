@@ -101,6 +101,9 @@ class WorkerProcess:
         finally:
             if not is_over:  # closed before its end: nothing of it may reach the next request
                 self._drain()
+        if message.is_last:
+            wait([self._process.sentinel], 5)
+            raise WorkerGone(str(message.error))
         if message.error is not None:
             raise message.error
 

@@ -1,8 +1,10 @@
 """The worker's loop: what becomes of errors, the device's own among them."""
 
+import os
 import threading
 from collections.abc import Iterator
 from multiprocessing import Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
 from medusa_chat.runtime import worker
 from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.worker_loop import End, serve
+from medusa_chat.runtime.worker_process import WorkerProcess
 
 HELLO = Reply("hello", GenerationSettings())
 
@@ -56,6 +60,20 @@ def test_a_device_error_is_told_and_ends_the_worker(loop):
     assert isinstance(end.error, ModelError) and "illegal memory access)" in str(end.error)
     thread.join(60)
     assert not thread.is_alive(), "the process would live on with a dead device"
+
+
+def test_a_lost_device_is_a_lost_worker_to_the_session():
+    """So it is started again as after any other crash, in an answer and in a load alike."""
+    ours, theirs = Pipe()
+    ended, writer = os.pipe()
+    os.close(writer)  # what waits for the process sees its end
+    parent = object.__new__(WorkerProcess)
+    parent._sending, parent._pipe = threading.Lock(), ours
+    parent._process = SimpleNamespace(sentinel=ended)
+    theirs.send(End(ModelError("the GPU reported an error (x)"), is_last=True))
+    with pytest.raises(WorkerGone, match="the GPU reported an error"):
+        list(parent._exchange(HELLO))
+    os.close(ended)
 
 
 @pytest.mark.parametrize(
