@@ -150,10 +150,12 @@ def _connect_answers(
     view = [parts[name] for name in View._fields]
     posted = {tab, *settings.components.values()}
 
-    def on(event: Any, name: str, act: Act, refuse: Refuse, **sources: Any) -> None:
+    def on(
+        event: Any, name: str, act: Act, refuse: Refuse, how: Any = AT_ONCE, **sources: Any
+    ) -> None:
         boxes = {source for source in sources.values() if not isinstance(source, str)}
         handle = settings.handler(act, refuse, tab, **sources)
-        event(handle, posted | boxes, view, api_name=name, **AT_ONCE)
+        event(handle, posted | boxes, view, api_name=name, **how)
 
     box, refuse = parts["box"], controller.refuse
     for event, source in (
@@ -164,5 +166,6 @@ def _connect_answers(
         on(event, "send", controller.send, refuse, text=source)
     on(parts["regenerate"].click, "regenerate", controller.regenerate, refuse)
     on(parts["proceed"].click, "proceed", controller.proceed, refuse)
+    # The browser draws an edit before it is answered: a second one meanwhile must not be dropped.
     edited = {"text": "value", "row": "index"}
-    on(parts["history"].edit, "edit", controller.edit, controller.refuse_edit, **edited)
+    on(parts["history"].edit, "edit", controller.edit, controller.refuse_edit, STEADY, **edited)

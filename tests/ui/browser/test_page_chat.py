@@ -1,6 +1,7 @@
 """The chat itself in a real browser, on a scripted model: turns, tint, settings, tabs, keys."""
 
 import re
+import threading
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,8 @@ from support.page import (
     wait_end,
 )
 from support.waiting import wait_for
+
+from medusa_chat.ui.chat.chat_session import ChatSession
 
 WRITTEN = "n => (document.querySelector('#live-text .md')?.textContent.length || 0) > n"
 # Lengths of the live text, as each frame shows it.
@@ -153,6 +156,24 @@ def test_turns_are_regenerated_continued_edited_undone_and_cleared(quick, open_t
     tab.keyboard.press("Control+Shift+O")
     tab.wait_for_selector("#examples")
     rows(tab, 0)
+
+
+def test_an_edit_made_before_the_last_one_was_answered_is_not_lost(quick, open_tab, monkeypatch):
+    tab = open_tab()
+    ask(tab, "first")
+    edited, go_on = ChatSession.edit, threading.Event()
+
+    def held(chat, position, inputs):
+        assert position == 0 or go_on.wait(240)
+        edited(chat, position, inputs)
+
+    monkeypatch.setattr(ChatSession, "edit", held)
+    edit(tab, 1, "my own words")
+    edit(tab, 0, "changed")
+    wait_for(lambda: len(quick.prompts) == 2)
+    go_on.set()
+    wait_end(tab)
+    assert quick.prompts[-1] == [{"role": "user", "content": "changed"}]
 
 
 def test_a_message_written_meanwhile_waits_in_sight_and_can_be_dropped(
