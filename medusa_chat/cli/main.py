@@ -235,10 +235,10 @@ def generate(
     )
     refuse_unknown_tree(tree, nodes)
     asked = [as_asked(p, raw) for p in read_prompts(prompt, prompt_file, messages, prompts)]
-    with opened(trace) as file, closing(Session(InProcess())) as session:
-        load(session, replace(request, tree=tree, nodes=nodes))
+    with opened(trace) as file, closing(InProcess()) as runner:
+        load(runner, replace(request, tree=tree, nodes=nodes))
         for one in asked:
-            answer(session, one, settings, as_json, file)
+            answer(runner, one, settings, as_json, file)
 
 
 @app.command()

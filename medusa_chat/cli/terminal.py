@@ -18,7 +18,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import LoadPhase, LoadRequest, Prompt
 from medusa_chat.runtime.requests import Reply
-from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.runner import Runner
 from medusa_chat.units import transfer
 
 LINE_SECONDS = 10.0  # between lines of progress that go to a file
@@ -31,10 +31,10 @@ def note(message: str) -> None:
     print(f"medusa-chat: {message}", file=sys.stderr, flush=True)
 
 
-def load(session: Session, request: LoadRequest) -> None:
+def load(runner: Runner, request: LoadRequest) -> None:
     """Load the model in this process; its phases and notes go to stderr."""
     line = DownloadLine()
-    for phase in session.run(request):
+    for phase in runner.run(request):
         if phase.name == "download":
             line.show(phase)
             continue
@@ -72,7 +72,7 @@ class DownloadLine:
 
 
 def answer(
-    session: Session,
+    runner: Runner,
     prompt: Prompt,
     settings: GenerationSettings,
     as_json: bool,
@@ -80,8 +80,8 @@ def answer(
 ) -> None:
     """Print one answer as it comes. Ctrl-C ends it in order: the trace is whole, exit code 130."""
     with (
-        stopping(session.runner.stop) as is_stopped,
-        closing(session.run(Reply(prompt, settings))) as events,
+        stopping(runner.stop) as is_stopped,
+        closing(runner.run(Reply(prompt, settings))) as events,
     ):
         for event in events:
             line = json.dumps(to_json(event), separators=(",", ":"))

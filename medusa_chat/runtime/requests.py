@@ -1,7 +1,7 @@
 """What a front end can ask of a model, besides LoadRequest and PeekRequest of messages.py.
 
-A request goes unchanged from the front end to the worker: `Session.submit` or `Session.run`,
-`Runner.run`, `Worker.handle`.
+A request goes unchanged from the front end to the worker: `Session.submit` where requests wait
+for their turn (the page), `Runner.run`, `Worker.handle`.
 """
 
 from dataclasses import dataclass

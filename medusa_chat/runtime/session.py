@@ -3,7 +3,6 @@
 Behind it stands a runner (in_process.py, worker_process.py). This module never imports torch.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from medusa_chat.decoding.events import Finished, Stats
@@ -48,11 +47,6 @@ class Session:
     def memory(self) -> DeviceMemory | None:
         """The memory of the device, as it was measured last."""
         return self.lifecycle.memory
-
-    def run(self, request: Request[V]) -> Iterator[V]:
-        """Run a request at once, in this thread. Closing the iterator stops it; raises what the
-        worker refuses."""
-        return self.lifecycle.run(request)
 
     def submit(self, request: Request[V]) -> Ticket[V]:
         """Queue a request for the session's own thread; returns at once."""

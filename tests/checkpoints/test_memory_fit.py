@@ -221,9 +221,9 @@ def test_memory_that_runs_out_in_an_answer_costs_only_that_answer(
     folder, monkeypatch, failing, remedy
 ):
     session = Session(InProcess())
-    list(session.run(LoadRequest(str(folder))))
+    list(session.lifecycle.run(LoadRequest(str(folder))))
     settings = GenerationSettings(max_new_tokens=12, seed=1)
-    expected = list(session.run(Reply("hello there", settings)))[-1].token_ids
+    expected = list(session.lifecycle.run(Reply("hello there", settings)))[-1].token_ids
     backbone = session.runner.worker.slot.loaded.engine.backbone
     backbone.whole_step = None  # that asks for no memory while it decodes
     session.runner.worker.slot.loaded.engine.forget()

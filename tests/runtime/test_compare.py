@@ -30,7 +30,7 @@ def scripted() -> Iterator[Session]:
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Session]:
     session = Session(InProcess())
-    list(session.run(LoadRequest("demo", device="cpu", precision="fp32")))
+    list(session.lifecycle.run(LoadRequest("demo", device="cpu", precision="fp32")))
     yield session
     session.close()
 

@@ -102,7 +102,7 @@ def test_threads_may_save_at_once(history, told):
 @pytest.fixture
 def session():
     session = Session(ScriptedRunner(delay=0.001, prefill=0.001, steps=5))
-    list(session.run(LoadRequest()))
+    list(session.lifecycle.run(LoadRequest()))
     yield session
     session.close()
 

@@ -27,7 +27,7 @@ HELLO = [{"role": "user", "content": "Tell me a story about a fox"}]
 @pytest.fixture(scope="module")
 def demo():
     session = Session(InProcess())
-    list(session.run(LoadRequest("demo", device="cpu", precision="fp32")))
+    list(session.lifecycle.run(LoadRequest("demo", device="cpu", precision="fp32")))
     yield session
     session.close()
 
@@ -36,7 +36,7 @@ def demo():
 def tiny(tmp_path_factory):
     folder = write_checkpoint(tmp_path_factory.mktemp("peek") / "model")
     session = Session(InProcess())
-    list(session.run(LoadRequest(str(folder), device="cpu", precision="fp32")))
+    list(session.lifecycle.run(LoadRequest(str(folder), device="cpu", precision="fp32")))
     yield session
     session.close()
 
@@ -44,12 +44,12 @@ def tiny(tmp_path_factory):
 def answered(session: Session, prompt, **settings) -> Answer:
     answer = Answer()
     wanted = {"max_new_tokens": 40, "seed": 3} | settings
-    answer.add(session.run(Reply(prompt, GenerationSettings(**wanted))))
+    answer.add(session.lifecycle.run(Reply(prompt, GenerationSettings(**wanted))))
     return answer
 
 
 def peeked(session: Session, request: PeekRequest) -> Peek:
-    (found,) = session.run(request)
+    (found,) = session.lifecycle.run(request)
     return found
 
 

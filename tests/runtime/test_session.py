@@ -38,11 +38,11 @@ def child(folder):
 
 def test_the_child_answers_like_this_process(child, folder):
     here = Session(InProcess())
-    list(here.run(LoadRequest(str(folder), precision="fp32")))
+    list(here.lifecycle.run(LoadRequest(str(folder), precision="fp32")))
     job = child.submit(Reply("hello", SETTINGS))
     assert job.done.wait(90), child.state
     assert not job.error
-    mine = [event for event in here.run(Reply("hello", SETTINGS))]
+    mine = [event for event in here.lifecycle.run(Reply("hello", SETTINGS))]
     assert job.trace[-1].token_ids == mine[-1].token_ids
     assert isinstance(job.trace[0], Prefilled) and isinstance(job.trace[-1], Finished)
 
@@ -192,7 +192,7 @@ def test_cancelling_a_switch_that_failed_lets_the_model_before_it_come_back():
 
 def test_a_request_that_waits_ends_at_once_when_it_is_cancelled():
     session = Session(ScriptedRunner(delay=0, prefill=0, hold_at=1))
-    list(session.run(LoadRequest()))
+    list(session.lifecycle.run(LoadRequest()))
     job = session.submit(Reply("hello", SETTINGS))
     wait_for(lambda: job.trace)
     requests = [PeekRequest((1,)), Tune(), UseTree(None), LoadRequest("/another")]
@@ -221,10 +221,10 @@ def test_a_failed_load_says_why_and_refuses_jobs():
 def test_closing_a_childs_reply_leaves_nothing_for_the_next(child):
     job = child.submit(Reply("hello", SETTINGS))
     assert job.done.wait(90)
-    events = child.run(Reply("hello", LONG))
+    events = child.lifecycle.run(Reply("hello", LONG))
     next(events), next(events)
     events.close()
-    again = list(child.run(Reply("hello", SETTINGS)))
+    again = list(child.lifecycle.run(Reply("hello", SETTINGS)))
     assert isinstance(again[0], Prefilled)
     assert again[-1].token_ids == job.trace[-1].token_ids
 
@@ -239,20 +239,20 @@ def test_closing_ends_the_jobs_that_wait(child):
 def test_closing_a_reply_cancels_and_the_model_stays_usable(folder):
     session = Session(InProcess())
     with pytest.raises(ModelError, match="no model is loaded"):
-        list(session.run(Reply("hello", SETTINGS)))
-    list(session.run(LoadRequest(str(folder))))
-    whole = list(session.run(Reply("hello", SETTINGS)))[-1].token_ids
-    events = session.run(Reply("hello", SETTINGS))
+        list(session.lifecycle.run(Reply("hello", SETTINGS)))
+    list(session.lifecycle.run(LoadRequest(str(folder))))
+    whole = list(session.lifecycle.run(Reply("hello", SETTINGS)))[-1].token_ids
+    events = session.lifecycle.run(Reply("hello", SETTINGS))
     next(events)
     events.close()
-    assert list(session.run(Reply("hello", SETTINGS)))[-1].token_ids == whole
+    assert list(session.lifecycle.run(Reply("hello", SETTINGS)))[-1].token_ids == whole
 
 
 def test_stop_from_outside_ends_the_answer_at_a_step(folder):
     session = Session(InProcess())
-    list(session.run(LoadRequest(str(folder))))
+    list(session.lifecycle.run(LoadRequest(str(folder))))
     seen = []
-    for event in session.run(Reply("hello", LONG)):
+    for event in session.lifecycle.run(Reply("hello", LONG)):
         seen.append(event)
         if len(seen) == 3:
             session.runner.stop()

@@ -24,7 +24,7 @@ def ended(chat: ChatSession) -> None:
 @pytest.fixture
 def controller():
     session = Session(ScriptedRunner(delay=0.005, prefill=0.01, steps=30))
-    list(session.run(LoadRequest()))
+    list(session.lifecycle.run(LoadRequest()))
     yield ChatController(session, TREES)
     session.close()
 

@@ -22,7 +22,7 @@ STEPS = 300
 @pytest.fixture
 def controller():
     session = Session(ScriptedRunner(delay=0.001, prefill=0.01, steps=STEPS, nodes=4))
-    list(session.run(LoadRequest()))
+    list(session.lifecycle.run(LoadRequest()))
     yield ChatController(session, ())
     session.close()
 
@@ -134,7 +134,7 @@ def test_a_tab_has_one_stream_and_a_tab_that_is_gone_has_none(controller):
 @pytest.fixture(scope="module", params=[None, ("me", "secret")], ids=["open", "login"])
 def opened(request):
     session = Session(ScriptedRunner(delay=0.02, prefill=0.01, steps=2000, nodes=4))
-    list(session.run(LoadRequest()))
+    list(session.lifecycle.run(LoadRequest()))
     page = open_page(session, PageOptions(auth=request.param))
     yield page, session
     page.close()

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 from medusa_chat.decoding.events import Event
 from medusa_chat.errors import UsageError
-from medusa_chat.messages import Message
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
@@ -72,7 +71,7 @@ class ChatSession:
             if self.is_running:
                 self.pending.append(inputs)
             else:
-                self._ask(inputs)
+                self._begin(inputs, self.transcript, inputs.text)
             self._change()
 
     def drop(self, position: int) -> None:
@@ -88,7 +87,7 @@ class ChatSession:
             length = self.transcript.length_before_answer()
             if not length:
                 raise UsageError("there is no answer to regenerate: send a message first")
-            self._begin(self.transcript.head(length), Turn(inputs, before=self.transcript))
+            self._begin(inputs, self.transcript.head(length))
 
     def proceed(self, inputs: Inputs) -> None:
         """Go on with the last answer: its text stays, new tokens come after it."""
@@ -101,9 +100,7 @@ class ChatSession:
                 self.transcript.answers.get(position),
             )
             before = last.pieces if last and last.text == text else [(text, 0)]
-            self._begin(
-                self.transcript.head(position), Turn(inputs, before=self.transcript), before
-            )
+            self._begin(inputs, self.transcript.head(position), before=before)
 
     def undo(self) -> str:
         """Remove the last turn; returns the user's text, for the message box."""
@@ -121,7 +118,7 @@ class ChatSession:
             if position >= len(self.transcript.messages):
                 raise UsageError("this message is not there any more")
             if self.transcript.messages[position]["role"] == "user":
-                self._ask(inputs, self.transcript.head(position))
+                self._begin(inputs, self.transcript.head(position), inputs.text)
                 return
             self._set_transcript(self.transcript.with_text(position, inputs.text))
 
@@ -167,7 +164,7 @@ class ChatSession:
         with self._lock:
             self.seen_at = time.monotonic()
             if self.pending and not self.is_running:
-                self._ask(self.pending.pop(0))
+                self._begin_next()
 
     def fold(self, status: Callable[[Ticket[Event]], str] = lambda job: "") -> None:
         """Fold what is new in the trace into the answer. status: what to say before any text."""
@@ -198,21 +195,26 @@ class ChatSession:
 
     # ---- what follows ----
 
-    def _ask(self, inputs: Inputs, transcript: Transcript | None = None) -> None:
-        kept = self.transcript if transcript is None else transcript
-        self.system = inputs.system
-        self._begin(kept.plus("user", inputs.text), Turn(inputs, inputs.text, self.transcript))
+    def _begin_next(self) -> None:
+        """Send the message that has waited longest."""
+        inputs = self.pending.pop(0)
+        self._begin(inputs, self.transcript, inputs.text)
 
-    def _begin(self, transcript: Transcript, turn: Turn, before: Sequence[Piece] = ()) -> None:
-        """Queue a job. before: the text of the answer that it goes on from."""
+    def _begin(
+        self, inputs: Inputs, kept: Transcript, text: str = "", before: Sequence[Piece] = ()
+    ) -> None:
+        """Submit a request for an answer. kept: what the conversation goes on from. text: what the
+        user says then. before: the text of the answer that is continued."""
+        self._turn, self._taken, self.is_running = Turn(text, self.transcript), 0, True
         self.answer = Answer(self.answer.number + 1, before)
+        self.system = inputs.system
+        transcript = kept.plus("user", text) if text else kept
         messages = list(transcript.messages)
+        if self.system:
+            messages.insert(0, {"role": "system", "content": self.system})
         if self.answer.text:
             messages.append({"role": "assistant", "content": self.answer.text})
-        system = turn.inputs.system
-        head: list[Message] = [{"role": "system", "content": system}] if system else []
-        self._turn, self._taken, self.is_running = turn, 0, True
-        self._job = self.session.submit(Reply([*head, *messages], turn.inputs.settings))
+        self._job = self.session.submit(Reply(messages, inputs.settings))
         self._set_transcript(transcript)
         follower = threading.Thread(target=self._follow, args=(self._job,), daemon=True)
         follower.start()
@@ -249,7 +251,7 @@ class ChatSession:
             )
             self.pending = []
         elif self.pending and not self.is_left:
-            self._ask(self.pending.pop(0))
+            self._begin_next()
 
     @contextmanager
     def _idle(self) -> Iterator[None]:

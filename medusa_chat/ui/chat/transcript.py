@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from medusa_chat.messages import Message
 from medusa_chat.ui.chat.answer import Answer
-from medusa_chat.ui.page.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,8 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Turn:
-    """What an answer was asked with. text: of the user, given back when nothing comes of it."""
+    """What is there again when nothing comes of an answer. text: of the user, for the box.
+    before: the conversation."""
 
-    inputs: Inputs
-    text: str = ""
-    before: Transcript = field(
-        default_factory=Transcript
-    )  # what is there again when nothing comes of it
+    text: str
+    before: Transcript

@@ -70,7 +70,7 @@ def _settings(posted: Mapping[str, object], trees: Sequence[str]) -> GenerationS
         "seed": _seed(posted.get("seed", "")),
         "stop": _stops(posted.get("stop", "")),
     }
-    settings = GenerationSettings.from_json(values)
+    settings = GenerationSettings(**values)  # every name of it is known
     if not is_locked:
         return settings
     return settings.resolved(posterior_alpha=follows(settings.posterior_threshold))
