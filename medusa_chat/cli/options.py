@@ -1,9 +1,15 @@
-"""Options that several commands share: their types, checks, and the requests they make up."""
+"""Options that several commands share: their types, checks, and the requests they make up.
+
+A command is a frozen dataclass: its fields are its options, in the order of `--help`, and `run`
+is what it does. Typer reads the options off the dataclass and builds it from the arguments. A
+dataclass has the fields of its last base first.
+"""
 
 import os
 import re
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from typer import Option
 
@@ -17,62 +23,54 @@ DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 TreeName = Annotated[str, Option(metavar="auto|NAME|FILE", help="The candidate tree.")]
-
-# Every command that loads a model.
-Checkpoint = Annotated[
-    str, Option(metavar="ID|DIR", help="Medusa checkpoint: a Hub id or a folder.")
-]
 Backbone = Annotated[
     str | None, Option(metavar="ID|DIR", help="Another backbone than the checkpoint names.")
 ]
-Precision = Annotated[
-    str, Option(metavar="|".join(PRECISIONS), help="Number format of the weights.")
-]
 Device = Annotated[str, Option(metavar="auto|cpu|cuda[:N]|mps", help="Where to compute.")]
-MaxContext = Annotated[
-    int | None, Option(metavar="N", min=1, help="Tokens of prompt and answer together.")
-]
 Offline = Annotated[bool, Option("--offline", help="Never use the network.")]
 DataDir = Annotated[
     Path | None, Option(metavar="DIR", file_okay=False, help="Keep your files here.")
 ]
 
-# Every command that decodes.
-DrafterName = Annotated[
-    str | None, Option(metavar="medusa|prompt-lookup|none", help="Who proposes tokens.")
-]
-AcceptanceName = Annotated[
-    str,
-    Option(
-        metavar="exact|typical|typical-sampled",
-        help="Which of them stand. exact is lossless; the typical ones are lossy.",
-    ),
-]
-Temperature = Annotated[float, Option(help="0 to 2; 0 is greedy.")]
-TopP = Annotated[float, Option(help="0 to 1; 1 is off.")]
-TopK = Annotated[int, Option(help="0 is off.")]
-PosteriorThreshold = Annotated[float, Option(help="Epsilon of typical acceptance.")]
-PosteriorAlpha = Annotated[float, Option(help="Delta of typical acceptance, below 1.")]
-Nodes = Annotated[
-    int | None, Option(metavar="N", help="Cut the tree to N nodes, the root counted.")
-]
-MaxNewTokens = Annotated[int, Option(metavar="N", help="Longest answer.")]
-Seed = Annotated[int | None, Option(metavar="N", help="Fresh unless given.")]
-Stop = Annotated[list[str] | None, Option(metavar="TEXT", help="End the answer here; repeatable.")]
+
+@runtime_checkable
+class Command(Protocol):
+    """A command with its options."""
+
+    def run(self) -> int | None:
+        """Do it; the exit code, None for 0."""
 
 
-def load_request(
-    checkpoint: str,
-    backbone: str | None,
-    precision: str,
-    device: str,
-    max_context: int | None,
-    offline: bool,
-    data_dir: Path | None,
-) -> LoadRequest:
-    """The request to load a model, after `prepare_process`. Raises UsageError."""
-    prepare_process(device, data_dir, offline, precision)
-    return LoadRequest(checkpoint, backbone, precision, device, max_context, offline)
+@dataclass(frozen=True)
+class LoadOptions:
+    """Options of every command that loads a model."""
+
+    checkpoint: Annotated[
+        str, Option(metavar="ID|DIR", help="Medusa checkpoint: a Hub id or a folder.")
+    ] = "demo"
+    backbone: Backbone = None
+    precision: Annotated[
+        str, Option(metavar="|".join(PRECISIONS), help="Number format of the weights.")
+    ] = "auto"
+    device: Device = "auto"
+    max_context: Annotated[
+        int | None, Option(metavar="N", min=1, help="Tokens of prompt and answer together.")
+    ] = None
+    offline: Offline = False
+    data_dir: DataDir = None
+
+    def load_request(self) -> LoadRequest:
+        """The request to load the model, after `prepare_process`. Raises UsageError."""
+        prepare_process(self.device, self.data_dir, self.offline, self.precision)
+        return LoadRequest(
+            *(self.checkpoint, self.backbone, self.precision, self.device),
+            *(self.max_context, self.offline),
+        )
+
+
+def values_of(options: type, command: object) -> dict[str, Any]:
+    """Values of the fields of the dataclass `options` in a command that inherits them, by name."""
+    return {field.name: getattr(command, field.name) for field in fields(options)}
 
 
 def prepare_process(

@@ -6,15 +6,15 @@ import signal
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from medusa_chat import __version__, paths
-from medusa_chat.cli import doctor, terminal, train
-from medusa_chat.cli import main as cli
-from medusa_chat.cli.main import main
+from medusa_chat.cli import doctor, generate, terminal, train, ui
+from medusa_chat.cli.main import WEAKENING_VARIABLES, main
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step, from_json
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import (
@@ -81,8 +81,8 @@ class Scripted:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     scripted = Scripted()
-    monkeypatch.setattr(cli, "InProcess", lambda: scripted)
-    monkeypatch.setattr(cli, "WorkerProcess", lambda: scripted)
+    monkeypatch.setattr(generate, "InProcess", lambda: scripted)
+    monkeypatch.setattr(ui, "WorkerProcess", lambda: scripted)
     return scripted
 
 
@@ -350,11 +350,11 @@ def test_version_and_unknown_commands(capsys: Any) -> None:
 def test_weakening_variables_are_forgotten(
     runner: Scripted, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in cli.WEAKENING_VARIABLES:
+    for name in WEAKENING_VARIABLES:
         monkeypatch.setenv(name, "1")
     assert main(["generate", "--prompt", "x"]) == 0
     err = capsys.readouterr().err
-    for name in cli.WEAKENING_VARIABLES:
+    for name in WEAKENING_VARIABLES:
         assert name not in os.environ
         assert name in err
 
@@ -446,7 +446,7 @@ def test_every_option_of_a_recipe_reaches_the_recipe(
         **{"lambda0": 0.3, "lambda0_schedule": "sine", "decay": 0.7, "warmup_steps": 5},
         **{"lora_rank": 6, "lora_alpha": 8, "lora_dropout": 0.5, "seed": 9},
     }
-    assert tuple(changes) == train.RECIPE_OPTIONS
+    assert list(changes) == [field.name for field in fields(train.RecipeOptions)]
     options: list[str] = []
     for name, value in changes.items():
         option = f"--{name.replace('_', '-')}"
@@ -465,6 +465,7 @@ def test_bench_prints_a_table_or_json_and_saves_it(
     module.run = lambda request, **options: result | {"options": options["rounds"]}  # type: ignore[attr-defined]
     module.run_shape = lambda shape, request, progress, **rest: {"shape": shape, **rest}  # type: ignore[attr-defined]
     module.table = lambda result: "a table"  # type: ignore[attr-defined]
+    module.Report = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "medusa_chat.bench", module)
     file = tmp_path / "speed.json"
     assert main(["bench", "--rounds", "2", "--output", str(file)]) == 0

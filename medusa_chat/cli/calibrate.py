@@ -1,0 +1,87 @@
+"""`medusa-chat calibrate`: measure the heads on prompts, and search the best tree for them."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from medusa_chat import paths
+from medusa_chat.cli.options import AsJson, LoadOptions
+from medusa_chat.cli.terminal import require_folder, stopping
+from medusa_chat.cli.training_data import More, data_paths
+from medusa_chat.cli.training_progress import TrainingView
+from medusa_chat.errors import UsageError
+from medusa_chat.runtime.history import FILE, History
+from medusa_chat.training.conversations import Conversation
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """What is measured on, and where the tree goes."""
+
+    data: Annotated[
+        list[str] | None,
+        Option(metavar="FILE|HUB_DATASET...", help="As for train; not needed with --chats."),
+    ] = None
+    more: More = None
+    chats: Annotated[
+        bool, Option("--chats", help="Your own chats of the page, asked again: a personal tree.")
+    ] = False
+    nodes: Annotated[
+        int, Option(metavar="N", min=2, max=256, help="Nodes of the tree, the root counted.")
+    ] = 64
+    output: Annotated[
+        Path | None, Option(metavar="FILE", help="Default: in the checkpoint's folder.")
+    ] = None
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Calibrate(LoadOptions, CalibrateOptions):
+    """Measure each head's predictions on prompts, and search the best tree for them."""
+
+    def run(self) -> int | None:
+        """Check the options, then measure; 130 where it was stopped."""
+        request = self.load_request()
+        if not self.data and not self.chats:
+            raise UsageError("there is nothing to measure on: give --data FILE, or --chats")
+        file = calibration_file(self.checkpoint, self.output)
+        files = data_paths(self.data, self.more)
+        chats = own_chats() if self.chats else []
+        from medusa_chat.training.calibrate import calibrate
+
+        view = TrainingView(self.as_json)
+        events = calibrate(request, files, self.nodes, file, chats)
+        with stopping() as is_stopped, closing(events):
+            for event in events:
+                view.show(event)
+                if is_stopped():
+                    view.say("stopped: nothing was written")
+                    return 130
+        return None
+
+
+def calibration_file(checkpoint: str, output: Path | None) -> Path:
+    """The file of a calibration. Raises UsageError before anything is loaded."""
+    if output is None:
+        folder = Path(checkpoint).expanduser()
+        if checkpoint == "demo" or not folder.is_dir():
+            raise UsageError(f"{checkpoint} is not a local folder: give --output FILE")
+        return folder / "medusa_calibration.json"
+    require_folder(output)
+    return output
+
+
+def own_chats() -> list[Conversation]:
+    """The chats saved by the page. Raises UsageError where there are none."""
+    chats: list[Conversation] = []
+    for number, stored in enumerate(History(paths.data_dir() / FILE).all(), start=1):
+        system = ({"role": "system", "content": stored.system},) if stored.system.strip() else ()
+        chat = Conversation((*system, *stored.messages), f"chat {number}")
+        if chat.asked:
+            chats.append(chat)
+    if not chats:
+        raise UsageError("no chats are saved yet: chat with a model in the page, or give --data")
+    return chats

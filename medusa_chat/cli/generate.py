@@ -1,0 +1,85 @@
+"""`medusa-chat generate`: answers to prompts, on stdout as they come."""
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from medusa_chat.cli.options import LoadOptions, TreeName, refuse_unknown_tree, values_of
+from medusa_chat.cli.prompts import as_asked, read_prompts
+from medusa_chat.cli.terminal import answer, load, opened
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.runtime.in_process import InProcess
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """What is answered, and how the answers are written."""
+
+    prompt: Annotated[str | None, Option(metavar="TEXT", help="The prompt.")] = None
+    prompt_file: Annotated[
+        Path | None, Option(metavar="FILE", help="A UTF-8 file that holds it.")
+    ] = None
+    messages: Annotated[
+        Path | None, Option(metavar="FILE", help='JSON: [{"role": ..., "content": ...}].')
+    ] = None
+    prompts: Annotated[
+        Path | None, Option(metavar="FILE", help='JSONL: {"prompt"} or {"messages"} a line.')
+    ] = None
+    raw: Annotated[bool, Option("--raw", help="The prompt as it is, no chat template.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print one event a line.")] = False
+    trace: Annotated[Path | None, Option(metavar="FILE", help="Write the events here too.")] = None
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """The fields of GenerationSettings, which checks them."""
+
+    drafter: Annotated[
+        str | None, Option(metavar="medusa|prompt-lookup|none", help="Who proposes tokens.")
+    ] = None
+    acceptance: Annotated[
+        str,
+        Option(
+            metavar="exact|typical|typical-sampled",
+            help="Which of them stand. exact is lossless; the typical ones are lossy.",
+        ),
+    ] = "exact"
+    temperature: Annotated[float, Option(help="0 to 2; 0 is greedy.")] = 0.0
+    top_p: Annotated[float, Option(help="0 to 1; 1 is off.")] = 1.0
+    top_k: Annotated[int, Option(help="0 is off.")] = 0
+    posterior_threshold: Annotated[float, Option(help="Epsilon of typical acceptance.")] = 0.09
+    posterior_alpha: Annotated[float, Option(help="Delta of typical acceptance, below 1.")] = 0.3
+    tree: TreeName = "auto"
+    nodes: Annotated[
+        int | None, Option(metavar="N", help="Cut the tree to N nodes, the root counted.")
+    ] = None
+    max_new_tokens: Annotated[int, Option(metavar="N", help="Longest answer.")] = 512
+    seed: Annotated[int | None, Option(metavar="N", help="Fresh unless given.")] = None
+    stop: Annotated[
+        list[str] | None, Option(metavar="TEXT", help="End the answer here; repeatable.")
+    ] = None
+
+    def settings(self) -> GenerationSettings:
+        """The settings of every answer. Raises UsageError."""
+        values = values_of(DecodingOptions, self)
+        return GenerationSettings(**values | {"stop": tuple(self.stop or ())})
+
+
+@dataclass(frozen=True)
+class Generate(DecodingOptions, LoadOptions, PromptOptions):
+    """Answer prompts, one after another."""
+
+    def run(self) -> None:
+        """Check the options, load the model in this process, and print the answers."""
+        request = self.load_request()
+        settings = self.settings()
+        refuse_unknown_tree(self.tree, self.nodes)
+        given = read_prompts(self.prompt, self.prompt_file, self.messages, self.prompts)
+        prompts = [as_asked(prompt, self.raw) for prompt in given]
+        with opened(self.trace) as file, closing(InProcess()) as runner:
+            load(runner, replace(request, tree=self.tree, nodes=self.nodes))
+            for prompt in prompts:
+                answer(runner, prompt, settings, self.as_json, file)

@@ -1,0 +1,68 @@
+"""`medusa-chat ui`: the page, which runs without a command too."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+from medusa_chat import paths
+from medusa_chat.cli.options import LoadOptions
+from medusa_chat.errors import UsageError
+from medusa_chat.runtime.history import FILE, History
+from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.worker_process import WorkerProcess
+from medusa_chat.trees.presets import tree_names
+
+
+@dataclass(frozen=True)
+class UiOptions:
+    """Options of the page alone."""
+
+    host: Annotated[str, Option(help="Another address needs a password.")] = "127.0.0.1"
+    port: Annotated[
+        int | None, Option(min=1, max=65535, help="Default: the first free of 7860 to 7959.")
+    ] = None
+    share: Annotated[
+        bool, Option("--share", help="A public link with a password, for 24 hours.")
+    ] = False
+    auth: Annotated[str | None, Option(metavar="USER:PASSWORD", help="Ask for it.")] = None
+    no_browser: Annotated[bool, Option("--no-browser", help="Open no browser.")] = False
+    root_path: Annotated[
+        str, Option(metavar="PATH", help="Path or address of the page behind a proxy.")
+    ] = ""
+
+
+@dataclass(frozen=True)
+class Ui(LoadOptions, UiOptions):
+    """Open the page. This is what runs without a command."""
+
+    def run(self) -> int:
+        """Load the model and serve the page until Ctrl-C. Returns the exit code."""
+        request = self.load_request()
+        login = parse_auth(self.auth)
+        with closing(Session(WorkerProcess(), tunes=True)) as session:
+            session.submit(request)  # the worker loads while gradio is imported
+            from medusa_chat.ui.app import PageOptions, launch
+
+            options = PageOptions(
+                trees=tree_names(),
+                host=self.host,
+                port=self.port,
+                share=self.share,
+                auth=login,
+                open_browser=not self.no_browser,
+                root_path=self.root_path,
+                history=History(paths.data_dir() / FILE),
+            )
+            return launch(session, options)
+
+
+def parse_auth(auth: str | None) -> tuple[str, str] | None:
+    """(user, password) of --auth; the password may hold colons. Raises UsageError."""
+    if auth is None:
+        return None
+    user, _, password = auth.partition(":")
+    if not (user and password):
+        raise UsageError("auth is not USER:PASSWORD: both are needed, with a colon between")
+    return user, password
