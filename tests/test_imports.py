@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
         "decoding",
     },
     "ui.access": set(),
-    "ui.page": {"runtime", "decoding"},
+    "ui.page": {"runtime", "training", "decoding"},
     "ui.chat": {"ui.page", "ui.access", "runtime", "decoding"},
     "ui.models": {
         *("ui.page", "ui.access", "runtime", "checkpoints", "checkpoints.layouts", "hub"),

@@ -40,18 +40,20 @@ GPUS = tuple(
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of the Llama family: the widths of its layers."""
+    """A decoder of the Llama family: the widths of its layers, how many, and its vocabulary."""
 
     name: str
     hidden: int
     inner: int
+    layers: int
     head_dim: int = 128
+    vocabulary: int = 32000
 
 
 SHAPES = (
-    ModelShape("7B", 4096, 11008),
-    ModelShape("13B", 5120, 13824),
-    ModelShape("33B", 6656, 17920),
+    ModelShape("7B", 4096, 11008, 32),
+    ModelShape("13B", 5120, 13824, 40),
+    ModelShape("33B", 6656, 17920, 60),
 )
 
 
