@@ -6,9 +6,15 @@ const sentence = make("span", "sentence");
 const facts = make("dl", "facts");
 const notes = make("details", "notes");
 const list = make("ul", "");
+const again = make("button", "again", "Load again");
+again.type = "button";
+again.addEventListener("click", () => {
+  again.hidden = true; // the next look shows what comes of it
+  trigger("load_again");
+});
 sentence.setAttribute("role", "status");
 notes.append(make("summary", "", "why"), list);
-bar.append(make("span", "dot"), sentence, facts, notes);
+bar.append(make("span", "dot"), sentence, again, facts, notes);
 root.replaceChildren(bar);
 let seen = null;
 let listed = "";
@@ -45,6 +51,7 @@ function draw() {
   const line = JSON.parse(value);
   bar.dataset.status = line.status;
   say(sentence, line.text);
+  again.hidden = !line.again;
   bar.classList.toggle("has-part", line.part !== null);
   if (line.part !== null) bar.style.setProperty("--part", line.part);
   drawFacts(line.facts);

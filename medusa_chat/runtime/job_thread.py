@@ -17,6 +17,7 @@ OUT_OF_MEMORY = (
     "most likely out of memory: choose int8 or nf4, a smaller context or a smaller model"
 )
 STOPPED = "stopped: the model that was there before is used"
+NONE_LEFT = "loading was stopped: no model is loaded"
 
 
 class JobThread:
@@ -99,10 +100,10 @@ class JobThread:
                 self._runner.stop()
 
     def _ask(self, ticket: Ticket[Any]) -> None:
-        """Ask something of the model that is there."""
+        """Ask something of the model that is there; an answer waits until a lost one is back."""
         is_reply = isinstance(ticket.request, Reply)
-        if is_reply:
-            self._retry_abandoned_load()
+        if is_reply and self._puts_load_before(ticket):
+            return
         try:
             if not isinstance(ticket.request, MeasureMemory):
                 self._lifecycle.require_ready()
@@ -116,12 +117,21 @@ class JobThread:
         finally:
             ticket.end()
 
-    def _retry_abandoned_load(self) -> None:
-        """One attempt at a load that was given up; where it fails, the answer says why."""
-        request = self._lifecycle.take_abandoned()
-        if request is not None:
-            self._load(Ticket(request))
+    def _puts_load_before(self, ticket: Ticket[Any]) -> bool:
+        """Whether a lost model is loaded first, once for each answer, which waits meanwhile: to
+        stop the answer then does not stop the load."""
+        if ticket.has_waited:
             self._lifecycle.reset_crashes()
+            return False
+        with self._queue.changed:
+            is_wanted = not (ticket.is_cancelled or self._queue.is_closed)
+            request = self._lifecycle.take_lost() if is_wanted else None
+            if request is None:
+                return False
+            ticket.has_waited, ticket.state = True, "waiting"
+            self._queue.put(ticket, is_next=True)
+            self._queue.put(Ticket(request), is_next=True)
+            return True
 
     def _load(self, ticket: Ticket[Any]) -> None:
         """Load a model; where that fails, the lifecycle's state says why."""
@@ -146,7 +156,8 @@ class JobThread:
         except Exception as error:  # shown on the page: the app itself goes on
             gone = f"{error}, {OUT_OF_MEMORY}"
             said = gone if isinstance(error, WorkerGone) else _sentence(error)
-            ticket.error = STOPPED if ticket.is_cancelled else said
+            stopped = STOPPED if before or lifecycle.state.status == "ready" else NONE_LEFT
+            ticket.error = stopped if ticket.is_cancelled else said
             if lifecycle.state.status != "ready":
                 lifecycle.state = ModelState("failed", message=ticket.error)
         ticket.end()

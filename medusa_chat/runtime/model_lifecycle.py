@@ -20,6 +20,7 @@ from medusa_chat.runtime.requests import MeasureMemory, Tune, UseTree
 from medusa_chat.runtime.runner import Runner, WorkerGone
 
 MAX_CRASHES = 3  # of the worker in a row: then restarting is left to the user
+NO_MODEL = ("empty", "failed")
 STABLE_SECONDS = 60.0  # a model that was ready for so long ends the row
 REMEDY = (
     "Send a message to try again; if it ends again, choose a smaller model or --max-context, "
@@ -133,7 +134,6 @@ class ModelLifecycle:
             self.requested, model = self._present
             self.state = ModelState("ready", message=str(error), model=model)
         elif isinstance(error, LoadStopped):
-            self.requested = None
             self.state = ModelState("empty", message=str(error))
         else:
             self.state = ModelState("failed", message=str(error))
@@ -146,7 +146,7 @@ class ModelLifecycle:
     def load_after_crash(self, error: WorkerGone) -> LoadRequest | None:
         """What to load again, the worker being gone; None where that cannot help."""
         self._present = None
-        if self.requested is None:
+        if self.requested is None or self.state.status == "empty":
             return None
         if self.state.status == "ready" and time.monotonic() > self._ready_at + STABLE_SECONDS:
             self._crashes = 0
@@ -158,11 +158,15 @@ class ModelLifecycle:
         self.state = ModelState("failed", message=f"{error}, again and again. {REMEDY}")
         return None
 
-    def take_abandoned(self) -> LoadRequest | None:
-        """A load that was given up, for one attempt more; None where there is none."""
+    def take_lost(self) -> LoadRequest | None:
+        """A load for one attempt more: one that was given up, or of a model that was here and is
+        no more; None where there is none."""
         request, self._abandoned = self._abandoned, None
+        if request is None and self.state.status in NO_MODEL and self.requested == self.loaded:
+            request = self.requested
         if request is not None:
             self._crashes = MAX_CRASHES - 1
+            self.state = ModelState("loading", "start")
         return request
 
     def reset_crashes(self) -> None:

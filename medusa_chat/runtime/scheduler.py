@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any, Generic, Literal
 
 from medusa_chat.messages import LoadRequest, PeekRequest, Request, V
@@ -18,7 +19,8 @@ class Ticket(Generic[V]):
     """One request in a session's queue, and what has come of it. Read from any thread.
 
     trace: what came back so far; only appended to. error: why the request failed; said when done
-    is set. first_seconds: from the submission to the first value, waiting included.
+    is set. has_waited: whether a lost model was loaded before it already.
+    first_seconds: from the submission to the first value, waiting included.
     """
 
     request: Request[V]
@@ -26,6 +28,7 @@ class Ticket(Generic[V]):
     state: Literal["waiting", "running", "finished"] = "waiting"
     error: str = ""
     is_cancelled: bool = False
+    has_waited: bool = False
     submitted_at: float = field(default_factory=time.monotonic)
     first_seconds: float | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -96,7 +99,7 @@ class Queue:
                 self._waiting.remove(ticket)
             return is_waiting
 
-    def waiting(self, kind: type[Request[Any]]) -> list[Ticket[Any]]:
+    def waiting(self, kind: type[Request[Any]] | UnionType) -> list[Ticket[Any]]:
         """The tickets that wait for requests of a kind."""
         with self.changed:
             return [ticket for ticket in self._waiting if isinstance(ticket.request, kind)]

@@ -9,11 +9,12 @@ from medusa_chat.decoding.events import Finished, Stats
 from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.messages import DeviceMemory, LoadRequest, Request, V
 from medusa_chat.runtime.job_thread import STOPPED, JobThread
-from medusa_chat.runtime.model_lifecycle import ModelLifecycle, ModelState
+from medusa_chat.runtime.model_lifecycle import NO_MODEL, ModelLifecycle, ModelState
 from medusa_chat.runtime.requests import MeasureMemory, Reply, Switch
 from medusa_chat.runtime.runner import Runner
 from medusa_chat.runtime.scheduler import Queue, Ticket
 
+LOADS = LoadRequest | Switch
 NO_STATS = Stats(0, 0, None, 0.0, 0.0, None)
 
 
@@ -95,6 +96,13 @@ class Session:
             for ticket in loads:
                 self.cancel(ticket)
 
+    def load_again(self) -> None:
+        """Load what was asked for last where no model is there, or on its way; returns at once."""
+        with self._queue.changed:
+            is_coming = self._is_loading or self._queue.waiting(LOADS)
+            if self.state.status in NO_MODEL and not is_coming:
+                self.submit(self.requested or LoadRequest())
+
     def measure_memory(self) -> None:
         """Have `memory` measured again when the model is free; returns at once."""
         with self._queue.changed:
@@ -127,4 +135,4 @@ class Session:
     @property
     def _is_loading(self) -> bool:
         running = self._queue.running
-        return running is not None and isinstance(running.request, LoadRequest)
+        return running is not None and isinstance(running.request, LOADS)

@@ -15,19 +15,23 @@ from typing import Any
 
 from medusa_chat.errors import LoadStopped
 from medusa_chat.messages import BEFORE_READING, LoadPhase, LoadRequest, Request, V
+from medusa_chat.runtime.requests import Tune
 from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.worker_loop import End, Stop, serve
 
-# Seconds from the stop of a load to the end of its process, which may be inside one long call.
-# True: before the files are read, when the model loaded before would be lost with the process.
-PATIENCE = {True: 3.0, False: 1.0}
+# Seconds from a stop to the end of the process, which may be inside one long call: of a load that
+# looks for its files, when the model loaded before would be lost with the process; of a load that
+# reads them; of anything else.
+PATIENCE = {"find": 3.0, "read": 1.0, "answer": 10.0}
 
 
 @dataclass(eq=False)
-class RunningLoad:
-    """The load that runs: its phase; is_ended: whether its process was ended to stop it."""
+class Running:
+    """The request that runs. stage: a key of PATIENCE, "" for what takes as long as it takes;
+    is_stopping: whether its process will be ended if it goes on; is_ended: whether it was."""
 
-    phase: str = "resolve"
+    stage: str = ""
+    is_stopping: bool = False
     is_ended: bool = False
 
 
@@ -39,7 +43,7 @@ class WorkerProcess:
     def __init__(self) -> None:
         self._sending = threading.Lock()  # a message may be more than one write
         self._is_closed = False
-        self._running_load: RunningLoad | None = None
+        self._running: Running | None = None
         self._start()
 
     def _start(self) -> None:
@@ -65,16 +69,28 @@ class WorkerProcess:
     def run(self, request: Request[V]) -> Iterator[V]:
         if isinstance(request, LoadRequest):
             return self._load(request)
-        return self._exchange(request)
+        return self._ask(request)
+
+    def _ask(self, request: Request[V]) -> Iterator[V]:
+        """What the model says to a request, which does not end without it where it is a Tune."""
+        self._running = running = Running("" if isinstance(request, Tune) else "answer")
+        try:
+            yield from self._exchange(request)
+        except WorkerGone:
+            if not running.is_ended:
+                raise
+            raise WorkerGone("the model did not stop, so that its process was ended") from None
+        finally:
+            self._running = None
 
     def _load(self, request: LoadRequest) -> Iterator[LoadPhase]:
         """The phases of a load, in a new process where the last one has ended."""
         if self.gone() and not self._is_closed:
             self._start()
-        self._running_load = load = RunningLoad()
+        self._running = load = Running("find")
         try:
             for phase in self._exchange(request):
-                load.phase = phase.name
+                load.stage = "find" if phase.name in BEFORE_READING else "read"
                 yield phase
         except WorkerGone:
             if not load.is_ended:
@@ -84,7 +100,7 @@ class WorkerProcess:
             error.is_model_lost = True
             raise error from None
         finally:
-            self._running_load = None
+            self._running = None
 
     def _exchange(self, request: Request[Any]) -> Iterator[Any]:
         """Send a request and yield what comes back; raises what the worker refused."""
@@ -125,16 +141,18 @@ class WorkerProcess:
             self._send(Stop())
         except (OSError, ValueError):
             return  # the worker is gone: nothing runs that could be stopped
-        if (load := self._running_load) is not None:
-            patience = PATIENCE[load.phase in BEFORE_READING]
-            timer = threading.Timer(patience, self._end_process, (load, self._process))
+        running = self._running
+        if running is not None and running.stage and not running.is_stopping:
+            running.is_stopping = True
+            ending = self._end_process, (running, self._process)
+            timer = threading.Timer(PATIENCE[running.stage], *ending)
             timer.daemon = True
             timer.start()
 
-    def _end_process(self, load: RunningLoad, process: BaseProcess) -> None:
-        """End the process of a load that still runs, some time after it was asked to stop."""
-        if load is self._running_load:
-            load.is_ended = True
+    def _end_process(self, running: Running, process: BaseProcess) -> None:
+        """End the process of what still runs, some time after it was asked to stop."""
+        if running is self._running:
+            running.is_ended = True
             process.kill()
 
     @property

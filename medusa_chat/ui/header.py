@@ -23,6 +23,7 @@ def build_header(session: Session, share: Share) -> None:
         status = script_block("status", status_line(FIRST))
         link = script_block("share")
         script_block("look")
+    status.load_again(controller.load_again, None, [status], **AT_ONCE)
     for event in (status.refresh, page().load):
         event(controller.refresh, None, [status, link], **AT_ONCE)
     link.begin_share(controller.begin_share, None, [link], **AT_ONCE)
@@ -38,8 +39,13 @@ class HeaderController:
 
     def refresh(self, request: gr.Request) -> tuple[str, str]:
         """(status, link) as this visitor may see them."""
-        memory = self.session.runner.process_memory()
-        return status_line(self.session.state, memory, is_guest(request)), self._link(request)
+        return self._status(request), self._link(request)
+
+    def load_again(self, request: gr.Request) -> str:
+        """Load the model that is not there; a guest loads nothing."""
+        if not is_guest(request):
+            self.session.load_again()
+        return self._status(request)
 
     def begin_share(self, event: gr.EventData, request: gr.Request) -> str:
         """Begin to make a link; the next look shows what came of it."""
@@ -55,6 +61,10 @@ class HeaderController:
         if not is_guest(request):
             self.share.stop()
         return self._link(request)
+
+    def _status(self, request: gr.Request) -> str:
+        memory = self.session.runner.process_memory()
+        return status_line(self.session.state, memory, is_guest(request))
 
     def _link(self, request: gr.Request) -> str:
         return "" if is_guest(request) else to_line(share_view(self.share.state))

@@ -214,11 +214,11 @@ def test_a_refused_id_leaves_the_old_model_and_says_why(child: Session) -> None:
 def test_a_load_inside_one_long_call_is_ended_with_its_process(
     child: Session, backbone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("medusa_chat.runtime.worker_process.PATIENCE", {True: 0.2, False: 0.2})
+    monkeypatch.setattr("medusa_chat.runtime.worker_process.PATIENCE", {"find": 0.2})
     assert isinstance(child.runner, WorkerProcess) and child.runner.pid
     os.kill(child.runner.pid, signal.SIGSTOP)  # it heeds nothing any more
     child.submit(LoadRequest(str(backbone)))
-    wait_for(lambda: child.runner._running_load is not None)
+    wait_for(lambda: child.runner._running is not None)
     child.cancel_loads()
     wait_for(lambda: child.state.status == "empty")
     assert "was stopped: no model is loaded" in child.state.message

@@ -11,7 +11,7 @@ from support.waiting import wait_for
 
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.errors import ModelError
+from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.messages import LoadPhase, LoadRequest, PeekRequest
 from medusa_chat.runtime.in_process import InProcess
 from medusa_chat.runtime.requests import Reply, Switch, Tune, UseTree
@@ -157,14 +157,111 @@ def test_a_load_that_was_given_up_is_not_tried_again_once_another_was_asked_for(
     session.close()
 
 
+class Stopped(Dying):
+    """Its loads wait for `may_load`; one that is asked to stop meanwhile is stopped."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_load, self.stopped = threading.Event(), threading.Event()
+
+    def run(self, request):
+        if isinstance(request, LoadRequest) and self.lives:
+            self.loads += 1
+            yield LoadPhase("read")
+            wait_for(lambda: self.may_load.is_set() or self.stopped.is_set())
+            if self.stopped.is_set():
+                raise LoadStopped("loading demo was stopped: no model is loaded")
+            yield LoadPhase("ready", ScriptedRunner().model)
+            return
+        yield from super().run(request)
+
+    def stop(self):
+        self.stopped.set()
+
+
+def test_a_message_that_is_stopped_does_not_stop_the_load_it_waits_for():
+    """The page of a worker that was killed four times ended without a model: a message tried the
+    load again, nobody watched any more, and the load was stopped with the message, for ever."""
+    session = Session(Stopped())
+    session.submit(LoadRequest())
+    wait_for(lambda: session.state.status == "failed")
+    session.runner.lives = True
+    job = session.submit(Reply("hello", SETTINGS))
+    wait_for(lambda: session.state.status == "loading")
+    session.cancel(job)
+    assert job.done.wait(10) and job.trace[-1].reason == "cancelled"
+    session.runner.may_load.set()
+    wait_for(lambda: session.state.status != "loading")
+    job = session.submit(Reply("hello", SETTINGS))
+    assert job.done.wait(10) and not job.error
+    session.close()
+
+
+def test_a_message_brings_back_a_model_that_was_there_however_it_went():
+    session = Session(Stopped())
+    session.runner.lives = True
+    session.runner.may_load.set()
+    session.submit(LoadRequest())
+    wait_for(lambda: is_ready(session))
+    session.runner.may_load.clear()
+    session.submit(LoadRequest())  # the same again
+    wait_for(lambda: session.state.phase == "read")
+    session.cancel_loads()
+    wait_for(lambda: session.state.status == "empty")
+    session.runner.stopped.clear()
+    session.runner.may_load.set()
+    job = session.submit(Reply("hello", SETTINGS))
+    assert job.done.wait(10) and not job.error and is_ready(session)
+    session.close()
+
+
+def test_what_failed_or_was_stopped_is_loaded_again_when_the_user_says_so():
+    session = Session(Refusing())
+    session.load_again()  # the demo, where nothing was asked for before
+    wait_for(lambda: session.state.phase == "read")
+    session.load_again()  # it is on its way
+    session.runner.may_load.set()
+    wait_for(lambda: is_ready(session))
+    session.load_again()  # it is there
+    assert session.runner.loads == [LoadRequest()]
+    session.submit(LoadRequest("/broken"))
+    wait_for(lambda: session.state.message == "the heads are broken")
+    session.close()
+
+    session = Session(Refusing())
+    session.submit(LoadRequest("/broken"))
+    wait_for(lambda: session.state.status == "failed")
+    job = session.submit(Reply("hello", SETTINGS))
+    assert job.done.wait(10) and job.error == "the heads are broken"
+    session.load_again()
+    wait_for(lambda: len(session.runner.loads) == 2 and session.state.status == "failed")
+    session.close()
+
+
+def test_a_worker_that_ignores_stop_is_ended_and_started_again(child, monkeypatch):
+    monkeypatch.setattr("medusa_chat.runtime.worker_process.PATIENCE", {"answer": 0.2})
+    job = child.submit(Reply("hello", LONG))
+    wait_for(lambda: job.trace)
+    pid = child.runner.pid
+    os.kill(pid, signal.SIGSTOP)  # it heeds nothing any more
+    child.cancel(job)
+    assert job.done.wait(60) and "did not stop" in job.error
+    wait_for(lambda: is_ready(child))
+    assert child.runner.pid != pid
+    job = child.submit(Reply("hello", SETTINGS))
+    assert job.done.wait(90) and not job.error
+
+
 class Refusing(ScriptedRunner):
     """Refuses to load "/broken"; other loads wait for `may_load`. stops: how often it was asked."""
 
     def __init__(self):
         super().__init__()
         self.may_load, self.stops = threading.Event(), 0
+        self.loads = []
 
     def load(self, request):
+        self.loads.append(request)
         yield LoadPhase("read")
         if request.checkpoint == "/broken":
             raise ModelError("the heads are broken")

@@ -188,6 +188,9 @@ def test_a_guest_learns_the_model_and_nothing_of_the_folders():
     )
     assert "secret" in status_line(ready) and "/home/me" in status_line(failed)
     assert "vicuna" in status_line(ready, None, is_guest=True)
+    assert [json.loads(status_line(failed, None, guest))["again"] for guest in (False, True)] == [
+        *(True, False)
+    ]
     for state in (ready, failed):
         assert "/home" not in status_line(state, 2**30, is_guest=True)
 

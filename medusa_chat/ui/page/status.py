@@ -31,8 +31,8 @@ FOR_GUESTS = "The model could not be loaded here. Ask the person who shared this
 def status_line(state: ModelState, memory: int | None = None, is_guest: bool = False) -> str:
     """JSON: facts of the loaded model with the reasons behind them, else one sentence.
 
-    part: how far loading is, 0 to 1. memory: bytes the model's process holds. A guest is told
-    which model answers, nothing of the machine's folders.
+    part: how far loading is, 0 to 1. again: whether Load again is offered. memory: bytes the
+    model's process holds. A guest is told which model answers, nothing of the machine's folders.
     """
     line: dict[str, Any] = {
         "status": state.status,
@@ -40,6 +40,7 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
         "part": None,
         "facts": [],
         "notes": [],
+        "again": False,
     }
     if state.model is not None:
         line |= _facts(state.model, memory)
@@ -54,7 +55,7 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
     elif is_guest:
         line["text"] = FOR_GUESTS
     else:
-        line["text"] = _capital(state.message) or "No model is loaded."
+        line |= {"text": _capital(state.message) or "No model is loaded.", "again": True}
     return to_line(line)
 
 

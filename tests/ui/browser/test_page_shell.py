@@ -67,7 +67,7 @@ def test_the_header_and_the_chat_are_there_before_the_model(visitor):
         page.close()
 
 
-def test_a_failed_load_says_what_to_do(visitor):
+def test_a_failed_load_says_what_to_do_and_is_tried_again_by_a_button(visitor):
     session = scripted()
     session.runner.load = lambda request: iter(_refuse())
     page = open_page(session, PageOptions())
@@ -75,6 +75,10 @@ def test_a_failed_load_says_what_to_do(visitor):
         session.submit(LoadRequest())
         tab = visitor(page.url, '.status-line[data-status="failed"]')
         assert "No checkpoint here: choose another" in tab.inner_text(".status-line .sentence")
+        del session.runner.load  # what was wrong is mended
+        tab.click(".status-line .again")
+        tab.wait_for_selector(READY)
+        assert not tab.is_visible(".status-line .again")
     finally:
         page.close()
         session.close()
