@@ -31,6 +31,9 @@ class PromptOptions:
     raw: Annotated[bool, Option("--raw", help="The prompt as it is, no chat template.")] = False
     as_json: Annotated[bool, Option("--json", help="Print one event a line.")] = False
     trace: Annotated[Path | None, Option(metavar="FILE", help="Write the events here too.")] = None
+    verbose: Annotated[
+        bool, Option("--verbose", help="Say how the model was loaded and what drafts.")
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,6 @@ class Generate(DecodingOptions, LoadOptions, PromptOptions):
         given = read_prompts(self.prompt, self.prompt_file, self.messages, self.prompts)
         prompts = [as_asked(prompt, self.raw) for prompt in given]
         with opened(self.trace) as file, closing(InProcess()) as runner:
-            load(runner, replace(request, tree=self.tree, nodes=self.nodes))
+            load(runner, replace(request, tree=self.tree, nodes=self.nodes), self.verbose)
             for prompt in prompts:
-                answer(runner, prompt, settings, self.as_json, file)
+                answer(runner, prompt, settings, self.as_json, file, self.verbose)

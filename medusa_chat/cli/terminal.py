@@ -21,6 +21,7 @@ from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
 from medusa_chat.units import transfer
 
+CLEARED = "\r\x1b[K"  # back to the start of the terminal's line, which is emptied
 LINE_SECONDS = 10.0  # between lines of progress that go to a file
 # Control characters, which a terminal would obey instead of print; tab and newline stay.
 CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd")
@@ -31,44 +32,54 @@ def note(message: str) -> None:
     print(f"medusa-chat: {message}", file=sys.stderr, flush=True)
 
 
-def load(runner: Runner, request: LoadRequest) -> None:
-    """Load the model in this process; its phases and notes go to stderr."""
-    line = DownloadLine()
-    for phase in runner.run(request):
-        if phase.name == "download":
-            line.show(phase)
-            continue
-        line.end()
-        if phase.model is None:
-            progress(f"loading: {phase.name}")
-            continue
-        for sentence in phase.model.notes:
-            progress(sentence)
+def load(runner: Runner, request: LoadRequest, verbose: bool = False) -> None:
+    """Load the model in this process. In a terminal one line says how far it is and goes when it
+    is done; verbose: every phase and the model's notes stay there instead."""
+    line = LoadLine()
+    try:
+        for phase in runner.run(request):
+            if phase.name == "download":
+                line.show_download(phase)
+            elif not verbose:
+                line.show(f"loading: {phase.name}")
+            elif phase.model is None:
+                line.clear()
+                progress(f"loading: {phase.name}")
+            else:
+                for sentence in phase.model.notes:
+                    progress(sentence)
+    finally:
+        line.clear()
 
 
-class DownloadLine:
-    """A download on stderr: in a terminal one line that changes, elsewhere a new line now and then,
-    for minutes of silence would look like a hang."""
+class LoadLine:
+    """How far a load is, on stderr: in a terminal one line that changes and is cleared at the end,
+    elsewhere a new line of a download now and then, for minutes of silence would look like a hang.
+    """
 
     def __init__(self) -> None:
         self._is_open = False
         self._told = time.monotonic()
 
-    def show(self, phase: LoadPhase) -> None:
-        """Bytes, speed and time left."""
-        text = "  ".join(["downloading", *transfer(phase.done, phase.total, phase.rate)])
+    def show(self, text: str) -> None:
+        """Say `text` instead of what was said before, where stderr is a terminal."""
         if sys.stderr.isatty():
             self._is_open = True
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._told > LINE_SECONDS:
+            print(f"{CLEARED}{text}", end="", file=sys.stderr, flush=True)
+
+    def show_download(self, phase: LoadPhase) -> None:
+        """Bytes, speed and time left."""
+        text = "  ".join(["downloading", *transfer(phase.done, phase.total, phase.rate)])
+        self.show(text)
+        if not self._is_open and time.monotonic() - self._told > LINE_SECONDS:
             self._told = time.monotonic()
             note(text)
 
-    def end(self) -> None:
-        """End the line that changed."""
+    def clear(self) -> None:
+        """Clear the line that changed."""
         if self._is_open:
             self._is_open = False
-            print(file=sys.stderr)
+            print(CLEARED, end="", file=sys.stderr, flush=True)
 
 
 def answer(
@@ -77,6 +88,7 @@ def answer(
     settings: GenerationSettings,
     as_json: bool,
     trace: TextIO | None,
+    verbose: bool = False,
 ) -> None:
     """Print one answer as it comes. Ctrl-C ends it in order: the trace is whole, exit code 130."""
     with (
@@ -90,26 +102,31 @@ def answer(
             if as_json:
                 print(line, flush=True)
             else:
-                show(event)
+                show(event, verbose)
             if isinstance(event, Finished) and event.reason == "error":
                 raise MedusaChatError(event.message or "decoding failed")
     if is_stopped():
         raise KeyboardInterrupt
 
 
-def show(event: Event) -> None:
-    """Text to stdout as it comes, the figures to stderr at the end."""
+def show(event: Event, verbose: bool = False) -> None:
+    """Text to stdout as it comes, the figures to stderr at the end; before the answer what was
+    chosen for it, in a terminal where it is verbose."""
+    if isinstance(event, Prefilled) and (verbose or not sys.stderr.isatty()):
+        print(choices(event), file=sys.stderr, flush=True)
     text = event.tail + "\n" if isinstance(event, Finished) else event.text
     print(text.translate(CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
-    if isinstance(event, Prefilled):
-        chosen = event.settings
-        print(
-            f"{event.model}, {event.precision}, {event.device}; drafter {chosen.get('drafter')}, "
-            f"tree {chosen.get('tree')} ({chosen.get('nodes')} nodes), seed {chosen.get('seed')}",
-            file=sys.stderr,
-        )
     if isinstance(event, Finished):
         print(figures(event), file=sys.stderr, flush=True)
+
+
+def choices(event: Prefilled) -> str:
+    """One line: which model answers, and how it drafts."""
+    chosen = event.settings
+    return (
+        f"{event.model}, {event.precision}, {event.device}; drafter {chosen.get('drafter')}, "
+        f"tree {chosen.get('tree')} ({chosen.get('nodes')} nodes), seed {chosen.get('seed')}"
+    )
 
 
 def figures(event: Finished) -> str:

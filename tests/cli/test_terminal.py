@@ -1,0 +1,104 @@
+"""What a person sees of `generate` in a terminal: a pseudo-terminal here."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medusa_chat.cli import generate
+from medusa_chat.cli.main import main
+from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step
+from medusa_chat.messages import LoadPhase, ModelInfo, Request
+from medusa_chat.runtime.requests import Reply
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
+MODEL = ModelInfo("demo", "llama", "fp32", "cpu", 1, 3, 64, "auto", 8, "", 1, True, ("a note",))
+FIGURES = "4 tokens, 2 steps, 1.50 tokens/step, 10.0 tokens/s, ended by eos"
+CHOICES = "demo, fp32, cpu; drafter medusa, tree auto (8 nodes), seed 7"
+
+
+class Scripted:
+    """A runner that says "There once was a" in two steps."""
+
+    def run(self, request: Request[Any]) -> Iterator[Any]:
+        if not isinstance(request, Reply):
+            yield LoadPhase("resolve")
+            yield LoadPhase("download", done=5_000_000, total=10_000_000)
+            yield LoadPhase("read")
+            yield LoadPhase("ready", MODEL)
+            return
+        chosen = {"drafter": "medusa", "tree": "auto", "nodes": 8, "seed": 7}
+        yield Prefilled("demo", "fp32", "cpu", chosen, (1,), 1, 0, (3,), "There", 0.1)
+        yield Step(0, (4,), " once", 0.1, (0,))
+        yield Step(1, (5, 6), " was a", 0.1, (0, 1))
+        stats = Stats(4, 2, 1.5, 0.3, 0.1, 10.0)
+        yield Finished("eos", (3, 4, 5, 6), "There once was a", "", stats)
+
+    def stop(self) -> None:
+        """Nothing runs beside it."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs a command whose stdout and stderr are one pseudo-terminal; gives what it wrote."""
+    monkeypatch.setattr(generate, "InProcess", Scripted)
+
+    def run(*argv: str) -> str:
+        reader, writer = os.openpty()
+        with open(reader, "rb", buffering=0) as seen, open(writer, "w", encoding="utf-8") as stream:
+            os.set_blocking(reader, False)
+            monkeypatch.setattr(sys, "stdout", stream)
+            monkeypatch.setattr(sys, "stderr", stream)
+            assert main(argv) == 0
+            stream.flush()
+            return (seen.read(65536) or b"").decode("utf-8").replace("\r\n", "\n")
+
+    return run
+
+
+def shown(text: str) -> list[str]:
+    """The lines that stay in the terminal: of each what follows its last clearing."""
+    return [line.rpartition("\r\x1b[K")[2] for line in text.split("\n")]
+
+
+def test_a_terminal_shows_the_answer_and_one_line_after_it(written: Callable[..., str]) -> None:
+    assert shown(written("generate", "--prompt", "x")) == ["There once was a", FIGURES, ""]
+
+
+def test_a_terminal_shows_how_far_a_load_is(written: Callable[..., str]) -> None:
+    line = written("generate", "--prompt", "x").split("\n")[0]
+    assert "loading: read" in line and "50%  5 MB of 10 MB" in line
+
+
+def test_verbose_says_what_was_chosen_before_the_answer(written: Callable[..., str]) -> None:
+    lines = shown(written("generate", "--prompt", "x", "--verbose"))
+    assert lines[-4:] == [CHOICES, "There once was a", FIGURES, ""]
+    assert "medusa-chat: loading: read" in lines and "medusa-chat: a note" in lines
+
+
+def test_every_prompt_of_a_file_has_its_answer_and_its_line(
+    written: Callable[..., str], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n', "utf-8")
+    lines = shown(written("generate", "--prompts", str(file)))
+    assert lines == [*["There once was a", FIGURES] * 2, ""]
+
+
+def test_json_in_a_terminal_is_events_alone(written: Callable[..., str]) -> None:
+    *lines, last = shown(written("generate", "--prompt", "x", "--json"))
+    assert last == "" and len(lines) == 4 and all(line.startswith('{"event":') for line in lines)
+
+
+def test_a_pipe_gets_what_it_always_got(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "InProcess", Scripted)
+    assert main(["generate", "--prompt", "x"]) == 0
+    assert capsys.readouterr() == ("There once was a\n", f"{CHOICES}\n{FIGURES}\n")
