@@ -2,14 +2,17 @@
 
 import contextlib
 import io
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
 import gradio as gr
+from gradio.route_utils import CustomCORSMiddleware
 from starlette.middleware import Middleware
 
 from medusa_chat.errors import UsageError
@@ -18,6 +21,7 @@ from medusa_chat.runtime.history import History
 from medusa_chat.runtime.personal_tree import PersonalTrees
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST, Guard
+from medusa_chat.ui.access.login_limit import LoginLimit
 from medusa_chat.ui.access.password import PasswordGate
 from medusa_chat.ui.access.share import Share
 from medusa_chat.ui.access.tunnel import GuestServer, ShareError
@@ -57,13 +61,15 @@ class PageOptions:
 
 @dataclass(frozen=True)
 class Page:
-    """An open page. auth: what opens it from elsewhere than its own machine, None if nothing."""
+    """An open page. auth: what opens it from elsewhere than its own machine, None if nothing.
+    files: Gradio's, which are otherwise shared with every other Gradio app of this machine."""
 
     blocks: gr.Blocks
     url: str
     auth: Auth | None
     share: Share
     guests: GuestServer
+    files: "TemporaryDirectory[str]"
 
     def close(self) -> None:
         """End the link and the server; the session stays with its owner."""
@@ -71,6 +77,7 @@ class Page:
         self.guests.close()
         with contextlib.redirect_stdout(io.StringIO()):
             self.blocks.close(verbose=False)
+        self.files.cleanup()
 
 
 def build_app(
@@ -129,6 +136,8 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     auth = _auth(options.auth, host)
     guests = GuestServer()
     share = Share(_not_behind_an_address if root.netloc else guests.open)
+    files = TemporaryDirectory(prefix="medusa-chat-")
+    os.environ["GRADIO_TEMP_DIR"] = files.name
     blocks, controller = build_app(session, options.trees, share, options.history)
     guard = Middleware(
         Guard,
@@ -138,6 +147,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     )
     shell = Middleware(Shell, prefix=root.path)
     live = Middleware(Live, updates_of=controller.updates_of)
+    logins = Middleware(LoginLimit)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -145,10 +155,19 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         app.tokens[token] = GUEST
         ticket = f"access-token-{app.cookie_id}={token}" if auth else ""
         guests.attach(PasswordGate(app, share, root_path=root.path, ticket=ticket))
+        _without_cors(app)
         yield
 
-    kwargs = {"middleware": [guard, shell, live], "lifespan": lifespan}
-    return Page(blocks, _serve(blocks, options, host, auth, kwargs), auth, share, guests)
+    kwargs = {"middleware": [guard, logins, shell, live], "lifespan": lifespan}
+    return Page(blocks, _serve(blocks, options, host, auth, kwargs), auth, share, guests, files)
+
+
+def _without_cors(app: Any) -> None:
+    """Take out the part of Gradio that lets other ports of this machine read the answers."""
+    kept = [part for part in app.user_middleware if part.cls is not CustomCORSMiddleware]
+    assert len(kept) < len(app.user_middleware), "Gradio has another name for it now"
+    app.user_middleware = kept
+    app.middleware_stack = app.build_middleware_stack()
 
 
 def _auth(asked: Auth | None, host: str) -> Auth | None:

@@ -352,7 +352,7 @@ def test_a_post_from_another_site_is_refused_with_and_without_the_cookie(shared)
         path = "/gradio_api/run/predict"
         assert client.post(path, headers=evil).status_code == 403
         with contextlib.suppress(httpx.TransportError):  # refused before all of it was sent
-            big = client.post("/gradio_api/upload", content=b"x" * 5_000_000)
+            big = client.post(path, content=b"x" * 5_000_000)
             assert big.status_code == 413
 
 

@@ -1,15 +1,15 @@
 """Guard: what reaches the page. Host and Origin checks, a cap on bodies, security headers."""
 
 import ipaddress
+import logging
+import re
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from medusa_chat.ui.access.throttle import SLOW_DOWN, Throttle
 
 GUEST = (
     "medusa_chat.guest"  # the password gate's mark in a request's scope; its user name for Gradio
@@ -18,6 +18,13 @@ GUEST_HEADER = "x-medusa-guest"  # the same mark where only headers arrive
 MAX_BODY = 4 * 1024 * 1024
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 READING = ("GET", "HEAD", "OPTIONS")
+OTHER_SITE = "a request from another site is not allowed"
+MISSHAPEN = "this call does not fit the page: load the page again"
+# What Gradio offers and the page does not use: it takes files, fetches addresses or edits code.
+CLOSED = re.compile(
+    r"/(upload|upload_progress|deep_link|process_recording|component_server|stream|"
+    r"(undo-)?vibe-[a-z-]+|proxy=.*|run-history|dev/reload)(/|$)"
+)
 
 # Gradio 6.31 runs inline scripts and compiles templates: escaping stays the first defence.
 POLICY = (
@@ -38,7 +45,7 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that answers 403, 413 and 429 before Gradio sees a request.
+    """ASGI middleware that answers 403, 404 and 413 before Gradio sees a request.
 
     hosts: names allowed in Host beside the local ones, without a port. allow_addresses: let in
     every bare IP address, which no page can rebind; for a server that listens on all interfaces.
@@ -61,21 +68,18 @@ class Guard:
         self.hosts = {*LOCAL_HOSTS, *(host.lower().strip("[]") for host in hosts), *named}
         self.allow_addresses = allow_addresses
         self.max_body = max_body
-        self.throttle = Throttle()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
         elif reason := self.refusal(scope):
             await self._refuse(scope, receive, send, 403, reason)
+        elif CLOSED.search(scope["path"]):
+            await self._refuse(scope, receive, send, 404, "this page has nothing here")
         elif scope["type"] == "websocket" or scope["method"] in READING:
             await self.app(scope, receive, with_headers(send))
-        elif not scope["path"].rstrip("/").endswith("/login"):
-            await self._with_body(scope, receive, send)
-        elif self.throttle.is_shut(address := (scope.get("client") or ("",))[0]):
-            await self._refuse(scope, receive, send, 429, SLOW_DOWN)
         else:
-            await self._with_body(scope, receive, self._counting(address, send))
+            await self._with_body(scope, receive, send)
 
     def refusal(self, scope: Scope) -> str:
         """Why a request may not pass; empty when it may."""
@@ -84,32 +88,23 @@ class Guard:
         is_known = GUEST in scope or self.knows(name_of(host))
         if len(headers.getlist("host")) != 1 or not is_known:
             return "this host name is not allowed: open the address medusa-chat printed"
-        if scope["type"] == "http" and scope["method"] in READING:
-            return ""
+        return "" if self._is_of_this_page(scope, headers) else OTHER_SITE
+
+    def _is_of_this_page(self, scope: Scope, headers: Headers) -> bool:
+        """Whether no other site asks. A link from there may open the page, and no more."""
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() not in {
-            host.lower(),
-            *self.origins,
-        }:
-            return "a request from another site is not allowed"
-        if headers.get("sec-fetch-site", "same-origin") == "cross-site":
-            return "a request from another site is not allowed"
-        return ""
+        own = {headers.get("host", "").lower(), *self.origins}
+        if origin is not None and urlsplit(origin).netloc.lower() not in own:
+            return False
+        is_read = scope["type"] == "http" and scope["method"] in READING
+        if is_read and headers.get("sec-fetch-mode", "navigate") == "navigate":
+            return True
+        # same-site: another port of this machine
+        return headers.get("sec-fetch-site", "none") not in ("cross-site", "same-site")
 
     def knows(self, name: str) -> bool:
         """Whether a Host header may carry this name."""
         return name in self.hosts or (self.allow_addresses and _is_address(name))
-
-    def _counting(self, address: str, send: Send) -> Send:
-        """Count a login until it succeeds: Gradio itself lets everybody try for ever."""
-        self.throttle.count(address)
-
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] < 400:
-                self.throttle.forgive(address)
-            await send(message)
-
-        return sending
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body, counting what really arrives, then hand it on."""
@@ -129,7 +124,28 @@ class Guard:
         async def replay() -> Message:
             return messages.pop(0) if messages else await receive()
 
-        await self.app(scope, replay, with_headers(send))
+        await self._call(scope, replay, with_headers(send))
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a call on. Where Gradio fails at it, the caller gets a sentence and no bare 500."""
+        has_begun = has_failed = False
+
+        async def sending(message: Message) -> None:
+            nonlocal has_begun, has_failed
+            has_failed = has_failed or message.get("status", 200) >= 500
+            if not has_failed:
+                has_begun = True
+                await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        except Exception:
+            if has_begun:
+                raise
+            logging.getLogger(__name__).info("a call that does not fit", exc_info=True)
+            has_failed = True
+        if has_failed and not has_begun:
+            await JSONResponse({"error": MISSHAPEN}, 400)(scope, receive, send)
 
     async def _refuse(
         self, scope: Scope, receive: Receive, send: Send, status: int, reason: str

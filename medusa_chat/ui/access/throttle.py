@@ -20,12 +20,12 @@ class Throttle:
         self._each, self._all, self._seconds, self._clock = each, all, seconds, clock
         self._failures: deque[tuple[float, str]] = deque()
 
-    def is_shut(self, address: str) -> bool:
-        """Whether this address must wait."""
+    def is_shut(self, address: str, is_stranger: bool = True) -> bool:
+        """Whether this address must wait; who is no stranger waits for their own failures only."""
         while self._failures and self._failures[0][0] < self._clock() - self._seconds:
             self._failures.popleft()
         mine = sum(1 for _, other in self._failures if other == address)
-        return mine >= self._each or len(self._failures) >= self._all
+        return mine >= self._each or (is_stranger and len(self._failures) >= self._all)
 
     def count(self, address: str) -> None:
         """A failure of this address."""
