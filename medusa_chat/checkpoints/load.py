@@ -8,6 +8,7 @@ import torch
 
 from medusa_chat.checkpoints import native_build, weights
 from medusa_chat.checkpoints.adapters import merge_adapter
+from medusa_chat.checkpoints.chat_template import TemplateRenderer, missing_limits
 from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.fetch import fetch
@@ -48,6 +49,7 @@ class LoadedModel:
     tuned: Tuning | None = None
     governor: Governor | Grower | None = None  # of the auto tree; it learns from every answer
     trees: dict[int | None, Tree] = field(default_factory=dict)  # auto, by nodes, once asked
+    renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
 
 
 @dataclass
@@ -117,6 +119,7 @@ def _read(found: Checkpoint, config: Any, plan: DevicePlan) -> _ReadParts:
     heads, padding = read_heads(found, config)
     tokenizer = weights.read_tokenizer(found.backbone)
     template = weights.add_known_template(tokenizer, found)
+    template += missing_limits() if tokenizer.chat_template else []
     model, reading = weights.read_backbone(
         found, config, plan.precision, plan.device, plan.device_map
     )

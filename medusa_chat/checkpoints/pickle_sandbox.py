@@ -23,6 +23,7 @@ from medusa_chat import paths
 from medusa_chat.checkpoints.layouts.entry import Entry
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.checkpoints.process_limits import environment
 from medusa_chat.errors import ModelError
 
 MAX_BYTES = 1 << 36  # 64 GiB a file
@@ -134,7 +135,7 @@ def _run_child(jobs: Sequence[Job]) -> tuple[list[str | None], str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=_environment(),
+        env=environment(),
         text=True,
         encoding="utf-8",
     )
@@ -150,13 +151,6 @@ def _run_child(jobs: Sequence[Job]) -> tuple[list[str | None], str]:
         why = "took too long"
     found = [json.loads(line) for line in out.splitlines() if line.startswith('{"job"')]
     return [answer["problem"] for answer in found], why
-
-
-def _environment() -> dict[str, str]:
-    """Ours without what would weaken torch, and with this package in reach from any folder."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_FORCE", "PYTHONSTART"))}
-    reach = [str(paths.PACKAGE.parent), *kept.get("PYTHONPATH", "").split(os.pathsep)]
-    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, reach)), "OMP_NUM_THREADS": "1"}
 
 
 def _require_space(folder: Path, size: int) -> None:

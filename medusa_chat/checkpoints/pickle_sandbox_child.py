@@ -14,6 +14,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from medusa_chat.checkpoints.process_limits import limit_memory, lower
+
 try:
     import resource
 except ImportError:  # Windows
@@ -47,25 +49,10 @@ def limit(size: int, seconds: float) -> None:
     only the parent's clock holds."""
     if resource is None:
         return
-    if (mapped := _mapped_pages()) is not None:
-        _lower(resource.RLIMIT_AS, mapped * resource.getpagesize() + 2 * size + SLACK)
-    _lower(resource.RLIMIT_CPU, int(seconds) + 60)
-    _lower(resource.RLIMIT_FSIZE, GROWTH * size + SLACK)
-    _lower(resource.RLIMIT_CORE, 0)
-
-
-def _mapped_pages() -> int | None:
-    """What this process has mapped so far (torch alone is gigabytes); None where it is unknown."""
-    try:
-        return int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    except OSError:
-        return None
-
-
-def _lower(kind: int, value: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (most, most))
+    limit_memory(2 * size + SLACK)
+    lower(resource.RLIMIT_CPU, int(seconds) + 60)
+    lower(resource.RLIMIT_FSIZE, GROWTH * size + SLACK)
+    lower(resource.RLIMIT_CORE, 0)
 
 
 def problem_of(job: Mapping[str, Any]) -> str | None:

@@ -181,10 +181,7 @@ def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
     if not tokenizer.chat_template:
         raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
     messages = [_neutral(tokenizer, message) for message in prompt]
-    try:
-        text = _rendered(tokenizer, messages)
-    except Exception as error:  # a template may refuse roles or their order in its own words
-        raise UsageError(f"the chat template refuses this conversation: {error}") from error
+    text = _rendered(loaded, messages)
     said, ids = loaded.said
     if said and text.startswith(said):
         rest = tokenizer(text[len(said) :], add_special_tokens=False)["input_ids"]
@@ -192,17 +189,17 @@ def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
     return tokenizer(text, add_special_tokens=False)["input_ids"], text
 
 
-def _rendered(tokenizer: Any, messages: list[Message]) -> str:
-    """The conversation as text, up to where the assistant's next token belongs."""
-    if not messages or messages[-1]["role"] != "assistant":
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    else:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+def _rendered(loaded: LoadedModel, messages: list[Message]) -> str:
+    """The conversation as text, up to where the assistant's next token belongs. Raises UsageError:
+    a template may refuse roles or their order in its own words."""
+    continues = bool(messages) and messages[-1]["role"] == "assistant"
+    text = loaded.renderer.render(loaded.tokenizer, messages, continues)
+    if continues:
         ending = messages[-1]["content"]
         trimmed = ending.rstrip()  # some templates strip a message; what it ends with is its own
         if not text.endswith(ending) and text.endswith(trimmed):
             text += ending[len(trimmed) :]
-    return str(text)
+    return text
 
 
 def _neutral(tokenizer: Any, message: Message) -> Message:

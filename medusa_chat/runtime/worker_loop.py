@@ -10,6 +10,7 @@ from typing import Any
 from medusa_chat.decoding.events import Step
 from medusa_chat.errors import MedusaChatError, ModelError, first_line
 from medusa_chat.messages import Request
+from medusa_chat.runtime.end_with_parent import end_with_parent
 
 BATCH_SECONDS = 0.01
 
@@ -38,6 +39,7 @@ class End:
 def serve(pipe: Connection) -> None:
     """Take a Request or Stop from the pipe, send Values and one End for each request, until the
     other side of the pipe is gone, or the device is lost."""
+    end_with_parent()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _import_heavy_packages()
     from medusa_chat.decoding.backends import cpu_threads

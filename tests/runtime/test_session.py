@@ -77,6 +77,18 @@ def test_a_killed_worker_is_restarted_and_waiting_jobs_still_run(child):
     assert second.trace[-1].reason == "length"
 
 
+def test_a_template_that_never_ends_is_refused_and_the_worker_lives(tmp_path):
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    session = Session(InProcess())
+    session.submit(LoadRequest(str(write_checkpoint(tmp_path / "model", 0, endless))))
+    talk = [{"role": "user", "content": "hello"}]
+    job = session.submit(Reply(talk, SETTINGS))
+    assert job.done.wait(120) and "chat template" in job.error and "seconds" in job.error
+    job = session.submit(Reply("hello", SETTINGS))
+    assert job.done.wait(60) and not job.error
+    session.close()
+
+
 def is_ready(session):
     return session.state.status == "ready"
 

@@ -1,14 +1,19 @@
 """The worker's loop: what becomes of errors, the device's own among them."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from support.waiting import wait_for
 
 from medusa_chat.decoding.backends import cpu_threads
 from medusa_chat.decoding.settings import GenerationSettings
@@ -74,6 +79,33 @@ def test_a_lost_device_is_a_lost_worker_to_the_session():
     with pytest.raises(WorkerGone, match="the GPU reported an error"):
         list(parent._exchange(HELLO))
     os.close(ended)
+
+
+OWNER = """
+import time
+from medusa_chat.runtime.worker_process import WorkerProcess
+if __name__ == "__main__":
+    print(WorkerProcess().pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_no_worker_outlives_an_app_that_was_killed(tmp_path):
+    """It would have noticed at its next word to the app: never, in a call that does not end."""
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    owner = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    pid = int(owner.stdout.readline())
+    worker = psutil.Process(pid)
+    wait_for(lambda: has_torch(worker))
+    os.kill(pid, signal.SIGSTOP)  # it does nothing any more by itself
+    owner.kill()
+    owner.communicate()
+    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 60)
+
+
+def has_torch(process) -> bool:
+    return any("libtorch" in mapped.path for mapped in process.memory_maps())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""TemplateRenderer: conversations rendered by a checkpoint's chat template, under limits.
+
+A template is a program that comes with a checkpoint. It runs in a child process
+(chat_template_child.py) with limits of time and memory, which the model never meets.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from medusa_chat.checkpoints.process_limits import can_limit_memory, environment
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import Message
+
+MAX_TEMPLATE = 1 << 16  # bytes
+SECONDS = 2.0  # for one conversation: of the processor where the child can count them
+PATIENCE = 20.0 if hasattr(signal, "setitimer") else SECONDS  # of the clock: a machine may be busy
+STARTUP = 120.0  # seconds for the child to begin on a busy machine
+COMMAND = (sys.executable, "-P", "-m", "medusa_chat.checkpoints.chat_template_child")
+TIMED_OUT = (-signal.SIGPROF,) if hasattr(signal, "SIGPROF") else ()  # its exit code
+SLOW = f"takes more than {SECONDS:.0f} seconds"
+UNBOUNDED = "chat templates have a limit of time alone: this system has none of memory"
+
+
+def missing_limits() -> list[str]:
+    """What to tell of limits that this system does not have."""
+    return [] if can_limit_memory() else [UNBOUNDED]
+
+
+class TemplateRenderer:
+    """One child for the templates of all models of a process, started when it is first needed.
+    For any thread; at the end of the process, or of this, the child ends."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._has_begun = False
+        self._lock = threading.RLock()
+
+    def start(self) -> None:
+        """Have the child begin, so that the first conversation need not wait; returns at once.
+        Raises OSError."""
+        with self._lock:
+            if self._child is None:
+                pipe = subprocess.PIPE
+                self._child = subprocess.Popen(
+                    COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment()
+                )
+                self._has_begun = False
+                self._end = weakref.finalize(self, _end, self._child)
+
+    def render(self, tokenizer: Any, messages: Sequence[Message], continues: bool = False) -> str:
+        """The text of a conversation by the tokenizer's template, with the generation prompt, or
+        so that it `continues` the last message. Raises UsageError for what the template refuses,
+        and for a template beyond the limits."""
+        template = tokenizer.get_chat_template()
+        if len(template.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE:
+            raise _refusal(f"has more than {MAX_TEMPLATE >> 10} KiB")
+        if not messages:
+            raise UsageError("the conversation is empty: type something")
+        options = tokenizer.special_tokens_map | {
+            "chat_template": template,
+            "add_generation_prompt": not continues,
+            "continue_final_message": continues,
+        }
+        found = self._ask({"messages": list(messages), "options": options})
+        if "error" in found:
+            raise UsageError(f"the chat template refuses this conversation: {found['error']}")
+        if "text" not in found:
+            raise _refusal(found.get("refusal", SLOW))
+        return found["text"]
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, str]:
+        line = json.dumps(question, default=str).encode() + b"\n"
+        try:
+            with self._lock:
+                self.start()
+                if not self._has_begun:
+                    self._exchange(b"", STARTUP)
+                    self._has_begun = True
+                return self._exchange(line, PATIENCE)
+        except OSError as error:
+            raise UsageError(f"the chat template cannot be rendered: {error}") from error
+
+    def _exchange(self, question: bytes, seconds: float) -> dict[str, str]:
+        """One line to the child and one from it; a child that takes longer, or ends, is gone."""
+        child = self._child
+        if child is None or child.stdin is None or child.stdout is None:
+            raise OSError("its process did not begin")
+        clock = threading.Timer(seconds, child.kill)
+        clock.daemon = True
+        clock.start()
+        try:
+            child.stdin.write(question)
+            child.stdin.flush()
+            line = child.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        is_late = clock.finished.is_set()
+        clock.cancel()
+        if line.endswith(b"\n"):
+            found: dict[str, str] = json.loads(line)
+            return found
+        code = None if is_late else child.wait()
+        self._child = None
+        self._end()
+        return {"refusal": SLOW if is_late or code in TIMED_OUT else "ends the process it runs in"}
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what was not sent
+                pipe.close()
+
+
+def _refusal(why: str) -> UsageError:
+    return UsageError(
+        f"the chat template of this checkpoint {why}: it is broken or malicious, take another one"
+    )

@@ -1,0 +1,40 @@
+"""What a child process may use at most, and what it is started with. Imports no torch."""
+
+import os
+from pathlib import Path
+
+from medusa_chat import paths
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+MAPPED = Path("/proc/self/statm")
+
+
+def can_limit_memory() -> bool:
+    """Whether this system has a limit of memory that it keeps; macOS takes one and does not."""
+    return resource is not None and MAPPED.exists()
+
+
+def limit_memory(more: int) -> None:
+    """Let this process take so many bytes more than it has mapped now, where the system can."""
+    if resource is not None and can_limit_memory():
+        pages = int(MAPPED.read_text("ascii").split()[0])
+        lower(resource.RLIMIT_AS, pages * resource.getpagesize() + more)
+
+
+def lower(kind: int, value: int) -> None:
+    """Lower a limit of this process for good."""
+    assert resource is not None
+    _, hard = resource.getrlimit(kind)
+    most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (most, most))
+
+
+def environment() -> dict[str, str]:
+    """Ours without what would weaken torch, and with this package in reach from any folder."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_FORCE", "PYTHONSTART"))}
+    reach = [str(paths.PACKAGE.parent), *kept.get("PYTHONPATH", "").split(os.pathsep)]
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, reach)), "OMP_NUM_THREADS": "1"}
