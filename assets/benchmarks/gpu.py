@@ -66,7 +66,7 @@ def attention_times() -> dict[str, Any]:
             ("split", split_attention.split_tree_attention),
         ):
             found[f"{name}, {keys} keys"] = timed(
-                lambda f=function, k=key, q=query, m=mask: f(torch.nn.Module(), q, k, k, m, 0.1)
+                lambda f=function, k=key, q=query, m=mask: f(q, k, k, m, 0.1)
             )
     return found
 

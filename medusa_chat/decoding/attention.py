@@ -1,5 +1,6 @@
 """The attention functions that we register with transformers: "medusa_tree", "medusa_steady"."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,20 +12,16 @@ NAME = "medusa_tree"
 STEADY = "medusa_steady"  # see padded_rows.py
 MOST_STEADY = 256  # rows that a step can have
 
+# query, key, value, additive mask or None, scaling -> mixed values; as `tree_attention`
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
+
 
 def tree_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None
+) -> Tensor:
     """Attention of query [1, H, q, D] over keys and values [1, H_kv, s, D] -> [1, q, H, D].
 
-    attention_mask: additive [1, 1, q, s], or None for a causal pass over q = s rows. Grouped keys
+    mask: additive [1, 1, q, s], or None for a causal pass over q = s rows. Grouped keys
     are never repeated nor expanded: the queries of a group stand below each other as rows (keys of
     stride 0 with a mask gave wrong numbers on CUDA: pytorch issue 191937). On a CPU in half
     precision the sums are taken in fp64, so that a row gives the same bits whatever rows stand
@@ -33,16 +30,16 @@ def tree_attention(
     heads, rows = query.shape[1], query.shape[2]
     groups = heads // key.shape[1]
     folded = query[0].unflatten(0, (key.shape[1], groups)).flatten(1, 2)  # [H_kv, G * q, D]
-    if attention_mask is None and rows > 1:
-        attention_mask = _causal(rows, query)
+    if mask is None and rows > 1:
+        mask = _causal(rows, query)
     if query.dtype in (torch.bfloat16, torch.float16) and query.device.type == "cpu":
-        out = _double_attention(folded, key[0], value[0], attention_mask, scaling)
+        out = _double_attention(folded, key[0], value[0], mask, scaling)
     else:
-        mask = None if attention_mask is None else fold(attention_mask, groups)
+        whole = None if mask is None else fold(mask, groups)
         out = F.scaled_dot_product_attention(
-            folded[None], key, value, attn_mask=mask, scale=scaling
+            folded[None], key, value, attn_mask=whole, scale=scaling
         )
-    return _unfolded(out, heads, rows), None
+    return _unfolded(out, heads, rows)
 
 
 def keep_cudnn_out(device: torch.device) -> None:
@@ -101,28 +98,38 @@ def _double_attention(
 
 
 def steady_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None
+) -> Tensor:
     """`tree_attention` with sums in fp64 on every device: query [1, H, q, D], key and value
     [1, H_kv, s, D], mask [1, 1, q, s] or None -> [1, q, H, D].
 
     More rows than a step can have (a prompt) go to `tree_attention` itself.
     """
-    if attention_mask is None or query.shape[2] > MOST_STEADY:
-        return tree_attention(module, query, key, value, attention_mask, scaling)
+    if mask is None or query.shape[2] > MOST_STEADY:
+        return tree_attention(query, key, value, mask, scaling)
     heads, rows = query.shape[1], query.shape[2]
     folded = query[0].unflatten(0, (key.shape[1], -1)).flatten(1, 2)
-    out = _double_attention(folded, key[0], value[0], attention_mask, scaling)
-    return _unfolded(out, heads, rows), None
+    out = _double_attention(folded, key[0], value[0], mask, scaling)
+    return _unfolded(out, heads, rows)
 
 
-OURS = {NAME: tree_attention, STEADY: steady_attention}
-for name, function in OURS.items():
-    AttentionInterface.register(name, function)
+def register(name: str, attend: Attention) -> None:
+    """Let transformers' models attend by a function of ours, under a name."""
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        return attend(query, key, value, attention_mask, scaling), None
+
+    AttentionInterface.register(name, attention)
+
+
+OURS: dict[str, Attention] = {NAME: tree_attention, STEADY: steady_attention}
+for name, attend in OURS.items():
+    register(name, attend)

@@ -140,8 +140,8 @@ class FusedLayer(nn.Module):
         value = heads[:, (q_size + k_size) // self.head_dim :]
         if cache is not None:
             key, value = cache.update(key, value, self.index)
-        function = OURS[self.config._attn_implementation]
-        mixed, _ = function(self, query, key, value, mask, self.scaling)
+        attend = OURS[self.config._attn_implementation]
+        mixed = attend(query, key, value, mask, self.scaling)
         out: Tensor = self.out(mixed.flatten(2))
         return out
 

@@ -12,8 +12,19 @@ class Stage:
     name: str
 
 
+class Accuracies:
+    """Of an event that counts the heads' hits."""
+
+    top: TopShares
+
+    @property
+    def top1(self) -> tuple[float, ...]:
+        """Per head, the share of labels that its first prediction hits."""
+        return tuple(row[0] for row in self.top)
+
+
 @dataclass(frozen=True)
-class TrainStep:
+class TrainStep(Accuracies):
     """One optimizer step is done.
 
     losses, top: per head; top[k][n - 1] is the share of labels within the first n predictions of
@@ -30,25 +41,15 @@ class TrainStep:
     learning_rate: float
     lm_loss: float | None = None
 
-    @property
-    def top1(self) -> tuple[float, ...]:
-        """Per head, the share of labels that its first prediction hits."""
-        return tuple(row[0] for row in self.top)
-
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluated(Accuracies):
     """Losses and accuracies on the held-out examples after `step` steps, as in TrainStep."""
 
     step: int
     losses: tuple[float, ...]
     top: TopShares
     lm_loss: float | None = None
-
-    @property
-    def top1(self) -> tuple[float, ...]:
-        """Per head, the share of labels that its first prediction hits."""
-        return tuple(row[0] for row in self.top)
 
 
 @dataclass(frozen=True)

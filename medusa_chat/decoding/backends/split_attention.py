@@ -5,13 +5,11 @@ and never timed on a GPU.
 """
 
 from functools import cache
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface
+from torch import Tensor
 
-from medusa_chat.decoding.attention import tree_attention
+from medusa_chat.decoding.attention import register, tree_attention
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.backends.split_twin import split_attention
 
@@ -20,29 +18,23 @@ TOLERANCE = 2e-2  # of half precision against its reference in fp32
 
 
 def split_tree_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None
+) -> Tensor:
     """Attention of query [1, H, q, D] over key and value [1, H_kv, s, D], mask [1, 1, q, s] or None
     -> [1, q, H, D], as `tree_attention`: by the kernel where it runs, H / H_kv * q is at most 1024
     and D a power of two from 16 to 256; otherwise by `tree_attention` itself."""
     rows, width = query.shape[2], query.shape[3]
     groups = query.shape[1] // key.shape[1]
     fits = width == value.shape[-1] and width in (16, 32, 64, 128, 256)
-    if attention_mask is None or rows * groups > 1024 or not fits or not has_kernel(query.device):
-        return tree_attention(module, query, key, value, attention_mask, scaling)
+    if mask is None or rows * groups > 1024 or not fits or not has_kernel(query.device):
+        return tree_attention(query, key, value, mask, scaling)
     from medusa_chat.decoding.backends.kernels.split import run
 
     folded = query[0].unflatten(0, (key.shape[1], groups)).flatten(1, 2).contiguous()
     scale = width**-0.5 if scaling is None else scaling
-    out = run(folded, key[0], value[0], attention_mask[0, 0], scale)
-    return out.unflatten(1, (groups, rows)).flatten(0, 1).transpose(0, 1).unsqueeze(0), None
+    out = run(folded, key[0], value[0], mask[0, 0], scale)
+    mixed: Tensor = out.unflatten(1, (groups, rows)).flatten(0, 1).transpose(0, 1).unsqueeze(0)
+    return mixed
 
 
 @cache
@@ -75,4 +67,4 @@ def difference(device: torch.device, dtype: torch.dtype = torch.float16) -> floa
     return worst
 
 
-AttentionInterface.register(NAME, split_tree_attention)
+register(NAME, split_tree_attention)

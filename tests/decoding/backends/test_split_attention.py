@@ -23,7 +23,7 @@ def test_twin_gives_what_attention_gives(keys, groups):
     for row in range(rows):
         mask[row, keys - rows + row + 1 :] = -torch.inf
     mask[:, : keys // 2] = -torch.inf  # whole splits that no row sees, as a window leaves them
-    wanted, _ = tree_attention(torch.nn.Module(), query, key, value, mask[None, None], 0.25)
+    wanted = tree_attention(query, key, value, mask[None, None], 0.25)
     folded = query[0].unflatten(0, (2, groups)).flatten(1, 2)
     found = split_attention(folded, key[0], value[0], mask, 0.25)
     found = found.unflatten(1, (groups, rows)).flatten(0, 1).transpose(0, 1).unsqueeze(0)
