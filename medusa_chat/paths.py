@@ -5,7 +5,9 @@ wheel. The user's files lie in the platform's folders, or under `--data-dir`.
 """
 
 import os
+import shutil
 import tempfile
+import time
 from pathlib import Path
 
 APP = "medusa-chat"
@@ -60,6 +62,21 @@ def _of_user(kind: str) -> Path:
     import platformdirs
 
     return Path(getattr(platformdirs, f"user_{kind}_dir")(APP, appauthor=False))
+
+
+def drop_leftovers(folder: Path, pattern: str, seconds: float) -> None:
+    """Delete what a process that was killed left half written: files and folders of a name, which
+    nobody has touched for so long."""
+    for left in folder.glob(pattern):
+        try:
+            if time.time() - left.stat().st_mtime <= seconds:
+                continue
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink()
+        except OSError:
+            continue  # another process was faster, or it is not ours
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,6 +1,5 @@
 """LoRA adapters: read by an allow-list of their config, merged into the backbone through peft."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from medusa_chat.checkpoints import pickle_sandbox
+from medusa_chat.checkpoints.layouts.source import LocalFolder, read_json
 from medusa_chat.errors import ModelError, first_line
 
 MAX_RANK = 4096
@@ -43,9 +43,9 @@ def lora_values(file: Path) -> dict[str, Any]:
     """The settings of an adapter that its merge needs. Raises ModelError for anything that is no
     plain LoRA."""
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = read_json(LocalFolder(file.parent), file.name)
         kind = found["peft_type"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except KeyError as error:
         raise ModelError(f"{file} is not a valid adapter config ({first_line(error)})") from error
     if kind != "LORA" or found.get("bias", "none") != "none" or found.get("modules_to_save"):
         raise ModelError(

@@ -40,6 +40,7 @@ def library() -> ctypes.CDLL | None:
     try:
         folder = Path(os.environ.get(PLACE) or paths.cache_dir() / "native")
         file = folder / f"{_name(command)}.so"
+        paths.drop_leftovers(folder, "tmp*.tmp", SECONDS)
         if not file.is_file():
             _compile(command, file)
         return ctypes.CDLL(str(file))

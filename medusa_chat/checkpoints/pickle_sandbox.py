@@ -28,6 +28,7 @@ from medusa_chat.errors import ModelError
 
 MAX_BYTES = 1 << 36  # 64 GiB a file
 SPEED = 20e6  # bytes a second that the slowest disk converts
+STALE_SECONDS = 86400
 STARTUP = 120  # seconds for the child to import torch on a busy machine
 REMEDY = "fetch it again, or use a .safetensors file"
 INDEX = "model.safetensors.index.json"
@@ -79,6 +80,7 @@ def _convert_into(
 ) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     _require_space(folder.parent, sum(file.stat().st_size for file in files))
+    paths.drop_leftovers(folder.parent, ".part-*", STALE_SECONDS)
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
     try:
         names = target_names(files)

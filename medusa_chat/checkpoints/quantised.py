@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -112,9 +111,7 @@ def _origin(found: Checkpoint, precision: str) -> dict[str, str]:
 
 
 def _save(model: Any, folder: Path, about: dict[str, str]) -> None:
-    for left in folder.parent.glob(".part-*"):  # by a process that was ended while it wrote
-        if time.time() - left.stat().st_mtime > STALE_SECONDS:
-            drop(left)
+    paths.drop_leftovers(folder.parent, ".part-*", STALE_SECONDS)
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
     try:
         model.save_pretrained(partial, max_shard_size="4GB")

@@ -6,7 +6,9 @@ use, 130 interrupted. torch, transformers and gradio are imported only where a c
 
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -64,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character
     try:
+        _end_in_order()
         command = app(arguments, prog_name="medusa-chat", standalone_mode=False)
         return (command.run() if isinstance(command, Command) else command) or 0
     except TyperException as error:
@@ -80,6 +83,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _end_in_order() -> None:
+    """Let a closed terminal and a plain kill end the command as Ctrl-C does: what is half written
+    is cleared away and the model's process ends. What is to be ignored, as by nohup, still is."""
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGHUP", "SIGTERM"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, end)
 
 
 def _print_version(asked: bool) -> None:

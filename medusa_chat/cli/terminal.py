@@ -9,9 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from medusa_chat.decoding.events import Event, Finished, Prefilled, to_json
 from medusa_chat.decoding.settings import GenerationSettings
@@ -98,7 +98,8 @@ def answer(
         for event in events:
             line = json.dumps(to_json(event), separators=(",", ":"))
             if trace is not None:
-                print(line, file=trace, flush=True)
+                with refusing(Path(trace.name)):
+                    print(line, file=trace, flush=True)
             if as_json:
                 print(line, flush=True)
             else:
@@ -169,13 +170,20 @@ def progress(message: str) -> None:
         note(message)
 
 
-def opened(file: Path | None) -> Any:
-    """The trace file, opened before the model is loaded; a context manager, of None without one."""
+@contextmanager
+def opened(file: Path | None) -> Iterator[TextIO | None]:
+    """The trace file, opened before the model is loaded; None without one."""
     if file is None:
-        return nullcontext()
+        yield None
+        return
     require_folder(file)
     with refusing(file):
-        return open(file, "w", encoding="utf-8", newline="\n")
+        trace = open(file, "w", encoding="utf-8", newline="\n")
+    try:
+        yield trace
+    finally:
+        with refusing(file):
+            trace.close()
 
 
 def require_folder(file: Path) -> None:

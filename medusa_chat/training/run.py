@@ -31,7 +31,7 @@ from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
 from medusa_chat.training.shortlist import shortlist
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.training_output import Adapter, write_output
-from medusa_chat.training.work_folder import begin_training, work_folder
+from medusa_chat.training.work_folder import begin_training, end_training, work_folder
 
 ANSWERS_DONE = "answers.done"
 Event = Stage | Plan | Answered | TrainStep | Evaluated | Calibrated | Written
@@ -41,9 +41,19 @@ def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]
     """Close the generator to stop: what is done stays on the disk, and a request with `resume`
     continues there. Raises MedusaChatError; what can be checked without the backbone's weights is
     checked first."""
-    recipe, folder = request.recipe, work_folder(request.output)
+    folder = work_folder(request.output)
     if group.is_first:
         begin_training(request, folder)
+    try:
+        yield from _from_setup(request, group, folder)
+    except Exception:
+        if group.is_first:
+            end_training(folder)
+        raise
+
+
+def _from_setup(request: TrainRequest, group: ProcessGroup, folder: Path) -> Iterator[Event]:
+    recipe = request.recipe
     setup = prepare_setup(request, group)
     conversations = _read(request.data, recipe.distill)
     with _advice(request):

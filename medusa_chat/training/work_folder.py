@@ -9,6 +9,8 @@ from medusa_chat.errors import UsageError
 from medusa_chat.training.checkpoint_writer import write_json
 from medusa_chat.training.recipe import TrainRequest
 
+REQUEST = "request.json"
+
 
 def work_folder(output: Path) -> Path:
     """The folder with the state of an unfinished training."""
@@ -23,13 +25,13 @@ def begin_training(request: TrainRequest, folder: Path) -> None:
         raise UsageError(f"{output} exists: give another --output, or move it away")
     if not output.resolve().parent.is_dir():
         raise UsageError(f"{output} cannot be written: make its folder first")
-    if folder.exists() and not request.resume:
+    if holds_work(folder) and not request.resume:
         raise UsageError(f"{folder} holds an unfinished training: add --resume, or remove it")
     if request.resume and not folder.exists():
         raise UsageError(f"there is nothing to resume at {folder}: leave --resume out")
-    file = folder / "request.json"
+    file = folder / REQUEST
     shown = _request_json(request)
-    if file.exists():
+    if file.exists() and request.resume:
         before = json.loads(file.read_text("utf-8"))
         for key, value in shown.items():
             if before.get(key) != value:
@@ -39,6 +41,19 @@ def begin_training(request: TrainRequest, folder: Path) -> None:
                 )
     folder.mkdir(exist_ok=True)
     write_json(file, shown)
+
+
+def holds_work(folder: Path) -> bool:
+    """Whether anything was done there, or is there that is not ours; the request alone is no
+    work."""
+    return folder.exists() and any(file.name != REQUEST for file in folder.iterdir())
+
+
+def end_training(folder: Path) -> None:
+    """After a training that was refused or failed: what was done stays, else nothing does."""
+    if folder.is_dir() and not holds_work(folder):
+        (folder / REQUEST).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _request_json(request: TrainRequest) -> dict[str, Any]:

@@ -329,6 +329,23 @@ def test_raw_refuses_messages(runner: Scripted, capsys: Any, tmp_path: Path) -> 
     assert code == 2 and "--raw" in line
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_trace_on_a_full_disk_is_refused_in_one_line(runner: Scripted, capsys: Any) -> None:
+    code, line = refused(capsys, "generate", "--prompt", "x", "--trace", "/dev/full")
+    assert code == 2 and "cannot write /dev/full: No space left" in line
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+def test_a_terminal_that_is_closed_ends_a_command_in_order(monkeypatch: Any) -> None:
+    """What it was writing is cleared away, as after Ctrl-C."""
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        monkeypatch.setattr(generate.Generate, "run", lambda self, n=number: signal.raise_signal(n))
+        with pytest.raises(SystemExit) as end:
+            main(["generate", "--prompt", "x"])
+        assert end.value.code == 128 + number
+        assert signal.getsignal(number) == signal.SIG_DFL
+
+
 @pytest.mark.parametrize("place", ["absent/trace.jsonl", "."])
 def test_trace_that_cannot_be_written(
     runner: Scripted, capsys: Any, tmp_path: Path, place: str

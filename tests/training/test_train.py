@@ -228,6 +228,20 @@ def test_the_page_watches_a_training_and_may_stop_it(
     assert latest().file == before, "what is refused leaves no log"
 
 
+def test_a_refused_training_leaves_nothing_that_refuses_the_next(
+    inputs: Path, tmp_path: Path, capsys: Any
+) -> None:
+    write_rows(inputs / "short.jsonl", [{"text": "a"}])
+    wrong = command(inputs, tmp_path / "out", data="short.jsonl")
+    for _ in range(2):
+        assert main(wrong) == 2
+        assert "no row to learn from" in capsys.readouterr().err
+        assert not (tmp_path / "out.training").exists()
+    (tmp_path / "out.training").mkdir()  # of one that was killed before it did anything
+    (tmp_path / "out.training" / "request.json").write_text("{")
+    assert main(wrong) == 2 and "no row to learn from" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------- calibrate
 
 

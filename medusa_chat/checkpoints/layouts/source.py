@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from medusa_chat.checkpoints.layouts.regular_files import in_time, read_piece, size_of
 from medusa_chat.errors import ModelError
 
 MAX_JSON = 16_000_000  # the index of a model of a hundred shards has 1 MB
@@ -38,31 +39,23 @@ class LocalFolder:
         self._files: dict[str, int] | None = None
 
     def files(self) -> dict[str, int]:
-        """Raises ModelError for a folder that cannot be read."""
+        """Raises ModelError for a folder that cannot be read, and for one with a pipe in it."""
         if self._files is None:
-            self._files = self._listed()
+            self._files = in_time(self._listed, self.folder)
         return self._files
 
     def _listed(self) -> dict[str, int]:
-        try:
-            found = [entry for entry in os.scandir(self.folder) if not entry.name.startswith(".")]
-            for entry in list(found):
-                if _is_folder(entry):
-                    below = [e for e in os.scandir(entry.path) if not e.name.startswith(".")]
-                    found += [e for e in below if not _is_folder(e)]
-        except OSError as error:
-            raise ModelError(f"{self.folder} cannot be read ({error.strerror})") from error
+        found = [entry for entry in os.scandir(self.folder) if not entry.name.startswith(".")]
+        for entry in list(found):
+            if _is_folder(entry):
+                below = [e for e in os.scandir(entry.path) if not e.name.startswith(".")]
+                found += [e for e in below if not _is_folder(e)]
         files = [Path(entry.path) for entry in found if not _is_folder(entry)]
-        return {path.relative_to(self.folder).as_posix(): _size(path) for path in sorted(files)}
+        return {path.relative_to(self.folder).as_posix(): size_of(path) for path in sorted(files)}
 
     def read(self, file: str, start: int, length: int) -> bytes:
         """Raises ModelError for a file that cannot be read."""
-        try:
-            with open(self.folder / file, "rb") as stream:
-                stream.seek(start)
-                return stream.read(length)
-        except OSError as error:
-            raise ModelError(f"{self.folder / file} cannot be read ({error.strerror})") from error
+        return read_piece(self.folder / file, start, length)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -71,14 +64,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:
         return False
-
-
-def _size(path: Path) -> int:
-    """Bytes of a regular file; anything else (a broken link, a loop of links, a pipe) has -1."""
-    try:
-        return path.stat().st_size if path.is_file() else -1
-    except OSError:
-        return -1
 
 
 class Stream(io.RawIOBase):

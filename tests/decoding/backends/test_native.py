@@ -352,6 +352,16 @@ def test_the_demo_is_decoded_by_it_and_the_library_kept(library, tmp_path):
     assert file.stat().st_mtime_ns == before
 
 
+def test_what_a_killed_compiler_left_is_cleared_away(library, tmp_path, monkeypatch):
+    monkeypatch.setenv(native_build.PLACE, str(tmp_path))
+    old, young = tmp_path / "tmpold.tmp", tmp_path / "tmpnew.tmp"
+    for file in (old, young):
+        file.touch()
+    os.utime(old, (0, 0))
+    assert native_build.library.__wrapped__() is not None
+    assert not old.exists() and young.exists(), "the young one may still be written"
+
+
 def test_the_library_follows_from_every_file(library, tmp_path, monkeypatch):
     """A changed header is a library of another name."""
     command = native_build.compiler()

@@ -1,0 +1,59 @@
+"""A checkpoint's files are regular ones: a pipe, a device or a dead drive holds nobody up."""
+
+import os
+import threading
+
+import pytest
+from support.checkpoints import write_checkpoint
+
+from medusa_chat.checkpoints.layouts import regular_files
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.cli.main import main
+from medusa_chat.errors import ModelError
+
+needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("regular") / "model")
+
+
+@needs_pipes
+@pytest.mark.parametrize(
+    "name", ["config.json", "adapter_config.json", "tokenizer.json", "medusa_lm_head.pt"]
+)
+def test_a_pipe_is_refused_at_once_by_whoever_opens_the_checkpoint(whole, tmp_path, capsys, name):
+    """Reading it waited for ever: for a writer that does not come."""
+    for file in whole.iterdir():
+        os.link(file, tmp_path / file.name)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    for command in (["inspect", str(tmp_path)], ["generate", "--prompt", "x", "--checkpoint"]):
+        code = main(command if command[0] == "inspect" else [*command, str(tmp_path)])
+        assert code == 4
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert "is no file that can be read" in error and name in error
+
+
+@needs_pipes
+def test_a_piece_of_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelError, match="no file that can be read"):
+        regular_files.read_piece(tmp_path / "pipe", 0, 1)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="this system has no /dev/zero")
+def test_a_device_is_refused(tmp_path):
+    (tmp_path / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match="no file that can be read"):
+        LocalFolder(tmp_path).files()
+
+
+def test_a_drive_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+    gone = threading.Event()
+    monkeypatch.setattr(regular_files, "SECONDS", 0.05)
+    monkeypatch.setattr(os, "scandir", lambda folder: gone.wait(600))
+    with pytest.raises(ModelError, match="does not answer"):
+        LocalFolder(tmp_path).files()
+    gone.set()
