@@ -33,7 +33,15 @@ close.type = "button";
 close.textContent = "Close";
 close.addEventListener("click", () => list.close());
 list.append(title, table, close);
-root.replaceChildren(list);
+
+const help = document.createElement("button");
+help.type = "button";
+help.className = "tool";
+help.textContent = "?";
+help.title = "Keyboard";
+help.setAttribute("aria-label", "Keyboard: what each key does");
+help.addEventListener("click", () => list.showModal());
+root.replaceChildren(help, list);
 
 function isWriting(node) {
   return Boolean(node?.closest?.("input, textarea, select, [contenteditable=true]"));

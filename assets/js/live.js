@@ -36,10 +36,6 @@ function scrollBox() {
   return element.closest("#talk");
 }
 
-function isAtEnd(box) {
-  return box.scrollHeight - box.scrollTop - box.clientHeight < 90;
-}
-
 // [what is said, what is thought, is it still thinking]
 function split(text) {
   let said = "";
@@ -156,22 +152,9 @@ window.addEventListener("medusa-end", () => {
   lines = "";
 });
 
-// The rendered text grows in a block of its own, and a new turn is shown from its end.
 const talk = scrollBox();
 if (talk) {
-  let height = 0;
-  let wasAtEnd = true;
-  talk.addEventListener("scroll", () => (wasAtEnd = isAtEnd(talk)), { passive: true });
-  const seen = new ResizeObserver(() => {
-    const history = talk.querySelector("#history");
-    const now = history ? history.offsetHeight : 0;
-    if (now > height || wasAtEnd) talk.scrollTop = talk.scrollHeight;
-    height = now;
-  });
-  for (const id of ["history", "live-text", "live"]) {
-    const block = document.getElementById(id);
-    if (block) seen.observe(block);
-  }
+  scrollWith(talk);
   // The region above says each sentence once: the log must not read the whole answer again.
   const quiet = () => {
     for (const node of talk.querySelectorAll("#history [aria-live]:not([aria-live=off])")) {

@@ -82,7 +82,7 @@ function figures(row) {
 
 function acts(row) {
   const box = make("div", "model-acts");
-  const text = row.is_loaded ? "Load again" : "Load";
+  const text = row.is_refused ? "Check again" : row.is_loaded ? "Load again" : "Load";
   const load = rowButton("load", text, `${text}: ${row.id}`, () => {
     if (row.warning) ask(row.id, "load");
     else trigger("load_model", { id: row.id });

@@ -230,6 +230,7 @@ function take() {
   const line = JSON.parse(value);
   for (const key in line.new) known.set(key, line.new[key]);
   rows = line.rows;
+  showTyped(line.typed || []);
   schedule();
 }
 

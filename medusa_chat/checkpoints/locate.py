@@ -1,5 +1,6 @@
 """Checkpoint: where the parts of a model lie: its heads, its backbone, its adapter, its tree."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,8 +179,17 @@ def folder_or_repo(name: str) -> Path | str:
     if name and _is_folder(path):
         return path
     if not name.isprintable() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ModelError(f"no checkpoint at {name!r}: give a folder, a Hub id or demo")
+        raise ModelError(_no_such(name))
     return name
+
+
+def _no_such(name: str) -> str:
+    path = Path(name or "/").expanduser()
+    if name.isprintable() and os.path.isfile(path):
+        return f"{name} is a file: give the folder that holds the checkpoint"
+    if name.isprintable() and name.startswith((".", "/", "~")):
+        return f"there is no folder {name}: check the path"
+    return f"{name[:80]!r} is no checkpoint: give a folder, a Hub id (owner/name) or demo"
 
 
 def _folder(name: str, offline: bool) -> Path:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer
 
+from medusa_chat import paths
 from medusa_chat.checkpoints import quantised
 from medusa_chat.cli.options import AsJson, Backbone, DataDir, Offline, prepare_process
 from medusa_chat.cli.terminal import CONTROLS, LINE_SECONDS, note
@@ -142,7 +143,9 @@ def pulled_row(needs: "DownloadPlan", fetched: int, seconds: float) -> dict[str,
 
 
 def cached_lines(here: tuple["CachedModel", ...]) -> Iterator[str]:
-    yield "on this disk" if here else "nothing is on this disk yet"
+    yield "on this disk"
+    demo = sum(file.stat().st_size for file in paths.asset("demo").glob("*.safetensors"))
+    yield f"  {gb(demo):>9}  demo  (ships with medusa-chat, with Medusa heads)"
     for model in here:
         kind = "with Medusa heads" if model.has_heads else "a backbone"
         state = kind if model.whole else "only half there: pull it again, or rm it"

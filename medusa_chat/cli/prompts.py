@@ -1,6 +1,8 @@
 """Prompts from options and files, checked and cleaned before any model is loaded."""
 
 import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +60,10 @@ def read_rows(file: Path) -> list[Prompt]:
 
 
 def read_file(file: Path) -> str:
-    """A UTF-8 text of at most 10 MB; line ends as \\n, no byte order mark. Raises UsageError."""
+    """A UTF-8 text of at most 10 MB; line ends as \\n, no byte order mark. "-" is the standard
+    input. Raises UsageError."""
     try:
-        with open(file, "rb") as stream:
+        with nullcontext(sys.stdin.buffer) if str(file) == "-" else open(file, "rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,11 +1,15 @@
 """HubError: what huggingface_hub and the network raise, as one line with its remedy."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from medusa_chat.errors import ModelError
 from medusa_chat.hub.environment import constants, page
+
+UNKNOWN_NAME = re.compile("getaddrinfo|nodename|Name or service|name resolution|No address assoc")
+ERROR_NUMBER = re.compile(r"^\[(Errno|WinError) -?\d+\] ")
 
 
 class HubError(ModelError):
@@ -41,7 +45,6 @@ def _explained(repo: str, error: Exception) -> HubError | None:
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx
 
-    then = "check the network and try again, or use --offline"
     match error:
         case errors.GatedRepoError():
             return gated_error(repo)
@@ -58,9 +61,9 @@ def _explained(repo: str, error: Exception) -> HubError | None:
         case errors.HFValidationError():
             return HubError(f"{repo!r} is no Hub id: it looks like owner/name", "missing")
         case httpx.TimeoutException():
-            return HubError(f"the Hub does not answer: {then}", "network")
+            return unreachable_error("no answer")
         case httpx.TransportError():
-            return HubError(f"the Hub cannot be reached ({_reason(error)}): {then}", "network")
+            return unreachable_error(_reason(error))
         case httpx.RequestError() | ValueError() | KeyError() | TypeError():
             return HubError(
                 f"what answers at {constants().ENDPOINT} is not the Hub ({_reason(error)}): check "
@@ -85,6 +88,12 @@ def missing_error(repo: str) -> HubError:
 
     private = "" if get_token() else ", or it is private: run `hf auth login`"
     return HubError(f"there is no {repo} on the Hub{private}", "missing")
+
+
+def unreachable_error(why: str) -> HubError:
+    """The network failed. why: a few words."""
+    then = "check the network and try again, or use --offline"
+    return HubError(f"the Hub cannot be reached ({why}): {then}", "network")
 
 
 def offline_error(repo: str) -> HubError:
@@ -143,5 +152,8 @@ def _file_name(error: Any) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    """Its first line, in words that say something to who does not know the system's."""
+    text = next(iter(str(error).strip().splitlines()), "")
+    if UNKNOWN_NAME.search(text):
+        return "its address is not found: no network, most likely"
+    return ERROR_NUMBER.sub("", text)[:200] or type(error).__name__

@@ -23,6 +23,7 @@ def build_header(session: Session, share: Share) -> None:
         status = script_block("status", status_line(FIRST))
         link = script_block("share")
         script_block("look")
+        script_block("keys")
     status.load_again(controller.load_again, None, [status], **AT_ONCE)
     for event in (status.refresh, page().load):
         event(controller.refresh, None, [status, link], **AT_ONCE)

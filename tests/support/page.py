@@ -147,6 +147,19 @@ def wait_end(tab) -> None:
     tab.wait_for_selector("#send", state="visible")
 
 
+def ask(tab, text: str) -> None:
+    """Send and wait until the answer stands in the conversation."""
+    users = tab.locator("#history .message-row.user-row").count()
+    tab.fill("#box textarea", text)
+    tab.click("#send")
+    tab.wait_for_function(
+        """n => document.querySelectorAll('#history .user-row').length > n &&
+          [...document.querySelectorAll('#history .message-row')].pop()?.matches('.bot-row')""",
+        arg=users,
+    )
+    wait_end(tab)
+
+
 def last_answer(tab) -> str:
     return tab.locator("#history .bot .message-content").last.inner_text()
 

@@ -330,7 +330,7 @@ def refusal(line: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--sequence-length", str(2 * CONTEXT)], f"context is {CONTEXT}"),
         (["--data", "no-such-file.json"], "there is no file no-such-file.json"),
         (["--resume"], "nothing to resume"),
-        (["--backbone", "/no/such/folder"], "no checkpoint at"),
+        (["--backbone", "/no/such/folder"], "there is no folder /no/such/folder"),
         (["--precision", "fp8"], "precision is 'fp8'"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Step
 from medusa_chat.messages import Message
 from medusa_chat.runtime.recordings import PLAIN_STEPS
+from medusa_chat.ui.chat.maths import with_drawn_dollars
 from medusa_chat.ui.chat.reasoning_spans import pieces_within, spans
 from medusa_chat.ui.page.tree_view import to_line
 
@@ -166,10 +167,12 @@ def _rows_of(position: int, message: Message, answer: Answer | None) -> Iterator
 
 
 def chatbot_row(row: Row, role: str) -> dict[str, Any]:
-    """A row as gr.Chatbot takes it without changing a character."""
-    text = (
-        f'<span class="answer-note">{_inert(row.text)}</span>' if row.kind == "note" else row.text
-    )
+    """A row as gr.Chatbot takes it; of an answer only dollars around a formula change."""
+    text = row.text
+    if row.kind == "note":
+        text = f'<span class="answer-note">{_inert(row.text)}</span>'
+    elif role == "assistant":
+        text = with_drawn_dollars(text)
     entry: dict[str, Any] = {"role": role, "content": [{"type": "text", "text": text}]}
     if row.kind == "reasoning":
         entry["metadata"] = {"title": "Thought", "status": "done"}

@@ -9,6 +9,7 @@ import gradio as gr
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.controller import ChatController
+from medusa_chat.ui.chat.maths import DELIMITERS
 from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
 from medusa_chat.ui.chat.view import Tab, View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, from_browser, page, script_block
@@ -48,7 +49,6 @@ def build_chat(session: Session, trees: Sequence[str], history: History | None =
         with gr.Column(elem_id="right", scale=6, min_width=320):
             settings = build_settings(trees, parts["vanilla"])
             panel, card = script_block("tree"), script_block("peek")
-    script_block("keys")
     parts |= {"panel": panel, "card": card, "system": settings.components["system"]}
     _connect(controller, tab, parts)
     _connect_answers(controller, tab, parts, settings)
@@ -75,6 +75,7 @@ def _conversation() -> dict[str, Any]:
             feedback_options=None,
             group_consecutive_messages=False,
             placeholder=" ",
+            latex_delimiters=DELIMITERS,
         )
         parts["text"] = _prose()
         parts["live"] = script_block("live")
@@ -84,7 +85,12 @@ def _conversation() -> dict[str, Any]:
 
 def _prose() -> gr.Markdown:
     """The text that comes, drawn as the conversation will draw it: nothing jumps at the end."""
-    prose = gr.Markdown(elem_id="live-text", elem_classes=["live-text"], line_breaks=True)
+    prose = gr.Markdown(
+        elem_id="live-text",
+        elem_classes=["live-text"],
+        line_breaks=True,
+        latex_delimiters=DELIMITERS,
+    )
     # Gradio would take indentation and tabs away here, and only here.
     prose.postprocess = lambda value: value
     return prose

@@ -148,7 +148,8 @@ def _history(transcript: Transcript, shown_rows: Sequence[Row]) -> list[dict[str
 
 
 def _tint(tab: Tab, transcript: Transcript, shown_rows: Sequence[Row]) -> str:
-    """{"rows": [[row, key] ...], "new": {key: pieces}}: what the tab has is not sent again."""
+    """{"rows": [[row, key] ...], "new": {key: pieces}, "typed": [[row, text] ...]}: pieces that the
+    tab has are not sent again. typed: what the user wrote, to be shown as it is."""
     tinted = [(place, row) for place, row in enumerate(shown_rows) if row.pieces][-MAX_TINTED:]
     found, new = [], {}
     for place, row in tinted:
@@ -157,4 +158,9 @@ def _tint(tab: Tab, transcript: Transcript, shown_rows: Sequence[Row]) -> str:
         if key not in tab.tinted:
             new[key] = [part for text, tokens in row.pieces for part in (tokens, text)]
     tab.tinted |= set(new)
-    return to_line({"rows": found, "new": new})
+    typed = [
+        [place, row.text]
+        for place, row in enumerate(shown_rows)
+        if transcript.messages[row.position]["role"] == "user"
+    ]
+    return to_line({"rows": found, "new": new, "typed": typed})

@@ -75,8 +75,11 @@ def look_up(key: CheckpointKey, is_online: bool, target: MemoryTarget = CPU) -> 
         if report.is_here or not is_online or not _is_of_hub(key.name, report):
             return Detail(report, error=next(iter(report.problems), ""))
     except MedusaChatError as error:
-        if not is_online or not _is_of_hub(key.name):
+        if not _is_of_hub(key.name) or hub.is_offline():
             return _refused(error)
+        if not is_online:
+            why = "the Hub could not be reached a minute ago"
+            return _refused(hub.HubError(f"{key.name} is not on this disk, and {why}", "network"))
     try:
         return _look_up_there(key, target)
     except MedusaChatError as error:

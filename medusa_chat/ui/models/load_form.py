@@ -30,7 +30,13 @@ class LoadChoices:
     @property
     def names_one(self) -> bool:
         """Whether the text is a checkpoint rather than words to search for."""
-        return is_folder(self.text) or ("/" in self.text and is_repo_id(self.text))
+        return is_path(self.text) or ("/" in self.text and is_repo_id(self.text))
+
+
+def is_path(name: str) -> bool:
+    """Whether this is written as the path of a folder, there or not; owner/name is an id, where
+    there is no such folder."""
+    return name.startswith((".", "~", "/", "\\")) or name[1:3] in (":\\", ":/") or is_folder(name)
 
 
 def is_folder(name: str) -> bool:

@@ -113,6 +113,7 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
         "memory": memory,
         "warning": warning(memory, choices.precision),
         "problem": _problem(group, entry),
+        "is_refused": _is_refused(entry),
         "remedy": entry.detail.link if entry.detail else "",
         "page": _page(entry),
         "is_loaded": entry.id == machine.loaded,
@@ -194,6 +195,13 @@ def _problem(group: str, entry: Entry) -> str:
     if entry.detail is None or (entry.detail.kind in NOT_ASKED and group != "typed"):
         return ""
     return for_page(entry.detail.error)
+
+
+def _is_refused(entry: Entry) -> bool:
+    """Whether loading it would be refused for what it is: another try needs another checkpoint,
+    or a change of its files."""
+    detail = entry.detail
+    return bool(detail and detail.error) and detail.kind not in (*NOT_ASKED, "gated", "refused")
 
 
 def _page(entry: Entry) -> str:

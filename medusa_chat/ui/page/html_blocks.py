@@ -25,7 +25,9 @@ PARTS = {
     "roof": ("elements", "draw", "plot"),
     "train": ("elements", "draw", "plot"),
     "next": ("follow",),
-    **dict.fromkeys(("status", "share", "live", "models", "pick", "compare"), ("elements",)),
+    "tint": ("typed",),
+    "live": ("elements", "scroll"),
+    **dict.fromkeys(("status", "share", "models", "pick", "compare"), ("elements",)),
 }
 
 

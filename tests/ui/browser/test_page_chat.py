@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 from support.page import (
+    ask,
     last_answer,
     send,
     wait_attached,
@@ -71,19 +72,6 @@ TINTED = """() => {
 
 def rows(tab, count: int) -> None:
     tab.wait_for_function(ROWS, arg=count)
-
-
-def ask(tab, text: str) -> None:
-    """Send and wait until the answer stands in the conversation."""
-    users = tab.locator("#history .message-row.user-row").count()
-    tab.fill("#box textarea", text)
-    tab.click("#send")
-    tab.wait_for_function(
-        """n => document.querySelectorAll('#history .user-row').length > n &&
-          [...document.querySelectorAll('#history .message-row')].pop()?.matches('.bot-row')""",
-        arg=users,
-    )
-    wait_end(tab)
 
 
 def edit(tab, row: int, text: str) -> None:

@@ -1,0 +1,51 @@
+// The conversation follows what is written at its end. Whoever scrolls up by hand stays there, with a
+// button that leads back; a new turn is always shown. Only a hand ends the following: Gradio draws
+// the rows anew, and the scroll position that it leaves says nothing.
+const NEAR = 90; // px from the end that count as the end
+const BY_HAND = ["wheel", "touchmove", "pointerdown", "keydown"];
+const HAND_MS = 700; // how long after it a scroll is still the hand's
+
+function scrollWith(box) {
+  const jump = button("jump-to-end", "↓ Newest", () => follow());
+  jump.hidden = true;
+  box.after(jump);
+  let follows = true;
+  let handAt = -HAND_MS;
+  let turns = 0;
+
+  const isAtEnd = () => box.scrollHeight - box.scrollTop - box.clientHeight < NEAR;
+  const show = () => (jump.hidden = follows || isAtEnd());
+
+  function follow() {
+    follows = true;
+    box.scrollTop = box.scrollHeight;
+    show();
+  }
+
+  function settle() {
+    const now = box.querySelectorAll("#history .user-row").length;
+    if (now > turns) follows = true;
+    turns = now;
+    if (follows) follow();
+    else show();
+  }
+
+  for (const name of BY_HAND) {
+    box.addEventListener(name, () => (handAt = performance.now()), { passive: true });
+  }
+  box.addEventListener(
+    "scroll",
+    () => {
+      if (performance.now() < handAt + HAND_MS) follows = isAtEnd();
+      show();
+    },
+    { passive: true },
+  );
+  const sizes = new ResizeObserver(settle);
+  for (const block of [box, ...box.children]) sizes.observe(block);
+  new MutationObserver(() => {
+    for (const block of box.children) sizes.observe(block); // Gradio may have put another there
+    requestAnimationFrame(settle);
+  }).observe(box, { childList: true, subtree: true });
+  document.getElementById("send")?.addEventListener("click", follow);
+}
