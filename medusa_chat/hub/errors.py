@@ -45,6 +45,7 @@ def _explained(repo: str, error: Exception) -> HubError | None:
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx
 
+    then = "check the network and try again, or use --offline"
     match error:
         case errors.GatedRepoError():
             return gated_error(repo)
@@ -61,9 +62,9 @@ def _explained(repo: str, error: Exception) -> HubError | None:
         case errors.HFValidationError():
             return HubError(f"{repo!r} is no Hub id: it looks like owner/name", "missing")
         case httpx.TimeoutException():
-            return unreachable_error("no answer")
+            return HubError(f"the Hub does not answer: {then}", "network")
         case httpx.TransportError():
-            return unreachable_error(_reason(error))
+            return HubError(f"the Hub cannot be reached ({_reason(error)}): {then}", "network")
         case httpx.RequestError() | ValueError() | KeyError() | TypeError():
             return HubError(
                 f"what answers at {constants().ENDPOINT} is not the Hub ({_reason(error)}): check "
@@ -88,12 +89,6 @@ def missing_error(repo: str) -> HubError:
 
     private = "" if get_token() else ", or it is private: run `hf auth login`"
     return HubError(f"there is no {repo} on the Hub{private}", "missing")
-
-
-def unreachable_error(why: str) -> HubError:
-    """The network failed. why: a few words."""
-    then = "check the network and try again, or use --offline"
-    return HubError(f"the Hub cannot be reached ({why}): {then}", "network")
 
 
 def offline_error(repo: str) -> HubError:

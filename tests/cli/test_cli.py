@@ -1,5 +1,6 @@
 """The command line as a contract: names, exit codes, one line for each refusal."""
 
+import io
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 from medusa_chat import __version__, paths
 from medusa_chat.cli import doctor, generate, terminal, train, ui
 from medusa_chat.cli.main import WEAKENING_VARIABLES, main
+from medusa_chat.cli.prompts import read_prompts
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step, from_json
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import (
@@ -158,6 +160,11 @@ def test_prompts_of_a_file_are_answered_one_after_another(
         [{"role": "user", "content": "a\u2028"}],
         chat,
     ]
+
+
+def test_a_prompt_comes_from_the_standard_input(monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
+    assert read_prompts(None, Path("-"), None, None) == ["from a pipe\n"]
 
 
 def test_prompt_file_and_messages_file(runner: Scripted, capsys: Any, tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_list_search_and_rm_in_json(here: Hub, capsys: Any) -> None:
 
 def test_list_search_and_rm_for_a_reader(here: Hub, capsys: Any) -> None:
     assert main(["models", "list"]) == 0
-    assert "nothing is on this disk yet" in capsys.readouterr().out
+    assert "demo  (ships with medusa-chat" in capsys.readouterr().out
     assert main(["models", "pull", WHOLE]) == 0
     out, err = capsys.readouterr()
     assert f"medusa-chat --checkpoint {WHOLE}" in out and "to fetch of" in err

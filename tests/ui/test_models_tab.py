@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub.utils import httpx
 from support.hub_files import use, weights
 from support.hub_server import Fault, HubRepo, serving
 from support.scripted import ScriptedRunner
@@ -17,6 +18,7 @@ from medusa_chat.checkpoints.inspection import Inspection
 from medusa_chat.checkpoints.memory_estimate import Estimate
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.hub.catalog import model_preset, model_presets
+from medusa_chat.hub.errors import explaining
 from medusa_chat.messages import DeviceMemory, LoadPhase, LoadRequest
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.requests import Reply, Switch
@@ -141,6 +143,40 @@ def test_words_filter_what_is_known_and_an_id_has_a_row_of_its_own():
     )
 
 
+@pytest.mark.parametrize(
+    "name", ["/no/such/folder", "~/nope", "./x", "../y", "C:\\models", "\\\\nas\\m"]
+)
+def test_a_path_that_is_not_there_has_a_row_that_says_so(name):
+    groups = grouped(LoadChoices(name), model_presets(), [], [])
+    assert [entry.id for entry in groups.typed] == [name] and not groups.known
+    entry = groups.typed[0]
+    entry.detail = look_up(CheckpointKey(name), True)
+    row = row_view("typed", entry, LoadChoices(name), Machine())
+    said = row["problem"].replace("\\\\", "\\")
+    assert name in said and "network" not in said and row["is_refused"]
+
+
+def test_a_file_is_told_apart_from_a_folder(tmp_path):
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"x")
+    assert "is a file" in look_up(CheckpointKey(str(file)), True).error
+
+
+def test_an_id_that_cannot_be_asked_for_now_says_nothing_of_offline(monkeypatch):
+    monkeypatch.setattr(hub, "is_offline", lambda: False)
+    detail = look_up(CheckpointKey("someone/heads"), False)
+    assert detail.kind == "network" and "--offline" not in detail.error
+    row = row_view("typed", Entry("someone/heads", detail=detail), LoadChoices(), Machine())
+    assert not row["is_refused"]  # another try may succeed
+
+
+@pytest.mark.parametrize("reason", ["[Errno -2] Name or service not known", "[Errno 101] no route"])
+def test_the_networks_own_words_are_translated(reason):
+    with pytest.raises(hub.HubError) as refused, explaining("a/b"):
+        raise httpx.ConnectError(reason)
+    assert "Errno" not in str(refused.value) and "cannot be reached" in str(refused.value)
+
+
 def test_gated_licence_and_downloads_are_told(monkeypatch):
     found = hub.Found("a/b", 4321, 0, True, "", "x")
     row = row_view("found", Entry("a/b", found=found), LoadChoices(), Machine())
@@ -232,7 +268,7 @@ def test_a_missing_repo_is_one_line_and_what_is_offline_asks_nobody(server):
     there = look_up(CheckpointKey("someone/nothing"), True)
     assert "someone/nothing" in there.error and there.kind == "missing" and "\n" not in there.error
     asked = len(server.requests)
-    assert "not in the cache" in look_up(CheckpointKey("someone/new-medusa"), False).error
+    assert "not on this disk" in look_up(CheckpointKey("someone/new-medusa"), False).error
     assert len(server.requests) == asked
 
 
@@ -487,6 +523,18 @@ def test_a_click_loads_the_row_with_what_the_boxes_say(controller, session):
     assert json.loads(card)["stage"] != "idle"
     wait_for(lambda: controller.picker.progress.stage == "done")
     assert session.loaded == LoadRequest("someone/new-medusa", None, "nf4", "auto", 2048)
+
+
+def test_only_the_tab_that_asked_is_told_that_a_load_failed(session):
+    bad = Detail(report(), error="the heads are for hidden size 64")
+    controller = ModelsController(session, ModelCatalog(lambda *_: bad))
+    mine, other = ModelsTab(), ModelsTab()
+    controller.load_model(mine, event(id="someone/new-medusa"), OWNER, *BOXES)
+    wait_for(lambda: controller.picker.progress.stage == "failed")
+    controller.refresh(mine, OWNER, *BOXES)
+    controller.refresh(other, OWNER, *BOXES)
+    assert json.loads(mine.card)["stage"] == "failed" and "hidden size" in mine.card
+    assert json.loads(other.card)["stage"] == "idle" and "hidden size" not in other.card
 
 
 def test_a_preset_is_loaded_with_the_base_it_was_trained_for(controller, session):

@@ -20,7 +20,7 @@ from medusa_chat.ui.models.load_form import LoadChoices, choices_of, request_of
 from medusa_chat.ui.models.load_view import loaded_view, progress_card
 from medusa_chat.ui.models.memory_fit import DEFAULT_CONTEXT, Machine, longest_context, memory_line
 from medusa_chat.ui.models.model_catalog import ModelCatalog
-from medusa_chat.ui.models.picker import ModelPicker
+from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
 from medusa_chat.ui.models.rows import Entry, Groups, grouped, row_view
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.status import phase_text
@@ -38,12 +38,14 @@ Changes = tuple[Any, ...]  # (card, rows): JSON, or a skip
 
 @dataclass
 class ModelsTab:
-    """One browser tab: what it shows already, and since when its text is what it is."""
+    """One browser tab: what it shows already, since when its text is what it is, and the load that
+    was asked for here: only this tab is told what became of it."""
 
     card: str = ""
     rows: str = ""
     text: str = ""
     since: float = 0.0
+    asked: LoadRequest | None = None
 
     def changed(self, card: str, rows: str) -> Changes:
         """(card, rows), each only where this tab does not show it yet."""
@@ -86,7 +88,7 @@ class ModelsController:
     ) -> Changes:
         """Load the checkpoint whose button was pressed."""
         name = event_field(event, "id")
-        return self._do(tab, request, boxes, lambda: self._begin(name, *boxes[1:]))
+        return self._do(tab, request, boxes, lambda: self._begin(tab, name, *boxes[1:]))
 
     def halt(self, tab: ModelsTab, request: gr.Request, *boxes: object) -> Changes:
         """Cancel what is being loaded; without that, take its last outcome from the page."""
@@ -121,7 +123,7 @@ class ModelsController:
 
     # ---- what they need ----
 
-    def _begin(self, name: object, *boxes: object) -> None:
+    def _begin(self, tab: ModelsTab, name: object, *boxes: object) -> None:
         """boxes: backbone, precision and context, as posted. Raises MedusaChatError."""
         request = request_of(name, boxes, self.start)
         entry = Entry(request.checkpoint, model_preset(request.checkpoint))
@@ -129,7 +131,9 @@ class ModelsController:
         key = entry.key(request.backbone)
         longest = longest_context(entry.report, entry.preset)
         posted = (key.backbone or "", *boxes[1:])
-        self.picker.begin(request_of(name, posted, self.start, longest), key)
+        request = request_of(name, posted, self.start, longest)
+        self.picker.begin(request, key)
+        tab.asked = request
 
     def _delete(self, name: object) -> str:
         if not isinstance(name, str) or not hub.is_repo_id(name):
@@ -154,7 +158,7 @@ class ModelsController:
             "search": search.state if search else "asking",
             "said": self._limits(search.error if search else ""),
         }
-        return tab.changed(to_line(self._card()), to_line(view))
+        return tab.changed(to_line(self._card(tab)), to_line(view))
 
     def _fill(self, groups: Groups, choices: LoadChoices, is_still: bool) -> None:
         """What is known goes into the entries, what is not is looked up behind the page."""
@@ -167,9 +171,11 @@ class ModelsController:
         current = self._current()
         self.catalog.want([*keys[:1], *([current] if current else []), *keys[1:]])
 
-    def _card(self) -> dict[str, Any]:
+    def _card(self, tab: ModelsTab) -> dict[str, Any]:
         """How a load goes, and the model that is there."""
         progress, state = self.picker.progress, self.session.state
+        if not progress.is_running and progress.request is not tab.asked:
+            progress = LoadProgress()
         is_queued = progress.switch is not None and progress.switch.state == "waiting"
         ahead = self.session.position(progress.switch) if is_queued and progress.switch else 0
         current = self._current()
