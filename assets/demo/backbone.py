@@ -226,13 +226,7 @@ def train(
     """
     optimizer_list = optimizers(model, recipe)
     peaks = [o.param_groups[0]["lr"] for o in optimizer_list]
-    step = 0
-    if state.exists():
-        saved = torch.load(state, weights_only=True)
-        model.load_state_dict(saved["model"])
-        for optimizer, values in zip(optimizer_list, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(values)
-        step = saved["step"]
+    step = restore_state(state, model, optimizer_list)
     device = next(model.parameters()).device
     while step < recipe.steps:
         number, at = recipe.stage_at(step)
@@ -272,6 +266,17 @@ def evaluate(model, rows: torch.Tensor) -> float:
     device = next(model.parameters()).device
     with torch.no_grad():
         return sum(loss_of(model, r.to(device)).item() for r in rows.split(4)) / len(rows.split(4))
+
+
+def restore_state(path: Path, model, optimizer_list) -> int:
+    """Take up what `save_state` wrote; the number of steps that are done, 0 without a file."""
+    if not path.exists():
+        return 0
+    saved = torch.load(path, weights_only=True)
+    model.load_state_dict(saved["model"])
+    for optimizer, values in zip(optimizer_list, saved["optimizers"], strict=True):
+        optimizer.load_state_dict(values)
+    return saved["step"]
 
 
 def save_state(path: Path, model, optimizer_list, step: int, recipe: Recipe) -> None:

@@ -124,13 +124,7 @@ def learn_answers(model, examples: list[Example], finish: Finish, state: Path) -
     """The second stage, taken up where it was last saved."""
     optimizers = backbone.optimizers(model, DRAFT)
     peaks = [o.param_groups[0]["lr"] for o in optimizers]
-    done = 0
-    if state.exists():
-        saved = torch.load(state, weights_only=True)
-        model.load_state_dict(saved["model"])
-        for optimizer, values in zip(optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(values)
-        done = saved["step"]
+    done = backbone.restore_state(state, model, optimizers)
     bar = tqdm(batches(examples, finish), total=finish.steps, desc="answers", unit="step")
     for step, group in enumerate(bar):
         if step < done:

@@ -14,6 +14,8 @@ from typing import Any
 from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.cpu import cpu_name
+from medusa_chat.cli.options import AsJson, DataDir, Device, prepare_process
+from medusa_chat.errors import DeviceError
 from medusa_chat.trees import tuning_store
 
 PACKAGES = (
@@ -65,6 +67,15 @@ def _shown(value: Any) -> str:
     return "unknown" if value is None else str(value)
 
 
+def doctor(device: Device = "auto", data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Say what this machine offers and what stands in the way."""
+    prepare_process(device, data_dir)
+    report = examine()
+    print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
+    if device.startswith("cuda") and not has_cuda(report):
+        raise DeviceError("torch sees no CUDA device: check the NVIDIA driver, or use --device cpu")
+
+
 def examine() -> Report:
     """Examine the machine; nothing is changed and nothing leaves it."""
     report = Report()
@@ -85,8 +96,10 @@ def examine() -> Report:
     if missing:
         report.problems.append(f"not installed: pip install {' '.join(missing)}")
     if "torch" not in missing:
-        report.sections["cpu"] |= _cpu_in_torch()
-        report.sections["devices"] = _devices(report.problems)
+        from medusa_chat.cli import torch_facts
+
+        report.sections["cpu"] |= torch_facts.processor()
+        report.sections["devices"] = torch_facts.devices(report.problems)
     return report
 
 
@@ -183,61 +196,3 @@ def _safetensors_size(file: Path) -> int:
         header = json.loads(stream.read(min(length, 100_000_000)))
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     return int(8 + length + max(ends, default=0))
-
-
-def _cpu_in_torch() -> dict[str, Any]:
-    """The processor as torch sees it; "fast bf16": whether its matrix products are fast."""
-    import torch
-
-    return {
-        "threads": torch.get_num_threads(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "mkldnn": torch.backends.mkldnn.is_available(),
-        "fast bf16": _says_yes("_is_mkldnn_bf16_supported"),
-        "fast fp16": _says_yes("_is_mkldnn_fp16_supported"),
-        "amx": _says_yes("_is_amx_tile_supported"),
-    }
-
-
-def _says_yes(question: str) -> bool | None:
-    """Ask one of torch's private checks; None where this build does not have it."""
-    import torch
-
-    holder = torch.cpu if question.startswith("_is_amx") else torch.ops.mkldnn
-    try:
-        return bool(getattr(holder, question)())
-    except (AttributeError, RuntimeError):
-        return None
-
-
-def _devices(problems: list[str]) -> dict[str, Any]:
-    import torch
-
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    if _has_nvidia_driver() and not torch.cuda.is_available():
-        problems.append(_cuda_remedy(torch.__version__, torch.version.cuda))
-    return {
-        "torch is built for": torch.version.cuda or getattr(torch.version, "hip", None) or "cpu",
-        "nvidia driver": _has_nvidia_driver(),
-        "cuda": names,
-        "mps": torch.backends.mps.is_available(),
-    }
-
-
-def _has_nvidia_driver() -> bool:
-    return Path("/proc/driver/nvidia/version").exists() or bool(shutil.which("nvidia-smi"))
-
-
-def _cuda_remedy(version: str, cuda: str | None) -> str:
-    release = version.partition("+")[0]
-    if cuda is not None:
-        return f"torch {version} sees no GPU: its CUDA {cuda} needs a newer NVIDIA driver"
-    if sys.platform == "linux":
-        return (
-            f"there is an NVIDIA driver, but torch {version} is a CPU-only build: "
-            f"pip install --force-reinstall torch=={release}"
-        )
-    return (
-        f"there is an NVIDIA driver, but torch {version} is a CPU-only build: "
-        f"install torch {release} with the line that pytorch.org/get-started/locally gives"
-    )

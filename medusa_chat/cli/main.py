@@ -19,6 +19,7 @@ from medusa_chat import __version__
 from medusa_chat.checkpoints import inspection
 from medusa_chat.cli.bench import Bench
 from medusa_chat.cli.calibrate import Calibrate
+from medusa_chat.cli.doctor import doctor
 from medusa_chat.cli.generate import Generate
 from medusa_chat.cli.models import models
 from medusa_chat.cli.options import (
@@ -26,13 +27,12 @@ from medusa_chat.cli.options import (
     Backbone,
     Command,
     DataDir,
-    Device,
     prepare_process,
 )
 from medusa_chat.cli.terminal import note
 from medusa_chat.cli.train import Train
 from medusa_chat.cli.ui import Ui
-from medusa_chat.errors import DeviceError, MedusaChatError, ModelError
+from medusa_chat.errors import MedusaChatError, ModelError
 
 GROUP_FLAGS = ("--help", "--version")
 # Each would silently switch off a protection against malicious files or websites.
@@ -137,13 +137,4 @@ def inspect(
         raise ModelError(f"{checkpoint} cannot be loaded as it is: {report.problems[0]}")
 
 
-@app.command()
-def doctor(device: Device = "auto", data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Say what this machine offers and what stands in the way."""
-    prepare_process(device, data_dir)
-    from medusa_chat.cli.doctor import examine, has_cuda
-
-    report = examine()
-    print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
-    if device.startswith("cuda") and not has_cuda(report):
-        raise DeviceError("torch sees no CUDA device: check the NVIDIA driver, or use --device cpu")
+app.command()(doctor)

@@ -1,25 +1,34 @@
 """`medusa-chat models`: list, search, download and remove checkpoints."""
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option, Typer
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import quantised
 from medusa_chat.cli.options import AsJson, Backbone, DataDir, Offline, prepare_process
-from medusa_chat.cli.terminal import CONTROLS, LINE_SECONDS, note
+from medusa_chat.cli.pull_progress import shown
+from medusa_chat.cli.terminal import CONTROLS, note
 from medusa_chat.errors import ModelError
+from medusa_chat.hub import (
+    CachedModel,
+    DownloadPlan,
+    Found,
+    HubError,
+    cached,
+    last_search,
+    plan,
+    pull,
+    remove,
+    search,
+)
 from medusa_chat.hub.catalog import ModelPreset, model_presets
-from medusa_chat.units import gb, transfer
-
-if TYPE_CHECKING:
-    from medusa_chat.hub import CachedModel, DownloadEvent, DownloadPlan, Found
+from medusa_chat.units import gb
 
 Id = Annotated[str, Argument(metavar="ID", help="A Hub id: owner/name.")]
 
@@ -35,8 +44,6 @@ def list_models(
 ) -> None:
     """What is on this disk and what it holds, then what is known to be good. No network."""
     prepare_process(data_dir=data_dir, offline=offline)
-    from medusa_chat.hub import cached
-
     here, kept = cached(), quantised.kept()
     known = model_presets()
     if as_json:
@@ -57,8 +64,6 @@ def search_models(
 ) -> None:
     """Checkpoints on the Hub that hold Medusa heads."""
     prepare_process(data_dir=data_dir, offline=offline)
-    from medusa_chat.hub import HubError, last_search, search
-
     try:
         found, is_fresh = search(text), True
     except HubError as error:
@@ -87,8 +92,6 @@ def pull_model(
 ) -> None:
     """Download a checkpoint and its base; check and repair what is here already."""
     prepare_process(data_dir=data_dir, offline=offline)
-    from medusa_chat.hub import plan, pull
-
     needs = plan(repo, revision, backbone)
     for line in plan_lines(needs):
         note(line)
@@ -109,8 +112,6 @@ def remove_model(repo: Id, data_dir: DataDir = None, as_json: AsJson = False) ->
     """Delete a checkpoint from this disk, what was quantised of it included. Its base stays: it
     may serve others."""
     prepare_process(data_dir=data_dir)
-    from medusa_chat.hub import HubError, remove
-
     freed = quantised.remove(repo)
     try:
         freed += remove(repo)
@@ -126,11 +127,11 @@ def remove_model(repo: Id, data_dir: DataDir = None, as_json: AsJson = False) ->
 # Rows and lines.
 
 
-def cached_row(model: "CachedModel") -> dict[str, Any]:
+def cached_row(model: CachedModel) -> dict[str, Any]:
     return asdict(model) | {"folder": None if model.folder is None else str(model.folder)}
 
 
-def pulled_row(needs: "DownloadPlan", fetched: int, seconds: float) -> dict[str, Any]:
+def pulled_row(needs: DownloadPlan, fetched: int, seconds: float) -> dict[str, Any]:
     return {
         "id": needs.id,
         "base": needs.base,
@@ -142,7 +143,7 @@ def pulled_row(needs: "DownloadPlan", fetched: int, seconds: float) -> dict[str,
     }
 
 
-def cached_lines(here: tuple["CachedModel", ...]) -> Iterator[str]:
+def cached_lines(here: tuple[CachedModel, ...]) -> Iterator[str]:
     yield "on this disk"
     demo = sum(file.stat().st_size for file in paths.asset("demo").glob("*.safetensors"))
     yield f"  {gb(demo):>9}  demo  (ships with medusa-chat, with Medusa heads)"
@@ -179,47 +180,18 @@ def known_lines(known: tuple[ModelPreset, ...], here: set[str]) -> Iterator[str]
         yield f"{mark} {size:>9}  {preset.id}  {'; '.join(parts)}"
 
 
-def found_lines(found: list["Found"]) -> Iterator[str]:
+def found_lines(found: list[Found]) -> Iterator[str]:
     for repo in found:
         gated = ", gated" if repo.gated else ""
         yield f"{repo.downloads:>9} downloads  {repo.id}  ({repo.evidence}{gated})"
 
 
-def plan_lines(needs: "DownloadPlan") -> Iterator[str]:
+def plan_lines(needs: DownloadPlan) -> Iterator[str]:
     """The planned downloads, a line for each repo."""
     for part in needs.parts:
         origin = "the base of these heads: " if part.role == "backbone" else ""
         yield f"{origin}{part.id} at {part.sha[:7]}: {gb(part.left)} to fetch of {gb(part.total)}"
     yield from needs.notes
-
-
-# Progress.
-
-
-def shown(events: Iterator["DownloadEvent"]) -> Iterator["DownloadEvent"]:
-    """Pass the events on and show them on stderr: one changing line, or a new line now and then."""
-    is_terminal, last, told = sys.stderr.isatty(), time.monotonic(), ""
-    for event in events:
-        if event.note and event.note != told:
-            told = event.note
-            print("\r\x1b[K" if is_terminal else "", end="", file=sys.stderr)
-            note(told)
-        if is_terminal:
-            print(f"\r\x1b[K{progress_line(event)}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - last > LINE_SECONDS:
-            last = time.monotonic()
-            note(progress_line(event))
-        yield event
-    if is_terminal:
-        print(file=sys.stderr)
-
-
-def progress_line(event: "DownloadEvent") -> str:
-    """Bytes, speed, time left and file, for one line of a terminal."""
-    parts = transfer(event.done, event.total, event.speed)
-    if event.phase in ("check", "wait"):
-        parts.append({"check": "checking what is here", "wait": "waiting"}[event.phase])
-    return "  ".join([*parts, event.file])[:100]
 
 
 def show(lines: Iterator[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from medusa_chat import __version__
 from medusa_chat.hub.environment import answer_seconds, constants
 from medusa_chat.hub.errors import HubError, explaining
 
@@ -25,8 +26,6 @@ def request_headers() -> dict[str, str]:
     """What every request carries: the token, if the user has one, and who is asking."""
     constants()
     from huggingface_hub.utils import build_hf_headers
-
-    from medusa_chat import __version__
 
     return build_hf_headers(library_name="medusa-chat", library_version=__version__)
 

@@ -123,7 +123,8 @@ def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
 
 
 def write_heads(folder: Path, heads: MedusaHeads, calibrated: Calibrated) -> None:
-    """Write the heads and their calibration."""
+    """Write the heads, in their own dtype and under the names of `MedusaHeads.to_tensors`, and
+    their calibration."""
     save_file(heads.to("cpu").to_tensors(), folder / HEADS_FILE)
     (folder / CALIBRATION_FILE).write_text(json.dumps(calibrated.to_json()) + "\n", "utf-8")
 
@@ -146,8 +147,8 @@ def write_json(file: Path, values: Mapping[str, Any]) -> None:
 def write_adapter(
     folder: Path, tensors: dict[str, Tensor], names: Sequence[str], recipe: Recipe, base: str
 ) -> Path:
-    """Write the adapter and its config in peft's format. names: of the layers it is on. Returns the
-    file of the weights."""
+    """Write the adapter and its config in peft's format. tensors: as `adapter_tensors` gives them,
+    written in their own dtype. names: of the layers it is on. Returns the file of the weights."""
     file = folder / "adapter_model.safetensors"
     save_file(tensors, file)
     config = {

@@ -5,13 +5,13 @@ MT-Bench (`turns`), AlpacaEval (`instruction`), `prompt` and `text` rows; parque
 plain text. Errors name the file and the line of a row.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from medusa_chat.errors import UsageError
+from medusa_chat.training.data_files import rows_of
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 ROLES = ("system", "user", "assistant")
@@ -54,8 +54,7 @@ def read_conversations(path: Path, prompts: bool = False) -> Iterator[Conversati
     Rows of ShareGPT that begin with an answer lose it, and those without a message of the user are
     left out, as is usual for training on it. Raises UsageError with the line of a bad row.
     """
-    readers = {".parquet": _parquet, ".txt": _plain(prompts), ".json": _json}
-    for place, row in readers.get(path.suffix.lower(), _lines)(path):
+    for place, row in rows_of(path, prompts):
         found = conversation(row, place)
         if found is None:
             continue
@@ -153,79 +152,3 @@ def _question(row: dict[str, Any], key: str, place: str) -> tuple[Message, ...]:
         raise UsageError(f'{place}: "{key}", its "input" and its answer must be text')
     asked = {"role": "user", "content": "\n\n".join(part for part in parts if part)}
     return (asked, {"role": "assistant", "content": answer}) if answer else (asked,)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as UTF-8 text: {error}") from error
-
-
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(_text(path).split("\n"), start=1):
-        if line.strip():
-            place = f"{path}:{number}"
-            try:
-                yield place, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UsageError(f"{place}: not JSON: {_reason(error)}") from error
-
-
-def _reason(error: ValueError | RecursionError) -> str:
-    return str(getattr(error, "msg", "nested too deeply"))
-
-
-def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a JSON array, each with the line it begins in; otherwise as in JSONL."""
-    text = _text(path)
-    at = len(text) - len(text.lstrip())
-    if text[at : at + 1] != "[":
-        yield from _lines(path)
-        return
-    decoder, line, counted, at = json.JSONDecoder(), 1, 0, at + 1
-    while True:
-        while at < len(text) and text[at] in " \t\r\n,":
-            at += 1
-        line, counted = line + text.count("\n", counted, at), at
-        if text[at : at + 1] == "]":
-            return
-        try:
-            row, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path}:{line}: not JSON: {_reason(error)}") from error
-        yield f"{path}:{line}", row
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise UsageError(
-            f"{path} is parquet, which needs pyarrow: pip install pyarrow, or give JSON"
-        ) from error
-    try:
-        number = 0
-        for batch in parquet.ParquetFile(path).iter_batches(1024):
-            for row in batch.to_pylist():
-                number += 1
-                kept = {key: value for key, value in row.items() if value is not None}
-                yield f"{path}:{number}", kept
-    except (ArrowException, OSError) as error:
-        raise UsageError(f"{path} cannot be read as parquet: {error}") from error
-
-
-def _plain(prompts: bool) -> Any:
-    """A reader of text files: one text to learn from, or with `prompts` one prompt a line."""
-
-    def read(path: Path) -> Iterator[tuple[str, Any]]:
-        text = _text(path)
-        if not prompts:
-            if text.strip():
-                yield str(path), {"text": text}
-            return
-        for number, line in enumerate(text.split("\n"), start=1):
-            if line.strip():
-                yield f"{path}:{number}", {"prompt": line.strip()}
-
-    return read

@@ -50,8 +50,8 @@ class Batch:
     positions: Tensor | None = None
 
     def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """Additive mask [b, 1, t, t]: a token attends to its own example up to itself. None where
-        plain causal attention does."""
+        """Additive mask [b, 1, t, t] of `dtype`: a token attends to its own example up to itself.
+        None where plain causal attention does."""
         if self.owners is None:
             return None
         owners = self.owners.to(device)
@@ -139,7 +139,8 @@ def group_by_length(examples: Sequence[Example], tokens: int, seed: int) -> list
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """One batch, padded on the right to the longest example."""
+    """One batch on the CPU, padded on the right to the longest example: ids [b, t] int64, is_label
+    [b, t] bool."""
     shape = (len(examples), max(len(example.ids) for example in examples))
     ids = torch.zeros(shape, dtype=torch.long)
     is_label = torch.zeros(shape, dtype=torch.bool)
@@ -173,8 +174,9 @@ def shuffle_rows(rows: Sequence[list[Example]], size: int, seed: int) -> list[li
 
 
 def collate_packed(rows: PackedRows) -> Batch:
-    """One batch of packed rows, padded on the right to the longest. The first token of an example
-    is no label, since no token before it belongs to the example."""
+    """One batch of packed rows, padded on the right to the longest: ids, owners and positions
+    [b, t] int64, is_label [b, t] bool, on the CPU. The first token of an example is no label, since
+    no token before it belongs to the example."""
     examples = tuple(example for row in rows for example in row)
     shape = (len(rows), max(sum(len(e.ids) for e in row) for row in rows))
     ids, positions = (torch.zeros(shape, dtype=torch.long) for _ in range(2))

@@ -51,7 +51,8 @@ def head_inputs(
     model: Any, heads: int, batch: Batch, soft: int = 0, lm_head: LMHead | None = None
 ) -> HeadInputs:
     """Run the frozen backbone over a batch. soft: number of its most probable tokens that are kept
-    for each target (0: none), by `lm_head`, or by the model's own output layer if that is None."""
+    for each target (0: none), by `lm_head`, or by the model's own output layer if that is None.
+    Returns hidden [n, d] in the model's dtype and targets [n, heads] int64, on its device."""
     names = tuple(example.place for example in batch.examples)
     if not soft:
         return HeadInputs(*hidden_and_targets(model, batch, heads), names)

@@ -55,7 +55,9 @@ def set_dropout(model: Any, is_on: bool) -> None:
 
 
 def adapter_tensors(model: Any) -> dict[str, Tensor]:
-    """The adapter's weights by peft's names, on the CPU."""
+    """The adapter's weights on the CPU in the dtype they were trained in (float32 over a backbone
+    of half precision), by peft's names: of each linear [out, in] `...lora_A.weight` [r, in] and
+    `...lora_B.weight` [out, r]."""
     from peft import get_peft_model_state_dict
 
     found = get_peft_model_state_dict(model, save_embedding_layers=False)

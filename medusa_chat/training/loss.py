@@ -78,7 +78,9 @@ def hidden_and_targets(model: Any, batch: Batch, heads: int) -> tuple[Tensor, Te
 def hidden_and_soft_targets(
     model: Any, batch: Batch, heads: int, lm_head: LMHead, count: int
 ) -> tuple[Tensor, Tensor, Tensor, SoftTargets]:
-    """As hidden_and_targets, with the backbone's `count` most probable tokens for each target."""
+    """As hidden_and_targets: hidden [n, d], targets and owners int64 [n, K] and [n]; with the
+    backbone's `count` most probable tokens for each target: tokens int32 and probabilities float32
+    [n, K, count]."""
     device = model.get_input_embeddings().weight.device
     is_label = batch.is_label.to(device)
     targets = head_targets(batch.ids.to(device), is_label, heads)

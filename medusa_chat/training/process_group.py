@@ -40,7 +40,8 @@ class ProcessGroup:
         return items[self.rank :: self.size]
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum of a tensor over all processes, in place."""
+        """The sum of `value` over all processes, in place: any shape and dtype, the same in every
+        process, on the device that the processes exchange tensors on."""
         if self.size > 1:
             torch.distributed.all_reduce(value)
         return value

@@ -60,12 +60,7 @@ def _steps_in_epoch(recipe: HeadRecipe, examples: Sequence[Example], labels: int
 def joint_recipe(recipe: Recipe, heads: HeadRecipe) -> JointRecipe:
     """The settings of the stage that trains backbone and heads. heads: from head_recipe."""
     return JointRecipe(
-        heads=replace(heads, cache_hidden=False),
-        learning_rate=recipe.learning_rate,
-        lambda0=recipe.lambda0,
-        schedule=recipe.lambda0_schedule,
-        distill=recipe.distill,
-        rank=recipe.lora_rank,
-        alpha=recipe.lora_alpha,
-        dropout=recipe.lora_dropout,
+        replace(heads, cache_hidden=False),
+        *(recipe.learning_rate, recipe.lambda0, recipe.lambda0_schedule, recipe.distill),
+        *(recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout),
     )

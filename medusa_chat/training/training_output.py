@@ -24,8 +24,8 @@ from medusa_chat.training.setup import TrainingSetup
 
 @dataclass(frozen=True)
 class Adapter:
-    """A trained LoRA adapter: its tensors by peft's names, and the names of the layers it is on.
-    Without tensors there is none."""
+    """A trained LoRA adapter: its tensors, as `adapter_tensors` gives them, and the names of the
+    layers it is on. Without tensors there is none."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     layers: Sequence[str] = ()
@@ -38,7 +38,9 @@ def write_output(
     calibrated: Calibrated,
     adapter: Adapter,
 ) -> int:
-    """Write the checkpoint in the backbone's dtype. Returns its bytes. Raises MedusaChatError."""
+    """Write the checkpoint. The heads, [layers, K, d, d] with biases [layers, K, d], are written in
+    the backbone's dtype; the adapter's tensors in their own, or merged into the backbone's weights.
+    Returns its bytes. Raises MedusaChatError."""
     recipe, base = request.recipe, setup.base.seen_from(request.output)
     heads = heads.to(setup.model.dtype).requires_grad_(False)
     is_merged = recipe.method == "medusa-2" and recipe.output == "merged"

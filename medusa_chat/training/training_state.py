@@ -20,8 +20,8 @@ def save_state(
     recipe: HeadRecipe | JointRecipe,
     adapter: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write the state after `step` steps. adapter: weights by peft's names, of a Medusa-2 stage.
-    Raises MedusaChatError."""
+    """Write the state after `step` steps; every tensor in its own shape and dtype. adapter: of a
+    Medusa-2 stage, as `adapter_tensors` gives it. Raises MedusaChatError."""
     saved = {
         "heads": heads.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer, _ in optimizers],

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from medusa_chat.decoding.accept_length import Accuracies
 from medusa_chat.decoding.tree import Choice, Tree
-from medusa_chat.trees.acceptance_counts import AcceptanceFold, Count, smoothed_share
+from medusa_chat.trees.acceptance_fold import AcceptanceFold, Count, smoothed_share
 
 PATH_WEIGHT = 20  # the share of similar paths counts as so many askings of a path
 

@@ -11,18 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import hub_files
 from support.checkpoints import write_checkpoint
-from support.hub_files import (
-    BASE,
-    HEADS,
-    MB,
-    WHOLE,
-    base_files,
-    heads_files,
-    use,
-    weights,
-    whole_files,
-)
+from support.hub_files import BASE, HEADS, MB, WHOLE, use, weights
 from support.hub_server import Fault, Hub, HubRepo, read_folder, serving
 from support.waiting import wait_for
 
@@ -56,7 +47,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, HubRepo]:
 
 @pytest.fixture
 def server(tiny: dict[str, HubRepo]) -> Iterator[Hub]:
-    own = {BASE: base_files(), HEADS: heads_files(), WHOLE: whole_files()}
+    own = {
+        BASE: hub_files.base_files(),
+        HEADS: hub_files.heads_files(),
+        WHOLE: hub_files.whole_files(),
+    }
     with serving({name: HubRepo(files) for name, files in own.items()} | tiny) as running:
         yield running
 
@@ -309,7 +304,7 @@ def test_a_terminal_sees_one_line_that_changes(
 
 
 def test_progress_says_bytes_speed_and_time() -> None:
-    from medusa_chat.cli.models import progress_line
+    from medusa_chat.cli.pull_progress import progress_line
     from medusa_chat.units import clock
 
     event = hub.DownloadEvent("download", "model.safetensors", 25 * MB, 100 * MB, 5e6, 15.0)

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -47,17 +48,23 @@ def scripted_session() -> Session:
     return session
 
 
-@pytest.fixture(scope="module", params=[scripted_session])
-def served(request) -> Iterator[Served]:
-    browser_or_skip()
+@contextmanager
+def page_of(session: Session, **options: Any) -> Iterator[Served]:
+    """The page of a session while the block runs; then both are closed. options: PageOptions."""
     from medusa_chat.ui.app import PageOptions, open_page
 
-    session = request.param()
-    page = open_page(session, PageOptions(trees=("chain",)))
+    page = open_page(session, PageOptions(**options))
     runner = session.runner if isinstance(session.runner, ScriptedRunner) else None
     yield Served(page.url, session, runner)
     page.close()
     session.close()
+
+
+@pytest.fixture(scope="module", params=[scripted_session])
+def served(request) -> Iterator[Served]:
+    browser_or_skip()
+    with page_of(request.param(), trees=("chain",)) as page:
+        yield page
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 of turns, a Llama of one layer, and conversations that have a pattern."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ SPECIAL = ["<pad>", "</s>", "<system>", "<user>", "<assistant>"]
 CONTEXT = 128
 
 
-def letter_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
-    """A token a letter; anything else is <pad>."""
-    words = SPECIAL + list(LETTERS) + [" ", "."]
+def letter_tokenizer(
+    template: str | None = TEMPLATE,
+    special: Sequence[str] = SPECIAL,
+    letters: str = f"{LETTERS} .",
+) -> PreTrainedTokenizerFast:
+    """A token a letter; anything else is <pad>. special: <pad>, </s> and the roles."""
+    words = [*special, *letters]
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     inner.decoder = decoders.Fuse()
@@ -28,7 +33,7 @@ def letter_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast
         tokenizer_object=inner,
         eos_token="</s>",
         pad_token="<pad>",
-        additional_special_tokens=SPECIAL[2:],
+        additional_special_tokens=list(special[2:]),
         chat_template=template,
     )
 

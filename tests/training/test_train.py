@@ -26,15 +26,6 @@ from medusa_chat.training.run_log import latest
 QUICK = ["--device", "cpu", "--precision", "fp32", "--heads", "3", "--batch-tokens", "512"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Models this small are slower on several threads, and much slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a backbone, one whose embeddings are tied, conversations and prompts."""

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from support.training_models import LETTERS, letter_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from medusa_chat.decoding.heads import MedusaHeads
@@ -46,27 +46,9 @@ TALK = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Models this small are slower on several threads, and much slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make_tokenizer(template: str = CHAT) -> PreTrainedTokenizerFast:
-    special = ["<pad>", "</s>", "<user>", "<assistant>"]
-    words = special + list("abcdefghijklmnop\n<>/")
-    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
-    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        eos_token="</s>",
-        pad_token="<pad>",
-        additional_special_tokens=special[2:],
-        chat_template=template,
-    )
+    special = ("<pad>", "</s>", "<user>", "<assistant>")
+    return letter_tokenizer(template, special, f"{LETTERS}\n<>/")
 
 
 def make_model(seed: int = 0) -> LlamaForCausalLM:

@@ -8,7 +8,8 @@ from medusa_chat.decoding.step_costs import Pick, StepCosts, pick
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import TreeFacts
 from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.acceptance_counts import AcceptanceCounts, Count
+from medusa_chat.trees.acceptance_counts import AcceptanceCounts
+from medusa_chat.trees.acceptance_fold import Count
 
 MOST_NODES = 128  # of the curve of searched trees
 LEAST_MEASURED = 20  # steps before a size counts as measured

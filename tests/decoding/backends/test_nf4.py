@@ -3,6 +3,7 @@ where Triton is there (in its interpreter, so that no GPU is needed)."""
 
 import pytest
 import torch
+from support.bad_kernels import assert_bad_kernels_are_refused
 from support.linear4 import linear4, quantised_model, weights_of
 
 from medusa_chat.decoding.backends import nf4
@@ -94,17 +95,7 @@ def test_it_is_adopted_where_it_measures_faster_and_nowhere_else(folder, monkeyp
 
 
 def test_a_kernel_that_fails_or_is_wrong_is_said_once_and_not_used(monkeypatch, caplog):
-    def fail(*device):
-        raise RuntimeError("no compiler here")
-
-    for difference, word in ((fail, "no compiler"), (lambda *d: 0.5, "off by 0.5")):
-        nf4.has_kernel.cache_clear()
-        caplog.clear()
-        monkeypatch.setattr(nf4, "difference", difference)
-        device = torch.device("cuda")
-        assert not nf4.has_kernel(device) and not nf4.has_kernel(device)
-        assert len(caplog.records) == 1 and word in caplog.text
-    nf4.has_kernel.cache_clear()
+    assert_bad_kernels_are_refused(nf4, monkeypatch, caplog)
 
 
 def prmt(a, b, selector):

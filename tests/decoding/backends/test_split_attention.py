@@ -3,6 +3,7 @@ compared with the twin in test_kernels.py, and where there is a GPU in assets/be
 
 import pytest
 import torch
+from support.bad_kernels import assert_bad_kernels_are_refused
 from support.engines import PROMPT, decode, engine_of
 from support.families import tiny
 
@@ -47,14 +48,4 @@ def test_without_a_kernel_it_is_tree_attention():
 
 
 def test_a_kernel_that_fails_or_is_wrong_is_said_once_and_not_used(monkeypatch, caplog):
-    def fail(device):
-        raise RuntimeError("no compiler here")
-
-    for difference, word in ((fail, "no compiler"), (lambda d: 0.5, "off by 0.5")):
-        splits.has_kernel.cache_clear()
-        caplog.clear()
-        monkeypatch.setattr(splits, "difference", difference)
-        device = torch.device("cuda")
-        assert not splits.has_kernel(device) and not splits.has_kernel(device)
-        assert len(caplog.records) == 1 and word in caplog.text
-    splits.has_kernel.cache_clear()
+    assert_bad_kernels_are_refused(splits, monkeypatch, caplog)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from support import scripted
-from support.page import Served, browser_or_skip, opened_on
+from support.page import Served, browser_or_skip, opened_on, page_of
 from support.races import Racer
 
 from medusa_chat.decoding.settings import GenerationSettings
@@ -20,14 +20,10 @@ TEXTS = "[...document.querySelectorAll('.lane-text')].map(e => e.textContent)"
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     browser_or_skip()
-    from medusa_chat.ui.app import PageOptions, open_page
-
     session = Session(Racer(delay=0.004, prefill=0.02, steps=5000))
     session.submit(LoadRequest())
-    page = open_page(session, PageOptions(trees=("chain",)))
-    yield Served(page.url, session, session.runner)
-    page.close()
-    session.close()
+    with page_of(session, trees=("chain",)) as page:
+        yield page
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from support.page import (
     browser_or_skip,
     drawn_path,
     last_answer,
+    page_of,
     send,
     wait_end,
 )
@@ -51,14 +52,10 @@ class Recording(Session):
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     browser_or_skip()
-    from medusa_chat.ui.app import PageOptions, open_page
-
     session = Recording()
     session.submit(LoadRequest("demo", device="cpu"))
-    page = open_page(session, PageOptions(trees=("sparse-16", "mc_sim_7b_63")))
-    yield Served(page.url, session, None)
-    page.close()
-    session.close()
+    with page_of(session, trees=("sparse-16", "mc_sim_7b_63")) as page:
+        yield page
 
 
 @pytest.fixture

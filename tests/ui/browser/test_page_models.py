@@ -10,7 +10,7 @@ from support.access import findings
 from support.checkpoints import layout_a_pt, write_checkpoint
 from support.hub_files import use
 from support.hub_server import Fault, HubRepo, read_folder, serving
-from support.page import Served, browser_or_skip, opened_on, send, wait_end
+from support.page import Served, browser_or_skip, opened_on, page_of, send, wait_end
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import DATA_DIR_VARIABLE
@@ -54,14 +54,10 @@ def hub_of(tmp_path_factory) -> Iterator[SimpleNamespace]:
 @pytest.fixture(scope="module")
 def served(hub_of) -> Iterator[Served]:
     browser_or_skip()
-    from medusa_chat.ui.app import PageOptions, open_page
-
     session = Session(WorkerProcess())
     session.submit(LoadRequest(hub_of.start, precision="fp32"))
-    page = open_page(session, PageOptions())
-    yield Served(page.url, session, None)
-    page.close()
-    session.close()
+    with page_of(session) as page:
+        yield page
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from support.page import Served, browser_or_skip, drawn_path, send, wait_end
+from support.page import Served, browser_or_skip, drawn_path, page_of, send, wait_end
 from support.scripted import ScriptedRunner
 
 from medusa_chat.decoding.events import Step
@@ -22,15 +22,11 @@ ODD = (
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     browser_or_skip()
-    from medusa_chat.ui.app import PageOptions, open_page
-
     runner = ScriptedRunner(delay=0.01, prefill=0.05, steps=30, nodes=16)
     session = Session(runner)
     session.submit(LoadRequest())
-    page = open_page(session, PageOptions(trees=("chain",)))
-    yield Served(page.url, session, runner)
-    page.close()
-    session.close()
+    with page_of(session, trees=("chain",)) as page:
+        yield page
 
 
 @pytest.fixture

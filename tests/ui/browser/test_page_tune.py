@@ -7,7 +7,7 @@ import pytest
 from support import scripted
 from support.access import findings
 from support.counting import answer, prefilled
-from support.page import Served, browser_or_skip, opened_on, send, wait_end
+from support.page import Served, browser_or_skip, opened_on, page_of, send, wait_end
 from support.training_events import step
 
 from medusa_chat.decoding.tree import cartesian
@@ -23,16 +23,11 @@ NODES = 9
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
     browser_or_skip()
-    from medusa_chat.ui.app import PageOptions, open_page
-
     folder = tmp_path_factory.mktemp("tune")
     session = Session(scripted.ScriptedRunner(delay=0.002, prefill=0, steps=30, nodes=NODES))
-    page = open_page(session, PageOptions(history=History(folder / "chats.sqlite3")))
-    served = Served(page.url, session, session.runner)
-    served.folder = folder / "trees"
-    yield served
-    page.close()
-    session.close()
+    with page_of(session, history=History(folder / "chats.sqlite3")) as page:
+        page.folder = folder / "trees"
+        yield page
 
 
 @pytest.fixture(scope="module")
