@@ -140,8 +140,8 @@ function drawHead(step) {
   const total = data.figures.steps;
   const parts = [make("b", "", `step ${step.index + 1} / ${total}`)];
   if (step.parent && step.parent.length > 1) {
-    const accepted = make("span", "", `accepted ${step.accepted}+1 of ${step.parent.length}`);
-    accepted.title = "draft tokens accepted, and the model's own next token";
+    const accepted = make("span", "", `${step.accepted} of ${step.parent.length - 1} drafted tokens accepted, + 1 from the model`);
+    accepted.title = "the drafted tokens of the accepted path, and the model's own next token";
     parts.push(accepted);
   } else if (!step.parent) parts.push(make("span", "", `${step.tokens} tokens; no tree was recorded`));
   parts.push(make("span", "", `${number(step.ms, 1)} ms${stepSplit(step)}`));

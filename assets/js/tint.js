@@ -14,7 +14,7 @@ const box = document.createElement("input");
 const legend = document.createElement("span");
 box.type = "checkbox";
 box.id = "tint-switch";
-label.append(box, document.createTextNode("Tint tokens per step"));
+label.append(box, document.createTextNode("Colour by tokens per step"));
 legend.className = "tint-legend";
 for (let n = 1; n <= LEVELS; n++) {
   const mark = document.createElement("span");

@@ -141,8 +141,8 @@ def _engine(
     is_spread = plan.device_map is not None
     backbone, notes = prepare(model, parts.heads, plan.device, plan.context, calibration, is_spread)
     difference = backbone.check()
-    check = f"attention {backbone.implementation}; tree step checked ({difference:.1g})"
-    parts.notes += [*notes, check]
+    agrees = f"a tree step agrees with plain steps (logits within {difference:.1g})"
+    parts.notes += [*notes, f"attention {backbone.implementation}; {agrees}"]
     engine = Engine(backbone, parts.heads, end_tokens(model, parts.tokenizer))
     engine.name, engine.precision = found.name, plan.precision
     return engine

@@ -61,7 +61,7 @@ class BenchOptions:
         Option(metavar="FILE.jsonl", help="Of --study report: the answers for FastChat's judges."),
     ] = None
     model_id: Annotated[
-        str | None, Option(metavar="NAME", help="Of --answers: whose they are.")
+        str | None, Option(metavar="NAME", help="With --answers: which model wrote them.")
     ] = None
     acceptance: Annotated[str, Option(metavar="NAME", help="Of --study report.")] = "exact"
     temperature: Annotated[float, Option(metavar="T", help="Of --study report: 0 to 2.")] = 0.0

@@ -74,7 +74,7 @@ def _rows(words: list[str]) -> dict[str, dict[str, Any]]:
         try:
             answer = get("api/models", f"the search for {question!r}", asked).json()
         except ValueError as error:
-            raise HubError("the Hub's answer is no JSON: try again later", "broken") from error
+            raise HubError("the Hub's answer is not JSON: try again later", "broken") from error
         for row in answer if isinstance(answer, list) else ():
             if isinstance(row, dict) and is_repo_id(row.get("id")):
                 rows.setdefault(row["id"], row)

@@ -101,9 +101,9 @@ BAD_BYTES = {
     "bytes at the end": (written(GOOD) + b"x", "need"),
     "a header length of 2**63": (safetensors({}, length=2**63), "cut short"),
     "a header longer than the file": (safetensors({}, length=500), "cut short"),
-    "a header that is no JSON": (safetensors(b"{nonsense}"), "no JSON"),
+    "a header that is no JSON": (safetensors(b"{nonsense}"), "not valid JSON"),
     "a header that is no UTF-8": (safetensors(b'{"\xff\xfe": 1}'), "no UTF-8"),
-    "a header that is a list": (safetensors([1]), "no JSON object"),
+    "a header that is a list": (safetensors([1]), "not a JSON object"),
     "a header nested 100 000 deep": (safetensors(b'{"a":' + b"[" * 100_000), "broken"),
     "a number of 5000 digits": (safetensors(b'{"a":' + b"9" * 5000 + b"}"), "broken"),
     "a name twice": (

@@ -54,13 +54,13 @@ def parse_header(text: bytes, data: int) -> dict[str, Entry]:
     Raises ValueError with the reason.
     """
     if not text.startswith(b"{"):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     try:
         values = json.loads(text, object_pairs_hook=_distinct)
     except UnicodeDecodeError as error:
         raise ValueError("its header is no UTF-8") from error
     except json.JSONDecodeError as error:
-        raise ValueError("its header is no JSON") from error
+        raise ValueError("its header is not valid JSON") from error
     values.pop("__metadata__", None)
     spans = []
     header = {}

@@ -35,7 +35,7 @@ def settle(*modules: nn.Module) -> str:
     size = sum(p.nbytes for module in modules for p in module.parameters())
     threads = min(most(), max(1, round(size / EACH)))
     torch.set_num_threads(threads)
-    return f"{threads} of {most()} threads for {size / 2**20:.0f} MiB a step"
+    return f"{threads} of {most()} CPU threads; a step reads {size / 1e6:.0f} MB"
 
 
 def of_native(*modules: nn.Module) -> int:

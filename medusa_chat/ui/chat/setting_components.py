@@ -29,22 +29,22 @@ DEFAULTS: dict[str, Any] = {
     "stop": "",
 }
 HINTS = {
-    "drafter": "who proposes candidates; auto: the heads, if any",
-    "acceptance": "which candidates are from_browser",
-    "temperature": "0: always the likeliest token",
-    "top_p": "samples from this share of the probability; 1: all",
-    "top_k": "samples from so many tokens; 0: all",
-    "posterior_threshold": "accept above min(ε, δ·exp(−entropy))",
+    "drafter": "what proposes tokens; auto: the Medusa heads, if any",
+    "acceptance": "which of the proposed tokens are taken",
+    "temperature": "0: always the most likely token",
+    "top_p": "samples from the most likely tokens that make up this share; 1: all",
+    "top_k": "samples from this many of the most likely tokens; 0: all",
+    "posterior_threshold": "accepts a token if p > min(ε, δ·exp(−entropy))",
     "locked": "δ follows ε",
-    "posterior_alpha": "lets more through where the model is unsure",
-    "tree": "the shape of the candidates",
-    "nodes": "empty: the tree's own; the root counts",
-    "max_new_tokens": "the answer ends there",
-    "seed": "empty: a fresh one",
-    "stop": "one a line; the answer ends before it",
+    "posterior_alpha": "accepts more where the model is unsure",
+    "tree": "the shape of the draft",
+    "nodes": "size of the tree with its root; empty: automatic",
+    "max_new_tokens": "the answer ends after this many tokens",
+    "seed": "empty: a new one for every answer",
+    "stop": "one per line; the answer ends before it",
 }
 Words = Callable[[str, str], dict[str, Any]]  # of a setting's name and label: what Gradio shows
-GREEDY = "no effect at temperature 0: always the likeliest token"
+GREEDY = "no effect at temperature 0: always the most likely token"
 
 
 def build_components(trees: Sequence[str]) -> tuple[dict[str, Any], gr.Button]:
@@ -119,7 +119,7 @@ def idle(values: Mapping[str, Any]) -> dict[str, str]:
     is_lookup = values["drafter"] == "prompt-lookup"
     why: dict[str, str] = {}
     if is_plain:
-        why |= dict.fromkeys(("drafter", "tree", "nodes"), "no effect: Vanilla drafts nothing")
+        why |= dict.fromkeys(("drafter", "tree", "nodes"), "no effect: plain decoding has no draft")
     elif is_lookup:
         why["tree"] = "no effect: prompt lookup grows its own tree; Nodes is its size"
     if values["temperature"] < 1e-3:
@@ -131,10 +131,10 @@ def idle(values: Mapping[str, Any]) -> dict[str, str]:
     reason = f"no effect under {acceptance}: ε and δ decide"
     why |= dict.fromkeys(("top_p", "top_k"), reason)
     if acceptance == "typical":
-        why["seed"] = "no effect: typical acceptance throws no dice"
+        why["seed"] = "no effect: typical acceptance is deterministic"
     if acceptance == "typical" and is_plain:
         names = ("temperature", "posterior_threshold", "locked", "posterior_alpha")
-        why |= dict.fromkeys(names, "no effect: plain and typical is always the likeliest token")
+        why |= dict.fromkeys(names, "no effect: plain and typical is always the most likely token")
     elif values["locked"]:
         why["posterior_alpha"] = "locked: δ = √ε"
     return why

@@ -117,7 +117,7 @@ def _composer() -> dict[str, Any]:
         )
         with gr.Row(elem_id="actions"):
             parts["vanilla"] = gr.Checkbox(
-                label="Vanilla (plain)", elem_id="vanilla", container=False
+                label="Plain decoding", elem_id="vanilla", container=False
             )
             parts["clear"] = gr.Button("New chat", elem_id="clear", size="sm")
             parts["send"] = gr.Button("Send", elem_id="send", size="sm", variant="primary")

@@ -79,7 +79,7 @@ def view_of(tab: Tab, chat: ChatSession, panel: Callable[[], str]) -> View:
         text="" if is_still else gr.skip(),
         box=gr.skip(),
         empty=gr.update(visible=not has_messages and not is_running) if is_new else gr.skip(),
-        send=gr.update(value="Queue" if is_running else "Send") if is_new else gr.skip(),
+        send=gr.update(value="Send next" if is_running else "Send") if is_new else gr.skip(),
         stop=gr.update(visible=is_running) if is_new else gr.skip(),
         next=next_line(tab, chat, "follow" if is_running and not tab.is_streaming else ""),
         tint=_tint(tab, transcript, shown_rows) if is_transcript_new else gr.skip(),

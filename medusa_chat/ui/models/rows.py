@@ -150,7 +150,7 @@ def _of_heads(entry: Entry) -> Iterator[list[str]]:
     heads = entry.report.heads if entry.report else None
     if heads is not None:
         yield ["heads", str(heads.heads)]
-        yield ["layout", f"{heads.layout}, {heads.words}"]
+        yield ["layout", heads.words]
     elif entry.report is not None and entry.report.backbone and not entry.preset:
         yield ["heads", "none: prompt-lookup"]
     elif entry.preset is not None:

@@ -62,7 +62,7 @@ def _settings(posted: Mapping[str, object], trees: Sequence[str]) -> GenerationS
     values |= {name: _whole(posted[name]) for name in WHOLE if name in posted}
     tree = _choice("tree", posted.get("tree", "auto"), ("auto", *trees))
     drafter = _choice("drafter", posted.get("drafter", "auto"), DRAFTERS)
-    is_plain = _switch("Vanilla", posted.get("vanilla", False))
+    is_plain = _switch("Plain decoding", posted.get("vanilla", False))
     is_locked = _switch("the lock of delta", posted.get("locked", False))
     values |= {
         "tree": tree,

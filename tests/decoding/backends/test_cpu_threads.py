@@ -20,7 +20,10 @@ def eight(monkeypatch):
 def test_a_model_gets_threads_for_what_a_step_reads(mebibytes, expected):
     with torch.device("meta"):
         module = nn.Linear(2**18, mebibytes, bias=False)
-    assert cpu_threads.settle(module) == f"{expected} of 8 threads for {mebibytes} MiB a step"
+    assert (
+        cpu_threads.settle(module)
+        == f"{expected} of 8 CPU threads; a step reads {mebibytes * 2**20 / 1e6:.0f} MB"
+    )
     assert torch.get_num_threads() == expected
 
 
