@@ -235,7 +235,7 @@ def test_a_step_of_64_nodes_fits_in_10_kb(settings):
 def test_a_step_without_a_record_has_numbers_only():
     view = step_view(Step(3, (5, 6), "a b", 0.01, (0, 1)))
     assert view == {
-        **{"index": 3, "tokens": 2, "accepted": 1},
+        **{"index": 3, "tokens": 2, "nodes": 1, "accepted": 1},
         **{"ms": 10.0, "heads_ms": 0.0, "backbone_ms": 0.0},
     }
 

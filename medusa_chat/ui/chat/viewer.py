@@ -18,7 +18,7 @@ from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.reasoning_spans import visible_text
 from medusa_chat.ui.chat.session_store import SessionStore
-from medusa_chat.ui.chat.step_panel import panel_line
+from medusa_chat.ui.chat.step_panel import panel_line, show_line
 from medusa_chat.ui.chat.view import Tab, View, next_line, returned, view_of
 from medusa_chat.ui.page.live import Update, Updates
 from medusa_chat.ui.page.status import phase_text
@@ -120,20 +120,23 @@ class ChatViewer:
             chat.leave()
 
     async def _updates(self, tab: Tab, chat: ChatSession) -> Updates:
-        answer, told, sent = chat.answer, 0.0, 0
-        before: tuple[str, int, int] | None = None
+        answer, told, sent, shown = chat.answer, 0.0, 0, 0
+        before: tuple[str, int, int, bool] | None = None
         while True:
             is_over = chat.answer is not answer or not chat.is_running
             if not is_over:
                 chat.fold(self._waiting_for)
-            steps, version = len(answer.steps), chat.version
-            now, state = time.monotonic(), (answer.live, steps, version)
+            is_paced = chat.is_paced and not is_over
+            show, shown = show_line(answer, shown) if is_paced else ("", shown)
+            steps, version = shown if is_paced else len(answer.steps), chat.version
+            now, state = time.monotonic(), (answer.live, steps, version, answer.finished is None)
             if state != before or now > told + KEEP_ALIVE_SECONDS or is_over:
                 before, told = state, now
                 known = sent if self.answer_of(tab) is answer else 0
                 panel = self._panel(tab, since=known)
                 changed = version if version != tab.version and not is_over else 0
-                yield Update(answer.live, visible_text(answer.text), panel, changed)
+                text = "" if show else visible_text(answer.text)
+                yield Update(answer.live, text, panel, changed, show)
                 sent = steps
             if is_over:
                 return
