@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step
 from medusa_chat.messages import Message
-from medusa_chat.runtime.recordings import PLAIN_STEPS
 from medusa_chat.ui.chat.reasoning_spans import pieces_within, spans
 from medusa_chat.ui.page.tree_view import to_line
 
@@ -120,9 +119,9 @@ class Answer:
 
     @property
     def plain_rate(self) -> float | None:
-        """The plain speed this answer measured; None when it is no such measurement."""
-        ended = self.finished is not None and self.finished.reason != "error"
-        return self.rate if ended and self.is_plain and len(self.steps) >= PLAIN_STEPS else None
+        """Tokens per second of plain decoding, timed beside this answer; None where none was."""
+        seconds = self.finished.stats.plain_step_seconds if self.finished is not None else None
+        return 1 / seconds if seconds else None
 
     def _append(self, pieces: Sequence[Piece]) -> None:
         pieces = [piece for piece in pieces if piece[0]]

@@ -24,6 +24,7 @@ from medusa_chat.ui.page.live import Update, Updates
 from medusa_chat.ui.page.status import phase_text
 
 POLL_SECONDS = 0.042  # between two updates of an answer
+NEAR_SECONDS = 60.0  # that plain decoding's speed is taken to last, on a machine with other work
 KEEP_ALIVE_SECONDS = 0.5  # a tab that was closed is noticed at the next yield
 
 
@@ -36,7 +37,7 @@ class ChatViewer:
         self.session = session
         self.trees = tuple(trees)
         self.sessions = SessionStore(session, self._measure, history)
-        self._plain: dict[tuple[str, str, str], float] = {}
+        self._plain: dict[tuple[str, str, str], tuple[float, float]] = {}  # rate, when
         self._tabs: weakref.WeakValueDictionary[str, Tab] = weakref.WeakValueDictionary()
 
     # ---- what others ask ----
@@ -46,13 +47,12 @@ class ChatViewer:
         return tab.chosen_answer or self.session_of(tab).answer
 
     def plain_of(self, answer: Answer) -> float | None:
-        """Tokens per second of plain decoding, measured on this answer's model, or None."""
-        key = answer.model_key
-        return answer.plain_rate or (self._plain.get(key) if key else None)
-
-    def measured_plain(self, key: tuple[str, str, str], rate: float) -> None:
-        """Remember the plain speed of a model: (name, precision, device)."""
-        self._plain[key] = rate
+        """Tokens per second of plain decoding, timed beside this answer; while it comes, beside
+        the one before it on this model, unless that is long ago. None where none is."""
+        if answer.finished is not None or answer.is_plain or answer.model_key is None:
+            return answer.plain_rate
+        rate, when = self._plain.get(answer.model_key, (None, 0.0))
+        return rate if time.monotonic() - when <= NEAR_SECONDS else None
 
     def last_message(self, tab: Tab) -> str:
         """What the user said last in the tab's chat; empty before that."""
@@ -164,6 +164,6 @@ class ChatViewer:
         return panel_line(answer, self.plain_of(answer), step, since)
 
     def _measure(self, answer: Answer) -> None:
-        """Remember the plain speed when the answer was one."""
+        """Remember the plain speed that was timed beside the answer."""
         if answer.plain_rate and answer.model_key:
-            self.measured_plain(answer.model_key, answer.plain_rate)
+            self._plain[answer.model_key] = answer.plain_rate, time.monotonic()

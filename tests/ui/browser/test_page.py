@@ -65,7 +65,7 @@ def test_stop_ends_early_and_keeps_the_text(served, open_tab, monkeypatch):
         assert tab.inner_text("#history").count("Medusa adds") >= 1
 
 
-def test_vanilla_measures_the_plain_speed(served, open_tab):
+def test_plain_decoding_is_timed_beside_every_answer(served, open_tab):
     tab = open_tab()
     tab.check("#vanilla input")
     send(tab, "What is the capital of Spain?")
