@@ -29,6 +29,7 @@ async function follow(key) {
   }
   isFollowing = false;
   tell("medusa-end");
+  endReel();
   if (!isWhole) await new Promise((done) => setTimeout(done, PAUSE));
   trigger("refresh");
 }
@@ -56,16 +57,34 @@ async function read(reader) {
 }
 
 function take(update) {
+  if ("refresh" in update) trigger("refresh");
+  if ("show" in update) return takeShown(update);
+  if (reel) return;
   if ("live" in update) tell("medusa-lines", update.live);
   if ("panel" in update) tell("medusa-panel", update.panel);
-  if ("refresh" in update) trigger("refresh");
-  if ("text" in update) said = update.text;
-  else if ("more" in update) said += update.more;
-  else return;
-  if ("more" in update) addBare();
+  if ("text" in update) setSaid(update.text);
+  else if ("more" in update) setSaid(said + update.more);
+}
+
+// What is shown one by one goes by the reel; of the lines only what is no text.
+function takeShown({ show, panel, live }) {
+  const lines = (live || "").split("\n").filter((line) => line.startsWith("{"));
+  if (lines.length) tell("medusa-lines", `${lines.join("\n")}\n`);
+  if (panel && reel?.answer === show.answer) reel.panel = panel;
+  else if (panel) {
+    beginReel(show);
+    reel.panel = panel;
+  }
+  takeReel(show);
+}
+
+function setSaid(text) {
+  const isMore = said && text.startsWith(said);
+  said = text;
+  if (isMore) addBare();
   if (writing) return;
   const pause = WRITE_EVERY * Math.max(1, said.length / LONG);
-  const due = "text" in update ? 0 : wroteAt + pause;
+  const due = isMore ? wroteAt + pause : 0;
   writing = setTimeout(write, Math.max(0, due - performance.now()));
 }
 

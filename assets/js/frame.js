@@ -47,7 +47,7 @@ box.append(svg);
 picture.append(box, single, maskBox, legend);
 area.append(picture, card);
 facing.append(head, views);
-root.replaceChildren(figures, facts, chartBox, plain, facing, area, timeline, hollow, tip);
+root.replaceChildren(figures, plain, facing, area, hollow, timeline, facts, chartBox, tip);
 pen.font = `10.5px ${getComputedStyle(root).getPropertyValue("--font-mono") || "monospace"}`;
 
 // Widths of what is drawn into, read when they change: asked for while something is being
@@ -65,7 +65,7 @@ const resized = new ResizeObserver((entries) => {
 let data = null; // the newest line
 let shown = null; // the step that is drawn
 let live = null; // the newest step
-let known = { bars: [], times: [] }; // by step, as far as this answer's lines told
+let known = { bars: [], times: [], nodes: [] }; // by step, as far as this answer's lines told
 let steps = new Map();
 let pinned = null; // the step the user looks at, while newer ones arrive
 let flying = null; // the step that was asked for: {step, at, isDropped}

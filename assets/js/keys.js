@@ -5,6 +5,7 @@ const KEYS = [
   ["Esc", "stop the answer"],
   ["Alt + R", "regenerate the last answer"],
   ["Ctrl + Shift + O", "new chat"],
+  ["Space", "play and pause the steps; step by step: the next one"],
   ["← and →", "one step back or forward in the timeline"],
   ["/", "write a message"],
   ["?", "this list"],
@@ -80,6 +81,7 @@ function act(event) {
   if (!isPlain || isWriting(target)) return false;
   if (key === "/") return write();
   if (key === "?") return !list.showModal();
+  if (key === " ") return !target.closest?.("button, a, summary, [role=button], [role=tree], svg.bars") && step(key);
   if (key === "ArrowLeft" || key === "ArrowRight") {
     return !target.closest?.(OWN_ARROWS) && step(key);
   }

@@ -3,8 +3,6 @@
 // {"error": s} why nothing comes; {"done": s} all that was said, once it is over. The rendered text has a block of its own; this one shows the
 // status and what the model thinks, hands the pieces to the tint, and says finished sentences to
 // a screen reader, once each.
-const OPEN = "<think>";
-const CLOSE = "</think>";
 const SAY_EVERY = 1200; // ms between two announcements: a voice is slower than a model
 const SENTENCE = /[.!?…](?=["')\]]*\s)|[。！？]|\n/g;
 
@@ -34,28 +32,6 @@ let scheduled = false;
 
 function scrollBox() {
   return element.closest("#talk");
-}
-
-// [what is said, what is thought, is it still thinking]
-function split(text) {
-  let said = "";
-  let inner = "";
-  let at = 0;
-  const close = text.indexOf(CLOSE);
-  const first = text.indexOf(OPEN);
-  if (close >= 0 && !(first >= 0 && first < close)) {
-    inner = text.slice(0, close);
-    at = close + CLOSE.length;
-  }
-  for (;;) {
-    const open = text.indexOf(OPEN, at);
-    if (open < 0) return [said + text.slice(at), inner, false];
-    said += text.slice(at, open);
-    const end = text.indexOf(CLOSE, open);
-    if (end < 0) return [said, inner + text.slice(open + OPEN.length), true];
-    inner += text.slice(open + OPEN.length, end);
-    at = end + CLOSE.length;
-  }
 }
 
 function think(inner, isOpen) {

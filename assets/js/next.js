@@ -20,6 +20,15 @@ function line(text, place) {
   return row;
 }
 
+function skipButton() {
+  const node = document.createElement("button");
+  node.type = "button";
+  node.className = "skip";
+  node.textContent = "show the rest of this answer now";
+  node.addEventListener("click", () => window.medusaShow.skip());
+  return node;
+}
+
 function keep(token) {
   try {
     localStorage.setItem("medusa-chat", token);
@@ -32,9 +41,14 @@ function show() {
   const value = props.value || "";
   if (!value || value === seen) return;
   seen = value;
-  const { pending, ask, number, token, key } = JSON.parse(value);
+  const { pending, ask, number, token, key, is_demo } = JSON.parse(value);
   if (token) keep(token);
   root.replaceChildren(...pending.map(line));
+  if (pending.length && window.medusaShow.isOn()) root.append(skipButton());
+  if (window.medusaModel?.isDemo !== is_demo) {
+    window.medusaModel = { isDemo: is_demo };
+    tell("medusa-model");
+  }
   if (number <= asked) return;
   asked = number;
   if (ask === "refresh") trigger("refresh");

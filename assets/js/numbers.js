@@ -109,8 +109,8 @@ function drawContext(f) {
 function drawPlain(f) {
   let text = "";
   if (f.is_plain) text = "This is plain decoding: the baseline the ratio is taken against.";
-  else if (f.plain === null) text = "plain: not measured yet, switch Plain decoding on and send";
-  else text = `plain: ${f.plain.toFixed(1)} tokens/s, measured last on this model`;
+  else if (f.plain === null) text = "plain: timed at the end of an answer, by its last tokens";
+  else text = `plain: ${f.plain.toFixed(1)} tokens/s, timed beside this answer`;
   plain.classList.toggle("slower", Boolean(f.slower));
   say(plain, f.slower ? `${f.slower} (${text})` : text);
 }

@@ -17,13 +17,13 @@ function goLive() {
   pinned = null;
   if (live) shown = live;
   if (flying) flying.isDropped = true;
-  trigger("pick", { step: null, answer: data ? data.answer : null });
+  if (!window.medusaShow?.isOn()) trigger("pick", { step: null, answer: data ? data.answer : null });
   schedule();
 }
 
 // One request at a time: a drag over a hundred bars asks for as many as the server can give.
 function request() {
-  if (flying && !flying.isDropped) return;
+  if ((flying && !flying.isDropped) || window.medusaShow?.isOn()) return;
   const mine = (flying = { step: pinned });
   trigger("pick", { step: pinned, answer: data.answer });
   setTimeout(() => {
@@ -43,7 +43,7 @@ function keep(step) {
 function forget() {
   stopPlay();
   [pinned, flying, shown, live, shape, tallest] = [null, null, null, null, null, 0];
-  known = { bars: [], times: [] };
+  known = { bars: [], times: [], nodes: [] };
   steps = new Map();
   chart = emptyChart();
   line = { total: 0, pitch: 14, now: 0, from: 0 };
@@ -58,5 +58,6 @@ function learn(next) {
   next.bars.forEach((tokens, place) => {
     known.bars[next.first + place] = tokens;
     known.times[next.first + place] = next.times[place];
+    known.nodes[next.first + place] = next.nodes[place];
   });
 }

@@ -1,40 +1,27 @@
 // A bar for every step. Click, drag or arrow keys choose one; play walks through them in the time
 // they took. `goTo(step)` and `goLive()` are the panel's.
 const BARS_HIGH = 46;
-const SPEEDS = [
-  [1, "1×", "as fast as it was"],
-  [0.25, "¼×", "four times slower"],
-  [0.1, "⅒×", "ten times slower"],
-];
 const timeline = make("div", "timeline");
 const playbar = make("div", "playbar");
 const strip = make("div", "strip");
 const space = make("div", "space");
 const bars = draw("svg", { class: "bars", tabindex: "0", role: "slider", height: BARS_HIGH });
-const caption = make("span", "caption", "tokens per step: click, drag, ← →, space plays");
+const caption = make("span", "caption", "tokens per step: click, drag, ← →");
 bars.setAttribute("aria-label", "Step of the answer, by tokens per step");
 const barRow = bars.appendChild(draw("g", {}));
 space.append(bars);
 strip.append(space);
-const playButton = button("play", "", () => (play ? stopPlay() : startPlay()));
+const playButton = button("play", "", () => playOrPause());
 const back = button("back", "back to the latest step", () => goLive());
-const speedBox = make("div", "speeds");
-speedBox.setAttribute("role", "group");
-speedBox.setAttribute("aria-label", "Speed of play");
-const speedButtons = SPEEDS.map(([value, text, title]) => {
-  const node = button("speed", text, () => setSpeed(value));
-  node.title = title;
-  node.setAttribute("aria-label", `Play ${title}`);
-  return speedBox.appendChild(node);
-});
-playbar.append(playButton, speedBox, caption, back);
+const rest = button("skip", "show the rest", () => window.medusaShow?.skip());
+hide(rest, true);
+hide(back, true);
+playbar.append(playButton, caption, rest, back);
 timeline.append(playbar, strip);
-let speed = 1;
 let play = null; // {step, due}: the step that is shown, and when the next one follows
 let pool = [];
 let line = { total: 0, pitch: 14, now: 0, from: 0 };
 let scrolled = 0; // where the strip is scrolled to, or will be at the end of this frame
-setSpeed(1);
 nameplay();
 
 function drawTimeline(known, total, now, isLive) {
@@ -146,7 +133,7 @@ bars.addEventListener("keydown", (event) => {
     ...{ ArrowLeft: line.now - 1, ArrowDown: line.now - 1, ArrowRight: line.now + 1 },
     ...{ ArrowUp: line.now + 1, PageUp: line.now - 10, PageDown: line.now + 10, Home: 0, End: last },
   }[event.key];
-  if (event.key === " ") play ? stopPlay() : startPlay();
+  if (event.key === " ") playOrPause();
   else if (to === undefined) return;
   else {
     stopPlay();
@@ -163,17 +150,27 @@ strip.addEventListener("scroll", () => {
 
 // ---- by itself ----
 
-function setSpeed(value) {
-  speed = value;
-  speedButtons.forEach((node, place) => {
-    node.setAttribute("aria-pressed", String(SPEEDS[place][0] === value));
-  });
+function nameplay() {
+  const isShow = Boolean(window.medusaShow?.isOn());
+  const isByHand = window.medusaPace?.mode() === "step";
+  const isOn = !isByHand && (isShow ? !window.medusaShow.isPaused() : Boolean(play));
+  const name = isOn ? "Pause" : isByHand ? "Next step" : isShow ? "Go on" : "Play the steps";
+  playButton.dataset.playing = String(isOn);
+  playButton.setAttribute("aria-label", name);
+  playButton.title = `${name} (space)`;
+  hide(rest, !isShow);
 }
 
-function nameplay() {
-  playButton.dataset.playing = String(Boolean(play));
-  playButton.setAttribute("aria-label", play ? "Pause" : "Play the steps");
-  playButton.title = play ? "Pause" : "Play the steps in the time they took";
+// One step by hand, else on or off: of the answer that is shown, or of one that was.
+function playOrPause() {
+  const isByHand = window.medusaPace.mode() === "step";
+  if (window.medusaShow?.isOn()) {
+    const isAtEnd = pinned === null || pinned >= line.total - 1;
+    if (!isAtEnd && isByHand) goTo(pinned + 1);
+    else window.medusaShow[isByHand ? "next" : "toggle"]();
+  } else if (isByHand) goTo(line.now >= line.total - 1 ? 0 : line.now + 1);
+  else if (play) stopPlay();
+  else startPlay();
 }
 
 function startPlay() {
@@ -190,9 +187,9 @@ function stopPlay() {
   nameplay();
 }
 
-// How long a step stands: as long as the next one took to be made.
+// How long a step stands: as long as the next one takes to be made, at the pace that is chosen.
 function pause(step) {
-  return (known.times[step + 1] ?? 20) / speed;
+  return window.medusaPace.of(known.nodes[step + 1] ?? 1, known.times[step + 1] ?? 20);
 }
 
 function playOn(now) {

@@ -8,6 +8,7 @@ function take(next) {
   data = next;
   if (!next) return schedule();
   learn(next);
+  next.steps?.forEach(keep);
   keep(next.step);
   if (!next.pinned) live = next.step;
   else if (flying) {
@@ -43,6 +44,7 @@ function drawAll(isReadable) {
   if (root.dataset.size !== size) root.dataset.size = size;
   if (isReadable) drawHead(shown);
   if (isReadable) drawChart(data, known.bars, known.times, pinned);
+  if (isReadable) drawPace();
   drawTimeline(known, data.figures.steps, now, pinned === null);
   hide(back, pinned === null);
   say(back, data.ended ? "back to the latest step" : "back to live");

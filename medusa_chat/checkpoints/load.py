@@ -22,6 +22,7 @@ from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.plain_clock import PlainClock
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
@@ -50,6 +51,9 @@ class LoadedModel:
     governor: Governor | Grower | None = None  # of the auto tree; it learns from every answer
     trees: dict[int | None, Tree] = field(default_factory=dict)  # auto, by nodes, once asked
     renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
+
+    def __post_init__(self) -> None:
+        self.plain_clock = PlainClock(self.engine, self.tokenizer, self.texts)
 
 
 @dataclass

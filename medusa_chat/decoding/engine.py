@@ -1,6 +1,6 @@
 """Engine: prefill, step, stop. One text at a time, as a generator of events."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from time import perf_counter
 
 import torch
@@ -90,7 +90,7 @@ class Engine:
         drafter: Drafter,
         settings: GenerationSettings,
         details: bool = True,
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """Decode after `prompt_ids`. settings: resolved, with a seed where it samples.
 
         details: whether each step records its draft with probabilities. Text stays "" here (see

@@ -36,6 +36,7 @@ class Stats:
     """Figures of one answer. seconds: decoding without prefill. steps: backbone passes after it.
 
     acceleration_rate: tokens emitted by steps (an end token counts) / steps; None without a step.
+    plain_step_seconds: of a plain step timed beside the answer; None where none was.
     """
 
     new_tokens: int
@@ -44,6 +45,7 @@ class Stats:
     seconds: float
     prefill_seconds: float
     tokens_per_second: float | None
+    plain_step_seconds: float | None = None
 
     @classmethod
     def of(

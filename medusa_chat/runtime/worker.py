@@ -2,12 +2,13 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from medusa_chat.checkpoints.load import LoadedModel
 from medusa_chat.checkpoints.memory import refuse_out_of_memory
 from medusa_chat.checkpoints.precision import smaller_precisions
-from medusa_chat.decoding.events import Event, Finished
+from medusa_chat.decoding.events import Event, Finished, changed
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import UsageError
@@ -82,11 +83,23 @@ def reply(
             texts = with_text(events, loaded.tokenizer, loaded.texts, resolved.stop, should_stop)
             for event in texts:
                 advice.has_begun = True
-                if isinstance(event, Finished) and not isinstance(prompt, str):
-                    loaded.said = _said(loaded, text, ids, event)
+                if isinstance(event, Finished):
+                    event = _with_plain(loaded, ids, resolved, event)
+                    if not isinstance(prompt, str):
+                        loaded.said = _said(loaded, text, ids, event)
                 yield event
     finally:
         events.close()
+
+
+def _with_plain(
+    loaded: LoadedModel, ids: Sequence[int], settings: GenerationSettings, last: Finished
+) -> Finished:
+    """The end of an answer with the time of a plain step beside it, where one can be timed."""
+    if last.reason in ("error", "cancelled"):
+        return last
+    found = loaded.plain_clock.seconds(ids, settings, last)
+    return changed(last, stats=replace(last.stats, plain_step_seconds=found))
 
 
 class _Advice:

@@ -91,9 +91,7 @@ def build_app(
                 chat = build_chat(session, trees, history)
             with gr.Tab("Compare", id="compare", elem_id="compare-tab"):
                 controller = chat.controller
-                build_compare(
-                    session, trees, controller.measured_plain, (chat.tab, controller.last_message)
-                )
+                build_compare(session, trees, (chat.tab, controller.last_message))
             with gr.Tab("Models", id="models", elem_id="models-tab"):
                 build_models(session)
             with gr.Tab("Tune", id="tune", elem_id="tune-tab"):

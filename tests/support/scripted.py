@@ -227,6 +227,7 @@ class ScriptedRunner:
             seconds,
             self.prefill,
             count / seconds if seconds else None,
+            self.delay * 0.8 if len(tree) > 1 and self.delay else None,
         )
         yield Finished(reason, tuple(tokens), "".join(said), "", stats)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from types import SimpleNamespace
 
 import gradio as gr
@@ -14,12 +15,14 @@ from medusa_chat.errors import UsageError
 from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
 from medusa_chat.ui.chat import chat_session as session_module
 from medusa_chat.ui.chat import session_store as store_module
+from medusa_chat.ui.chat import viewer
 from medusa_chat.ui.chat.answer import Answer, chatbot_row, rows
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.reasoning_spans import pieces_within, spans, visible_text
 from medusa_chat.ui.chat.session_store import SessionStore
 from medusa_chat.ui.chat.setting_components import DEFAULTS, idle
 from medusa_chat.ui.chat.settings_panel import build_settings, restored
+from medusa_chat.ui.chat.step_panel import figures
 from medusa_chat.ui.chat.view import Tab, rows_of
 
 
@@ -447,16 +450,29 @@ def test_pieces_of_the_tint_are_sent_once_and_cover_the_words(controller):
     assert len(second["rows"]) == 2 and key not in second["new"] and len(second["new"]) == 1
 
 
-def test_the_plain_rate_is_kept_for_the_model(controller):
+def test_the_plain_rate_is_of_the_answer_and_of_the_last_one_while_it_comes(
+    controller, monkeypatch
+):
+    tab = Tab()
+    controller.send(tab, turn("hi"))
+    ended(controller.session_of(tab))
+    answer = controller.answer_of(tab)
+    assert answer.plain_rate and controller.plain_of(answer) == answer.plain_rate
+    comes = Answer(prefilled=answer.prefilled)
+    assert controller.plain_of(comes) == answer.plain_rate
+    now = time.monotonic()
+    monkeypatch.setattr(viewer.time, "monotonic", lambda: now + viewer.NEAR_SECONDS + 1)
+    assert controller.plain_of(comes) is None  # that machine may have other work by now
+    assert controller.plain_of(answer) == answer.plain_rate
+
+
+def test_a_plain_answer_and_one_without_a_timing_have_no_ratio(controller):
     tab = Tab()
     controller.send(tab, turn("hi", vanilla=True))
     ended(controller.session_of(tab))
     plain = controller.answer_of(tab)
-    controller.send(tab, turn("hi"))
-    ended(controller.session_of(tab))
-    assert controller.plain_of(controller.answer_of(tab)) == plain.plain_rate
-    controller.measured_plain(plain.model_key, 123.0)
-    assert controller.plain_of(controller.answer_of(tab)) == 123.0
+    assert plain.is_plain and controller.plain_of(plain) is None
+    assert figures(plain, controller.plain_of(plain))["ratio"] is None
 
 
 # ---- thoughts ----

@@ -71,17 +71,6 @@ def test_who_goes_first_alternates_whichever_tab_asks(session):
     assert [drafter == "none" for drafter in asked] == [True, False, False, True, True, False]
 
 
-def test_the_plain_rate_is_told_with_the_model_it_belongs_to(session):
-    told = []
-    controller = CompareController(session, lambda key, rate: told.append((key, rate)))
-    shown = pictures(controller, CompareTab())
-    (key, rate), *rest = told
-    assert not rest and key == ("scripted", "fp32", "cpu")
-    assert rate == pytest.approx(shown[-1]["result"]["sides"][0]["rate"], rel=0.01)
-    pictures(controller, CompareTab(), asked=("exact", 0, "auto", 4, ""))
-    assert len(told) == 1  # four tokens say nothing about a speed
-
-
 @pytest.mark.parametrize(
     "text, asked, said",
     [

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from medusa_chat.decoding.events import Event, Finished, Prefilled, Step
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step
 from medusa_chat.messages import Message
-from medusa_chat.runtime.recordings import PLAIN_STEPS
 from medusa_chat.ui.chat.maths import with_drawn_dollars
 from medusa_chat.ui.chat.reasoning_spans import pieces_within, spans
 from medusa_chat.ui.page.tree_view import to_line
@@ -66,6 +65,19 @@ class Answer:
                 new.append((event.tail, len(self.steps[-1].token_ids) if self.steps else 1))
         self._append(new)
 
+    def head(self, count: int) -> "Answer":
+        """The answer as if it had been stopped after `count` steps; itself where it has no more."""
+        if self.prefilled is None or count >= len(self.steps):
+            return self
+        first, steps = self.prefilled, self.steps[:count]
+        ids = first.token_ids + tuple(token for step in steps for token in step.token_ids)
+        text = first.text + "".join(step.text for step in steps)
+        seconds, emitted = sum(step.seconds for step in steps), len(ids) - len(first.token_ids)
+        stats = Stats.of(len(ids), count, emitted, seconds, first.seconds)
+        made = Answer(self.number, self.before, first_seconds=self.first_seconds)
+        made.add([first, *steps, Finished("cancelled", ids, text, "", stats)])
+        return made
+
     def say(self, status: str) -> None:
         """Tell what happens while there is no text."""
         if status != self._status:
@@ -108,9 +120,9 @@ class Answer:
 
     @property
     def plain_rate(self) -> float | None:
-        """The plain speed this answer measured; None when it is no such measurement."""
-        ended = self.finished is not None and self.finished.reason != "error"
-        return self.rate if ended and self.is_plain and len(self.steps) >= PLAIN_STEPS else None
+        """Tokens per second of plain decoding, timed beside this answer; None where none was."""
+        seconds = self.finished.stats.plain_step_seconds if self.finished is not None else None
+        return 1 / seconds if seconds else None
 
     def _append(self, pieces: Sequence[Piece]) -> None:
         pieces = [piece for piece in pieces if piece[0]]

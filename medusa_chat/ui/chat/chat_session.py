@@ -132,11 +132,21 @@ class ChatSession:
             self.answer = Answer(self.answer.number + 1)
             self._set_transcript(Transcript())
 
-    def stop(self) -> None:
-        """End the answer at its next step; the text so far is kept."""
+    def stop(self, shown: int | None = None) -> None:
+        """End the answer at its next step; the text so far is kept. shown: of how many steps,
+        where a browser shows it slower than it comes; what came after them is dropped."""
         with self._lock:
-            if self._job is not None:
-                self.session.cancel(self._job)
+            if self._job is None or self._turn is None:
+                return
+            self._turn.cut = shown if self._turn.is_paced else None
+            self._turn.shown.set()
+            self.session.cancel(self._job)
+
+    def end_show(self, number: int) -> None:
+        """A browser has shown the answer of that number to its end."""
+        with self._lock:
+            if self._turn is not None and self.answer.number == number:
+                self._turn.shown.set()
 
     def set_system(self, text: str) -> None:
         """Set the system prompt of the turns to come."""
@@ -184,6 +194,12 @@ class ChatSession:
             return text
 
     @property
+    def is_paced(self) -> bool:
+        """Whether an answer runs that the browser shows slower than it comes."""
+        turn = self._turn
+        return turn is not None and turn.is_paced
+
+    @property
     def is_left(self) -> bool:
         """Whether no tab has shown it for a while."""
         return not self._watching and time.monotonic() - self.seen_at > GRACE_SECONDS
@@ -205,7 +221,8 @@ class ChatSession:
     ) -> None:
         """Submit a request for an answer. kept: what the conversation goes on from. text: what the
         user says then. before: the text of the answer that is continued."""
-        self._turn, self._taken, self.is_running = Turn(text, self.transcript), 0, True
+        self._turn, self._taken = Turn(text, self.transcript, inputs.is_paced), 0
+        self.is_running = True
         self.answer = Answer(self.answer.number + 1, before)
         self.system = inputs.system
         transcript = kept.plus("user", text) if text else kept
@@ -224,15 +241,25 @@ class ChatSession:
         while not job.done.wait(WATCH_SECONDS):
             if self.is_left:
                 self.session.cancel(job)
+        self._wait_shown(job)
         with self._lock:
             if job is self._job:
                 self._settle(job)
+
+    def _wait_shown(self, job: Ticket[Event]) -> None:
+        """Until a browser has shown the answer, where it does so slower than it came."""
+        turn = self._turn
+        while turn is not None and turn.is_paced and not job.error and not self.is_left:
+            if turn.shown.wait(WATCH_SECONDS) or job is not self._job:
+                return
 
     def _settle(self, job: Ticket[Event]) -> None:
         """Move what was generated into the conversation; send what waits."""
         self.fold()
         answer, turn = self.answer, self._turn
         assert turn is not None
+        if turn.cut is not None:
+            self.answer = answer = answer.head(turn.cut)
         self._job, self._turn, self.is_running = None, None, False
         answer.is_kept = self.is_kept
         self._ended(answer)

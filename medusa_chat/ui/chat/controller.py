@@ -9,6 +9,7 @@ from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.chat.answer import Row
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.node_card import card_line
+from medusa_chat.ui.chat.pace import Pace, usual_pace
 from medusa_chat.ui.chat.view import Tab, View, error_line, rows_of
 from medusa_chat.ui.chat.viewer import ChatViewer
 from medusa_chat.ui.page.html_blocks import event_field
@@ -21,18 +22,18 @@ class ChatController(ChatViewer):
     def send(self, tab: Tab, inputs: Inputs) -> View:
         """Send a message, or let it wait for the end of the answer that runs."""
         try:
-            self.session_of(tab).ask(inputs)
+            self.session_of(tab).ask(self._at_pace(tab, inputs))
         except MedusaChatError as error:
             return self.refuse(tab, error)
         return self._view(tab)._replace(box="")
 
     def regenerate(self, tab: Tab, inputs: Inputs) -> View:
         """Answer the last message again."""
-        return self._do(tab, lambda chat: chat.regenerate(inputs))
+        return self._do(tab, lambda chat: chat.regenerate(self._at_pace(tab, inputs)))
 
     def proceed(self, tab: Tab, inputs: Inputs) -> View:
         """Go on with the last answer."""
-        return self._do(tab, lambda chat: chat.proceed(inputs))
+        return self._do(tab, lambda chat: chat.proceed(self._at_pace(tab, inputs)))
 
     def undo(self, tab: Tab) -> View:
         """Take the last turn back into the box."""
@@ -52,7 +53,7 @@ class ChatController(ChatViewer):
         if row.kind != "text":
             gr.Info("Only what was said can be edited.")
             return self._view(tab)
-        return self._do(tab, lambda chat: chat.edit(row.position, inputs))
+        return self._do(tab, lambda chat: chat.edit(row.position, self._at_pace(tab, inputs)))
 
     def refuse_edit(self, tab: Tab, error: MedusaChatError) -> View:
         """The same for a row that was edited: the browser must draw it as it was."""
@@ -64,9 +65,21 @@ class ChatController(ChatViewer):
         self.session_of(tab).clear()
         return self._view(tab)._replace(box="")
 
-    def stop(self, tab: Tab) -> None:
-        """End the answer at its next step; the text so far is kept."""
-        self.session_of(tab).stop()
+    def stop(self, tab: Tab, shown: object = "") -> None:
+        """End the answer at its next step; the text so far is kept. shown: of how many steps, in
+        digits, where the tab shows them one by one."""
+        is_known = isinstance(shown, str) and shown.isascii() and shown.isdecimal()
+        self.session_of(tab).stop(int(shown) if is_known and len(shown) < 8 else None)
+
+    def set_pace(self, tab: Tab, event: gr.EventData) -> None:
+        """The pace was chosen; it goes with the next message."""
+        tab.pace = Pace.posted(getattr(event, "_data", None))
+
+    def end_show(self, tab: Tab, event: gr.EventData) -> None:
+        """The tab has shown an answer to its end."""
+        number = event_field(event, "answer")
+        if isinstance(number, int):
+            self.session_of(tab).end_show(number)
 
     def drop(self, tab: Tab, event: gr.EventData) -> View:
         """Forget a message that waits."""
@@ -117,6 +130,10 @@ class ChatController(ChatViewer):
         return self._panel(tab)
 
     # ---- what they share ----
+
+    def _at_pace(self, tab: Tab, inputs: Inputs) -> Inputs:
+        pace = tab.pace or usual_pace(self.session)
+        return pace.of(inputs, self.session.state.model)
 
     def _do(self, tab: Tab, act: Callable[[ChatSession], None]) -> View:
         """Do what was asked for, if the chat session does not refuse it."""

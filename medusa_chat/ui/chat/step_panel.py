@@ -5,11 +5,14 @@ from typing import Any
 
 from medusa_chat.decoding.events import Step
 from medusa_chat.ui.chat.answer import Answer
-from medusa_chat.ui.page.tree_view import step_view, to_line
+from medusa_chat.ui.page.tree_view import nodes_of, step_view, to_line
 
 LIVE_BARS = 240  # of an answer that runs, for who comes in the middle of it
 MOST_BARS = 900  # of one that is looked at: sent on a click
+SHOWN_AT_ONCE = 24  # steps with their trees, about 6 KB each
 LOW_RATE = 1.6  # tokens per step; below it the heads guess too seldom to pay
+NOISE = 0.1  # share of plain decoding's speed by which two measurements of one speed may differ
+MANY_NODES = 8  # of a step; with fewer, fewer still would not help
 SPLIT = ("backbone", "heads", "rest")
 
 
@@ -63,21 +66,23 @@ def split_ms(answer: Answer) -> list[float] | None:
 
 
 def verdict(answer: Answer, plain: float | None) -> str:
-    """Why Medusa loses to plain decoding here, in a sentence; empty where it does not.
+    """Why Medusa loses to plain decoding here, in a sentence; empty where it does not by more than
+    measurements differ.
 
     speedup = tokens per step / overhead, and overhead = ms per step / ms per plain step.
     """
     steps, rate = len(answer.steps), answer.rate
-    if not plain or not rate or not steps or answer.is_plain or rate >= plain:
+    if not plain or not rate or not steps or answer.is_plain or rate >= (1 - NOISE) * plain:
         return ""
     per_step, overhead = answer.tokens / steps, answer.seconds / steps * plain
     low = f"low acceptance, {per_step:.2f} tokens per step"
     dear = f"the tree's overhead, a step costs {overhead:.2f} plain ones"
+    advice = " Try fewer nodes." if max(s.nodes for s in answer.steps) > MANY_NODES else ""
     if per_step >= LOW_RATE:
-        return f"Slower than plain decoding here: {dear}. Try fewer nodes."
+        return f"Slower than plain decoding here: {dear}.{advice}"
     if overhead <= LOW_RATE:
         return f"Slower than plain decoding here: {low}."
-    return f"Slower than plain decoding here: {low}, and {dear}. Try fewer nodes."
+    return f"Slower than plain decoding here: {low}, and {dear}.{advice}"
 
 
 def panel_line(
@@ -104,6 +109,7 @@ def panel_line(
             "first": first,
             "bars": [len(step.token_ids) for step in shown],
             "times": [_short_ms(step.seconds) for step in shown],
+            "nodes": [nodes_of(step) for step in shown],
             "step": _view(answer, step, place) if step else None,
         }
     )
@@ -119,6 +125,27 @@ def bars_around(
     if is_pinned:
         first = max(0, min(first, place - most // 2))
     return first, list(islice(answer.steps, first, first + most))
+
+
+def show_line(answer: Answer, since: int) -> tuple[str, int]:
+    """(JSON of the next steps from `since` on, at most SHOWN_AT_ONCE, for the browser to show one
+    after the other; how many it then has). Empty before there is any text. begin: pieces of text
+    before the first step."""
+    if answer.prefilled is None:
+        return "", since
+    steps = list(islice(answer.steps, since, since + SHOWN_AT_ONCE))
+    known = since + len(steps)
+    is_over = answer.finished is not None and known == len(answer.steps)
+    begin = (*answer.before, (answer.prefilled.text, 1))
+    line = {
+        "answer": answer.number,
+        "since": since,
+        "begin": [] if since else [part for text, count in begin for part in (count, text)],
+        "steps": [[s.text, _view(answer, s, since + place)] for place, s in enumerate(steps)],
+        "ended": is_over,
+        "tail": answer.finished.tail if is_over and answer.finished else "",
+    }
+    return to_line(line), known
 
 
 def _view(answer: Answer, step: Step, place: int) -> dict[str, Any]:

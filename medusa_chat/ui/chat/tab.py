@@ -12,14 +12,15 @@ from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.maths import DELIMITERS
 from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
 from medusa_chat.ui.chat.view import Tab, View
+from medusa_chat.ui.page.gpu_times import gpu_times
 from medusa_chat.ui.page.html_blocks import AT_ONCE, from_browser, page, script_block
 from medusa_chat.ui.page.settings_form import Act, Refuse
 
-EXAMPLES = (
-    "Book a table for two in San Jose",
-    "What is the capital of Spain?",
-    "Tell me a story about a fox",
-    "Why are you fast?",
+EXAMPLES = (  # chosen by measuring: ten steps and more, two tokens a step (tests/ui/test_pace.py)
+    "Tell me a story about a goat",
+    "How do I write a letter?",
+    "Tell me how to clean my room",
+    "Give me some tips to sleep better",
 )
 WELCOME = (
     '<div class="welcome"><h2>Chat, and see why it is fast</h2><p>Every step proposes a tree of '
@@ -27,6 +28,8 @@ WELCOME = (
     "</div>"
 )
 STEADY: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
+# The last input of Stop: of how many steps it is, where they are shown one by one (show.js).
+SHOWN = "(tab, _) => [tab, String(window.medusaShow?.shown() ?? '')]"
 TEXT_SO_FAR = "() => window.medusaSaid"  # follow.js puts it there
 
 
@@ -48,7 +51,7 @@ def build_chat(session: Session, trees: Sequence[str], history: History | None =
             parts |= _composer()
         with gr.Column(elem_id="right", scale=6, min_width=320):
             settings = build_settings(trees, parts["vanilla"])
-            panel, card = script_block("tree"), script_block("peek")
+            panel, card = script_block("tree", GPU_TIMES=gpu_times()), script_block("peek")
     parts |= {"panel": panel, "card": card, "system": settings.components["system"]}
     _connect(controller, tab, parts)
     _connect_answers(controller, tab, parts, settings)
@@ -138,13 +141,15 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
     following.tick(controller.tick, [tab], [following], **AT_ONCE)
     following.refresh(controller.refresh, [tab, box], view, **AT_ONCE)
     following.write(None, None, [parts["text"]], js=TEXT_SO_FAR, **STEADY)
+    following.shown(controller.end_show, [tab], None, **STEADY)
     following.drop(controller.drop, [tab], view, **AT_ONCE)
 
     history.select(controller.choose, [tab], [parts["panel"]], **AT_ONCE)
     parts["undo"].click(controller.undo, [tab], view, **AT_ONCE)
     parts["clear"].click(controller.clear, [tab], view, **AT_ONCE)
-    parts["stop"].click(controller.stop, [tab], None, **AT_ONCE)
+    parts["stop"].click(controller.stop, [tab, following], None, js=SHOWN, **AT_ONCE)
     parts["system"].blur(controller.set_system, [tab, parts["system"]], None, **AT_ONCE)
+    parts["panel"].pace(controller.set_pace, [tab], None, **STEADY)
     parts["panel"].pick(controller.pick, [tab], [parts["panel"]], **STEADY)
     parts["panel"].peek(controller.peek, [tab], [parts["card"]], **STEADY)
 

@@ -1,5 +1,6 @@
 """Transcript: a conversation at one moment, and the turn that an answer was asked with."""
 
+import threading
 from dataclasses import dataclass, field
 
 from medusa_chat.messages import Message
@@ -50,10 +51,17 @@ class Transcript:
         return 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Turn:
     """What is there again when nothing comes of an answer. text: of the user, for the box.
-    before: the conversation."""
+    before: the conversation.
+
+    is_paced: the browser shows the answer slower than it comes, and the turn lasts until `shown`
+    is set. cut: how many steps were shown when it was stopped; None: it was not.
+    """
 
     text: str
     before: Transcript
+    is_paced: bool = False
+    shown: threading.Event = field(default_factory=threading.Event)
+    cut: int | None = None

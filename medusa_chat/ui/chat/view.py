@@ -8,6 +8,7 @@ import gradio as gr
 
 from medusa_chat.ui.chat.answer import Answer, Row, chatbot_row, rows
 from medusa_chat.ui.chat.chat_session import ChatSession
+from medusa_chat.ui.chat.pace import Pace, is_demo
 from medusa_chat.ui.chat.reasoning_spans import visible_text
 from medusa_chat.ui.chat.transcript import Transcript
 from medusa_chat.ui.page.tree_view import to_line
@@ -23,7 +24,7 @@ class Tab:
     key: a secret of this tab, by which it asks for the stream of an answer. chosen_answer: an
     earlier answer; None is the latest. number: of the latest it knows. awaits: of the one whose
     end it has not told. has_live: whether it shows what a stream wrote. tinted: keys of the
-    pieces it has.
+    pieces it has. pace: as chosen; None is the model's usual one.
     """
 
     token: str = ""
@@ -38,6 +39,7 @@ class Tab:
     number: int = 0
     awaits: int = 0
     tinted: set[str] = field(default_factory=set)
+    pace: Pace | None = None
 
 
 class View(NamedTuple):
@@ -87,7 +89,7 @@ def view_of(tab: Tab, chat: ChatSession, panel: Callable[[], str]) -> View:
         proceed=can,
         undo=can,
         system=_system(tab, chat),
-        panel=panel() if is_new else gr.skip(),
+        panel=panel() if is_new and not chat.is_paced else gr.skip(),  # the show draws its own
     )
 
 
@@ -101,7 +103,8 @@ def next_line(tab: Tab, chat: ChatSession, ask: str) -> str:
     """What waits, what the tab's script shall ask for, once per number, and whose chat it is."""
     tab.asks += bool(ask)
     line = {"pending": [inputs.text[:200] for inputs in chat.pending], "ask": ask}
-    return to_line({**line, "number": tab.asks, "token": chat.token, "key": tab.key})
+    line |= {"number": tab.asks, "token": chat.token, "key": tab.key}
+    return to_line({**line, "is_demo": is_demo(chat.session)})
 
 
 def error_line(line: str) -> str:

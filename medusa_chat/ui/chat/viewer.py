@@ -18,12 +18,13 @@ from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.reasoning_spans import visible_text
 from medusa_chat.ui.chat.session_store import SessionStore
-from medusa_chat.ui.chat.step_panel import panel_line
+from medusa_chat.ui.chat.step_panel import panel_line, show_line
 from medusa_chat.ui.chat.view import Tab, View, next_line, returned, view_of
 from medusa_chat.ui.page.live import Update, Updates
 from medusa_chat.ui.page.status import phase_text
 
 POLL_SECONDS = 0.042  # between two updates of an answer
+NEAR_SECONDS = 60.0  # that plain decoding's speed is taken to last, on a machine with other work
 KEEP_ALIVE_SECONDS = 0.5  # a tab that was closed is noticed at the next yield
 
 
@@ -36,7 +37,7 @@ class ChatViewer:
         self.session = session
         self.trees = tuple(trees)
         self.sessions = SessionStore(session, self._measure, history)
-        self._plain: dict[tuple[str, str, str], float] = {}
+        self._plain: dict[tuple[str, str, str], tuple[float, float]] = {}  # rate, when
         self._tabs: weakref.WeakValueDictionary[str, Tab] = weakref.WeakValueDictionary()
 
     # ---- what others ask ----
@@ -46,13 +47,12 @@ class ChatViewer:
         return tab.chosen_answer or self.session_of(tab).answer
 
     def plain_of(self, answer: Answer) -> float | None:
-        """Tokens per second of plain decoding, measured on this answer's model, or None."""
-        key = answer.model_key
-        return answer.plain_rate or (self._plain.get(key) if key else None)
-
-    def measured_plain(self, key: tuple[str, str, str], rate: float) -> None:
-        """Remember the plain speed of a model: (name, precision, device)."""
-        self._plain[key] = rate
+        """Tokens per second of plain decoding, timed beside this answer; while it comes, beside
+        the one before it on this model, unless that is long ago. None where none is."""
+        if answer.finished is not None or answer.is_plain or answer.model_key is None:
+            return answer.plain_rate
+        rate, when = self._plain.get(answer.model_key, (None, 0.0))
+        return rate if time.monotonic() - when <= NEAR_SECONDS else None
 
     def last_message(self, tab: Tab) -> str:
         """What the user said last in the tab's chat; empty before that."""
@@ -120,20 +120,23 @@ class ChatViewer:
             chat.leave()
 
     async def _updates(self, tab: Tab, chat: ChatSession) -> Updates:
-        answer, told, sent = chat.answer, 0.0, 0
-        before: tuple[str, int, int] | None = None
+        answer, told, sent, shown = chat.answer, 0.0, 0, 0
+        before: tuple[str, int, int, bool] | None = None
         while True:
             is_over = chat.answer is not answer or not chat.is_running
             if not is_over:
                 chat.fold(self._waiting_for)
-            steps, version = len(answer.steps), chat.version
-            now, state = time.monotonic(), (answer.live, steps, version)
+            is_paced = chat.is_paced and not is_over
+            show, shown = show_line(answer, shown) if is_paced else ("", shown)
+            steps, version = shown if is_paced else len(answer.steps), chat.version
+            now, state = time.monotonic(), (answer.live, steps, version, answer.finished is None)
             if state != before or now > told + KEEP_ALIVE_SECONDS or is_over:
                 before, told = state, now
                 known = sent if self.answer_of(tab) is answer else 0
                 panel = self._panel(tab, since=known)
                 changed = version if version != tab.version and not is_over else 0
-                yield Update(answer.live, visible_text(answer.text), panel, changed)
+                text = "" if show else visible_text(answer.text)
+                yield Update(answer.live, text, panel, changed, show)
                 sent = steps
             if is_over:
                 return
@@ -161,6 +164,6 @@ class ChatViewer:
         return panel_line(answer, self.plain_of(answer), step, since)
 
     def _measure(self, answer: Answer) -> None:
-        """Remember the plain speed when the answer was one."""
+        """Remember the plain speed that was timed beside the answer."""
         if answer.plain_rate and answer.model_key:
-            self.measured_plain(answer.model_key, answer.plain_rate)
+            self._plain[answer.model_key] = answer.plain_rate, time.monotonic()

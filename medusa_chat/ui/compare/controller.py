@@ -1,7 +1,7 @@
 """CompareController: what the Compare tab's events do: run both, tell how far it is, stop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import gradio as gr
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.runtime.compare import Progress, add_gap, compare, gap_request
-from medusa_chat.runtime.recordings import PLAIN_STEPS, Comparison
+from medusa_chat.runtime.recordings import Comparison
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare.view import progress_view, result_view
 from medusa_chat.ui.page.inputs import Inputs
@@ -18,8 +18,6 @@ from medusa_chat.ui.page.status import phase_text
 from medusa_chat.ui.page.tree_view import to_line
 
 POLL_SECONDS = 0.25  # seldom: what the page draws would take time from what is measured
-ModelKey = tuple[str, str, str]
-PlainRate = Callable[[ModelKey, float], None]
 
 
 @dataclass
@@ -36,14 +34,10 @@ class CompareTab:
 
 
 class CompareController:
-    """The tab's side of one session, shared by all browser tabs. Who goes first alternates.
+    """The tab's side of one session, shared by all browser tabs. Who goes first alternates."""
 
-    tell_plain: gets (model, precision, device) and the plain tokens per second of each comparison.
-    """
-
-    def __init__(self, session: Session, tell_plain: PlainRate | None = None) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
-        self.tell_plain = tell_plain
         self.is_plain_next = True
 
     def begin(self, tab: CompareTab, inputs: Inputs) -> tuple[Any, ...]:
@@ -130,10 +124,6 @@ class CompareController:
 
     def _keep(self, tab: CompareTab, found: Comparison) -> None:
         tab.result = result_view(found) | {"number": tab.number}
-        stats = found.plain.stats
-        if self.tell_plain and stats.tokens_per_second and stats.steps >= PLAIN_STEPS:
-            key = (found.model, found.precision, found.device)
-            self.tell_plain(key, stats.tokens_per_second)
 
     def _progress(self, progress: Progress, settings: GenerationSettings) -> dict[str, Any]:
         return progress_view(progress, settings.max_new_tokens, self._waiting_for(progress))

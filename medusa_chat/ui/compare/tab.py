@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 
 from medusa_chat.runtime.session import Session
-from medusa_chat.ui.compare.controller import CompareController, CompareTab, PlainRate
+from medusa_chat.ui.compare.controller import CompareController, CompareTab
 from medusa_chat.ui.page.html_blocks import AT_ONCE, QUIET, script_block
 from medusa_chat.ui.page.settings_form import SettingsForm
 
@@ -23,14 +23,13 @@ LastMessage = Callable[[Any], str]
 def build_compare(
     session: Session,
     trees: Sequence[str],
-    tell_plain: PlainRate | None = None,
     chat: tuple[gr.State, LastMessage] | None = None,
 ) -> None:
     """Put the Compare tab into the gr.Blocks that is open. trees: presets beside "auto".
 
     chat: the Chat tab's state, and what gives the last message of the user from its value.
     """
-    controller = CompareController(session, tell_plain)
+    controller = CompareController(session)
     tab = gr.State(CompareTab())
     with gr.Column(elem_id="compare-column"):
         with gr.Column(elem_id="compare-ask"):

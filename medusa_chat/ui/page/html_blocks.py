@@ -6,6 +6,7 @@ import gradio as gr
 from gradio.context import Context
 
 from medusa_chat.paths import asset
+from medusa_chat.ui.page.tree_view import to_line
 
 # An event of the page's own: nobody else's business, and no spinner over the answer. It shows its
 # progress on nothing: else every update of any event has Gradio read all properties of all outputs.
@@ -19,30 +20,36 @@ AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}  # never behind an answer
 PARTS = {
     "tree": (
         *("elements", "draw", "words", "numbers", "chart", "mask", "card", "timeline"),
-        *("frame", "layout", "walk", "steps"),
+        *("frame", "layout", "walk", "steps", "gpu", "pace"),
     ),
     "tune": ("elements", "draw", "words", "mask", "layout", "plot", "heat", "shape"),
     "roof": ("elements", "draw", "plot"),
     "train": ("elements", "draw", "plot"),
-    "next": ("follow",),
+    "next": ("thoughts", "show", "follow"),
     "tint": ("typed",),
-    "live": ("elements", "scroll"),
-    **dict.fromkeys(("status", "share", "models", "pick", "compare"), ("elements",)),
+    "live": ("elements", "scroll", "thoughts"),
+    "compare": ("elements", "gpu"),
+    **dict.fromkeys(("status", "share", "models", "pick"), ("elements",)),
 }
 
 
-def script_block(name: str, value: str = "") -> gr.HTML:
-    """A block drawn by assets/js/<name>.js from JSON; its template never mentions the value."""
+def script_block(name: str, value: str = "", **constants: object) -> gr.HTML:
+    """A block drawn by assets/js/<name>.js from JSON; its template never mentions the value.
+    constants: what its script knows from the start, by name."""
+    known = [f"const {constant} = {to_line(made)};" for constant, made in constants.items()]
     return gr.HTML(
         value,
         elem_id=name,
         html_template=f'<div class="{name}-block"></div>',
         js_on_load="\n".join(
-            asset("js", f"{part}.js").read_text(encoding="utf-8")
-            for part in (*PARTS.get(name, ()), name)
+            [*known, *(_script(part) for part in (*PARTS.get(name, ()), name))],
         ),
         apply_default_css=False,
     )
+
+
+def _script(name: str) -> str:
+    return asset("js", f"{name}.js").read_text(encoding="utf-8")
 
 
 def event_field(event: gr.EventData, name: str) -> object:

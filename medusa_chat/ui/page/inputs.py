@@ -23,13 +23,15 @@ DRAFTERS = ("auto", "medusa", "prompt-lookup")
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an event may use. step: None is the latest. row: of the conversation that is shown."""
+    """What an event may use. step: None is the latest. row: of the conversation that is shown.
+    is_paced: whether the browser shows the answer slower than it comes."""
 
     settings: GenerationSettings
     text: str = ""
     system: str = ""
     step: int | None = None
     row: int | None = None
+    is_paced: bool = False
 
 
 def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:

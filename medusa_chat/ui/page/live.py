@@ -22,12 +22,14 @@ UNKNOWN = "this tab is not known here: load the page again"
 class Update(NamedTuple):
     """What a tab shows of the answer that runs: all of `live` (lines that only grow) and `text`,
     the panel's JSON with the bars it does not have yet. version: of its chat session, when
-    something else has changed there that the tab does not show; else 0."""
+    something else has changed there that the tab does not show; else 0. show: JSON of new steps,
+    where the tab shows them one by one."""
 
     live: str
     text: str
     panel: str
     version: int = 0
+    show: str = ""
 
 
 Updates = AsyncIterator[Update]
@@ -63,8 +65,8 @@ class Live:
 async def packed(updates: Updates) -> AsyncIterator[str]:
     """Each update as one server-sent event with what is new in it: {"live": lines to add,
     "text": all of it, or "more": what to add to it, "panel": what the panel draws, "refresh":
-    whether to ask for the rest of the chat session}. An update without news is a comment: only by
-    writing does a server notice that nobody listens."""
+    whether to ask for the rest of the chat session, "show": steps to show one by one}. An update
+    without news is a comment: only by writing does a server notice that nobody listens."""
     before = Update("", "", "")
     async for update in updates:
         parts = list(_news(before, update))
@@ -83,6 +85,8 @@ def _news(before: Update, now: Update) -> Iterator[str]:
         yield f'"panel":{now.panel or "null"}'
     if now.version not in (0, before.version):
         yield '"refresh":true'
+    if now.show:
+        yield f'"show":{now.show}'
 
 
 def _is_let_in(request: Request) -> bool:

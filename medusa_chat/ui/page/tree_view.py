@@ -28,6 +28,7 @@ def step_view(step: Step, epsilon: float | None = None) -> dict[str, Any]:
     view: dict[str, Any] = {
         "index": step.index,
         "tokens": len(step.token_ids),
+        "nodes": nodes_of(step),
         "accepted": len(step.path) - 1,
         "ms": _short(step.seconds * 1000),
         "heads_ms": _short(step.heads_seconds * 1000),
@@ -36,6 +37,11 @@ def step_view(step: Step, epsilon: float | None = None) -> dict[str, Any]:
     if step.draft is not None:
         view |= _nodes(step.draft, step.path, epsilon)
     return view
+
+
+def nodes_of(step: Step) -> int:
+    """How many nodes it drafted, the root included; of an older record what its draft has."""
+    return step.nodes or (len(step.draft.tokens) if step.draft else 1)
 
 
 def _nodes(draft: DraftRecord, path: Sequence[int], epsilon: float | None) -> dict[str, Any]:

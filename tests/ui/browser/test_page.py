@@ -65,7 +65,7 @@ def test_stop_ends_early_and_keeps_the_text(served, open_tab, monkeypatch):
         assert tab.inner_text("#history").count("Medusa adds") >= 1
 
 
-def test_vanilla_measures_the_plain_speed(served, open_tab):
+def test_plain_decoding_is_timed_beside_every_answer(served, open_tab):
     tab = open_tab()
     tab.check("#vanilla input")
     send(tab, "What is the capital of Spain?")
@@ -130,7 +130,7 @@ def test_nothing_to_send_is_one_clear_line(open_tab):
     tab.wait_for_function(
         "document.querySelector('.live-error')?.textContent.includes('message is empty')"
     )
-    tab.get_by_role("button", name="Why are you fast?").click()
+    tab.get_by_role("button", name="How do I write a letter?").click()
     tab.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 5")
     assert tab.text_content(".live-error") == ""
     tab.click("#clear")

@@ -60,8 +60,10 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def tab(served, open_tab):
-    """An open tab, once the model is there, with time for a busy machine."""
-    return open_tab()
+    """An open tab, once the model is there, at full speed: the show has tests of its own."""
+    tab = open_tab()
+    tab.select_option(".mode", "full")
+    return tab
 
 
 def test_the_demo_answers_and_its_tree_is_the_traces(served, tab):

@@ -299,7 +299,7 @@ def test_click_drag_and_keys_choose_the_step(tab, runner):
 
 def test_play_walks_to_the_end_in_the_time_it_took(tab, runner):
     steps = ask(tab, runner)
-    tab.click(".speeds button >> nth=2")
+    tab.select_option(".mode", "tenth")
     tab.locator("svg.bars").press("Home")
     see(tab, 0)
     tab.evaluate("window.begun = performance.now()")
@@ -313,7 +313,7 @@ def test_play_walks_to_the_end_in_the_time_it_took(tab, runner):
     assert took >= sum(step.seconds for step in steps[1:5]) * 10_000 * 0.8
     tab.locator("svg.bars").press(" ")
     assert tab.get_attribute(".play", "data-playing") == "false"
-    tab.click(".speeds button >> nth=0")
+    tab.select_option(".mode", "full")
     tab.click(".play")
     see(tab, 29)
     tab.wait_for_selector('.play[data-playing="false"]')

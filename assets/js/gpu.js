@@ -1,0 +1,64 @@
+// Times of a step on a named GPU, from the table of GPU_TIMES: {nodes, ms: {"size|GPU|precision"}}.
+const MOST_STEPS = 6; // a second, in slow motion
+const NEVER = 1e9;
+const PACE_KEY = "medusa-chat-pace";
+const FIRST_PACE = {
+  ...{ mode: null, size: "7B", gpu: "RTX 4090", precision: "fp16", nodes: 64, clock: "slow" },
+};
+
+// Milliseconds of a step with so many nodes; 1 is plain decoding.
+function gpuMs(of, nodes) {
+  const times = GPU_TIMES.ms[`${of.size}|${of.gpu}|${of.precision}`];
+  const sizes = GPU_TIMES.nodes;
+  const next = sizes.findIndex((size) => size >= nodes);
+  if (next <= 0) return next ? times.at(-1) : times[0];
+  const share = (nodes - sizes[next - 1]) / (sizes[next] - sizes[next - 1]);
+  return times[next - 1] + share * (times[next] - times[next - 1]);
+}
+
+// How many times slower than that GPU it is shown: in slow motion even plain steps can be watched.
+function slowness(of) {
+  return of.clock === "slow" ? Math.max(1, Math.ceil(1000 / MOST_STEPS / gpuMs(of, 1))) : 1;
+}
+
+function modelledWords(of, whose) {
+  return `modelled: the times of a ${of.size} on this GPU; the tokens a step are this ${whose}'s`;
+}
+
+function isPace(found) {
+  const { sizes, gpus, precisions } = GPU_TIMES;
+  return (
+    Boolean(found) &&
+    sizes.includes(found.size) &&
+    gpus.includes(found.gpu) &&
+    precisions.includes(found.precision) &&
+    ["slow", "own"].includes(found.clock) &&
+    Number.isInteger(found.nodes)
+  );
+}
+
+function storedPace() {
+  try {
+    const found = JSON.parse(localStorage.getItem(PACE_KEY));
+    return isPace(found) ? { ...FIRST_PACE, ...found } : { ...FIRST_PACE };
+  } catch {
+    return { ...FIRST_PACE }; // nothing is kept, or it is not ours
+  }
+}
+
+function choiceOf(label, choices, value, act) {
+  const node = make("select", "choice");
+  node.setAttribute("aria-label", label);
+  for (const [key, text] of choices) {
+    const option = make("option", "", text);
+    option.value = key;
+    node.append(option);
+  }
+  node.value = value;
+  node.addEventListener("change", () => act(node.value));
+  return node;
+}
+
+function named(list) {
+  return list.map((name) => [name, name]);
+}

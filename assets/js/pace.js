@@ -1,0 +1,153 @@
+// The pace of play: full speed, as a named GPU would, slow motion of this machine's own clock, or
+// step by step. The show of an answer that comes (show.js) reads it from window.medusaPace.
+const MODES = [
+  ...[["full", "full speed"], ["gpu", "as a GPU would"]],
+  ...[["quarter", "slow motion ¼"], ["tenth", "slow motion ⅒"], ["step", "step by step"]],
+];
+const STRETCH = { full: 1, quarter: 4, tenth: 10 };
+const NODES = [16, 32, 64]; // of the show; the table has plain decoding too
+const CLOCKS = [["slow", "slow motion"], ["own", "its own clock"]];
+const BEHIND =
+  "This machine is slower than that GPU: the answer came as fast as it could, and is replayed at " +
+  "that clock when it is done.";
+const pace = storedPace();
+const gpuBox = make("div", "gpu"); // plain decoding and three sizes of the tree side by side
+const gpuLine = make("p", "modelled"); // the chosen size, and what the figures are
+const gpuTable = make("table", "gpu-table");
+const gpuRow = make("div", "gpu-choices");
+const modeChoice = choiceOf("Pace", MODES, "full", (mode) => setPace({ mode }));
+const chooseGpu = {
+  size: choiceOf("Model size", named(GPU_TIMES.sizes), pace.size, (size) => setPace({ size })),
+  gpu: choiceOf("GPU", named(GPU_TIMES.gpus), pace.gpu, (gpu) => setPace({ gpu })),
+  precision: choiceOf("Precision", named(GPU_TIMES.precisions), pace.precision, (precision) =>
+    setPace({ precision }),
+  ),
+  nodes: choiceOf(
+    "Nodes in every step",
+    NODES.map((n) => [n, `${n} nodes`]),
+    pace.nodes,
+    (nodes) => setPace({ nodes: Number(nodes) }),
+  ),
+  clock: choiceOf("Clock", CLOCKS, pace.clock, (clock) => setPace({ clock })),
+};
+let isBehind = false; // this machine was slower than the GPU, for the answer that is shown
+modeChoice.classList.add("mode");
+gpuRow.append(...Object.values(chooseGpu));
+gpuRow.setAttribute("role", "group");
+gpuRow.setAttribute("aria-label", "The GPU whose times are modelled");
+gpuBox.append(gpuTable);
+playButton.after(modeChoice, gpuRow);
+playbar.after(gpuLine);
+timeline.after(gpuBox);
+
+function isDemo() {
+  return Boolean(window.medusaModel?.isDemo);
+}
+
+function paceMode() {
+  return pace.mode || (isDemo() ? "gpu" : "full");
+}
+
+// Milliseconds that a step takes at this pace. ms: what it took here.
+function paceOf(nodes, ms) {
+  const mode = paceMode();
+  if (mode === "gpu") return gpuMs(pace, nodes) * slowness(pace);
+  return mode === "step" ? NEVER : ms * STRETCH[mode];
+}
+
+function setPace(change) {
+  Object.assign(pace, change);
+  try {
+    localStorage.setItem(PACE_KEY, JSON.stringify(pace));
+  } catch {
+    // a browser that keeps nothing goes at this pace as long as the page lasts
+  }
+  tellPace();
+  drawPace();
+}
+
+// What the server must know: whether answers are shown slower than they come, and of which size.
+function tellPace() {
+  const mode = paceMode();
+  trigger("pace", { paced: mode !== "full", nodes: mode === "gpu" ? pace.nodes : null });
+}
+
+function drawPace() {
+  const mode = paceMode();
+  modeChoice.value = mode;
+  for (const node of [gpuBox, gpuRow, gpuLine]) hide(node, mode !== "gpu");
+  hide(caption, mode === "gpu"); // its row has no room
+  if (mode !== "gpu") return;
+  for (const name in chooseGpu) chooseGpu[name].value = pace[name];
+  const rows = gpuRows();
+  drawGpuTable(rows);
+  const times = slowness(pace);
+  const words = modelledWords(pace, isDemo() ? "demo" : "model");
+  const slow = times > 1 ? `Shown ${times} times slower, at most six steps a second. ` : "";
+  const show = `${slow}A show: every step drafts ${pace.nodes} nodes, whether they pay here or not.`;
+  const figures = make("b", "", figuresOf(rows.find((row) => row.nodes === pace.nodes), rows[0]));
+  gpuLine.replaceChildren(figures, ` (${words}). ${isBehind ? BEHIND : show}`);
+}
+
+function figuresOf(row, plain) {
+  const times = `${number(row.ms, 1)} ms a step, plain ${number(plain.ms, 1)}`;
+  if (row.gain === null) return times;
+  const gain = `${row.gain.toFixed(2)}× plain`;
+  return `${times}; ${number(row.rate, 0)} tokens/s, plain ${number(plain.rate, 0)}: ${gain}`;
+}
+
+// Tokens a step with the first m nodes of the drafts that were shown: drafts are in order of value.
+function tokensWith(m) {
+  const seen = [...steps.values()].filter((step) => step.state);
+  if (m === 1 || !seen.length) return m === 1 ? 1 : null;
+  if (seen.every((step) => step.nodes < m)) return null;
+  const accepted = (step) => [...step.state.slice(1, m)].filter((state) => state === "a").length;
+  return 1 + seen.reduce((sum, step) => sum + accepted(step), 0) / seen.length;
+}
+
+// What plain decoding and each size of the tree would give on that GPU; null before any step.
+function gpuRows() {
+  return [1, ...NODES].map((nodes) => {
+    const [ms, tokens] = [gpuMs(pace, nodes), tokensWith(nodes)];
+    const rate = tokens === null ? null : (tokens / ms) * 1000;
+    return { nodes, ms, tokens, rate, gain: rate === null ? null : (rate * gpuMs(pace, 1)) / 1000 };
+  });
+}
+
+function drawGpuTable(rows) {
+  const best = Math.max(...rows.map((row) => row.gain || 0));
+  const title = `${pace.size}, ${pace.precision}, on an ${pace.gpu}: modelled`;
+  const head = make("tr");
+  for (const name of ["", "ms/step", "tokens/step", "tokens/s", "vs plain"])
+    head.append(make("th", "", name));
+  const lines = rows.map(({ nodes, ms, tokens, rate, gain }) => {
+    const line = make("tr", nodes === pace.nodes ? "now" : "");
+    const kind = gain === null ? "" : gain < 1 ? "slower" : gain === best ? "best" : "";
+    line.dataset.nodes = nodes;
+    line.append(
+      make("th", "", nodes === 1 ? "plain" : `${nodes} nodes`),
+      ...[number(ms, 1), number(tokens, 2), number(rate, 0)].map((text) => make("td", "", text)),
+      make("td", kind, gain === null ? "–" : `${gain.toFixed(2)}×`),
+    );
+    return line;
+  });
+  gpuTable.replaceChildren(make("caption", "", title), head, ...lines);
+}
+
+function meetModel() {
+  if (window.medusaModel && pace.mode) tellPace(); // else the server knows what is usual
+  drawPace();
+}
+
+window.medusaPace = { of: paceOf, mode: paceMode };
+window.addEventListener("medusa-model", meetModel);
+window.addEventListener("medusa-show", ({ detail }) => {
+  isBehind = detail.isBehind;
+  nameplay();
+  drawPace();
+});
+window.addEventListener("medusa-replay", () => {
+  goTo(0);
+  startPlay();
+});
+meetModel();

@@ -1,0 +1,182 @@
+// An answer that is shown slower than it comes: a stage between its stream and the blocks that draw
+// it. Text and tree go on by one step index, at the pace of window.medusaPace (pace.js). The stream
+// brings {answer, since, begin, steps: [[text, view]], ended, tail}.
+const SHOWN_KEY = "medusa-chat-shown";
+const LOOK = 30; // ms between two looks at the clock
+const ASLEEP = 500; // ms: the tab slept, it goes on from here
+const SURE = 4; // steps from which it is known whether this machine keeps the pace
+let reel = null;
+
+function timeNow() {
+  return window.medusaClock ? window.medusaClock() : performance.now();
+}
+
+function beginReel(line) {
+  if (reel) clearInterval(reel.timer);
+  const resumed = shownBefore(line.answer);
+  reel = {
+    ...{ answer: line.answer, steps: [], at: -1, ended: false, tail: "", whole: "", panel: null },
+    ...{ doneAt: timeNow(), resumed, isPaused: false, isSkipped: false, isBehind: false, isOver: false },
+    timer: setInterval(pump, LOOK),
+  };
+  addPieces(line.begin);
+  tellReel();
+}
+
+function endReel() {
+  if (!reel) return;
+  clearInterval(reel.timer);
+  const { isBehind, isOver } = reel;
+  reel = null;
+  tell("medusa-show", { isBehind });
+  if (isBehind && isOver) tell("medusa-replay");
+}
+
+function takeReel(line) {
+  if (!reel || reel.answer !== line.answer) beginReel(line);
+  reel.steps.push(...line.steps.slice(reel.steps.length - line.since));
+  reel.ended = line.ended;
+  reel.tail = line.tail;
+  noticeSpeed();
+  pump();
+}
+
+// At the clock of a GPU that is faster than this machine the steps would stutter: they are shown as
+// they come, and replayed at the end.
+function noticeSpeed() {
+  if (reel.isBehind || reel.steps.length < SURE || window.medusaPace?.mode() !== "gpu") return;
+  const mine = reel.steps.reduce((sum, [, view]) => sum + view.ms, 0);
+  const theirs = reel.steps.reduce((sum, step) => sum + pauseOf(step), 0);
+  if (mine <= theirs) return;
+  reel.isBehind = true;
+  tellReel();
+}
+
+function pauseOf([, view]) {
+  return window.medusaPace ? window.medusaPace.of(view.nodes, view.ms) : 0;
+}
+
+function isRushed() {
+  const mode = window.medusaPace?.mode();
+  return reel.isSkipped || reel.isBehind || !mode || mode === "full";
+}
+
+// Shows what is due by now.
+function pump() {
+  if (!reel || reel.isOver) return;
+  const [now, last] = [timeNow(), reel.steps.length - 1];
+  let to = Math.max(reel.at, Math.min(last, reel.resumed));
+  if (isRushed()) to = last;
+  else if (reel.isPaused) reel.doneAt = now;
+  else to = dueBy(now, to, last);
+  if (to > reel.at) showUpTo(to);
+  if (reel.ended && reel.at === last && (isRushed() || isLastSeen(now))) finishReel();
+}
+
+function dueBy(now, from, last) {
+  let to = from;
+  while (to < last) {
+    const pause = to < 0 && window.medusaPace.mode() === "step" ? 0 : pauseOf(reel.steps[to + 1]);
+    const due = reel.doneAt + pause;
+    if (due > now) return to;
+    reel.doneAt = now - due > ASLEEP ? now : due;
+    to++;
+  }
+  if (!reel.ended) reel.doneAt = Math.max(reel.doneAt, now - LOOK);
+  return to;
+}
+
+function isLastSeen(now) {
+  const isByHand = window.medusaPace.mode() === "step";
+  return isByHand || !reel.steps.length || now >= reel.doneAt + pauseOf(reel.steps[reel.at]);
+}
+
+function showUpTo(to) {
+  const from = reel.at + 1;
+  const seen = reel.steps.slice(from, to + 1);
+  reel.at = to;
+  addPieces(seen.flatMap(([text, view]) => [view.tokens, text]));
+  const views = seen.map(([, view]) => view);
+  const all = reel.steps.slice(0, to + 1);
+  const tokens = all.reduce((sum, [, view]) => sum + view.tokens, 0);
+  tell("medusa-panel", {
+    ...reel.panel,
+    ended: reel.ended && to === reel.steps.length - 1,
+    figures: { ...reel.panel.figures, steps: to + 1, per_step: tokens / (to + 1) },
+    first: from,
+    bars: views.map((view) => view.tokens),
+    times: views.map((view) => view.ms),
+    nodes: views.map((view) => view.nodes),
+    steps: views,
+    step: views.at(-1),
+  });
+  keepShown();
+}
+
+function addPieces(pieces) {
+  const full = pieces.flatMap((_, at) => (at % 2 && pieces[at] ? [pieces[at - 1], pieces[at]] : []));
+  if (!full.length) return;
+  tell("medusa-lines", `${JSON.stringify(full)}\n`);
+  for (let at = 1; at < full.length; at += 2) reel.whole += full[at];
+  setSaid(split(reel.whole)[0]);
+}
+
+function finishReel() {
+  addPieces([reel.steps.at(-1)?.[1].tokens ?? 1, reel.tail]);
+  reel.isOver = true;
+  forgetShown();
+  trigger("shown", { answer: reel.answer });
+}
+
+function tellReel() {
+  tell("medusa-show", { isBehind: reel.isBehind });
+}
+
+// ---- where a reload goes on ----
+
+function keepShown() {
+  try {
+    sessionStorage.setItem(SHOWN_KEY, `${reel.answer}:${reel.at}`);
+  } catch {
+    // a browser that keeps nothing begins the show again
+  }
+}
+
+function forgetShown() {
+  try {
+    sessionStorage.removeItem(SHOWN_KEY);
+  } catch {
+    // nothing was kept
+  }
+}
+
+function shownBefore(answer) {
+  try {
+    const [of, at] = (sessionStorage.getItem(SHOWN_KEY) || "").split(":").map(Number);
+    return of === answer && Number.isInteger(at) ? at : -1;
+  } catch {
+    return -1;
+  }
+}
+
+// ---- what is asked of it: by the play button, the keys, Stop, and a message that waits ----
+
+window.medusaShow = {
+  isOn: () => Boolean(reel) && !reel.isOver,
+  look: pump, // at the clock, now
+  received: () => Boolean(reel?.ended),
+  isPaused: () => Boolean(reel?.isPaused),
+  shown: () => (reel && !reel.isOver && !reel.isBehind ? reel.at + 1 : ""),
+  toggle() {
+    reel.isPaused = !reel.isPaused;
+    tellReel();
+  },
+  next() {
+    if (reel.at < reel.steps.length - 1) showUpTo(reel.at + 1);
+    pump();
+  },
+  skip() {
+    if (reel) reel.isSkipped = true;
+    pump();
+  },
+};

@@ -1,0 +1,63 @@
+"""PlainClock: the time of a plain step beside an answer, so that like is compared with like."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from statistics import mean
+from time import perf_counter
+from typing import Any
+
+from medusa_chat.decoding.detokenizer import TokenTexts, with_text
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.events import Finished, Step
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT
+
+SHARE = 1 / 32  # of the time of answers that timing may take
+MOMENT = 0.01  # seconds that it may take in any case: too short to be noticed
+TOKENS = 20  # most of an answer that are decoded again
+WARM_UPS = 4  # first steps that are not counted: after drafted ones a small model's are slower
+FEWEST = 2  # steps that are a measure
+
+
+class PlainClock:
+    """Decodes the last tokens of an answer once more, plainly, and times the steps.
+
+    They have the path, settings, recording and length of text of the answer's own steps, directly
+    after them. Where acceptance is exact they give the answer's tokens again, so that the cache
+    stays as it was. All timings take about SHARE of the answers' time, or MOMENT each.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Any, texts: TokenTexts) -> None:
+        self._engine, self._tokenizer, self._texts = engine, tokenizer, texts
+        self._allowed = 0.0  # seconds beyond MOMENT
+        self._step = 0.0  # seconds, as last timed
+
+    def seconds(
+        self, prompt_ids: Sequence[int], settings: GenerationSettings, last: Finished
+    ) -> float | None:
+        """Mean seconds of a plain step beside the answer that ended with `last`; None where it is
+        plain itself, too short, or timing would take too long."""
+        self._allowed += SHARE * last.stats.seconds
+        step = self._step or last.stats.seconds / max(1, last.stats.steps)  # at most
+        room = int(max(MOMENT, self._allowed) / step) if step else 0
+        count = min(TOKENS, len(last.token_ids) - 1, room)
+        if settings.drafter == "none" or count <= FEWEST:
+            return None
+        begun = perf_counter()
+        ends = last.reason == "eos"  # then the last token was read too
+        taken = self._timed([*prompt_ids, *last.token_ids[:-count]], settings, count + ends)
+        self._allowed = max(0.0, self._allowed - (perf_counter() - begun))
+        if len(taken) < FEWEST:
+            return None
+        self._step = mean(taken[WARM_UPS:] if len(taken) > 2 * WARM_UPS else taken)
+        return self._step
+
+    def _timed(self, ids: Sequence[int], settings: GenerationSettings, count: int) -> list[float]:
+        """Seconds of each plain step of the `count` tokens after `ids`, an end token included."""
+        plain = settings.resolved(
+            drafter="none", tree="none", nodes=1, max_new_tokens=count, stop=()
+        )
+        events = self._engine.generate(ids, self._engine.drafter(plain, ROOT), plain)
+        with closing(events):
+            named = with_text(events, self._tokenizer, self._texts)
+            return [event.seconds for event in named if isinstance(event, Step)]

@@ -1,0 +1,87 @@
+"""Plain decoding beside an answer: like with like, and nothing of it stays."""
+
+import pytest
+
+from medusa_chat.checkpoints.load import load
+from medusa_chat.decoding import plain_clock
+from medusa_chat.decoding.events import Step, from_json, to_json
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.worker import reply
+
+TALK = [{"role": "user", "content": "Tell me a story"}]
+
+
+@pytest.fixture
+def model(monkeypatch):
+    monkeypatch.setattr(plain_clock, "MOMENT", 10.0)  # whatever this machine does beside
+    *_, (_, loaded) = load(LoadRequest("demo", precision="fp32", device="cpu"))
+    return loaded
+
+
+def answer(model, talk=TALK, **settings):
+    chosen = {"max_new_tokens": 48, "seed": 5, "tree": "sparse-8"} | settings
+    return list(reply(model, talk, GenerationSettings(**chosen)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_an_answer_is_the_same_with_its_clock_and_without(model, monkeypatch, temperature):
+    timed = answer(model, temperature=temperature)
+    monkeypatch.setattr(plain_clock.PlainClock, "seconds", lambda *_: None)
+    alone = answer(model, temperature=temperature)
+    assert timed[-1].token_ids == alone[-1].token_ids and timed[-1].text == alone[-1].text
+    paths = [[e.path for e in events if isinstance(e, Step)] for events in (timed, alone)]
+    assert paths[0] == paths[1]
+
+
+def test_the_end_of_the_answer_is_decoded_again_with_its_record(model, monkeypatch):
+    told = []
+    generate = model.engine.generate
+
+    def watched(ids, drafter, settings, details=True):
+        told.append((list(ids), settings, details))
+        return generate(ids, drafter, settings, details)
+
+    monkeypatch.setattr(model.engine, "generate", watched)
+    *_, last = answer(model, temperature=0.7)
+    (prompt, asked, _), (ids, plain, is_recorded) = told[-2:]
+    count = plain.max_new_tokens - (last.reason == "eos")
+    assert ids == [*prompt, *last.token_ids[:-count]] and is_recorded
+    assert (plain.drafter, plain.temperature, plain.seed) == ("none", 0.7, asked.seed)
+    assert last.stats.plain_step_seconds > 0
+    read = last.token_ids if last.reason == "eos" else last.token_ids[:-1]
+    assert model.engine._ids == [*prompt, *read]  # the cache is as it was
+
+
+def test_the_next_turn_reads_only_what_is_new(model, monkeypatch):
+    *_, last = answer(model)
+    talk = [*TALK, {"role": "assistant", "content": last.text}, {"role": "user", "content": "Go"}]
+    timed, *_ = answer(model, talk)
+    monkeypatch.setattr(plain_clock.PlainClock, "seconds", lambda *_: None)
+    model.engine.forget()
+    answer(model)
+    alone, *_ = answer(model, talk)
+    assert 0 <= alone.reused_tokens - timed.reused_tokens <= 1  # a last path may be longer
+
+
+@pytest.mark.parametrize("settings", [{"drafter": "none"}, {"max_new_tokens": 3}])
+def test_plain_and_tiny_answers_are_not_timed(model, settings):
+    assert answer(model, **settings)[-1].stats.plain_step_seconds is None
+
+
+def test_slow_steps_are_timed_for_a_share_of_the_answers_time(model, monkeypatch):
+    monkeypatch.setattr(plain_clock, "MOMENT", 0.0)
+    model.plain_clock._step = 0.05  # what the last timing found
+    *_, last = answer(model)
+    assert last.stats.plain_step_seconds is None  # so short an answer has no room for it
+    model.plain_clock._allowed = 5 * 0.05
+    assert answer(model)[-1].stats.plain_step_seconds is not None
+    assert model.plain_clock._allowed < 5 * 0.05
+
+
+def test_a_trace_keeps_the_figure_and_an_older_one_is_read(model):
+    *_, last = answer(model)
+    values = to_json(last)
+    assert from_json(values) == last
+    del values["stats"]["plain_step_seconds"]
+    assert from_json(values).stats.plain_step_seconds is None

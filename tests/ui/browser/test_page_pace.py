@@ -1,0 +1,276 @@
+"""The pace of an answer in a real browser, on a clock that the tests turn themselves."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from support.page import Served, browser_or_skip, send, wait_attached, wait_end
+from support.scripted import ScriptedRunner
+
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.session import Session
+
+STEPS = 12
+SHOWN = "medusaShow.shown()"
+# The show's clock stands until a test turns it.
+CLOCK = "window.now = 0; window.medusaClock = () => window.now"
+GPU = {
+    **{"mode": "gpu", "size": "7B", "gpu": "RTX 4090", "precision": "fp16"},
+    **{"nodes": 16, "clock": "slow"},
+}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    browser_or_skip()
+    from medusa_chat.ui.app import PageOptions, open_page
+
+    runner = ScriptedRunner(delay=0.002, prefill=0.01, steps=STEPS, nodes=16)
+    session = Session(runner)
+    session.submit(LoadRequest())
+    page = open_page(session, PageOptions(trees=("chain",)))
+    yield Served(page.url, session, runner)
+    page.close()
+    session.close()
+
+
+@pytest.fixture
+def runner(served) -> Iterator[ScriptedRunner]:
+    before = dict(vars(served.runner))
+    yield served.runner
+    for name in ("delay", "hold_at", "nodes", "forced", "steps"):
+        setattr(served.runner, name, before[name])
+
+
+@pytest.fixture
+def tab(served, open_tab):
+    return open_tab()
+
+
+def at_pace(tab, **changes) -> None:
+    """Choose a pace as a visitor of before: it is in the browser's storage, and told on load."""
+    tab.add_init_script(CLOCK)
+    tab.evaluate(
+        "pace => localStorage.setItem('medusa-chat-pace', pace)", json.dumps(GPU | changes)
+    )
+    with tab.expect_response(lambda answer: "gradio_api" in answer.url and is_pace(answer)):
+        tab.reload()
+    wait_attached(tab)
+
+
+def is_pace(answer) -> bool:
+    return '"paced"' in (answer.request.post_data or "")
+
+
+def turn_clock(tab, ms: float) -> None:
+    tab.evaluate("ms => { window.now += ms; medusaShow.look() }", ms)
+
+
+def wait_shown(tab, steps: int) -> None:
+    tab.wait_for_function(f"{SHOWN} === {steps}")
+
+
+def wait_received(tab) -> None:
+    """Until the answer is decoded, and the browser has all of it: only its clock holds it back."""
+    tab.wait_for_function("medusaShow.received() === true")
+
+
+def said(tab) -> str:
+    return " ".join(tab.inner_text("#live-text").split())
+
+
+def text_of(runner, steps: int) -> str:
+    text = runner.pieces[0] + "".join(step.text for step in runner.last[:steps])
+    return " ".join(text.replace("`", "").replace("**", "").split())
+
+
+def answer_of(tab) -> str:
+    """The answer; a note that it was stopped stands after it."""
+    return " ".join(tab.locator("#history .bot .message-content").first.inner_text().split())
+
+
+def drawn(tab) -> int:
+    return int(tab.get_attribute("svg.tree", "data-step"))
+
+
+def begin(tab, runner) -> None:
+    send(tab, "hello")
+    wait_received(tab)
+
+
+def modelled_ms(tab) -> float:
+    return float(tab.locator(".gpu-table .now td").first.inner_text())
+
+
+def test_text_and_tree_go_on_by_one_step_of_the_gpus_clock(tab, runner):
+    at_pace(tab, clock="own")
+    begin(tab, runner)
+    ms = modelled_ms(tab)
+    assert tab.evaluate(SHOWN) == 0
+    for shown in (1, 2, 5):
+        turn_clock(tab, ms * (shown - tab.evaluate(SHOWN)) + 0.5)
+        wait_shown(tab, shown)
+        tab.wait_for_selector(f'svg.tree[data-step="{shown - 1}"]')
+        tab.wait_for_function(
+            "text => document.querySelector('#live-text').innerText.split(/\\s+/).join(' ')"
+            ".trim() === text",
+            arg=text_of(runner, shown),
+        )
+        assert tab.get_attribute("svg.bars", "aria-valuemax") == str(shown)
+    turn_clock(tab, ms * STEPS * 2)
+    wait_end(tab)
+    assert drawn(tab) == STEPS - 1
+
+
+def test_slow_motion_shows_at_most_six_steps_a_second(tab, runner):
+    at_pace(tab)
+    begin(tab, runner)
+    for _ in range(20):  # a second, in parts as a browser's clock turns
+        turn_clock(tab, 50)
+    assert 4 <= tab.evaluate(SHOWN) <= 6
+    assert "at most six steps a second" in tab.inner_text(".modelled")
+    tab.click(".skip")
+    wait_end(tab)
+
+
+def test_every_modelled_figure_says_what_it_is(tab, runner):
+    at_pace(tab)
+    words = "modelled: the times of a 7B on this GPU; the tokens a step are this model's"
+    assert words in tab.inner_text(".modelled")
+    assert "modelled" in tab.inner_text(".gpu-table caption")
+    begin(tab, runner)
+    tab.click(".skip")
+    wait_end(tab)
+    assert words in tab.inner_text(".modelled")
+    assert tab.inner_text("[data-figure='ms/step'] .value") == "2.0"  # measured here: it stays
+
+
+def row(tab, nodes: int) -> list[float]:
+    cells = tab.locator(f'.gpu-table [data-nodes="{nodes}"] td').all_inner_texts()
+    return [float(cell.rstrip("×")) for cell in cells]
+
+
+def test_gpu_precision_and_nodes_show_at_once_what_they_do(tab, runner):
+    runner.nodes, runner.steps = 64, 40
+    at_pace(tab, nodes=64)
+    begin(tab, runner)
+    tab.click(".skip")
+    wait_end(tab)
+    asked = len(runner.settings)
+    ms, tokens, rate, gain = row(tab, 64)
+    steps = runner.last
+    assert tokens == pytest.approx(sum(len(s.path) for s in steps) / len(steps), abs=0.01)
+    few = [1 + sum(node < 16 for node in step.path[1:]) for step in steps]
+    assert row(tab, 16)[1] == pytest.approx(sum(few) / len(few), abs=0.01)
+    assert rate == pytest.approx(tokens / ms * 1000, abs=1) and row(tab, 1)[3] == 1
+    tab.get_by_label("GPU", exact=True).select_option("H100")
+    assert row(tab, 64)[0] < ms and row(tab, 1)[2] > 100
+    fp16 = row(tab, 64)[3]
+    tab.get_by_label("Precision").select_option("4 bit")
+    assert row(tab, 64)[3] < fp16 / 2  # 64 rows pay for their unpacking
+    assert tab.locator('.gpu-table [data-nodes="64"] .slower').count() == (row(tab, 64)[3] < 1)
+    tab.get_by_label("Nodes in every step").select_option("16")
+    assert tab.locator(".gpu-table .now").get_attribute("data-nodes") == "16"
+    assert len(runner.settings) == asked  # the model was not run
+
+
+def test_the_show_asks_for_its_nodes_in_every_step(tab, runner):
+    at_pace(tab, nodes=16)
+    begin(tab, runner)
+    tab.click(".skip")
+    wait_end(tab)
+    assert runner.settings[-1].nodes == 16
+
+
+def test_step_by_step_goes_on_by_space(tab, runner):
+    at_pace(tab, mode="step")
+    begin(tab, runner)
+    wait_shown(tab, 1)
+    tab.evaluate("document.activeElement.blur()")
+    for shown in (2, 3, 4):
+        tab.keyboard.press(" ")
+        wait_shown(tab, shown)
+    turn_clock(tab, 1e6)
+    tab.wait_for_selector('svg.tree[data-step="3"]')
+    assert tab.evaluate(SHOWN) == 4  # no clock moves it
+    for _ in range(STEPS - 4):
+        tab.keyboard.press(" ")
+    wait_end(tab)
+
+
+def test_own_clock_is_stretched(tab, runner):
+    at_pace(tab, mode="tenth")
+    begin(tab, runner)
+    turn_clock(tab, 10 * 2 * 3 + 1)  # steps of 2 ms
+    wait_shown(tab, 3)
+    tab.locator("svg.bars").press(" ")
+    tab.wait_for_selector('.play[data-playing="false"]')
+    turn_clock(tab, 1000)
+    assert tab.evaluate(SHOWN) == 3
+    tab.click(".skip")
+    wait_end(tab)
+
+
+def test_stop_cuts_the_answer_at_the_shown_step(served, tab, runner):
+    at_pace(tab, clock="own")
+    begin(tab, runner)
+    turn_clock(tab, modelled_ms(tab) * 5 + 0.5)
+    wait_shown(tab, 5)
+    tab.click("#stop")
+    wait_end(tab)
+    tab.wait_for_selector("#history .bot")
+    assert answer_of(tab) == text_of(runner, 5)
+    tab.wait_for_function(
+        "document.querySelector('svg.bars').getAttribute('aria-valuemax') === '5'"
+    )
+    tab.reload()
+    wait_attached(tab)
+    tab.wait_for_selector("#history .bot")
+    assert answer_of(tab) == text_of(runner, 5)
+
+
+def test_a_reload_goes_on_at_the_shown_step(tab, runner):
+    at_pace(tab, clock="own")
+    begin(tab, runner)
+    turn_clock(tab, modelled_ms(tab) * 4 + 0.5)
+    wait_shown(tab, 4)
+    tab.reload()
+    tab.wait_for_function("window.medusaShow?.isOn()")
+    wait_shown(tab, 4)
+    tab.wait_for_selector('svg.tree[data-step="3"]')
+    tab.click(".skip")
+    wait_end(tab)
+
+
+def test_a_message_waits_for_the_shown_end_or_skips_to_it(tab, runner):
+    at_pace(tab, clock="own")
+    begin(tab, runner)
+    tab.fill("#box textarea", "and then?")
+    tab.click("#send")
+    tab.wait_for_selector(".next-line")
+    assert tab.locator("#history .user-row").count() == 1
+    tab.click("#next .skip")
+    tab.wait_for_function("document.querySelectorAll('#history .user-row').length === 2")
+    tab.wait_for_function("medusaShow.isOn()")
+    tab.click("#tree .skip")
+    wait_end(tab)
+    assert tab.locator("#history .bot").count() == 2
+
+
+def test_a_machine_slower_than_the_gpu_says_so_and_replays(tab, runner):
+    runner.delay = 0.05
+    at_pace(tab, clock="own")
+    send(tab, "hello")
+    wait_end(tab)  # the clock stands: it was shown as it came
+    assert "slower than that GPU" in tab.inner_text(".modelled")
+    tab.wait_for_selector('.play[data-playing="true"]')
+    tab.wait_for_selector('.play[data-playing="false"]')
+    assert drawn(tab) == STEPS - 1
+
+
+def test_other_models_start_at_full_speed(tab, runner):
+    assert tab.locator(".mode").input_value() == "full"
+    assert tab.locator(".gpu-table").is_hidden()
+    send(tab, "hello")
+    wait_end(tab)
+    assert runner.settings[-1].nodes is None
