@@ -3,6 +3,12 @@ const ROW = 16;
 const CHIP = 14;
 const TOP = 22;
 const GAP = 26;
+const FONT = 10.5; // px, of a chip of CHIP; a small tree is drawn larger
+const ROOM = 460; // px that a picture may take before its chips are as small as they get
+const LARGEST = 1.7;
+const LONG = 110; // px: where there is room for the mouse, a longer token is cut
+let scale = 1;
+let widest = 0; // px that the longest token of the answer needs, at FONT
 
 // ---- layout: once per shape and width ----
 
@@ -32,14 +38,39 @@ function places(parents, drawn) {
   return { depth, row, rows, columns: Math.max(...drawn.map((node) => depth[node])) + 1 };
 }
 
+// How much larger than its smallest the tree of so many rows is drawn, in chips of that width.
+function scaleOf(rows, chip) {
+  const scales = Math.min(LARGEST, ROOM / (rows * ROW + TOP), chip / Math.min(widest, LONG));
+  return Math.max(1, Math.floor(scales * 20) / 20);
+}
+
+// Pixels that the longest token of the step needs, with its mark, at FONT.
+function neededWidth(step, drawn) {
+  const needs = drawn.map((node) => widthOf(step.text[node]) + widthOf(markOf(step, node)));
+  return Math.ceil((Math.max(...needs) / scale + 18) / 6) * 6;
+}
+
+function setScale(value) {
+  if (value === scale) return;
+  scale = value;
+  svg.style.fontSize = `${FONT * scale}px`;
+  pen.font = pen.font.replace(/[\d.]+px/, `${FONT * scale}px`);
+  widths.clear();
+  cuts.clear();
+}
+
 function lay(step, drawn, width) {
   const { depth, row, rows, columns } = places(step.parent, drawn);
   const narrow = width < NARROW;
   const gap = narrow ? 18 : GAP;
-  const pitch = Math.max(narrow ? 88 : 108, Math.min(196, (width - 2 + gap) / columns));
+  const room = Math.max(82, Math.min(170 * LARGEST, (width - 2 + gap) / columns - gap));
+  setScale(narrow ? Math.min(1.25, scaleOf(rows, 1e4)) : scaleOf(rows, room));
+  const [ROW_HIGH, HIGH] = [ROW * scale, CHIP * scale];
+  const least = narrow ? widest * scale + gap : 108;
+  const pitch = Math.max(least, Math.min(196 * scale, (width - 2 + gap) / columns));
   const chip = pitch - gap;
   const wide = Math.ceil(pitch * columns - gap + 2);
-  const high = TOP + rows * ROW + 2;
+  const high = TOP + rows * ROW_HIGH + 2;
   tallest = Math.max(tallest, high);
   const standing = isFolded() ? tallest : high; // a fold that changes with the step must not jump
   set(svg, { width: wide, height: standing, viewBox: `0 0 ${wide} ${standing}` });
@@ -48,11 +79,11 @@ function lay(step, drawn, width) {
       draw("text", { class: "column", x: column * pitch + 1, y: 12 }, columnName(data, column)),
     ),
   );
-  const top = (node) => TOP + row[node] * ROW;
+  const top = (node) => TOP + row[node] * ROW_HIGH;
   const edge = (node) => {
     const x = depth[node] * pitch + 1;
-    const from = top(step.parent[node]) + CHIP / 2;
-    const to = top(node) + CHIP / 2;
+    const from = top(step.parent[node]) + HIGH / 2;
+    const to = top(node) + HIGH / 2;
     const bend = gap * 0.6;
     return `M${x - gap} ${from}C${x - gap + bend} ${from} ${x - bend} ${to} ${x} ${to}`;
   };
@@ -74,11 +105,11 @@ function lay(step, drawn, width) {
 
 function makeChip(node, x, y, wide) {
   const group = draw("g", { class: "chip", "data-node": node, role: "treeitem", tabindex: "-1" });
-  const frame = draw("rect", { class: "frame", x, y, width: wide, height: CHIP, rx: 3.5 });
-  const bar = draw("rect", { class: "share", x: x + 1, y: y + CHIP - 2.2, height: 1.8, rx: 0.9 });
-  const text = draw("text", { class: "token", x: x + 4, y: y + 10 });
-  const rank = draw("text", { class: "rank", y: y + 10 });
-  const mark = draw("text", { class: "mark", x: x + wide - 4, y: y + 10 });
+  const frame = draw("rect", { class: "frame", x, y, width: wide, height: CHIP * scale, rx: 3.5 });
+  const bar = draw("rect", { class: "share", x: x + 1, y: y + CHIP * scale - 2.2, height: 1.8, rx: 0.9 });
+  const text = draw("text", { class: "token", x: x + 4, y: y + 10 * scale });
+  const rank = draw("text", { class: "rank", y: y + 10 * scale });
+  const mark = draw("text", { class: "mark", x: x + wide - 4, y: y + 10 * scale });
   group.append(frame, bar, text, rank, mark);
   nodes.append(group);
   return { group, bar, text, rank, mark, x, wide };
@@ -100,7 +131,7 @@ function fill(step) {
     say(chip.mark, mark);
     const marked = widthOf(mark);
     const rank = figure(step.rank, node);
-    const showsRank = rank !== null && chip.wide >= 112 && step.state[node] !== "u";
+    const showsRank = rank !== null && chip.wide >= 112 * scale && step.state[node] !== "u";
     say(chip.rank, showsRank ? `#${rank}` : "");
     if (showsRank) chip.rank.setAttribute("x", (chip.x + chip.wide - 9 - marked).toFixed(1));
     const room = chip.wide - 13 - marked - (showsRank ? widthOf(`#${rank}`) + 5 : 0);
@@ -145,6 +176,10 @@ function drawHead(step) {
     parts.push(accepted);
   } else if (!step.parent) parts.push(make("span", "", `${step.tokens} tokens; no tree was recorded`));
   parts.push(make("span", "", `${number(step.ms, 1)} ms${stepSplit(step)}`));
+  if (step !== shown) {
+    const rule = `ε ${asIf.epsilon}, δ ${asIf.delta.toFixed(3)}`;
+    parts.push(make("span", "as-if", `as it would have been with ${rule}; it was ${shown.accepted}+1`));
+  }
   const bound = step.parent && step.parent.length > 1 ? bindWords(data, step, 0) : "";
   if (bound) {
     const test = make("span", "bound", `at the root ${bound}`);

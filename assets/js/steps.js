@@ -43,6 +43,7 @@ function keep(step) {
 function forget() {
   stopPlay();
   [pinned, flying, shown, live, shape, tallest] = [null, null, null, null, null, 0];
+  [widest, asIf] = [0, null];
   known = { bars: [], times: [], nodes: [] };
   steps = new Map();
   chart = emptyChart();

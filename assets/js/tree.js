@@ -28,7 +28,7 @@ let readAt = 0;
 function render() {
   scheduled = false;
   const now = performance.now();
-  const isReadable = !streamed || pinned !== null || now > readAt + READ_EVERY;
+  const isReadable = !streamed || pinned !== null || window.medusaShow?.isOn() || now > readAt + READ_EVERY;
   if (isReadable) readAt = now;
   drawAll(isReadable);
   if (isReadable) scrollTimeline();
@@ -39,10 +39,11 @@ function drawAll(isReadable) {
   root.classList.toggle("is-empty", isEmpty);
   if (isReadable || isEmpty) drawFigures(data ? data.figures : NO_FIGURES);
   if (isEmpty) return;
+  const seen = judged(shown);
   const now = pinned === null ? shown.index : pinned;
   const size = widthIn(root) < NARROW ? "narrow" : widthIn(root) < 960 ? "middle" : "wide";
   if (root.dataset.size !== size) root.dataset.size = size;
-  if (isReadable) drawHead(shown);
+  if (isReadable) drawHead(seen);
   if (isReadable) drawChart(data, known.bars, known.times, pinned);
   if (isReadable) drawPace();
   drawTimeline(known, data.figures.steps, now, pinned === null);
@@ -60,15 +61,16 @@ function drawAll(isReadable) {
   area.classList.toggle("has-card", !card.hidden);
   describeSoon();
   if (!isTree) return;
-  if (isMask) return drawMask(data, shown, widthIn(picture));
+  if (isMask) return drawMask(data, seen, widthIn(picture));
   maskShape = null;
   const width = widthIn(box);
-  const drawn = drawnNodes(shown);
-  const wanted = `${data.drafter}|${width}|${drawn}|${shown.parent}`;
-  if (wanted !== shape) lay(shown, drawn, width);
+  const drawn = drawnNodes(seen);
+  const needs = (widest = Math.max(widest, neededWidth(seen, drawn)));
+  const wanted = `${data.drafter}|${width}|${needs}|${drawn}|${shown.parent}`;
+  if (wanted !== shape) lay(seen, drawn, width);
   shape = wanted;
-  fill(shown);
-  if (isReadable) drawLegend(shown);
+  fill(seen);
+  if (isReadable) drawLegend(seen);
   if (hovered !== null) tellNode(hovered);
 }
 

@@ -26,7 +26,7 @@ function tellNode(node) {
   if (node === quiet || !chip || !shown || !shown.parent) return hideTip();
   hovered = node;
   const title = `${shown.text[node]}`;
-  const lines = tipLines(data, shown, node);
+  const lines = tipLines(data, judged(shown), node);
   showTip(chip.group.getBoundingClientRect(), title, [...lines, "click or Enter: both top 10s"]);
 }
 

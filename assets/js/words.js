@@ -50,9 +50,11 @@ function bindWords(data, step, parent) {
   const threshold = figure(step.threshold, parent);
   const letter = figure(step.binds, parent);
   if (threshold === null || !letter) return "";
-  if (letter === "d") return `δ binds: δ·exp(−H) = ${threshold} < ε = ${data.epsilon}`;
-  const other = data.delta * Math.exp(-(figure(step.entropy, parent) ?? 0));
-  return `ε binds: ${data.epsilon} ≤ δ·exp(−H) = ${Number(other.toPrecision(3))}`;
+  const { epsilon, delta } = step === shown || !asIf ? data : asIf;
+  const limit = Number(threshold.toPrecision(3));
+  if (letter === "d") return `δ binds: δ·exp(−H) = ${limit} < ε = ${epsilon}`;
+  const other = delta * Math.exp(-(figure(step.entropy, parent) ?? 0));
+  return `ε binds: ${epsilon} ≤ δ·exp(−H) = ${Number(other.toPrecision(3))}`;
 }
 
 // The head probabilities along the path multiplied: how likely the heads thought this place.

@@ -86,10 +86,10 @@ def _sampling(words: Words) -> dict[str, Any]:
         made["top_k"] = gr.Number(minimum=0, step=1, **words("top_k", "Top-k"))
     with gr.Row():
         epsilon = words("posterior_threshold", "ε (threshold)")
-        made["posterior_threshold"] = gr.Slider(0, 1, step=0.01, **epsilon)
+        made["posterior_threshold"] = gr.Slider(0, 1, step=0.01, elem_id="epsilon", **epsilon)
         made["locked"] = gr.Checkbox(elem_id="lock", **words("locked", "lock δ = √ε"))
         delta = words("posterior_alpha", "δ (alpha)")
-        made["posterior_alpha"] = gr.Slider(0, 0.999, step=0.001, **delta)
+        made["posterior_alpha"] = gr.Slider(0, 0.999, step=0.001, elem_id="delta", **delta)
     return made
 
 

@@ -49,8 +49,8 @@ def build_chat(session: Session, trees: Sequence[str], history: History | None =
         with gr.Column(elem_id="left", scale=5, min_width=320):
             parts = _conversation()
             parts |= _composer()
+            settings = build_settings(trees, parts["vanilla"])  # drawn over the composer
         with gr.Column(elem_id="right", scale=6, min_width=320):
-            settings = build_settings(trees, parts["vanilla"])
             panel, card = script_block("tree", GPU_TIMES=gpu_times()), script_block("peek")
     parts |= {"panel": panel, "card": card, "system": settings.components["system"]}
     _connect(controller, tab, parts)

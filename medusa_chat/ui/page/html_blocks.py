@@ -20,7 +20,7 @@ AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}  # never behind an answer
 PARTS = {
     "tree": (
         *("elements", "draw", "words", "numbers", "chart", "mask", "card", "timeline"),
-        *("frame", "layout", "walk", "steps", "gpu", "pace"),
+        *("frame", "layout", "walk", "steps", "whatif", "gpu", "pace"),
     ),
     "tune": ("elements", "draw", "words", "mask", "layout", "plot", "heat", "shape"),
     "roof": ("elements", "draw", "plot"),

@@ -1,6 +1,7 @@
 """The pace of an answer in a real browser, on a clock that the tests turn themselves."""
 
 import json
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -9,11 +10,22 @@ from support.scripted import ScriptedRunner
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
+from medusa_chat.ui.page.tree_view import printable
 
 STEPS = 12
 SHOWN = "medusaShow.shown()"
 # The show's clock stands until a test turns it.
 CLOCK = "window.now = 0; window.medusaClock = () => window.now"
+# Whether the timeline was seen to play from its first step, however short that was.
+WATCH_PLAY = """() => {
+  const bars = document.querySelector('svg.bars');
+  const play = document.querySelector('.play');
+  new MutationObserver(() => {
+    const isFirst = bars.getAttribute('aria-valuenow') === '1';
+    const isOver = !window.medusaShow.isOn() && bars.getAttribute('aria-valuemax') === '12';
+    if (isFirst && isOver && play.dataset.playing === 'true') window.replayed = true;
+  }).observe(bars, {attributes: true});
+}"""
 GPU = {
     **{"mode": "gpu", "size": "7B", "gpu": "RTX 4090", "precision": "fp16"},
     **{"nodes": 16, "clock": "slow"},
@@ -260,10 +272,11 @@ def test_a_message_waits_for_the_shown_end_or_skips_to_it(tab, runner):
 def test_a_machine_slower_than_the_gpu_says_so_and_replays(tab, runner):
     runner.delay = 0.05
     at_pace(tab, clock="own")
+    tab.evaluate(WATCH_PLAY)
     send(tab, "hello")
     wait_end(tab)  # the clock stands: it was shown as it came
     assert "slower than that GPU" in tab.inner_text(".modelled")
-    tab.wait_for_selector('.play[data-playing="true"]')
+    tab.wait_for_function("window.replayed")
     tab.wait_for_selector('.play[data-playing="false"]')
     assert drawn(tab) == STEPS - 1
 
@@ -274,3 +287,68 @@ def test_other_models_start_at_full_speed(tab, runner):
     send(tab, "hello")
     wait_end(tab)
     assert runner.settings[-1].nodes is None
+
+
+# ---- the settings and the room of the picture ----
+
+
+def letters(tab) -> str:
+    chips = tab.locator("svg.tree .chip")
+    return chips.evaluate_all("all => all.map(chip => chip.dataset.state[0]).join('')")
+
+
+def test_a_slider_recolours_the_tree_beside_it_without_the_model(tab, runner):
+    runner.forced = {"acceptance": "typical", "temperature": 0.7}
+    tab.click("#settings button")
+    tab.get_by_label("typical: lossy; takes what is plausible, always the same text").check()
+    tab.wait_for_selector("#epsilon input[type=range]:not([disabled])")
+    send(tab, "hello")
+    wait_end(tab)
+    tab.wait_for_selector(f'svg.tree[data-step="{STEPS - 1}"]')
+    asked, step = len(runner.settings), runner.last[-1]
+    was = letters(tab)
+    tab.locator("#epsilon input[type=range]").fill("0.99")
+    tab.wait_for_selector(".as-if")
+    draft, taken = step.draft, {0}
+    for node in range(1, len(draft.parents)):  # a chain of one: nothing else is that probable
+        parent = draft.parents[node]
+        limit = min(0.99, 0.99**0.5 * math.exp(-draft.entropies[parent]))
+        if parent in taken and draft.probabilities[node] > limit:
+            taken.add(node)
+    assert "".join("a" if node in taken else "-" for node in range(len(was))) == "".join(
+        letter if letter == "a" else "-" for letter in letters(tab)
+    )
+    box = tab.locator("#epsilon").bounding_box()
+    tree = tab.locator("svg.tree").bounding_box()
+    assert 0 < box["y"] < 900 and 0 < tree["y"] < 900  # both are in sight
+    assert box["x"] + box["width"] <= tree["x"]
+    tab.locator("#epsilon input[type=range]").fill("0.09")
+    tab.wait_for_selector(".as-if", state="detached")
+    assert letters(tab) == was and len(runner.settings) == asked
+
+
+def chip_height(tab) -> float:
+    return tab.locator("svg.tree .frame").first.bounding_box()["height"]
+
+
+def test_a_small_tree_is_drawn_larger(tab, runner):
+    for nodes, least in ((64, 13.9), (4, 18)):
+        runner.nodes = nodes
+        send(tab, "hello")
+        wait_end(tab)
+        tab.wait_for_function(
+            "n => document.querySelectorAll('svg.tree .chip').length === n", arg=nodes
+        )
+        assert chip_height(tab) >= least
+    assert tab.locator("#tree").evaluate("node => node.scrollWidth <= node.clientWidth")
+
+
+def test_no_token_is_cut_on_a_phone(tab, runner):
+    tab.set_viewport_size({"width": 390, "height": 844})
+    send(tab, "hello")
+    wait_end(tab)
+    tab.wait_for_selector(f'svg.tree[data-step="{STEPS - 1}"]', state="attached")
+    shown = tab.locator("svg.tree .token").all_text_contents()
+    texts = {printable(text) for text in runner.last[-1].draft.texts}
+    assert shown and all(text in texts for text in shown)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
