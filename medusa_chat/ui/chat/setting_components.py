@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
 }
 HINTS = {
     "drafter": "who proposes candidates; auto: the heads, if any",
-    "acceptance": "which candidates are from_browser",
+    "acceptance": "which candidates are accepted",
     "temperature": "0: always the likeliest token",
     "top_p": "samples from this share of the probability; 1: all",
     "top_k": "samples from so many tokens; 0: all",
@@ -62,14 +62,6 @@ def build_components(trees: Sequence[str]) -> tuple[dict[str, Any], gr.Button]:
 
     with gr.Accordion("Settings", open=False, elem_id="settings"):
         made = {**_sampling(words), **_drafting(words, trees), **_limits(words)}
-        made["system"] = gr.Textbox(
-            "",
-            label="System prompt (optional)",
-            info="goes before every message of this conversation",
-            lines=1,
-            max_lines=6,
-            elem_id="system",
-        )
         return made, gr.Button("Reset settings", size="sm", elem_id="reset")
 
 
