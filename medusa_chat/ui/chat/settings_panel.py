@@ -21,13 +21,16 @@ class SettingsPanel(SettingsForm):
 
     def remember(self, posted: Posted) -> list[Any]:
         """(what the browser shall keep, an update per setting): vanilla is for now, never for the
-        next visit. Values stay as they are but for a delta that follows epsilon."""
+        next visit. Values stay as they are but for a delta that follows epsilon; under a field
+        whose value is refused stands why."""
         values, valid = self.named(posted), self.valid(posted)
         shown = {**valid, "vanilla": values["vanilla"] is True}
         changes = updates(shown)
         for change, name in zip(changes, DEFAULTS, strict=True):
             if name != "posterior_alpha" or not shown["locked"]:
                 change.pop("value")
+            if wrong := refusal(name, values.get(name), self.trees):
+                change["info"] = wrong
         return [to_line(valid), *changes]
 
     def valid(self, posted: Posted) -> dict[str, Any]:
@@ -89,17 +92,18 @@ def restored(found: object, trees: Sequence[str]) -> dict[str, Any]:
     """What a browser remembered, each value checked; a default where one is missing or wrong."""
     values = dict(DEFAULTS)
     for name, value in found.items() if isinstance(found, dict) else ():
-        if name in DEFAULTS and _is_good(name, value, trees):
+        if name in DEFAULTS and not refusal(name, value, trees):
             values[name] = value
     return values
 
 
-def _is_good(name: str, value: object, trees: Sequence[str]) -> bool:
+def refusal(name: str, value: object, trees: Sequence[str]) -> str:
+    """Why a setting cannot have this value; empty where it can."""
     try:
         checked({name: value}, trees)
-    except MedusaChatError:
-        return False
-    return True
+    except MedusaChatError as error:
+        return str(error)
+    return ""
 
 
 def _read(line: object) -> object:
