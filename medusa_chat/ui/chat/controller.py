@@ -105,6 +105,11 @@ class ChatController(ConversationEvents):
             step = None
         return self._panel(tab, step)
 
+    def newest(self, tab: Tab) -> str:
+        """The panel with the newest answer, after an earlier one was looked at."""
+        tab.chosen_answer = None
+        return self._panel(tab)
+
     async def peek(self, tab: Tab, event: gr.EventData) -> str:
         """What the model would have said at the node the user clicked."""
         answer = self.answer_of(tab)

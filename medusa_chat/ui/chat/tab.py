@@ -151,6 +151,7 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
     parts["system"].blur(controller.set_system, [tab, parts["system"]], None, **AT_ONCE)
     parts["panel"].pace(controller.set_pace, [tab], None, **STEADY)
     parts["panel"].pick(controller.pick, [tab], [parts["panel"]], **STEADY)
+    parts["panel"].newest(controller.newest, [tab], [parts["panel"]], **STEADY)
     parts["panel"].peek(controller.peek, [tab], [parts["card"]], **STEADY)
 
 
