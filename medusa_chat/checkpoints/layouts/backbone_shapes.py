@@ -34,7 +34,8 @@ def refuse_misfits(header: Mapping[str, Entry], config: Mapping[str, Any], where
         outer = name == "lm_head.weight"
         found = _outer(header, name) if outer else header.get(starts[0] + name)
         if found is None:
-            raise ModelError(f"{where} lacks {name}: it is incomplete, {REMEDY}")
+            whole = name if outer else starts[0] + name
+            raise ModelError(f"the weights in {where} lack {whole}: it is incomplete, {REMEDY}")
         if found.shape != shape:
             raise ModelError(
                 f"{where}: tensor {name} is {found.shape}, config.json says {shape}: {REMEDY}"

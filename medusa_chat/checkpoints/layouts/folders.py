@@ -53,6 +53,7 @@ class Folder:
     sizes: Mapping[str, int]
     notes: list[str] = field(default_factory=list)
     _json: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _headers: dict[str, dict[str, Entry]] = field(default_factory=dict)
 
     def path(self, file: str) -> str:
         return f"{self.folder}/{file}" if self.folder else file
@@ -66,7 +67,10 @@ class Folder:
         return self._json[file]
 
     def header(self, file: str) -> dict[str, Entry]:
-        return read_header(self.source, self.path(file))
+        """The tensors of a file, read once."""
+        if file not in self._headers:
+            self._headers[file] = read_header(self.source, self.path(file))
+        return self._headers[file]
 
 
 def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None:
@@ -79,7 +83,7 @@ def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None
     files = [file for file in files if folder.path(file) not in only_heads]
     if not files and not missing:
         return None
-    refuse_odd_settings(folder.source, folder.folder, list(folder.sizes))
+    refuse_odd_settings(folder.source, folder.folder, list(folder.sizes), config)
     if isinstance(folder.source, LocalFolder) and not missing:
         _refuse_weights(folder, files, config)
     return BackboneFiles(

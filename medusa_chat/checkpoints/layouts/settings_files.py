@@ -26,9 +26,12 @@ MAX_GROWTH = 64  # how often longer a text may become by the replacements of a t
 MAX_STEPS = 1000  # of one normalizer or decoder
 
 
-def refuse_odd_settings(source: Source, folder: str, names: Sequence[str]) -> None:
-    """Refuse what the settings files of a model's folder hold. names: the files that are there.
-    Of a Hub repo only what is small is read. Raises ModelError, in one line."""
+def refuse_odd_settings(
+    source: Source, folder: str, names: Sequence[str], config: Mapping[str, Any]
+) -> None:
+    """Refuse what the settings files of a model's folder hold. names: the files that are there;
+    config: what was read of
+    config.json. Of a Hub repo only what is small is read. Raises ModelError, in one line."""
     there = [name for name in OBJECTS if name in names]
     if not isinstance(source, LocalFolder):
         there = there[:1]
@@ -38,7 +41,7 @@ def refuse_odd_settings(source: Source, folder: str, names: Sequence[str]) -> No
         if name == "tokenizer.json":
             _refuse_tokenizer(read_json(source, path, MAX_TOKENIZER), where)
         else:
-            _refuse(name, read_json(source, path), where)
+            _refuse(name, config if name == "config.json" else read_json(source, path), where)
 
 
 def _refuse(name: str, values: Mapping[str, Any], where: str) -> None:
