@@ -70,6 +70,7 @@ let steps = new Map();
 let pinned = null; // the step the user looks at, while newer ones arrive
 let flying = null; // the step that was asked for: {step, at, isDropped}
 let view = "tree";
+let newest = 0; // number of the newest answer that was shown
 let wantsFold = null; // null: by width
 let shape = null; // what the layout was made for
 let chips = [];

@@ -1,6 +1,6 @@
 // Messages that wait for the end of an answer, each with a way to drop it; and what this tab is to
-// ask for next: "refresh" (something changed elsewhere) or "follow" (an answer runs). token: which room
-// on the server is this browser's; kept here, and posted when a tab opens.
+// ask for next: "refresh" (something changed elsewhere) or "follow" (an answer runs). conversation:
+// which one this tab shows; guest: whose it is, of a guest. Both are kept, and posted on opening.
 const root = element.querySelector(".next-block") || element;
 let seen = "";
 let asked = 0;
@@ -29,11 +29,13 @@ function skipButton() {
   return node;
 }
 
-function keep(token) {
+function keep(conversation, guest) {
   try {
-    localStorage.setItem("medusa-chat", token);
+    sessionStorage.setItem("medusa-chat", conversation); // this tab's, for a reload
+    localStorage.setItem("medusa-chat", conversation); // for the next tab
+    if (guest) localStorage.setItem("medusa-chat-guest", guest);
   } catch {
-    // a browser that keeps nothing has a new room in each tab
+    // a browser that keeps nothing begins a new chat in each tab
   }
 }
 
@@ -41,8 +43,8 @@ function show() {
   const value = props.value || "";
   if (!value || value === seen) return;
   seen = value;
-  const { pending, ask, number, token, key, is_demo } = JSON.parse(value);
-  if (token) keep(token);
+  const { pending, ask, number, conversation, guest, key, is_demo } = JSON.parse(value);
+  if (conversation) keep(conversation, guest);
   root.replaceChildren(...pending.map(line));
   if (pending.length && window.medusaShow.isOn()) root.append(skipButton());
   if (window.medusaModel?.isDemo !== is_demo) {

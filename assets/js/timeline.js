@@ -16,7 +16,9 @@ const back = button("back", "back to the latest step", () => goLive());
 const rest = button("skip", "show the rest", () => window.medusaShow?.skip());
 hide(rest, true);
 hide(back, true);
-playbar.append(playButton, caption, rest, back);
+const toNewest = button("newest", "back to the newest answer", () => trigger("newest"));
+hide(toNewest, true);
+playbar.append(playButton, caption, rest, back, toNewest);
 timeline.append(playbar, strip);
 let play = null; // {step, due}: the step that is shown, and when the next one follows
 let pool = [];

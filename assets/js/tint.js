@@ -222,6 +222,23 @@ function schedule() {
   requestAnimationFrame(draw);
 }
 
+// ---- the answer whose steps are shown ----
+
+let shownAnswer = null;
+
+function mark() {
+  const keys = new Map(rows);
+  document.querySelectorAll("#history .message-row").forEach((row, place) => {
+    const isShown = Number((keys.get(place) || "").split(".")[0]) === shownAnswer;
+    if (row.classList.contains("is-shown") !== isShown) row.classList.toggle("is-shown", isShown);
+  });
+}
+
+window.addEventListener("medusa-answer", (event) => {
+  shownAnswer = event.detail;
+  mark();
+});
+
 // ---- what comes in ----
 
 function take() {
@@ -232,6 +249,7 @@ function take() {
   rows = line.rows;
   showTyped(line.typed || []);
   schedule();
+  requestAnimationFrame(mark);
 }
 
 function remember() {
@@ -285,8 +303,11 @@ function saidOnly({ pieces, split }) {
 }
 
 const talk = document.getElementById("talk");
-if (talk && has) {
-  new MutationObserver(() => box.checked && schedule()).observe(talk, {
+if (talk) {
+  new MutationObserver(() => {
+    if (has && box.checked) schedule();
+    mark();
+  }).observe(talk, {
     childList: true,
     subtree: true,
     characterData: true,

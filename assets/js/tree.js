@@ -6,6 +6,8 @@
 function take(next) {
   if (!next || !data || next.answer !== data.answer || next.figures.steps < data.figures.steps) forget();
   data = next;
+  newest = Math.max(newest, next ? next.answer : 0);
+  window.dispatchEvent(new CustomEvent("medusa-answer", { detail: next ? next.answer : null }));
   if (!next) return schedule();
   learn(next);
   next.steps?.forEach(keep);
@@ -48,6 +50,7 @@ function drawAll(isReadable) {
   if (isReadable) drawPace();
   drawTimeline(known, data.figures.steps, now, pinned === null);
   hide(back, pinned === null);
+  hide(toNewest, data.answer >= newest);
   say(back, data.ended ? "back to the latest step" : "back to live");
   const isTree = Boolean(shown.parent);
   const isPlain = isTree && shown.parent.length === 1;

@@ -139,9 +139,12 @@ def inspect(
     report = replace(report, backbone=where)
     try:
         place = source if where == name else open_source(_beside(source, where))
-        files = found.backbone if where == name else backbone_of(place)
     except ModelError as error:
         return replace(report, notes=(*report.notes, f"the backbone is out of reach: {error}"))
+    try:
+        files = found.backbone if where == name else backbone_of(place)
+    except ModelError as error:
+        return _with(report, str(error))
     if files is None:
         return _with(report, f"{where} holds no model: give another --backbone")
     here = isinstance(place, LocalFolder)

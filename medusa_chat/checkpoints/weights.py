@@ -13,6 +13,7 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
+    PreTrainedConfig,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -57,6 +58,8 @@ def read_config(folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers raises all kinds for broken files
         raise ModelError(f"the config in {folder} cannot be read: {first_line(error)}") from error
+    if not isinstance(config.get_text_config(), PreTrainedConfig):
+        raise ModelError(f"the config in {folder} has a text_config that its family does not read")
     refuse_unfit(config)
     return config
 
@@ -165,9 +168,14 @@ def _silent() -> Iterator[None]:
 
 def _generation_config(folder: Path, config: Any) -> Any:
     """The backbone's generation config, else what its own config says of generation."""
-    if (folder / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(folder, local_files_only=True)
-    return GenerationConfig.from_model_config(config)
+    try:
+        if (folder / "generation_config.json").is_file():
+            return GenerationConfig.from_pretrained(folder, local_files_only=True)
+        return GenerationConfig.from_model_config(config)
+    except Exception as error:  # transformers raises all kinds for broken files
+        raise ModelError(
+            f"the generation_config.json in {folder} cannot be read: {first_line(error)}"
+        ) from error
 
 
 def _safe_folder(found: Checkpoint) -> Path:

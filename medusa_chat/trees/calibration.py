@@ -10,7 +10,8 @@ from medusa_chat.errors import ModelError, UsageError
 CALIBRATION_FILE = "medusa_calibration.json"
 
 
-MISSHAPEN = (ValueError, TypeError, AttributeError, UsageError)  # what is there is no calibration
+# what is there is no calibration
+MISSHAPEN = (ValueError, TypeError, AttributeError, RecursionError, UsageError)
 
 
 def _tokens(listed: object) -> tuple[int, ...]:

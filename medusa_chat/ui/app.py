@@ -36,7 +36,16 @@ from medusa_chat.ui.shell import Shell
 from medusa_chat.ui.theme import theme
 from medusa_chat.ui.tune.tab import build_tune
 
-STYLES = ("page.css", "share.css", "chat.css", "tree.css", "compare.css", "models.css", "tune.css")
+STYLES = (
+    "page.css",
+    "share.css",
+    "chat.css",
+    "conversations.css",
+    "tree.css",
+    "compare.css",
+    "models.css",
+    "tune.css",
+)
 EVERYWHERE = ("0.0.0.0", "::")
 USER = "medusa"
 INTERRUPTED = 130
@@ -89,6 +98,7 @@ def build_app(
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat"):
                 chat = build_chat(session, trees, history)
+                share.on_end = chat.controller.sessions.end_guests
             with gr.Tab("Compare", id="compare", elem_id="compare-tab"):
                 controller = chat.controller
                 build_compare(session, trees, (chat.tab, controller.last_message))

@@ -113,7 +113,7 @@ def lose_a_head(folder):
         (remove("config.json"), "no config.json"),
         (remove("model.safetensors"), "holds only Medusa heads"),
         (remove("tokenizer.json"), "no tokenizer"),
-        (truncate("model.safetensors"), "cannot be read"),
+        (truncate("model.safetensors"), "is broken: its tensors need"),
         (truncate("medusa_lm_head.safetensors"), "is broken: its tensors need"),
         (replace_text("config.json", "{"), "is not valid JSON"),
         (replace_text("config.json", "{}"), "no model_type"),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import gradio as gr
 import pytest
-from support.conversations import TREES, ended, turn
+from support.conversations import TREES, ended, known, owner, turn
 from support.waiting import wait_for
 
 from medusa_chat.decoding.events import Step
@@ -19,7 +19,7 @@ from medusa_chat.ui.chat import viewer
 from medusa_chat.ui.chat.answer import Answer, chatbot_row, rows
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.reasoning_spans import pieces_within, spans, visible_text
-from medusa_chat.ui.chat.session_store import SessionStore
+from medusa_chat.ui.chat.session_store import OWNER, SessionStore
 from medusa_chat.ui.chat.setting_components import DEFAULTS, idle
 from medusa_chat.ui.chat.settings_panel import build_settings, restored
 from medusa_chat.ui.chat.step_panel import figures
@@ -29,8 +29,8 @@ from medusa_chat.ui.chat.view import Tab, rows_of
 def post(act, refuse, tab, text="hi", event=None, **settings):
     """What a browser posts, through the same handler: a message, or an event's own fields."""
     with gr.Blocks():
-        panel = build_settings(TREES, gr.Checkbox())
         state, box = gr.State(), gr.Textbox()
+        panel = build_settings(TREES, gr.Checkbox(), gr.Textbox(), state)
     sources = {"text": box} if event is None else {"text": "value", "row": "index"}
     posted = {state: tab, box: text} | {panel.components[n]: v for n, v in settings.items()}
     return panel.handler(act, refuse, state, **sources)(posted, event)
@@ -42,6 +42,10 @@ def roles(chat: ChatSession) -> list[str]:
 
 def event(**data):
     return SimpleNamespace(_data=data)
+
+
+def guest():
+    return SimpleNamespace(headers={GUEST_HEADER: "1"}, username=GUEST)
 
 
 async def watch(controller, tab, until=lambda: False):
@@ -59,10 +63,10 @@ async def watch(controller, tab, until=lambda: False):
 
 
 def test_an_answer_is_committed_once_whatever_tabs_do(controller):
-    tabs = [Tab(), Tab(), Tab()]
+    tabs = [owner(), owner(), owner()]
     controller.send(tabs[0], turn("hi"))
     for tab in tabs[1:]:
-        controller.attach(tab, tabs[0].token)
+        controller.attach(tab, known(tabs[0]))
 
     async def all_of_them():
         await asyncio.gather(*(watch(controller, tab) for tab in tabs))
@@ -78,12 +82,13 @@ def test_an_answer_is_committed_once_whatever_tabs_do(controller):
 
 
 def test_a_tab_that_comes_in_mid_answer_sees_all_of_it(controller):
-    first, second = Tab(), Tab()
+    first, second = owner(), owner()
     controller.send(first, turn("hi"))
     chat = controller.session_of(first)
     asyncio.run(watch(controller, first, lambda: len(chat.answer.steps) >= 5))
-    view = controller.attach(second, first.token)
-    assert second.token == first.token == json.loads(view.next)["token"]
+    view = controller.attach(second, known(first))
+    shown = json.loads(view.next)["conversation"]
+    assert second.conversation == first.conversation == shown
     assert view.history[0]["content"][0]["text"] == "hi"
     updates = asyncio.run(watch(controller, second))
     live = updates[-1][0]
@@ -97,7 +102,7 @@ def test_a_tab_that_comes_in_mid_answer_sees_all_of_it(controller):
 def test_an_answer_goes_on_without_a_tab_and_ends_after_the_grace_time(controller, monkeypatch):
     monkeypatch.setattr(controller.session.runner, "steps", 10_000)
     monkeypatch.setattr(session_module, "GRACE_SECONDS", 600)
-    tab = Tab()
+    tab = owner()
     controller.send(tab, turn("hi"))
     chat = controller.session_of(tab)
     asyncio.run(watch(controller, tab, lambda: len(chat.answer.steps) >= 2))
@@ -109,35 +114,76 @@ def test_an_answer_goes_on_without_a_tab_and_ends_after_the_grace_time(controlle
 
 
 def test_a_clock_that_ticks_before_the_page_has_loaded_costs_no_conversation(controller):
-    first, second = Tab(), Tab()
+    first, second = owner(), owner()
     controller.send(first, turn("hi"))
     assert controller.tick(second)["__type__"] == "update"
-    controller.attach(second, first.token)
+    controller.attach(second, known(first))
     assert controller.session_of(second) is controller.session_of(first)
 
 
 def test_a_tab_that_looks_keeps_the_answer_alive(controller, monkeypatch):
     monkeypatch.setattr(controller.session.runner, "delay", 0.03)
     monkeypatch.setattr(session_module, "GRACE_SECONDS", 0.1)
-    tab = Tab()
+    tab = owner()
     controller.send(tab, turn("hi"))
     asyncio.run(watch(controller, tab))
     assert len(controller.session_of(tab).answer.steps) == 30
 
 
-def test_other_browsers_never_see_a_room(controller):
-    mine, theirs = Tab(), Tab()
+def test_other_guests_never_see_a_conversation(controller):
+    mine, owners = Tab(), owner()
+    controller.attach(mine, None, guest())
     controller.send(mine, turn("my secret"))
-    for token in (None, "", "x" * 32, mine.token[:-1], 7, ["a"], {"a": 1}):
+    assert mine.scope not in ("", OWNER) and len(mine.scope) >= 32
+    names = ("tab", "last", "guest")
+    forged = [None, "", 7, "[]", "{", json.dumps({"guest": mine.scope[:-1]})]
+    forged += [json.dumps(dict.fromkeys(names, mine.conversation))]
+    forged += [json.dumps({"tab": mine.conversation, "guest": OWNER})]
+    for posted in forged:
         stranger = Tab()
-        view = controller.attach(stranger, token)
-        assert stranger.token != mine.token and "secret" not in repr(view)
-        assert json.loads(view.next)["token"] == stranger.token
-    controller.attach(theirs, None)
-    assert controller.tick(theirs)["__type__"] == "update" and "secret" not in repr(
-        controller.refresh(theirs)
-    )
-    assert len(mine.token) >= 32
+        view = controller.attach(stranger, posted, guest())
+        assert stranger.scope not in (mine.scope, OWNER) and "secret" not in repr(view)
+        assert json.loads(view.next)["conversation"] != mine.conversation
+    controller.attach(owners, known(mine))
+    assert controller.tick(owners)["__type__"] == "update"
+    assert "secret" not in repr(controller.refresh(owners))
+
+
+def test_a_guest_never_reaches_a_conversation_of_the_owner(controller):
+    mine, theirs = owner(), Tab()
+    controller.send(mine, turn("my secret"))
+    ended(controller.session_of(mine))
+    view = controller.attach(theirs, known(mine), guest())
+    assert theirs.scope != OWNER and "secret" not in repr(view)
+    id = mine.conversation
+    for act in ("open", "delete", "restore", "rename"):
+        posted = event(id=id, title="taken")
+        view = getattr(controller, f"{act}_conversation")(theirs, posted)
+        assert "secret" not in repr(view) and theirs.conversation != id
+    found = controller.search_conversations(theirs, event(search="my"))
+    assert json.loads(found.conversations)["rows"] == [] and "secret" not in repr(found)
+    (entry,) = controller.list.entries(OWNER)[0]
+    assert (entry.id, entry.title) == (id, "my secret")
+
+
+def test_a_tab_that_has_not_come_reaches_nothing(controller):
+    mine, unknown = owner(), Tab()
+    controller.send(mine, turn("my secret"))
+    view = controller.open_conversation(unknown, event(id=mine.conversation))
+    assert unknown.scope not in ("", OWNER) and "secret" not in repr(view)
+
+
+def test_a_guest_finds_the_same_conversations_again(controller):
+    first, again = Tab(), Tab()
+    controller.attach(first, None, guest())
+    controller.send(first, turn("hi"))
+    ended(controller.session_of(first))
+    controller.attach(again, known(first), guest())
+    assert controller.session_of(again) is controller.session_of(first)
+    controller.sessions.end_guests()
+    later = Tab()
+    controller.attach(later, known(first), guest())
+    assert controller.session_of(later).is_empty and later.scope != first.scope
 
 
 def test_a_message_sent_while_one_runs_waits_and_goes_out_at_the_end(chat):
@@ -176,7 +222,7 @@ def test_a_crowd_of_waiting_messages_is_refused(chat):
         chat.ask(turn(f"next {number}"))
     with pytest.raises(UsageError, match="wait already"):
         chat.ask(turn("too many"))
-    chat.clear()
+    chat.end()
 
 
 def test_one_room_has_one_job_and_rooms_take_turns(controller):
@@ -192,7 +238,7 @@ def test_one_room_has_one_job_and_rooms_take_turns(controller):
     assert sent == ["0 a", "1 a", "0 b"]
 
 
-def test_regenerate_replaces_the_answer_and_sends_the_same(chat):
+def test_regenerate_keeps_the_earlier_version_and_sends_the_same(chat):
     chat.ask(turn())
     ended(chat)
     first = chat.answer
@@ -203,6 +249,12 @@ def test_regenerate_replaces_the_answer_and_sends_the_same(chat):
     assert chat.transcript.answers == {1: chat.answer} and chat.answer is not first
     prompts = chat.session.runner.prompts
     assert prompts[0] == prompts[1] and chat.session.runner.settings[1].seed == 11
+    assert chat.transcript.version(1) == (2, 2)
+    chat.show_version(1, 1)
+    assert chat.transcript.answers == {1: first} and chat.answer is first
+    for wrong in (0, 3):
+        with pytest.raises(UsageError, match="not there any more"):
+            chat.show_version(1, wrong)
 
 
 def test_a_regenerate_that_comes_to_nothing_gives_the_old_answer_back(chat):
@@ -228,6 +280,7 @@ def test_continue_keeps_the_text_and_puts_the_new_one_after_it(chat):
     after = chat.transcript.messages[1]["content"]
     assert after == before + chat.answer.finished.text and len(after) > len(before)
     assert "".join(text for text, _ in chat.answer.pieces) == after and not chat.transcript.notes
+    assert chat.transcript.version(1) == (1, 1)  # the longer one takes the place of the shorter
 
 
 def test_undo_gives_the_turn_back(chat):
@@ -241,7 +294,7 @@ def test_undo_gives_the_turn_back(chat):
         chat.undo()
 
 
-def test_an_edited_question_drops_what_came_after_it_and_is_sent(chat):
+def test_an_edited_question_is_sent_and_the_old_branch_stays_reachable(chat):
     for text in ("first", "second"):
         chat.ask(turn(text))
         ended(chat)
@@ -249,6 +302,10 @@ def test_an_edited_question_drops_what_came_after_it_and_is_sent(chat):
     ended(chat)
     assert [m["content"] for m in chat.transcript.messages if m["role"] == "user"] == ["changed"]
     assert chat.session.runner.prompts[-1] == [{"role": "user", "content": "changed"}]
+    assert chat.transcript.version(0) == (2, 2)
+    chat.show_version(0, 1)
+    said = [m["content"] for m in chat.transcript.messages if m["role"] == "user"]
+    assert said == ["first", "second"] and len(chat.transcript.messages) == 4
 
 
 def test_an_edited_answer_stays_as_edited_and_nothing_is_sent(chat):
@@ -271,21 +328,42 @@ def test_nothing_of_the_past_changes_while_an_answer_runs(chat, act):
     with pytest.raises(UsageError, match="still running"):
         getattr(chat, act)(*arguments)
     assert roles(chat) == ["user"] and chat.pending == []
-    chat.clear()
+    chat.end()
 
 
-def test_clear_ends_the_answer_and_keeps_the_system_prompt(chat):
-    chat.ask(turn(system="be brief"))
-    chat.ask(turn("next"))
-    job = chat._job
-    chat.clear()
-    assert job.is_cancelled and roles(chat) == [] and chat.pending == []
-    assert not chat.is_running and chat.system == "be brief"
-    assert job.done.wait(10)
-    chat.ask(turn("again", system="be brief"))
-    ended(chat)
-    assert roles(chat) == ["user", "assistant"]
-    assert chat.session.runner.prompts[-1][0] == {"role": "system", "content": "be brief"}
+def test_a_new_chat_keeps_the_old_one_and_the_answer_that_runs_there(controller):
+    tab = owner()
+    controller.send(tab, turn("first", system="be brief"))
+    first = controller.session_of(tab)
+    view = controller.new(tab, {"temperature": 1})
+    second = controller.session_of(tab)
+    assert second is not first and second.system == "" and second.settings == {"temperature": 1}
+    assert view.history == [] and view.box == "" and view.system["value"] == ""
+    assert json.loads(view.conversations)["rows"][0][::3] == [first.id, True]
+    assert controller.new(tab, {}) and controller.session_of(tab) is second  # it is empty itself
+    ended(first)
+    assert roles(first) == ["user", "assistant"] and not first.transcript.notes
+    assert [row[0] for row in json.loads(controller.refresh(tab).conversations)["rows"]] == [
+        first.id
+    ]
+    view = controller.open_conversation(tab, event(id=first.id))
+    assert len(view.history) == 2 and view.system["value"] == "be brief"
+    assert json.loads(view.panel)["step"]["index"] == 29
+
+
+def test_an_answer_goes_on_while_another_conversation_is_shown(controller, monkeypatch):
+    monkeypatch.setattr(controller.session.runner, "steps", 10_000)
+    tab = owner()
+    controller.send(tab, turn("first", max_new_tokens=100_000))
+    first = controller.session_of(tab)
+    controller.new(tab, {})
+    monkeypatch.setattr(session_module, "GRACE_SECONDS", 0.5)
+    until = len(first._job.trace) + 200
+    while first.is_running and len(first._job.trace) < until:
+        controller.tick(tab)
+    assert first.is_running
+    first.stop()
+    ended(first)
 
 
 def _raise():
@@ -295,7 +373,7 @@ def _raise():
 
 def test_a_failure_before_any_text_gives_the_messages_back(controller):
     controller.session.runner.reply = lambda prompt, settings: iter(_raise())
-    tab = Tab()
+    tab = owner()
     controller.send(tab, turn("keep me"))
     chat = controller.session_of(tab)
     ended(chat)
@@ -316,16 +394,30 @@ def test_a_failure_in_the_middle_keeps_the_text_and_gives_back_what_waits(chat):
     assert "the script says" in chat.error and chat.pop_returned() == "two"
 
 
-def test_rooms_end_by_age_and_by_number(controller, monkeypatch):
+def test_sessions_leave_the_memory_by_age_and_by_number(controller, monkeypatch):
     monkeypatch.setattr(store_module, "MAX_SESSIONS", 3)
     sessions = SessionStore(controller.session, lambda answer: None)
     made = [sessions.open() for _ in range(3)]
     made[1].seen_at -= 10
     sessions.open()
-    assert sessions.find(made[1].token) is None and sessions.find(made[0].token) is made[0]
+    assert sessions.find(OWNER, made[1].id) is None
+    assert sessions.find(OWNER, made[0].id) is made[0]
     made[0].seen_at -= session_module.IDLE_SECONDS + 1
     sessions.open()
-    assert sessions.find(made[0].token) is None
+    assert sessions.find(OWNER, made[0].id) is None
+
+
+def test_a_guest_has_a_number_and_a_length_of_conversations(controller, monkeypatch):
+    monkeypatch.setattr(store_module, "MAX_OF_ONE_GUEST", 2)
+    monkeypatch.setattr(store_module, "MAX_GUEST_CHARACTERS", 10)
+    sessions = controller.sessions
+    one, two, three = (sessions.open("a") for _ in range(3))
+    assert sessions.all("a") == [two, three] and sessions.find("a", one.id) is None
+    three.ask(turn("12345"))
+    for act in (lambda: three.ask(turn("123456")), lambda: three.edit(0, turn("1" * 11))):
+        with pytest.raises(UsageError, match="as long as|still running"):
+            act()
+    ended(three)
 
 
 def test_steps_of_old_answers_are_let_go(controller, monkeypatch):
@@ -342,16 +434,16 @@ def test_steps_of_old_answers_are_let_go(controller, monkeypatch):
 
 
 def test_a_bad_setting_is_one_line_and_queues_nothing(controller):
-    tab = Tab()
+    tab = owner()
     view = post(controller.send, controller.refuse, tab, "hi", temperature=3)
     assert "temperature" in view.live and controller.session.runner.prompts == []
     assert controller.session_of(tab).transcript.messages == ()
 
 
 def test_a_second_tab_is_told_and_draws_only_what_is_new(controller):
-    one, two = Tab(), Tab()
+    one, two = owner(), owner()
     controller.attach(one, None)
-    controller.attach(two, one.token)
+    controller.attach(two, known(one))
     assert controller.tick(two)["__type__"] == "update"
     controller.send(one, turn("hi"))
     assert json.loads(controller.tick(two))["ask"] == "refresh"
@@ -363,29 +455,30 @@ def test_a_second_tab_is_told_and_draws_only_what_is_new(controller):
     assert len(view.history) == 2 and view.text == ""
     done = {"done": controller.session_of(two).transcript.messages[1]["content"]}
     assert json.loads(view.live) == done  # for a screen reader, once
-    assert controller.attach(Tab(), one.token).live == ""
+    assert controller.attach(owner(), known(one)).live == ""
     again = controller.refresh(two)
     assert isinstance(again.history, dict) and isinstance(again.tint, dict)  # skipped
 
 
 def test_a_new_chat_in_mid_answer_leaves_nothing_of_it_on_the_page(controller):
-    tab = Tab()
+    tab = owner()
     controller.send(tab, turn("hi"))
+    first = controller.session_of(tab)
 
-    async def cleared():
+    async def left():
         async for _ in controller.stream(tab):
-            if tab.transcript_version == controller.session_of(tab).transcript_version:
-                controller.clear(tab)  # the browser asks for it while the stream is open
+            controller.new(tab, {})  # the browser asks for it while the stream is open
 
-    asyncio.run(cleared())
+    asyncio.run(left())
     view = controller.refresh(tab)
     assert (view.live, view.text) == ("", "")
     again = controller.refresh(tab)
     assert isinstance(again.live, dict) and isinstance(again.text, dict)  # skipped
+    ended(first)
 
 
 def test_an_update_stays_small_however_long_the_conversation_is(controller):
-    tab = Tab()
+    tab = owner()
     controller.send(tab, turn("hi"))
     chat = controller.session_of(tab)
     ended(chat)
@@ -402,7 +495,7 @@ def test_a_row_maps_to_its_message_and_only_words_are_edited(controller):
     runner = controller.session.runner
     runner.pieces = ("<think>", "so", "</think>", "Yes", " it", " is")
     runner.steps = 2
-    tab = Tab()
+    tab = owner()
     controller.send(tab, turn("hi"))
     chat = controller.session_of(tab)
     ended(chat)
@@ -422,7 +515,7 @@ def test_a_row_maps_to_its_message_and_only_words_are_edited(controller):
 
 
 def test_a_click_on_an_earlier_answer_shows_its_steps(controller):
-    tab = Tab()
+    tab = owner()
     for text in ("one", "two"):
         controller.send(tab, turn(text))
         ended(controller.session_of(tab))
@@ -436,7 +529,7 @@ def test_a_click_on_an_earlier_answer_shows_its_steps(controller):
 
 
 def test_pieces_of_the_tint_are_sent_once_and_cover_the_words(controller):
-    tab = Tab()
+    tab = owner()
     controller.send(tab, turn("one"))
     chat = controller.session_of(tab)
     ended(chat)
@@ -453,7 +546,7 @@ def test_pieces_of_the_tint_are_sent_once_and_cover_the_words(controller):
 def test_the_plain_rate_is_of_the_answer_and_of_the_last_one_while_it_comes(
     controller, monkeypatch
 ):
-    tab = Tab()
+    tab = owner()
     controller.send(tab, turn("hi"))
     ended(controller.session_of(tab))
     answer = controller.answer_of(tab)
@@ -467,7 +560,7 @@ def test_the_plain_rate_is_of_the_answer_and_of_the_last_one_while_it_comes(
 
 
 def test_a_plain_answer_and_one_without_a_timing_have_no_ratio(controller):
-    tab = Tab()
+    tab = owner()
     controller.send(tab, turn("hi", vanilla=True))
     ended(controller.session_of(tab))
     plain = controller.answer_of(tab)
@@ -571,10 +664,9 @@ def test_the_steps_of_an_answer_are_its_pieces(controller):
 def test_only_the_owners_answers_are_learnt_from(controller, is_owner):
     learnt = []
     controller.sessions.learn = learnt.append
-    chat, visitor = controller.sessions.open(), SimpleNamespace(headers={}, username=None)
-    if not is_owner:
-        visitor = SimpleNamespace(headers={GUEST_HEADER: "1"}, username=GUEST)
-    controller.attach(Tab(), chat.token, visitor)
+    tab, visitor = Tab(), SimpleNamespace(headers={}, username=None) if is_owner else guest()
+    controller.attach(tab, None, visitor)
+    chat = controller.session_of(tab)
     chat.ask(turn("hello"))
     ended(chat)
     assert learnt == ([chat.answer] if is_owner else [])

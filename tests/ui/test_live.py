@@ -6,6 +6,7 @@ import time
 
 import httpx
 import pytest
+from support.conversations import known, owner
 from support.scripted import ScriptedRunner
 
 from medusa_chat.messages import LoadRequest
@@ -96,9 +97,9 @@ def test_an_update_without_news_is_a_comment_and_a_text_that_changes_is_sent_who
 
 
 def test_what_changes_elsewhere_in_the_room_is_told_once(controller):
-    tab, other = Tab(), Tab()
+    tab, other = owner(), owner()
     controller.send(tab, checked({"text": "hi"}, ()))
-    controller.attach(other, tab.token)
+    controller.attach(other, known(tab))
 
     async def meanwhile():
         events = []

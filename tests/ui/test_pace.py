@@ -78,10 +78,13 @@ def test_a_message_waits_for_the_shown_end(controller):
     assert chat.transcript.messages[2]["content"] == "and then?"
 
 
-def test_a_new_chat_ends_a_show(controller):
+def test_a_new_chat_ends_a_show_and_the_answer_is_kept_whole(controller):
     tab, chat = asked(controller)
-    controller.clear(tab)
-    assert not chat.is_running and chat.transcript.messages == ()
+    controller.new(tab, {})
+    ended(chat)
+    assert controller.session_of(tab).is_empty
+    assert chat.transcript.messages[-1]["content"] == chat.answer.text
+    assert len(chat.answer.steps) == 30
 
 
 def test_the_stream_brings_every_step_once_with_its_tree(controller):

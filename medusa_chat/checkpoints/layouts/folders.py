@@ -5,12 +5,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from medusa_chat.checkpoints.layouts.backbone_shapes import refuse_misfits
 from medusa_chat.checkpoints.layouts.entry import Entry
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.names import are_heads, part_of, prefix_of
+from medusa_chat.checkpoints.layouts.settings_files import refuse_odd_settings
 from medusa_chat.checkpoints.layouts.shapes import read_heads
-from medusa_chat.checkpoints.layouts.source import Source, read_json
+from medusa_chat.checkpoints.layouts.source import LocalFolder, Source, read_json
 from medusa_chat.errors import ModelError
 
 WEIGHTS = (".safetensors", ".pt", ".bin")
@@ -51,6 +53,7 @@ class Folder:
     sizes: Mapping[str, int]
     notes: list[str] = field(default_factory=list)
     _json: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _headers: dict[str, dict[str, Entry]] = field(default_factory=dict)
 
     def path(self, file: str) -> str:
         return f"{self.folder}/{file}" if self.folder else file
@@ -64,7 +67,10 @@ class Folder:
         return self._json[file]
 
     def header(self, file: str) -> dict[str, Entry]:
-        return read_header(self.source, self.path(file))
+        """The tensors of a file, read once."""
+        if file not in self._headers:
+            self._headers[file] = read_header(self.source, self.path(file))
+        return self._headers[file]
 
 
 def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None:
@@ -77,6 +83,9 @@ def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None
     files = [file for file in files if folder.path(file) not in only_heads]
     if not files and not missing:
         return None
+    refuse_odd_settings(folder.source, folder.folder, list(folder.sizes), config)
+    if isinstance(folder.source, LocalFolder) and not missing:
+        _refuse_weights(folder, files, config)
     return BackboneFiles(
         folder=folder.folder,
         config=config,
@@ -85,6 +94,15 @@ def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None
         bytes=sum(folder.sizes[file] for file in files),
         has_tokenizer=any(name in folder.sizes for name in TOKENIZERS),
     )
+
+
+def _refuse_weights(folder: Folder, files: list[str], config: Mapping[str, Any]) -> None:
+    """Refuse what can be told from the headers of the weights. Of a Hub repo they are not read:
+    what is downloaded is checked against its size and hash."""
+    header: dict[str, Entry] = {}
+    for file in files:
+        header |= folder.header(file)
+    refuse_misfits(header, config, f"{folder.source.name}/{folder.path(files[0])}")
 
 
 def _model_files(folder: Folder) -> tuple[list[str], list[str], dict[str, str]]:

@@ -97,13 +97,13 @@ class Stream(io.RawIOBase):
         return len(data)
 
 
-def read_json(source: Source, file: str) -> dict[str, Any]:
-    """A JSON object. Raises ModelError for anything else, and for more than MAX_JSON bytes."""
+def read_json(source: Source, file: str, most: int = MAX_JSON) -> dict[str, Any]:
+    """A JSON object. Raises ModelError for anything else, and for more than `most` bytes."""
     size = source.files().get(file, 0)
-    if size > MAX_JSON:
+    if size > most:
         raise ModelError(f"{file} of {source.name} has {size} bytes: no configuration is so large")
     try:
-        value = json.loads(source.read(file, 0, MAX_JSON))
+        value = json.loads(source.read(file, 0, most))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} of {source.name} is not valid JSON: fetch it again") from error
     if not isinstance(value, dict):

@@ -50,18 +50,12 @@ class Answer:
         """Fold in what is new in the trace."""
         new: list[Piece] = []
         for event in events:
+            self._count(event)
             if isinstance(event, Step):
-                self.steps.append(event)
-                self.tokens += len(event.token_ids)
-                self.seconds += event.seconds
-                self.backbone_seconds += event.backbone_seconds
-                self.heads_seconds += event.heads_seconds
                 new.append((event.text, len(event.token_ids)))
             elif isinstance(event, Prefilled):
-                self.prefilled = event
                 new.append((event.text, 1))
             else:
-                self.finished = event
                 new.append((event.tail, len(self.steps[-1].token_ids) if self.steps else 1))
         self._append(new)
 
@@ -77,6 +71,32 @@ class Answer:
         made = Answer(self.number, self.before, first_seconds=self.first_seconds)
         made.add([first, *steps, Finished("cancelled", ids, text, "", stats)])
         return made
+
+    def recall(self, events: Iterable[Event]) -> None:
+        """Take the recorded events of this answer back, whose text is here already."""
+        self.steps, self.tokens = [], 0
+        self.seconds = self.backbone_seconds = self.heads_seconds = 0.0
+        for event in events:
+            self._count(event)
+
+    @property
+    def events(self) -> list[Event]:
+        """All that was recorded of it."""
+        ends = ([self.prefilled], [self.finished])
+        first, last = ([event for event in end if event is not None] for end in ends)
+        return [*first, *self.steps, *last]
+
+    def _count(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self.steps.append(event)
+            self.tokens += len(event.token_ids)
+            self.seconds += event.seconds
+            self.backbone_seconds += event.backbone_seconds
+            self.heads_seconds += event.heads_seconds
+        elif isinstance(event, Prefilled):
+            self.prefilled = event
+        else:
+            self.finished = event
 
     def say(self, status: str) -> None:
         """Tell what happens while there is no text."""

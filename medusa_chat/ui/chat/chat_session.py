@@ -1,19 +1,21 @@
-"""ChatSession: one browser's conversation and the answer that runs, kept by the server. No gradio.
+"""ChatSession: a conversation that is open, and the answer that runs in it. No gradio.
 
 Tabs only show it: they open, reload and close, and the answer neither stops nor ends twice.
 """
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from medusa_chat.decoding.events import Event
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.stored_conversation import StoredConversation
 from medusa_chat.ui.chat.answer import Answer, Piece
+from medusa_chat.ui.chat.conversation import GONE, Conversation
 from medusa_chat.ui.chat.transcript import Transcript, Turn
 from medusa_chat.ui.page.inputs import Inputs
 
@@ -22,50 +24,51 @@ WATCH_SECONDS = 0.2  # between two checks of that
 IDLE_SECONDS = 3 * 24 * 3600.0
 MAX_PENDING = 8
 NOTHING_TO_ADD = "the model has nothing to add: its answer is complete"
-BUSY = "An answer is still running: stop it, or wait for its end."
+TOO_LONG = "this conversation is as long as a guest's may be: begin a new chat"
 
 
-class ChatSession:
-    """One browser's conversation. Every method may be called from any thread.
+class ChatSession(Conversation):
+    """A conversation and the answer that runs in it. Every method may be called from any thread.
 
-    version grows with each change, transcript_version with each change of what has been said. A
-    refusal is a UsageError and changes nothing. is_kept: whether it may be written to disk;
-    `changed` is called with each change of what would be written.
+    `ended` is called with each answer that is over. number: of the next answer, never given twice.
+    is_kept: whether it may be written to disk. most: characters that may be said in it.
     """
 
     def __init__(
         self,
-        token: str,
+        id: str,
+        scope: str,
         session: Session,
-        ended: Callable[[Answer], None],
+        ended: Callable[["ChatSession", Answer], None],
         changed: Callable[["ChatSession"], None] = lambda chat: None,
+        number: Callable[[], int] | None = None,
     ) -> None:
-        self.token = token
+        super().__init__(id, scope, changed)
         self.session = session
-        self.transcript = Transcript()
-        self.answer = Answer()
+        self.number = number or itertools.count(1).__next__
+        self.answer = Answer(self.number())
         self.pending: list[Inputs] = []
-        self.system = ""
-        self.error = ""
-        self.version = 1
-        self.transcript_version = 1
-        self.is_running = False
-        self.is_kept = False  # until its owner has come
-        self.seen_at = time.monotonic()
+        self.is_kept = False
+        self.most: int | None = None
+        self.shown_at = time.monotonic()
         self._ended = ended
-        self._changed = changed
         self._watching = 0
         self._job: Ticket[Event] | None = None
         self._turn: Turn | None = None
         self._taken = 0
         self._returned = ""
-        self._lock = threading.RLock()
+
+    def restore(self, kept: StoredConversation, number: Callable[[], int] | None = None) -> None:
+        """Become what a store kept; its last answer is the one that is shown."""
+        super().restore(kept, number or self.number)
+        self.answer = self.transcript.last_answer or self.answer
 
     # ---- what a person does ----
 
     def ask(self, inputs: Inputs) -> None:
         """Send a message; while an answer runs it waits its turn."""
         with self._lock:
+            self._check_length(inputs.text)
             if self.is_running and len(self.pending) >= MAX_PENDING:
                 raise UsageError(f"{MAX_PENDING} messages wait already: drop one, or let them go")
             if self.is_running:
@@ -100,7 +103,8 @@ class ChatSession:
                 self.transcript.answers.get(position),
             )
             before = last.pieces if last and last.text == text else [(text, 0)]
-            self._begin(inputs, self.transcript.head(position), before=before)
+            replaces = self.transcript.tree.path[position].id
+            self._begin(inputs, self.transcript.head(position), "", before, replaces)
 
     def undo(self) -> str:
         """Remove the last turn; returns the user's text, for the message box."""
@@ -109,28 +113,33 @@ class ChatSession:
             if not length:
                 raise UsageError("there is nothing to undo")
             text = self.transcript.messages[length - 1]["content"]
-            self._set_transcript(self.transcript.head(length - 1))
+            gone = self.transcript.tree.path[length - 1].id
+            self._set_transcript(self.transcript.without(gone))
             return text
 
     def edit(self, position: int, inputs: Inputs) -> None:
-        """Change a message. One of the user is sent again, and what came after it is dropped."""
+        """Change a message. One of the user is sent again as another version of it; what came
+        after the one before stays reachable."""
         with self._idle():
             if position >= len(self.transcript.messages):
-                raise UsageError("this message is not there any more")
+                raise UsageError(GONE)
+            self._check_length(inputs.text)
             if self.transcript.messages[position]["role"] == "user":
                 self._begin(inputs, self.transcript.head(position), inputs.text)
                 return
             self._set_transcript(self.transcript.with_text(position, inputs.text))
 
-    def clear(self) -> None:
-        """A new conversation; the answer that runs is ended, the system prompt stays."""
+    def show_version(self, position: int, version: int) -> None:
+        """Show another version of a message, with the steps of the answer it comes to."""
         with self._lock:
-            if self._job is not None:
-                self.session.cancel(self._job)
-            self._job, self._turn, self.is_running = None, None, False
-            self.pending, self._returned = [], ""
-            self.answer = Answer(self.answer.number + 1)
-            self._set_transcript(Transcript())
+            super().show_version(position, version)
+            self.answer = self.transcript.last_answer or self.answer
+
+    def end(self) -> None:
+        """End the answer that runs, and forget what waits."""
+        with self._lock:
+            self.pending = []
+            self.stop()
 
     def stop(self, shown: int | None = None) -> None:
         """End the answer at its next step; the text so far is kept. shown: of how many steps,
@@ -148,14 +157,6 @@ class ChatSession:
             if self._turn is not None and self.answer.number == number:
                 self._turn.shown.set()
 
-    def set_system(self, text: str) -> None:
-        """Set the system prompt of the turns to come."""
-        with self._lock:
-            if text != self.system:
-                self.system = text
-                self._changed(self)
-                self._change()
-
     # ---- what tabs do ----
 
     def enter(self) -> None:
@@ -163,14 +164,28 @@ class ChatSession:
         with self._lock:
             self._watching += 1
 
-    def leave(self) -> None:
-        """A tab has stopped streaming the answer."""
+    def leave(self, is_shown: bool = True) -> None:
+        """A tab has stopped streaming the answer. is_shown: False where it shows another
+        conversation now."""
         with self._lock:
             self._watching -= 1
-            self.seen_at = time.monotonic()
+            self.seen_at = self.shown_at = time.monotonic()
+            if not is_shown:
+                self.turn_away()
+
+    def turn_away(self) -> None:
+        """A tab shows another conversation now: what nobody looks at is not shown slowly."""
+        with self._lock:
+            if not self._watching:
+                self.end_show(self.answer.number)
 
     def touch(self) -> None:
-        """A tab is there. Messages that waited for one are sent."""
+        """A tab shows it."""
+        self.shown_at = time.monotonic()
+        self.keep_alive()
+
+    def keep_alive(self) -> None:
+        """A tab is there, whatever it shows. Messages that waited for one are sent."""
         with self._lock:
             self.seen_at = time.monotonic()
             if self.pending and not self.is_running:
@@ -217,13 +232,18 @@ class ChatSession:
         self._begin(inputs, self.transcript, inputs.text)
 
     def _begin(
-        self, inputs: Inputs, kept: Transcript, text: str = "", before: Sequence[Piece] = ()
+        self,
+        inputs: Inputs,
+        kept: Transcript,
+        text: str = "",
+        before: Sequence[Piece] = (),
+        replaces: int | None = None,
     ) -> None:
         """Submit a request for an answer. kept: what the conversation goes on from. text: what the
-        user says then. before: the text of the answer that is continued."""
-        self._turn, self._taken = Turn(text, self.transcript, inputs.is_paced), 0
-        self.is_running = True
-        self.answer = Answer(self.answer.number + 1, before)
+        user says then. before, replaces: text and message of the answer that is continued."""
+        self._turn = Turn(text, self.transcript, inputs.is_paced, replaces=replaces)
+        self._taken, self.is_running = 0, True
+        self.answer = Answer(self.number(), before)
         self.system = inputs.system
         transcript = kept.plus("user", text) if text else kept
         messages = list(transcript.messages)
@@ -232,7 +252,7 @@ class ChatSession:
         if self.answer.text:
             messages.append({"role": "assistant", "content": self.answer.text})
         self._job = self.session.submit(Reply(messages, inputs.settings))
-        self._set_transcript(transcript)
+        self._say_more(transcript)
         follower = threading.Thread(target=self._follow, args=(self._job,), daemon=True)
         follower.start()
 
@@ -249,8 +269,9 @@ class ChatSession:
     def _wait_shown(self, job: Ticket[Event]) -> None:
         """Until a browser has shown the answer, where it does so slower than it came."""
         turn = self._turn
-        while turn is not None and turn.is_paced and not job.error and not self.is_left:
-            if turn.shown.wait(WATCH_SECONDS) or job is not self._job:
+        while turn is not None and turn.is_paced and not job.error:
+            is_shown = self._watching or time.monotonic() - self.shown_at < GRACE_SECONDS
+            if not is_shown or turn.shown.wait(WATCH_SECONDS) or job is not self._job:
                 return
 
     def _settle(self, job: Ticket[Event]) -> None:
@@ -262,16 +283,16 @@ class ChatSession:
             self.answer = answer = answer.head(turn.cut)
         self._job, self._turn, self.is_running = None, None, False
         answer.is_kept = self.is_kept
-        self._ended(answer)
         note = f"stopped: {job.error}" if job.error else answer.note
         failed = job.error or (answer.finished.message if answer.finished else "")
         if answer.is_empty and (note or answer.before):
             self._returned = turn.text
             self._set_transcript(turn.before, failed or note or NOTHING_TO_ADD)
         else:
-            self._set_transcript(
-                self.transcript.plus("assistant", answer.text, answer, note), failed
-            )
+            said = self.transcript.plus("assistant", answer.text, answer, note)
+            is_continued = turn.replaces is not None
+            self._say_more(said.without(turn.replaces) if is_continued else said, failed)
+        self._ended(self, answer)
         if failed:  # what waits was written for an answer that is not there
             self._returned = "\n\n".join(
                 text for text in (self._returned, *(i.text for i in self.pending)) if text
@@ -280,19 +301,9 @@ class ChatSession:
         elif self.pending and not self.is_left:
             self._begin_next()
 
-    @contextmanager
-    def _idle(self) -> Iterator[None]:
-        """The lock of this chat session; refused while an answer runs."""
-        with self._lock:
-            if self.is_running:
-                raise UsageError(BUSY)
-            yield
-
-    def _set_transcript(self, transcript: Transcript, error: str = "") -> None:
-        self.transcript, self.error = transcript, error
-        self.transcript_version += 1
-        self._changed(self)
-        self._change()
-
-    def _change(self) -> None:
-        self.version += 1
+    def _check_length(self, text: str) -> None:
+        """Refuse more than may be said here."""
+        if self.most is not None:
+            said = sum(len(one.content) for one in self.transcript.tree.said.values())
+            if said + len(text) > self.most:
+                raise UsageError(TOO_LONG)

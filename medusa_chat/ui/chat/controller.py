@@ -8,15 +8,15 @@ import gradio as gr
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.chat.answer import Row
 from medusa_chat.ui.chat.chat_session import ChatSession
+from medusa_chat.ui.chat.conversation_events import ConversationEvents
 from medusa_chat.ui.chat.node_card import card_line
 from medusa_chat.ui.chat.pace import Pace, usual_pace
 from medusa_chat.ui.chat.view import Tab, View, error_line, rows_of
-from medusa_chat.ui.chat.viewer import ChatViewer
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import Inputs, checked
 
 
-class ChatController(ChatViewer):
+class ChatController(ConversationEvents):
     """What the Chat tab's events do, shared by all browser tabs."""
 
     def send(self, tab: Tab, inputs: Inputs) -> View:
@@ -60,11 +60,6 @@ class ChatController(ChatViewer):
         tab.transcript_version = 0
         return self.refuse(tab, error)
 
-    def clear(self, tab: Tab) -> View:
-        """A new conversation."""
-        self.session_of(tab).clear()
-        return self._view(tab)._replace(box="")
-
     def stop(self, tab: Tab, shown: object = "") -> None:
         """End the answer at its next step; the text so far is kept. shown: of how many steps, in
         digits, where the tab shows them one by one."""
@@ -98,8 +93,9 @@ class ChatController(ChatViewer):
         except MedusaChatError as error:
             gr.Warning(str(error))
             return
-        tab.system = text
-        self.session_of(tab).set_system(text)
+        chat = self.session_of(tab)
+        chat.set_system(text)
+        tab.system = (text, tab.system[1] if tab.system else "")
 
     def pick(self, tab: Tab, event: gr.EventData) -> str:
         """The panel with the step the user chose; without one the latest."""
@@ -108,6 +104,11 @@ class ChatController(ChatViewer):
         except MedusaChatError:
             step = None
         return self._panel(tab, step)
+
+    def newest(self, tab: Tab) -> str:
+        """The panel with the newest answer, after an earlier one was looked at."""
+        tab.chosen_answer = None
+        return self._panel(tab)
 
     async def peek(self, tab: Tab, event: gr.EventData) -> str:
         """What the model would have said at the node the user clicked."""
@@ -124,7 +125,10 @@ class ChatController(ChatViewer):
             answer = chat.transcript.answers.get(self._row(chat, row).position)
         except (MedusaChatError, IndexError):
             return gr.skip()
-        if answer is None or not answer.steps or chat.is_running:
+        if answer is None or chat.is_running:
+            return gr.skip()
+        if not self.sessions.recall(chat, answer):
+            gr.Info("The steps of this answer are not kept any more.")
             return gr.skip()
         tab.chosen_answer = answer
         return self._panel(tab)

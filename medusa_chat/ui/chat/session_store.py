@@ -1,84 +1,188 @@
-"""SessionStore: one per browser, found by a token that only that browser keeps. No gradio."""
+"""SessionStore: the conversations that are open, found by whose they are and by id. No gradio.
 
+The owner's are the data folder's: every browser of theirs has the same ones, and what is dropped
+from memory here stays on disk. Those of a guest are in memory only.
+"""
+
+import itertools
 import secrets
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 
-from medusa_chat.runtime.history import History, StoredConversation
+from medusa_chat.runtime.history import History
+from medusa_chat.runtime.old_history import old_name
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.step_store import StepStore
+from medusa_chat.runtime.stored_conversation import StoredConversation
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.chat_session import ChatSession
-from medusa_chat.ui.chat.transcript import Transcript
+from medusa_chat.ui.page.inputs import ID
 
-MAX_SESSIONS = 200
-MAX_TOKEN = 100  # characters
+OWNER = "owner"  # the scope of the owner's conversations; each guest's is a secret of their browser
+MAX_SESSIONS = 200  # of the owner in memory
+MAX_GUEST_SESSIONS = 200  # of all guests
+MAX_OF_ONE_GUEST = 20
+MAX_GUEST_CHARACTERS = 200_000  # in one conversation: more than a context holds
 MAX_STEPS_KEPT = 8000  # of finished answers, all sessions: a step of 64 nodes takes about 16 KB
 
 
 class SessionStore:
-    """All sessions of a server, by token. history: where they are kept, None for nowhere."""
+    """All chat sessions of a server. history, steps: where the owner's are kept, None: nowhere."""
 
     def __init__(
-        self, session: Session, ended: Callable[[Answer], None], history: History | None = None
+        self,
+        session: Session,
+        ended: Callable[[Answer], None],
+        history: History | None = None,
+        steps: StepStore | None = None,
     ) -> None:
         self.session = session
         self.history = history
+        self.steps = steps
         self.learn: Callable[[Answer], None] = lambda answer: (
             None
         )  # from what the owner's chats say
         self._ended = ended
-        self._sessions: dict[str, ChatSession] = {}
+        self._number = itertools.count(1).__next__
+        self._sessions: dict[tuple[str, str], ChatSession] = {}
+        self._unsaved: set[str] = set()  # the disk did not take them: they stay in memory
         self._kept: deque[Answer] = deque()
+        self._versions: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._keeping = (
-            threading.Lock()
-        )  # taken inside a chat session's own lock, so never with _lock
+        # Taken inside a chat session's own lock, so never with _lock.
+        self._keeping = threading.Lock()
 
-    def find(self, token: object) -> ChatSession | None:
-        """The chat of a token that a browser keeps, from disk where it was left there; None when
-        it is none of ours."""
-        if not isinstance(token, str) or not 0 < len(token) <= MAX_TOKEN:
+    # ---- finding ----
+
+    def find(self, scope: str, id: object) -> ChatSession | None:
+        """The conversation of this id, from disk where it was left there; None when there is none
+        of this scope."""
+        if not isinstance(id, str) or not ID.fullmatch(id):
             return None
         with self._lock:
-            chat = self._sessions.get(token)
-        kept = self.history.load(token) if chat is None and self.history else None
-        if kept is None:
-            return chat
-        chat = self.open(token)
-        with self._lock:
-            if not chat.transcript.messages and not chat.is_running:
-                chat.transcript, chat.system = Transcript(kept.messages, kept.notes), kept.system
-        return chat
+            chat = self._sessions.get((scope, id))
+        if chat is None and scope == OWNER and self.history:
+            chat = self._from_disk(id) or self._from_disk(old_name(id))
+        return None if chat is None or chat.is_deleted else chat
 
-    def open(self, token: str = "") -> ChatSession:
-        """The chat of a token that this server made, or a new one."""
+    def open(self, scope: str = OWNER, id: object = "") -> ChatSession:
+        """The conversation of this id, or a new one where there is none of this scope. A scope
+        that is empty becomes a guest's."""
+        found = self.find(scope, id) if scope else None
+        return found or self._add(scope or secrets.token_urlsafe(24), secrets.token_urlsafe(12))
+
+    def is_known(self, scope: str) -> bool:
+        """Whether there is a conversation of this scope."""
+        return any(chat.scope == scope for chat in self.all())
+
+    def all(self, scope: str | None = None) -> list[ChatSession]:
+        """The chat sessions in memory; those of one scope, or all."""
         with self._lock:
-            if token not in self._sessions:
-                self._expire()
-                token = token or secrets.token_urlsafe(24)
-                self._sessions[token] = ChatSession(token, self.session, self._keep, self._save)
-            return self._sessions[token]
+            sessions = list(self._sessions.values())
+        return [chat for chat in sessions if scope in (None, chat.scope)]
+
+    def touch(self, scope: str) -> None:
+        """A tab of this scope is there: what runs for it goes on, whatever it shows."""
+        for chat in self.all(scope):
+            if chat.is_running or chat.pending:
+                chat.keep_alive()
+
+    def version(self, scope: str) -> int:
+        """Grows with each change of what a list of this scope's conversations shows."""
+        with self._keeping:
+            return self._versions[scope]
+
+    def recall(self, chat: ChatSession, answer: Answer) -> bool:
+        """Whether the steps of an answer are there: from disk where they were let go of."""
+        message = chat.transcript.message_of(answer)
+        if not answer.steps and chat.is_kept and self.steps and message and not chat.is_running:
+            answer.recall(self.steps.load(chat.id, message))
+            self._hold(answer)
+        return bool(answer.steps)
+
+    def end_guests(self) -> None:
+        """Forget what guests said: their link has ended."""
+        for chat in self.all():
+            if chat.scope != OWNER:
+                self._drop(chat)
+
+    def forget(self, chat: ChatSession) -> bool:
+        """Let go of a conversation that is deleted for good; False when it was brought back."""
+        if not chat.is_deleted:
+            return False
+        chat.is_kept = False  # an answer that ends late is not written
+        self._drop(chat)
+        return True
+
+    # ---- opening and dropping ----
+
+    def _from_disk(self, id: str) -> ChatSession | None:
+        kept = self.history.load(id) if self.history else None
+        return self._add(OWNER, id, kept) if kept else None
+
+    def _add(self, scope: str, id: str, kept: StoredConversation | None = None) -> ChatSession:
+        for chat in list(self._superfluous(scope)):
+            self._drop(chat)
+        made = ChatSession(id, scope, self.session, self._keep, self._save, self._number)
+        made.is_kept = scope == OWNER
+        made.most = None if scope == OWNER else MAX_GUEST_CHARACTERS
+        if kept is not None:
+            made.restore(kept)
+            made.is_on_disk = True
+        with self._lock:
+            return self._sessions.setdefault((scope, id), made)
+
+    def _drop(self, chat: ChatSession) -> None:
+        """Let go of one. Nothing on disk changes."""
+        with self._lock:
+            self._sessions.pop((chat.scope, chat.id), None)
+        if chat.scope != OWNER:
+            chat.end()
+
+    def _superfluous(self, scope: str) -> Iterator[ChatSession]:
+        """Those to drop before one more of this scope: idle ones, then the longest left. One of
+        the owner that runs, or that is not on disk, stays."""
+        chats = sorted(self.all(), key=lambda chat: chat.seen_at)
+        owners = [c for c in chats if c.scope == OWNER and not c.is_running and self._is_safe(c)]
+        guests = [c for c in chats if c.scope != OWNER]
+        mine = [c for c in guests if c.scope == scope]
+        yield from (chat for chat in (*owners, *guests) if chat.is_idle)
+        if scope == OWNER:
+            yield from owners[: max(0, len(owners) + 1 - MAX_SESSIONS)]
+        elif len(mine) >= MAX_OF_ONE_GUEST:
+            yield mine[0]
+        else:
+            yield from guests[: max(0, len(guests) + 1 - MAX_GUEST_SESSIONS)]
+
+    def _is_safe(self, chat: ChatSession) -> bool:
+        return chat.id not in self._unsaved and not chat.is_deleted
+
+    # ---- keeping ----
 
     def _save(self, chat: ChatSession) -> None:
-        if self.history and chat.is_kept:
-            kept = StoredConversation(chat.transcript.messages, chat.transcript.notes, chat.system)
-            self.history.save(chat.token, kept)
+        """What a store keeps of a conversation has changed. An empty one is not kept."""
+        is_saved = True
+        if self.history and chat.is_kept and (not chat.is_empty or chat.is_on_disk):
+            is_saved = self.history.save(chat.id, chat.stored, chat.is_deleted or chat.is_empty)
+            chat.is_on_disk |= is_saved
+        with self._keeping:
+            self._versions[chat.scope] += 1
+            (self._unsaved.discard if is_saved else self._unsaved.add)(chat.id)
 
-    def _expire(self) -> None:
-        """Drop chat sessions: those that are idle, then the one that has been left the longest."""
-        for token in [token for token, chat in self._sessions.items() if chat.is_idle]:
-            del self._sessions[token]
-        while len(self._sessions) >= MAX_SESSIONS:
-            oldest = min(self._sessions.values(), key=lambda chat: chat.seen_at)
-            oldest.clear()
-            del self._sessions[oldest.token]
-
-    def _keep(self, answer: Answer) -> None:
-        """Keep the steps of an answer, and let go of the oldest when there are too many."""
+    def _keep(self, chat: ChatSession, answer: Answer) -> None:
+        """Keep an answer that is over: its steps in memory and, of the owner, on disk."""
         self._ended(answer)
+        message = chat.transcript.message_of(answer)
         if answer.is_kept:
             self.learn(answer)
+        if self.steps and answer.is_kept and answer.steps and message:
+            saved = (chat.id, message, answer.events)
+            threading.Thread(target=self.steps.save, args=saved).start()
+        self._hold(answer)
+
+    def _hold(self, answer: Answer) -> None:
+        """Hold the steps of an answer, and let go of the oldest when there are too many."""
         with self._keeping:
             self._kept.append(answer)
             total = sum(len(kept.steps) for kept in self._kept)

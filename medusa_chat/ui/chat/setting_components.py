@@ -5,7 +5,6 @@ from typing import Any
 
 import gradio as gr
 
-from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.ui.page.inputs import DRAFTERS, follows
 
 ACCEPTANCES = [
@@ -43,6 +42,7 @@ HINTS = {
     "seed": "empty: a new one for every answer",
     "stop": "one per line; the answer ends before it",
 }
+# Numbers have no range here: Gradio would raise before a handler can say what is wrong.
 Words = Callable[[str, str], dict[str, Any]]  # of a setting's name and label: what Gradio shows
 GREEDY = "no effect at temperature 0: always the most likely token"
 
@@ -62,14 +62,6 @@ def build_components(trees: Sequence[str]) -> tuple[dict[str, Any], gr.Button]:
 
     with gr.Accordion("Settings", open=False, elem_id="settings"):
         made = {**_sampling(words), **_drafting(words, trees), **_limits(words)}
-        made["system"] = gr.Textbox(
-            "",
-            label="System prompt (optional)",
-            info="goes before every message of this conversation",
-            lines=1,
-            max_lines=6,
-            elem_id="system",
-        )
         return made, gr.Button("Reset settings", size="sm", elem_id="reset")
 
 
@@ -83,7 +75,7 @@ def _sampling(words: Words) -> dict[str, Any]:
     with gr.Row():
         made["temperature"] = gr.Slider(0, 2, step=0.05, **words("temperature", "Temperature"))
         made["top_p"] = gr.Slider(0, 1, step=0.01, **words("top_p", "Top-p"))
-        made["top_k"] = gr.Number(minimum=0, step=1, **words("top_k", "Top-k"))
+        made["top_k"] = gr.Number(step=1, **words("top_k", "Top-k"))
     with gr.Row():
         epsilon = words("posterior_threshold", "ε (threshold)")
         made["posterior_threshold"] = gr.Slider(0, 1, step=0.01, elem_id="epsilon", **epsilon)
@@ -99,7 +91,7 @@ def _drafting(words: Words, trees: Sequence[str]) -> dict[str, Any]:
         return {
             "drafter": gr.Dropdown(list(DRAFTERS), **words("drafter", "Drafter")),
             "tree": gr.Dropdown(["auto", *trees], **words("tree", "Tree")),
-            "nodes": gr.Number(minimum=1, maximum=MAX_NODES, step=1, **words("nodes", "Nodes")),
+            "nodes": gr.Number(step=1, **words("nodes", "Nodes")),
         }
 
 
@@ -107,7 +99,7 @@ def _limits(words: Words) -> dict[str, Any]:
     with gr.Row():
         length = words("max_new_tokens", "Max new tokens")
         return {
-            "max_new_tokens": gr.Number(minimum=1, step=1, **length),
+            "max_new_tokens": gr.Number(step=1, **length),
             "seed": gr.Textbox(max_lines=1, **words("seed", "Seed")),
             "stop": gr.Textbox(lines=1, max_lines=4, **words("stop", "Stop strings")),
         }

@@ -1,69 +1,90 @@
 """SettingsPanel: the settings of the Chat tab, and what a browser remembers of them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.chat.setting_components import DEFAULTS, build_components, updates
-from medusa_chat.ui.page.html_blocks import AT_ONCE, from_browser, page, script_block
+from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
 from medusa_chat.ui.page.inputs import checked
 from medusa_chat.ui.page.settings_form import Posted, SettingsForm
 from medusa_chat.ui.page.tree_view import to_line
 
+Keep = Callable[[Any, dict[str, Any]], None]  # of a tab and the settings of its conversation
+
 
 class SettingsPanel(SettingsForm):
-    """The chat's settings: all there are, remembered by the browser."""
+    """The chat's settings: all there are, remembered by the browser for its next conversation."""
 
     def remember(self, posted: Posted) -> list[Any]:
         """(what the browser shall keep, an update per setting): vanilla is for now, never for the
-        next visit. Values stay as they are but for a delta that follows epsilon."""
-        values = self.named(posted)
-        valid = restored(values, self.trees)
+        next visit. Values stay as they are but for a delta that follows epsilon; under a field
+        whose value is refused stands why."""
+        values, valid = self.named(posted), self.valid(posted)
         shown = {**valid, "vanilla": values["vanilla"] is True}
         changes = updates(shown)
         for change, name in zip(changes, DEFAULTS, strict=True):
             if name != "posterior_alpha" or not shown["locked"]:
                 change.pop("value")
+            if wrong := refusal(name, values.get(name), self.trees):
+                change["info"] = wrong
         return [to_line(valid), *changes]
 
-    def restore(self, is_plain: object, line: object) -> list[Any]:
-        """An update per setting, from the JSON line that a browser kept."""
-        return updates({**restored(_read(line), self.trees), "vanilla": is_plain is True})
+    def valid(self, posted: Posted) -> dict[str, Any]:
+        """The settings that were posted, a default where one is wrong."""
+        return restored(self.named(posted), self.trees)
+
+    def shown(self, is_plain: object, found: object) -> list[Any]:
+        """An update per setting: those of a conversation, or what a browser kept as JSON."""
+        values = self.read(found) if isinstance(found, str) else restored(found, self.trees)
+        return updates({**values, "vanilla": is_plain is True})
+
+    def read(self, line: object) -> dict[str, Any]:
+        """The settings a browser kept as JSON, a default where one is wrong."""
+        return restored(_read(line), self.trees)
+
+    @property
+    def outputs(self) -> list[gr.components.Component]:
+        """The components that `shown` has updates for."""
+        return [self.components[name] for name in DEFAULTS]
 
 
-def build_settings(trees: Sequence[str], vanilla: gr.Checkbox) -> SettingsPanel:
-    """Put the settings into the gr.Blocks that is open; vanilla is one of them.
+def build_settings(
+    trees: Sequence[str],
+    vanilla: gr.Checkbox,
+    system: gr.Textbox,
+    tab: gr.State,
+    keep: Keep = lambda tab, settings: None,
+) -> SettingsPanel:
+    """Put the settings into the gr.Blocks that is open; vanilla and the system prompt, which
+    belongs to the conversation, are posted with them.
 
-    They are remembered in the browser and said what they do as soon as one is touched.
+    As soon as one is touched the browser remembers all, and so does the conversation: `keep`.
     """
     made, reset = build_components(trees)
-    panel = SettingsPanel({"vanilla": vanilla, **made}, trees)
+    panel = SettingsPanel({"vanilla": vanilla, "system": system, **made}, trees)
     stored = script_block("kept")
-    outputs = [made[name] for name in DEFAULTS]
+
+    def remember(posted: Posted) -> list[Any]:
+        keep(posted[tab], panel.valid(posted))
+        return panel.remember(posted)
+
+    def defaults(tab: Any, is_plain: object) -> list[Any]:
+        keep(tab, dict(DEFAULTS))
+        return [to_line(DEFAULTS), *panel.shown(is_plain, DEFAULTS)]
+
     gr.on(
         [component.input for name, component in panel.components.items() if name != "system"],
-        panel.remember,
-        {vanilla, *outputs},
-        [stored, *outputs],
+        remember,
+        {tab, vanilla, *panel.outputs},
+        [stored, *panel.outputs],
         trigger_mode="always_last",
         **AT_ONCE,
     )
-    reset.click(
-        lambda is_plain: (to_line(DEFAULTS), *panel.restore(is_plain, "")),
-        [vanilla],
-        [stored, *outputs],
-        **AT_ONCE,
-    )
-    page().load(
-        panel.restore,
-        [vanilla, stored],
-        outputs,
-        js=from_browser("medusa-chat-settings", 1),
-        **AT_ONCE,
-    )
+    reset.click(defaults, [tab, vanilla], [stored, *panel.outputs], **AT_ONCE)
     return panel
 
 
@@ -71,17 +92,18 @@ def restored(found: object, trees: Sequence[str]) -> dict[str, Any]:
     """What a browser remembered, each value checked; a default where one is missing or wrong."""
     values = dict(DEFAULTS)
     for name, value in found.items() if isinstance(found, dict) else ():
-        if name in DEFAULTS and _is_good(name, value, trees):
+        if name in DEFAULTS and not refusal(name, value, trees):
             values[name] = value
     return values
 
 
-def _is_good(name: str, value: object, trees: Sequence[str]) -> bool:
+def refusal(name: str, value: object, trees: Sequence[str]) -> str:
+    """Why a setting cannot have this value; empty where it can."""
     try:
         checked({name: value}, trees)
-    except MedusaChatError:
-        return False
-    return True
+    except MedusaChatError as error:
+        return str(error)
+    return ""
 
 
 def _read(line: object) -> object:

@@ -9,11 +9,16 @@ import gradio as gr
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.controller import ChatController
+from medusa_chat.ui.chat.conversation_panel import (
+    build_heading,
+    build_list,
+    connect_conversations,
+)
 from medusa_chat.ui.chat.maths import DELIMITERS
 from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
 from medusa_chat.ui.chat.view import Tab, View
 from medusa_chat.ui.page.gpu_times import gpu_times
-from medusa_chat.ui.page.html_blocks import AT_ONCE, from_browser, page, script_block
+from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
 from medusa_chat.ui.page.settings_form import Act, Refuse
 
 EXAMPLES = (  # chosen by measuring: ten steps and more, two tokens a step (tests/ui/test_pace.py)
@@ -46,14 +51,19 @@ def build_chat(session: Session, trees: Sequence[str], history: History | None =
     controller = ChatController(session, trees, history)
     tab = gr.State(Tab())
     with gr.Row(elem_id="columns"):
+        parts = build_list()
         with gr.Column(elem_id="left", scale=5, min_width=320):
-            parts = _conversation()
+            parts |= build_heading()
+            parts |= _conversation()
             parts |= _composer()
-            settings = build_settings(trees, parts["vanilla"])  # drawn over the composer
+            settings = build_settings(  # drawn over the composer
+                trees, parts["vanilla"], parts["system"], tab, controller.keep_settings
+            )
         with gr.Column(elem_id="right", scale=6, min_width=320):
             panel, card = script_block("tree", GPU_TIMES=gpu_times()), script_block("peek")
-    parts |= {"panel": panel, "card": card, "system": settings.components["system"]}
+    parts |= {"panel": panel, "card": card}
     _connect(controller, tab, parts)
+    connect_conversations(controller, tab, parts, settings)
     _connect_answers(controller, tab, parts, settings)
     return ChatParts(controller, tab)
 
@@ -80,6 +90,7 @@ def _conversation() -> dict[str, Any]:
             placeholder=" ",
             latex_delimiters=DELIMITERS,
         )
+        parts["versions"] = script_block("versions")
         parts["text"] = _prose()
         parts["live"] = script_block("live")
         parts["next"] = script_block("next")
@@ -122,7 +133,6 @@ def _composer() -> dict[str, Any]:
             parts["vanilla"] = gr.Checkbox(
                 label="Plain decoding", elem_id="vanilla", container=False
             )
-            parts["clear"] = gr.Button("New chat", elem_id="clear", size="sm")
             parts["send"] = gr.Button("Send", elem_id="send", size="sm", variant="primary")
             parts["stop"] = gr.Button(
                 "Stop", elem_id="stop", size="sm", variant="stop", visible=False
@@ -135,9 +145,6 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
     or to follow the answer that runs: so an answer is followed whoever began it."""
     view = [parts[name] for name in View._fields]
     box, history, following = parts["box"], parts["history"], parts["next"]
-    token = from_browser("medusa-chat", 1)
-
-    page().load(controller.attach, [tab, following], view, js=token, **AT_ONCE)
     following.tick(controller.tick, [tab], [following], **AT_ONCE)
     following.refresh(controller.refresh, [tab, box], view, **AT_ONCE)
     following.write(None, None, [parts["text"]], js=TEXT_SO_FAR, **STEADY)
@@ -146,11 +153,11 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
 
     history.select(controller.choose, [tab], [parts["panel"]], **AT_ONCE)
     parts["undo"].click(controller.undo, [tab], view, **AT_ONCE)
-    parts["clear"].click(controller.clear, [tab], view, **AT_ONCE)
     parts["stop"].click(controller.stop, [tab, following], None, js=SHOWN, **AT_ONCE)
     parts["system"].blur(controller.set_system, [tab, parts["system"]], None, **AT_ONCE)
     parts["panel"].pace(controller.set_pace, [tab], None, **STEADY)
     parts["panel"].pick(controller.pick, [tab], [parts["panel"]], **STEADY)
+    parts["panel"].newest(controller.newest, [tab], [parts["panel"]], **STEADY)
     parts["panel"].peek(controller.peek, [tab], [parts["card"]], **STEADY)
 
 

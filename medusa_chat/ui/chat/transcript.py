@@ -1,47 +1,96 @@
 """Transcript: a conversation at one moment, and the turn that an answer was asked with."""
 
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from medusa_chat.messages import Message
+from medusa_chat.runtime.message_tree import MessageTree
 from medusa_chat.ui.chat.answer import Answer
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """A conversation at one moment. notes, answers: by position of the message they belong to."""
+    """A conversation at one moment: all its messages, and by position those that are shown.
 
-    messages: tuple[Message, ...] = ()
-    notes: dict[int, str] = field(default_factory=dict)
-    answers: dict[int, Answer] = field(default_factory=dict)
+    recorded: the answers of the model, by the ids of their messages; shown or not.
+    """
+
+    tree: MessageTree = field(default_factory=MessageTree)
+    recorded: Mapping[int, Answer] = field(default_factory=dict)
+
+    @classmethod
+    def recalled(cls, tree: MessageTree, number: Callable[[], int]) -> "Transcript":
+        """From the store, which has the pieces of the answers. number: of the next one."""
+        answers = {
+            one.id: Answer(number(), pieces)
+            for one in tree.said.values()
+            if (pieces := pieces_of(one.content, one.lengths))
+        }
+        return cls(tree, answers)
+
+    @cached_property
+    def messages(self) -> tuple[Message, ...]:
+        """What is shown, as a model takes it."""
+        return self.tree.messages
+
+    @cached_property
+    def notes(self) -> dict[int, str]:
+        """Why answers were cut short, by position."""
+        return {place: one.note for place, one in enumerate(self.tree.path) if one.note}
+
+    @cached_property
+    def answers(self) -> dict[int, Answer]:
+        """The answers that are shown, by position."""
+        path = enumerate(self.tree.path)
+        return {at: self.recorded[one.id] for at, one in path if one.id in self.recorded}
+
+    @property
+    def last_answer(self) -> Answer | None:
+        """The latest answer that is shown."""
+        return self.answers[max(self.answers)] if self.answers else None
 
     def head(self, length: int) -> "Transcript":
-        """The first messages of it."""
-        return Transcript(
-            self.messages[:length],
-            {position: note for position, note in self.notes.items() if position < length},
-            {position: answer for position, answer in self.answers.items() if position < length},
-        )
+        """Its first messages are shown; what came after them stays reachable."""
+        return replace(self, tree=self.tree.head(length))
 
     def plus(
         self, role: str, text: str, answer: Answer | None = None, note: str = ""
     ) -> "Transcript":
         """One message more."""
-        position = len(self.messages)
-        return Transcript(
-            (*self.messages, {"role": role, "content": text}),
-            self.notes | ({position: note} if note else {}),
-            self.answers | ({position: answer} if answer else {}),
-        )
+        pieces = answer.pieces if answer and answer.text == text else ()
+        lengths = tuple(count for piece, tokens in pieces for count in (tokens, len(piece)))
+        tree = self.tree.plus(role, text, note, lengths)
+        return Transcript(tree, {**self.recorded, tree.leaf: answer} if answer else self.recorded)
 
     def with_text(self, position: int, text: str) -> "Transcript":
         """The same with an answer of the model rewritten: its steps belong to it no longer."""
-        message: Message = {"role": "assistant", "content": text}
-        return Transcript(
-            (*self.messages[:position], message, *self.messages[position + 1 :]),
-            {at: note for at, note in self.notes.items() if at != position},
-            {at: answer for at, answer in self.answers.items() if at != position},
-        )
+        one = replace(self.tree.path[position], content=text, note="", lengths=())
+        recorded = {at: answer for at, answer in self.recorded.items() if at != one.id}
+        return Transcript(self.tree.replaced(one), recorded)
+
+    def without(self, message: int) -> "Transcript":
+        """Without a message and what follows it; other versions of it stay reachable."""
+        tree = self.tree.without(message)
+        return Transcript(tree, {at: a for at, a in self.recorded.items() if at in tree.said})
+
+    def message_of(self, answer: Answer) -> int | None:
+        """The id of the message that an answer became."""
+        return next((at for at, other in self.recorded.items() if other is answer), None)
+
+    def version(self, position: int) -> tuple[int, int]:
+        """(which version of this message is shown, from 1, and how many there are)."""
+        one = self.tree.path[position].id
+        versions = self.tree.versions(one)
+        return versions.index(one) + 1, len(versions)
+
+    def showing(self, position: int, version: int) -> "Transcript":
+        """Another version of a message, from 1, and what came after it. Raises IndexError."""
+        versions = self.tree.versions(self.tree.path[position].id)
+        if version < 1:
+            raise IndexError(version)
+        return replace(self, tree=self.tree.showing(versions[version - 1]))
 
     def length_before_answer(self) -> int:
         """How many messages there are up to the last one of the user; 0 without one."""
@@ -57,7 +106,8 @@ class Turn:
     before: the conversation.
 
     is_paced: the browser shows the answer slower than it comes, and the turn lasts until `shown`
-    is set. cut: how many steps were shown when it was stopped; None: it was not.
+    is set. cut: how many steps were shown when it was stopped; None: it was not. replaces: the
+    message that the answer goes on from.
     """
 
     text: str
@@ -65,3 +115,13 @@ class Turn:
     is_paced: bool = False
     shown: threading.Event = field(default_factory=threading.Event)
     cut: int | None = None
+    replaces: int | None = None
+
+
+def pieces_of(text: str, lengths: tuple[int, ...]) -> list[tuple[str, int]]:
+    """A text cut into the pieces it came in; nothing where they are not its own."""
+    pieces, start = [], 0
+    for tokens, length in zip(lengths[0::2], lengths[1::2], strict=False):
+        pieces.append((text[start : start + length], tokens))
+        start += length
+    return pieces if start == len(text) else []

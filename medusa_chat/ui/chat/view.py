@@ -21,17 +21,20 @@ MAX_TINTED = 40  # answers, the latest: the tint of an older one is not worth it
 class Tab:
     """One browser tab: whose chat it shows, what it has drawn, and which answer it shows.
 
-    key: a secret of this tab, by which it asks for the stream of an answer. chosen_answer: an
-    earlier answer; None is the latest. number: of the latest it knows. awaits: of the one whose
-    end it has not told. has_live: whether it shows what a stream wrote. tinted: keys of the
-    pieces it has. pace: as chosen; None is the model's usual one.
+    scope: whose conversations it may show; empty until it has come. conversation: the id of the
+    one it shows. key: a secret of this tab, by which it asks for the stream of an answer.
+    chosen_answer: an earlier answer; None is the latest. number: of the latest it knows. awaits:
+    of the one whose end it has not told. has_live: whether it shows what a stream wrote. tinted:
+    keys of the pieces it has. list_version, search, listed: of the list of conversations.
+    pace: as chosen; None is the model's usual one.
     """
 
-    token: str = ""
+    scope: str = ""
+    conversation: str = ""
     key: str = ""
     version: int = 0
     transcript_version: int = 0
-    system: str = ""
+    system: tuple[str, str] | None = None
     asks: int = 0
     is_streaming: bool = False
     has_live: bool = False
@@ -40,6 +43,16 @@ class Tab:
     awaits: int = 0
     tinted: set[str] = field(default_factory=set)
     pace: Pace | None = None
+    list_version: int = -1
+    search: str = ""
+    listed: int = 200
+
+    def turn_to(self, chat: ChatSession) -> None:
+        """Show another conversation from now on: nothing of it is on the page yet."""
+        self.scope, self.conversation = chat.scope, chat.id
+        self.version = self.transcript_version = self.awaits = 0
+        self.number, self.chosen_answer, self.system = chat.answer.number, None, None
+        self.has_live, self.list_version = True, -1
 
 
 class View(NamedTuple):
@@ -59,10 +72,19 @@ class View(NamedTuple):
     undo: Any
     system: Any
     panel: Any
+    versions: Any
+    conversations: Any
 
 
-def view_of(tab: Tab, chat: ChatSession, panel: Callable[[], str]) -> View:
-    """What the tab does not show yet, and from now on does; the rest is skipped."""
+def view_of(
+    tab: Tab,
+    chat: ChatSession,
+    panel: Callable[[], str],
+    conversations: Callable[[], Any],
+    hint: str = "",
+) -> View:
+    """What the tab does not show yet, and from now on does; the rest is skipped. hint: of the
+    system prompt."""
     _notice_answer(tab, chat)
     transcript, is_running = chat.transcript, chat.is_running
     is_new, is_transcript_new = (
@@ -88,8 +110,10 @@ def view_of(tab: Tab, chat: ChatSession, panel: Callable[[], str]) -> View:
         regenerate=can,
         proceed=can,
         undo=can,
-        system=_system(tab, chat),
+        system=_system(tab, chat, hint),
         panel=panel() if is_new and not chat.is_paced else gr.skip(),  # the show draws its own
+        versions=_versions(transcript, shown_rows) if is_transcript_new else gr.skip(),
+        conversations=conversations(),
     )
 
 
@@ -100,11 +124,12 @@ def rows_of(transcript: Transcript) -> list[Row]:
 
 
 def next_line(tab: Tab, chat: ChatSession, ask: str) -> str:
-    """What waits, what the tab's script shall ask for, once per number, and whose chat it is."""
+    """What waits, what the tab's script shall ask for, once per number, and which conversation it
+    shows."""
     tab.asks += bool(ask)
     line = {"pending": [inputs.text[:200] for inputs in chat.pending], "ask": ask}
-    line |= {"number": tab.asks, "token": chat.token, "key": tab.key}
-    return to_line({**line, "is_demo": is_demo(chat.session)})
+    line |= {"number": tab.asks, "key": tab.key, "is_demo": is_demo(chat.session)}
+    return to_line({**line, "conversation": chat.id, "guest": "" if chat.is_kept else chat.scope})
 
 
 def error_line(line: str) -> str:
@@ -139,11 +164,21 @@ def _ending(tab: Tab, chat: ChatSession) -> str:
     return to_line({"done": visible_text(last.text)}) + "\n"
 
 
-def _system(tab: Tab, chat: ChatSession) -> Any:
-    if tab.system == chat.system:
+def _system(tab: Tab, chat: ChatSession, hint: str) -> Any:
+    """The field of the system prompt: its text, and what it does."""
+    before, tab.system = tab.system, (chat.system, hint)
+    if before == tab.system:
         return gr.skip()
-    tab.system = chat.system
-    return chat.system
+    is_new = before is None or before[0] != chat.system
+    return gr.update(info=hint, **({"value": chat.system} if is_new else {}))
+
+
+def _versions(transcript: Transcript, shown_rows: Sequence[Row]) -> str:
+    """{"rows": [[row, version, of how many] ...]}: the messages that have more than one, at the
+    last row of each."""
+    last = {row.position: place for place, row in enumerate(shown_rows) if row.kind != "note"}
+    found = [[place, *transcript.version(position)] for position, place in last.items()]
+    return to_line({"rows": [row for row in found if row[2] > 1]})
 
 
 def _history(transcript: Transcript, shown_rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """ChatViewer: what a browser tab is shown of its chat session, once and while an answer comes."""
 
 import asyncio
+import json
 import secrets
 import time
 import weakref
@@ -13,11 +14,13 @@ from medusa_chat.decoding.events import Event
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.step_store import FOLDER, StepStore
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.chat_session import ChatSession
+from medusa_chat.ui.chat.conversation_list import ConversationList, list_line
 from medusa_chat.ui.chat.reasoning_spans import visible_text
-from medusa_chat.ui.chat.session_store import SessionStore
+from medusa_chat.ui.chat.session_store import OWNER, SessionStore
 from medusa_chat.ui.chat.step_panel import panel_line, show_line
 from medusa_chat.ui.chat.view import Tab, View, next_line, returned, view_of
 from medusa_chat.ui.page.live import Update, Updates
@@ -26,6 +29,8 @@ from medusa_chat.ui.page.status import phase_text
 POLL_SECONDS = 0.042  # between two updates of an answer
 NEAR_SECONDS = 60.0  # that plain decoding's speed is taken to last, on a machine with other work
 KEEP_ALIVE_SECONDS = 0.5  # a tab that was closed is noticed at the next yield
+SYSTEM_HINT = "Goes before every message of this conversation. A new chat starts without one."
+NO_SYSTEM = "No effect with the demo model: it was not trained to follow one."
 
 
 class ChatViewer:
@@ -36,7 +41,9 @@ class ChatViewer:
     ) -> None:
         self.session = session
         self.trees = tuple(trees)
-        self.sessions = SessionStore(session, self._measure, history)
+        steps = StepStore(history.file.parent / FOLDER) if history else None
+        self.sessions = SessionStore(session, self._measure, history, steps)
+        self.list = ConversationList(self.sessions)
         self._plain: dict[tuple[str, str, str], tuple[float, float]] = {}  # rate, when
         self._tabs: weakref.WeakValueDictionary[str, Tab] = weakref.WeakValueDictionary()
 
@@ -64,9 +71,10 @@ class ChatViewer:
         return next(said, "")
 
     def session_of(self, tab: Tab) -> ChatSession:
-        """The chat the tab shows; made when it has none yet, or when it expired."""
-        chat = self.sessions.open(tab.token)
-        tab.token = chat.token
+        """The conversation the tab shows; a new one when it has none yet, or when it is gone."""
+        chat = self.sessions.open(tab.scope, tab.conversation)
+        if (chat.scope, chat.id) != (tab.scope, tab.conversation):
+            tab.turn_to(chat)
         tab.key = tab.key or secrets.token_urlsafe(24)
         self._tabs[tab.key] = tab
         return chat
@@ -78,24 +86,38 @@ class ChatViewer:
 
     # ---- events: a tab comes ----
 
-    def attach(self, tab: Tab, token: object, request: gr.Request | None = None) -> View:
-        """A tab opens or reloads, with the token its browser keeps: everything of its chat. What
-        a guest says is not written to the owner's disk."""
-        known = None if tab.version else self.sessions.find(token)
-        if known is not None:
-            tab.token = known.token
-        chat = self.session_of(tab)
-        chat.is_kept = request is None or not is_guest(request)
-        chat.touch()
+    def attach(self, tab: Tab, known: object, request: gr.Request | None = None) -> View:
+        """A tab opens or reloads: all of the conversation it showed, else of the one that its
+        browser showed last. A guest reaches only what was said in the same browser.
+
+        known: JSON of what the browser keeps, {"tab": id, "last": id, "guest": scope}.
+        """
+        kept = _read(known)
+        if not tab.version:
+            guest = kept.get("guest", "")
+            tab.scope = guest if isinstance(guest, str) and self._is_guest_known(guest) else ""
+            if request is None or not is_guest(request):
+                tab.scope = OWNER
+            ids = (kept.get("tab"), kept.get("last"))
+            found = [id for id in ids if tab.scope and self.sessions.find(tab.scope, id)]
+            tab.conversation = found[0] if found else ""
+        self.session_of(tab).touch()
         return self.refresh(tab)
+
+    def _is_guest_known(self, scope: str) -> bool:
+        return scope != OWNER and self.sessions.is_known(scope)
 
     def tick(self, tab: Tab) -> Any:
         """Once a second: tell the tab to refresh when its chat has changed elsewhere."""
         if not tab.version:
             return gr.skip()  # it has not said yet which chat is its own
+        self.sessions.touch(tab.scope)
         chat = self.session_of(tab)
         chat.touch()
-        if tab.version == chat.version and (tab.is_streaming or not chat.is_running):
+        is_list_shown = tab.list_version == self.sessions.version(tab.scope)
+        is_shown = tab.version == chat.version and is_list_shown
+        is_shown &= tab.system is not None and tab.system[1] == self._hint
+        if is_shown and (tab.is_streaming or not chat.is_running):
             return gr.skip()
         return next_line(tab, chat, "refresh")
 
@@ -117,13 +139,15 @@ class ChatViewer:
                 yield update
         finally:
             tab.is_streaming = False
-            chat.leave()
+            chat.leave(tab.conversation == chat.id)
 
     async def _updates(self, tab: Tab, chat: ChatSession) -> Updates:
         answer, told, sent, shown = chat.answer, 0.0, 0, 0
         before: tuple[str, int, int, bool] | None = None
         while True:
             is_over = chat.answer is not answer or not chat.is_running
+            if tab.conversation != chat.id:
+                return  # the tab shows another one
             if not is_over:
                 chat.fold(self._waiting_for)
             is_paced = chat.is_paced and not is_over
@@ -132,6 +156,7 @@ class ChatViewer:
             now, state = time.monotonic(), (answer.live, steps, version, answer.finished is None)
             if state != before or now > told + KEEP_ALIVE_SECONDS or is_over:
                 before, told = state, now
+                self.sessions.touch(tab.scope)
                 known = sent if self.answer_of(tab) is answer else 0
                 panel = self._panel(tab, since=known)
                 changed = version if version != tab.version and not is_over else 0
@@ -144,7 +169,23 @@ class ChatViewer:
             await asyncio.sleep(max(POLL_SECONDS - spent, POLL_SECONDS / 2))
 
     def _view(self, tab: Tab) -> View:
-        return view_of(tab, self.session_of(tab), lambda: self._panel(tab))
+        chat = self.session_of(tab)
+        return view_of(tab, chat, lambda: self._panel(tab), lambda: self._list(tab), self._hint)
+
+    @property
+    def _hint(self) -> str:
+        """What a system prompt does with the model that is loaded."""
+        model = self.session.state.model
+        return NO_SYSTEM if model is not None and model.name == "demo" else SYSTEM_HINT
+
+    def _list(self, tab: Tab) -> Any:
+        """The list of conversations, when the tab does not show it as it is."""
+        version = self.sessions.version(tab.scope)
+        if tab.list_version == version:
+            return gr.skip()
+        tab.list_version = version
+        entries, is_more = self.list.entries(tab.scope, tab.search, tab.listed)
+        return list_line(entries, self.session_of(tab), tab.search, is_more)
 
     def _waiting_for(self, job: Ticket[Event]) -> str:
         if job.state == "running":
@@ -159,6 +200,7 @@ class ChatViewer:
 
     def _panel(self, tab: Tab, step: int | None = None, since: int = 0) -> str:
         answer = self.answer_of(tab)
+        self.sessions.recall(self.session_of(tab), answer)
         if answer.prefilled is None and not self.session_of(tab).is_running:
             return ""
         return panel_line(answer, self.plain_of(answer), step, since)
@@ -167,3 +209,12 @@ class ChatViewer:
         """Remember the plain speed that was timed beside the answer."""
         if answer.plain_rate and answer.model_key:
             self._plain[answer.model_key] = answer.plain_rate, time.monotonic()
+
+
+def _read(known: object) -> dict[str, Any]:
+    """What a browser keeps, which may be anything."""
+    try:
+        found = json.loads(known) if isinstance(known, str) else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -81,6 +81,6 @@ def _settings(trees: Sequence[str]) -> SettingsForm:
                 "tree": gr.Dropdown(["auto", *trees], value="auto", label="Tree"),
             }
         with gr.Row():
-            length = gr.Number(256, label="Max new tokens", minimum=1, step=1)
+            length = gr.Number(256, label="Max new tokens", step=1)
             seed = gr.Textbox("", label="Seed", placeholder="empty: a fresh one", max_lines=1)
     return SettingsForm({**made, "max_new_tokens": length, "seed": seed}, trees)

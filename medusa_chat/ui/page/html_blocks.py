@@ -30,6 +30,7 @@ PARTS = {
     "live": ("elements", "scroll", "thoughts"),
     "compare": ("elements", "gpu"),
     **dict.fromkeys(("status", "share", "models", "pick"), ("elements",)),
+    **dict.fromkeys(("conversations", "versions"), ("elements",)),
 }
 
 
@@ -62,13 +63,3 @@ def page() -> gr.Blocks:
     """The gr.Blocks that is open, for what happens when a browser loads it."""
     assert isinstance(Context.root_block, gr.Blocks), "build inside a gr.Blocks"
     return Context.root_block
-
-
-def from_browser(name: str, before: int) -> str:
-    """JavaScript for an event's js=: its last input is what the browser keeps under a name.
-
-    before: how many inputs come first. Gradio's own BrowserState is not used: on a slow machine
-    it may not have read the storage when the page's load event posts its value.
-    """
-    read = f"try {{ found = localStorage.getItem({name!r}) || '' }} catch {{}}"
-    return f"(...all) => {{ let found = ''; {read} return [...all.slice(0, {before}), found] }}"

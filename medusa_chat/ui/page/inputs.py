@@ -5,6 +5,7 @@ event hands what it got to `checked` and goes on with the result only.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from medusa_chat.messages import without_broken_characters
 MAX_CHARACTERS = 1_000_000
 MAX_STEP = 1_000_000
 MAX_STOPS = 16
+MAX_TITLE = 200  # characters
+ID = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
 SETTINGS = ("acceptance", "temperature", "top_p", "posterior_threshold", "posterior_alpha")
 WHOLE = ("top_k", "nodes", "max_new_tokens")
 OTHERS = ("drafter", "tree", "seed", "stop", "vanilla", "locked")
@@ -23,15 +26,40 @@ DRAFTERS = ("auto", "medusa", "prompt-lookup")
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an event may use. step: None is the latest. row: of the conversation that is shown.
-    is_paced: whether the browser shows the answer slower than it comes."""
+    """What an event may use. step: None is the latest. row: of the conversation that is shown;
+    version: of the message there, from 1. is_paced: whether the browser shows the answer slower
+    than it comes."""
 
     settings: GenerationSettings
     text: str = ""
     system: str = ""
     step: int | None = None
     row: int | None = None
+    version: int | None = None
     is_paced: bool = False
+
+
+@dataclass(frozen=True)
+class ListInputs:
+    """What an event of the list of conversations may use. id: empty is none."""
+
+    id: str = ""
+    title: str = ""
+    search: str = ""
+    more: bool = False
+
+
+def checked_list(posted: Mapping[str, object]) -> ListInputs:
+    """Everything of one event of the list, checked; None counts as not posted. Raises
+    UsageError."""
+    found = {name: value for name, value in posted.items() if value is not None}
+    id = found.get("id", "")
+    if id != "" and not (isinstance(id, str) and ID.fullmatch(id)):
+        raise UsageError("this is no conversation of the list")
+    title = _clean("the title", found.get("title", ""), MAX_TITLE)
+    search = _clean("the search", found.get("search", ""), MAX_TITLE)
+    more = _switch("more", found.get("more", False))
+    return ListInputs(id, " ".join(title.split()), search.strip(), more)
 
 
 def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
@@ -41,7 +69,8 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
     was wrong and what is allowed.
     """
     try:
-        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, "text", "system", "step", "row"}:
+        places = ("step", "row", "version")
+        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, "text", "system", *places}:
             raise UsageError(f"unknown input {sorted(unknown)[0]!r}")
         return Inputs(
             settings=_settings(posted, trees),
@@ -49,6 +78,7 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
             system=_clean("the system prompt", posted.get("system", "")).strip(),
             step=_count("step", posted.get("step")),
             row=_count("row", posted.get("row")),
+            version=_count("version", posted.get("version")),
         )
     except UsageError as error:
         raise UsageError(_clean_line(str(error))) from None
@@ -122,12 +152,12 @@ def _message(value: object) -> str:
     return text
 
 
-def _clean(what: str, value: object) -> str:
+def _clean(what: str, value: object, most: int = MAX_CHARACTERS) -> str:
     """A text that every later layer can take: no null bytes, no halves of characters."""
     if not isinstance(value, str):
         raise UsageError(f"{what} is a {type(value).__name__}: give a text")
-    if len(value) > MAX_CHARACTERS:
-        raise UsageError(f"{what} has {len(value):,} characters: give at most {MAX_CHARACTERS:,}")
+    if len(value) > most:
+        raise UsageError(f"{what} has {len(value):,} characters: give at most {most:,}")
     return without_broken_characters(value)
 
 

@@ -130,7 +130,7 @@ def test_nothing_to_send_is_one_clear_line(open_tab):
     tab.wait_for_function(
         "document.querySelector('.live-error')?.textContent.includes('message is empty')"
     )
-    tab.get_by_role("button", name="How do I write a letter?").click()
+    tab.locator("#examples").get_by_role("button", name="How do I write a letter?").click()
     tab.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 5")
     assert tab.text_content(".live-error") == ""
     tab.click("#clear")

@@ -346,7 +346,8 @@ def test_a_reload_and_a_second_tab_follow_the_same_answer(slow, open_tab, monkey
     assert last_answer(tab) == last_answer(other)
     assert len(slow.prompts) >= 2 and slow.prompts[-1][-1]["content"] == "from the other"
     tab.click("#clear")
-    rows(other, 0)
+    rows(tab, 0)
+    rows(other, 4)
 
 
 def test_keys_focus_and_finished_sentences(quick, open_tab, monkeypatch):

@@ -352,3 +352,21 @@ def test_no_token_is_cut_on_a_phone(tab, runner):
     texts = {printable(text) for text in runner.last[-1].draft.texts}
     assert shown and all(text in texts for text in shown)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_answer_whose_steps_are_shown_is_marked_with_a_way_back(tab, runner):
+    for count in (1, 2):
+        send(tab, "hello")
+        wait_end(tab)
+        tab.wait_for_function(
+            "n => document.querySelectorAll('#history .bot').length === n", arg=count
+        )
+    rows = "[...document.querySelectorAll('#history .message-row')]"
+    marked = f"{rows}.map(row => +row.classList.contains('is-shown')).join('')"
+    tab.wait_for_function(f"{marked} === '0001'")
+    assert tab.locator(".newest").is_hidden()
+    tab.locator("#history .bot .message-content").first.click()
+    tab.wait_for_function(f"{marked} === '0100'")
+    tab.click(".newest")
+    tab.wait_for_function(f"{marked} === '0001'")
+    assert tab.locator(".newest").is_hidden()

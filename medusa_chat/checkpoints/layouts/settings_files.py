@@ -1,0 +1,142 @@
+"""Settings files beside a model's weights: refused here where another library would fail, or work
+without end, over what they hold."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from medusa_chat.checkpoints.layouts.source import LocalFolder, Source, read_json
+from medusa_chat.errors import ModelError
+
+OBJECTS = (
+    *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "tokenizer.json"),
+)
+MAX_TOKENIZER = 256_000_000  # bytes; the largest known has 35 MB
+MAX_COUNT = 2**31 - 1
+COUNTS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "vocab_size", "max_position_embeddings"),
+)
+OBJECTS_INSIDE = ("rope_parameters", "rope_scaling", "text_config", "quantization_config")
+MAX_EXPERTS = 1_000_000  # and numbers of one expert
+SHORTEST_CONTEXT = 16
+MAX_ENDS = 1000  # end tokens: each is looked for at every step
+MAX_ADDED = 100_000  # added tokens: reading them takes time by the square of their number
+MAX_GROWTH = 64  # how often longer a text may become by the replacements of a tokenizer
+MAX_STEPS = 1000  # of one normalizer or decoder
+
+
+def refuse_odd_settings(
+    source: Source, folder: str, names: Sequence[str], config: Mapping[str, Any]
+) -> None:
+    """Refuse what the settings files of a model's folder hold. names: the files that are there;
+    config: what was read of
+    config.json. Of a Hub repo only what is small is read. Raises ModelError, in one line."""
+    there = [name for name in OBJECTS if name in names]
+    if not isinstance(source, LocalFolder):
+        there = there[:1]
+    for name in there:
+        path = f"{folder}/{name}" if folder else name
+        where = f"{source.name}/{path}"
+        if name == "tokenizer.json":
+            _refuse_tokenizer(read_json(source, path, MAX_TOKENIZER), where)
+        else:
+            _refuse(name, config if name == "config.json" else read_json(source, path), where)
+
+
+def _refuse(name: str, values: Mapping[str, Any], where: str) -> None:
+    if name == "config.json":
+        refuse_odd_config(values, where)
+    if "eos_token_id" in values:
+        _refuse_ends(values["eos_token_id"], where)
+    for key in ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"):
+        _refuse_many(values.get(key), MAX_ADDED, f"{where} has {key}")
+    if name == "added_tokens.json":
+        _refuse_many(values, MAX_ADDED, f"{where} has added tokens")
+    if values.get("compile_config") is not None and not isinstance(values["compile_config"], dict):
+        raise ModelError(f"{where} has no valid compile_config: fetch it again")
+
+
+def refuse_odd_config(config: Mapping[str, Any], where: str) -> None:
+    """Refuse numbers out of range, and parts of another type than every family has."""
+    for key in OBJECTS_INSIDE:
+        if not isinstance(config.get(key), dict | None):
+            raise ModelError(f"{where} has no valid {key}: fetch it again")
+    inner = config.get("text_config") or {}
+    for part in (config, inner):
+        for key in COUNTS:
+            value = part.get(key)
+            if value is not None and (type(value) is not int or not 1 <= value <= MAX_COUNT):
+                raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
+        _refuse_layers(part, where)
+
+
+def _refuse_layers(part: Mapping[str, Any], where: str) -> None:
+    for key in ("num_experts", "num_local_experts", "moe_intermediate_size"):
+        value = part.get(key)
+        if value is not None and (type(value) is not int or not 0 <= value <= MAX_EXPERTS):
+            raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
+    window, kinds = part.get("sliding_window"), part.get("layer_types")
+    if window is not None and (type(window) is not int or not -1 <= window <= MAX_COUNT):
+        raise ModelError(f"{where} has no valid sliding_window ({str(window)[:40]})")
+    are_words = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
+    if kinds is not None and not are_words:
+        raise ModelError(f"{where} has no valid layer_types: fetch it again")
+    positions = part.get("max_position_embeddings")
+    if positions is not None and positions < SHORTEST_CONTEXT:
+        raise ModelError(
+            f"{where} has max_position_embeddings {positions}: {SHORTEST_CONTEXT} are the least"
+        )
+
+
+def _refuse_ends(ends: object, where: str) -> None:
+    listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    _refuse_many(listed, MAX_ENDS, f"{where} has end tokens")
+    if any(type(token) is not int or abs(token) > MAX_COUNT for token in listed):
+        raise ModelError(f"{where} has no valid eos_token_id: fetch it again")
+
+
+def _refuse_many(values: object, most: int, what: str) -> None:
+    if isinstance(values, list | dict) and len(values) > most:
+        raise ModelError(f"{what}, {len(values):,} of them: {most:,} are allowed")
+
+
+def _refuse_tokenizer(values: Mapping[str, Any], where: str) -> None:
+    _refuse_many(values.get("added_tokens"), MAX_ADDED, f"{where} has added tokens")
+    for part in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
+        steps = list(_steps(values.get(part), where))
+        growth = 1.0
+        for step in steps:
+            growth *= _growth(step)
+        if growth > MAX_GROWTH:
+            raise ModelError(
+                f"{where} has a {part} that makes a text up to {growth:.0g} times as long: it is "
+                f"broken or malicious, {MAX_GROWTH} times are allowed"
+            )
+
+
+def _steps(part: object, where: str) -> Iterator[Mapping[str, Any]]:
+    """Every step of a part, those of sequences one by one."""
+    left, count = [part], 0
+    while left:
+        step = left.pop()
+        count += 1
+        if count > MAX_STEPS:
+            raise ModelError(f"{where} has more than {MAX_STEPS} steps in one of its parts")
+        if isinstance(step, dict):
+            yield step
+            for key in ("normalizers", "decoders", "pretokenizers", "processors"):
+                if isinstance(step.get(key), list):
+                    left += step[key]
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """How often longer a text may be after a step: a Replace puts its content for every match."""
+    if step.get("type") != "Replace":
+        return 1.0
+    content, pattern = step.get("content"), step.get("pattern")
+    put = len(content) if isinstance(content, str) else 0
+    plain = pattern.get("String") if isinstance(pattern, dict) else None
+    if isinstance(plain, str) and plain:
+        return max(1.0, put / len(plain))
+    return 1.0 + put  # a regular expression may match every character, and between them

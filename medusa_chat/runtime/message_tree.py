@@ -1,0 +1,132 @@
+"""MessageTree: what was said in a conversation, every version of it, and the path that is shown."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self
+
+from medusa_chat.messages import Message
+
+ROLES = ("user", "assistant")
+
+
+@dataclass(frozen=True)
+class Said:
+    """One message. parent: the id of the one before it, 0 for the first. note: why it was cut
+    short. lengths: tokens and characters of each piece it came in, in turn."""
+
+    id: int
+    parent: int
+    role: str
+    content: str
+    note: str = ""
+    lengths: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As the store writes it."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_json(cls, values: Any) -> Self:
+        """Strictly what was written. Raises ValueError, KeyError, TypeError or AttributeError."""
+        lengths = tuple(values.get("lengths", ()))
+        numbers = (values["id"], values["parent"], *lengths)
+        texts = (values["role"], values["content"], values["note"])
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("it holds a number that is none")
+        if not all(isinstance(text, str) for text in texts) or values["role"] not in ROLES:
+            raise ValueError("it holds something that is no message")
+        return cls(values["id"], values["parent"], *texts, lengths)
+
+
+@dataclass(frozen=True)
+class MessageTree:
+    """Messages by id; the path from the first one to `leaf` is shown. Never changed in place.
+
+    Messages with one parent are versions of each other: answers to one question, or questions at
+    one place. Ids only grow, so the order of versions is the order of their making; `made` is the
+    last one that was given, so that none is given twice.
+    """
+
+    said: Mapping[int, Said] = field(default_factory=dict)
+    leaf: int = 0
+    made: int = 0
+
+    @classmethod
+    def of(cls, messages: Any, notes: Mapping[int, str] | None = None) -> Self:
+        """A conversation without versions; notes: by position."""
+        made = cls()
+        for position, message in enumerate(messages):
+            made = made.plus(message["role"], message["content"], (notes or {}).get(position, ""))
+        return made
+
+    @classmethod
+    def from_json(cls, values: Any) -> Self:
+        """From the store; raises ValueError where it is no tree."""
+        try:
+            messages = [Said.from_json(item) for item in values["messages"]]
+            said = {message.id: message for message in messages}
+            leaf, made = values["leaf"], values["made"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"it lacks {error}") from error
+        is_tree = all(one.parent < one.id and one.parent in (0, *said) for one in messages)
+        is_known = type(leaf) is int and leaf in (0, *said)
+        if not (is_tree and is_known and type(made) is int and made >= max(said, default=0)):
+            raise ValueError("its messages are no tree")
+        return cls(said, leaf, made)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the store writes it."""
+        messages = [one.to_json() for one in self.said.values()]
+        return {"leaf": self.leaf, "made": self.made, "messages": messages}
+
+    @cached_property
+    def path(self) -> tuple[Said, ...]:
+        """The messages that are shown, the first one first."""
+        found, at = list[Said](), self.leaf
+        while at:
+            found.append(self.said[at])
+            at = self.said[at].parent
+        return tuple(reversed(found))
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The same as a model takes them."""
+        return tuple({"role": one.role, "content": one.content} for one in self.path)
+
+    def plus(
+        self, role: str, content: str, note: str = "", lengths: tuple[int, ...] = ()
+    ) -> "MessageTree":
+        """One message more, after the last that is shown; beside others that follow that one."""
+        new = Said(self.made + 1, self.leaf, role, content, note, lengths)
+        return MessageTree({**self.said, new.id: new}, new.id, new.id)
+
+    def replaced(self, message: Said) -> "MessageTree":
+        """With another message in the place of the one with its id."""
+        return replace(self, said={**self.said, message.id: message})
+
+    def head(self, length: int) -> "MessageTree":
+        """The first `length` messages are shown, the others stay reachable."""
+        return replace(self, leaf=self.path[length - 1].id if length else 0)
+
+    def without(self, message: int) -> "MessageTree":
+        """Without a message, its other versions kept, and all that follows it."""
+        gone = {message}
+        for one in self.said.values():  # parents stand before children
+            if one.parent in gone:
+                gone.add(one.id)
+        kept = {at: one for at, one in self.said.items() if at not in gone}
+        leaf = self.said[message].parent if self.leaf in gone else self.leaf
+        return replace(self, said=kept, leaf=leaf)
+
+    def versions(self, message: int) -> tuple[int, ...]:
+        """A message and its other versions, in the order of their making."""
+        one = self.said[message]
+        return tuple(at for at, other in self.said.items() if other.parent == one.parent)
+
+    def showing(self, message: int) -> "MessageTree":
+        """The path through this message to what came after it last."""
+        leaf = message
+        while later := [at for at, one in self.said.items() if one.parent == leaf]:
+            leaf = later[-1]
+        return replace(self, leaf=leaf)

@@ -1,0 +1,94 @@
+"""StepStore: the recorded steps of old answers on disk, so that they can be looked at again.
+
+A file per answer, CONVERSATION/MESSAGE.jsonl.gz: its events, one JSON line each, as a trace has
+them. All files together keep to a limit: the oldest go first. No text is kept here alone.
+"""
+
+import gzip
+import json
+import os
+import shutil
+import threading
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from medusa_chat.decoding.events import Event, from_json, to_json
+from medusa_chat.paths import write_bytes
+
+FOLDER = "steps"
+MOST_BYTES = 500_000_000  # of all files together
+LARGEST = 400_000_000  # bytes of one answer's lines: more is no file of ours
+LEVEL = 5
+
+
+class StepStore:
+    """The steps of the owner's answers, by conversation and message. Conversation: an id that the
+    program made. Every method may be called from any thread; a disk that cannot be written or
+    read costs only the steps."""
+
+    def __init__(self, folder: Path, most: int = MOST_BYTES) -> None:
+        self.folder = folder
+        self.most = most
+        self._lock = threading.Lock()
+        self._bytes: int | None = None  # of all files, counted at the first one that is written
+
+    def save(self, conversation: str, message: int, events: Sequence[Event]) -> None:
+        """Keep the events of an answer; older ones go where there is no room for it."""
+        lines = "".join(json.dumps(to_json(event), ensure_ascii=False) + "\n" for event in events)
+        data = gzip.compress(lines.encode("utf-8", "replace"), LEVEL)
+        if len(data) > self.most:
+            return
+        with self._lock, suppress(OSError):
+            if self._bytes is None:
+                self._bytes = sum(size for _, size, _ in self._files())
+            file = self._file(conversation, message)
+            before = file.stat().st_size if file.exists() else 0
+            write_bytes(file, data)
+            self._bytes += len(data) - before
+            if self._bytes > self.most:
+                self._make_room()
+
+    def load(self, conversation: str, message: int) -> list[Event]:
+        """The events of an answer; none where they are not there or cannot be read."""
+        try:
+            with gzip.open(self._file(conversation, message)) as stream:
+                data = stream.read(LARGEST + 1)
+            if len(data) > LARGEST:
+                return []
+            return [from_json(json.loads(line)) for line in data.splitlines()]
+        except (OSError, EOFError, zlib.error):
+            return []
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return []
+
+    def delete(self, conversation: str) -> None:
+        """Remove all steps of a conversation."""
+        with self._lock:
+            shutil.rmtree(self.folder / conversation, ignore_errors=True)
+            self._bytes = None
+
+    def _make_room(self) -> None:
+        """Remove the oldest files until a tenth of the room is free."""
+        files = sorted(self._files())
+        total = sum(size for _, size, _ in files)
+        while files and total > 0.9 * self.most:
+            _, size, file = files.pop(0)
+            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.parent.rmdir()  # only when it was the last one in it
+            total -= size
+        self._bytes = total
+
+    def _files(self) -> list[tuple[int, int, Path]]:
+        """(time of writing, bytes, path) of each."""
+        found = []
+        for file in self.folder.glob("*/*.jsonl.gz"):
+            with suppress(OSError):
+                facts = os.stat(file)
+                found.append((facts.st_mtime_ns, facts.st_size, file))
+        return found
+
+    def _file(self, conversation: str, message: int) -> Path:
+        return self.folder / conversation / f"{message}.jsonl.gz"

@@ -1,0 +1,127 @@
+"""Conversation: what was said, and all that belongs to it, while it is open. No gradio."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from medusa_chat.errors import UsageError
+from medusa_chat.runtime.stored_conversation import StoredConversation
+from medusa_chat.ui.chat.transcript import Transcript
+
+BUSY = "An answer is still running: stop it, or wait for its end."
+GONE = "this message is not there any more"
+
+
+class Conversation:
+    """One conversation. scope: whose it is. Every method may be called from any thread.
+
+    version grows with each change, transcript_version with each change of what has been said. A
+    refusal is a UsageError and changes nothing. `changed` is called with each change of what a
+    store keeps. settings: of its next answer, by name, as the page posts them; none so far: {}.
+    """
+
+    def __init__(
+        self, id: str, scope: str, changed: Callable[[Any], None] = lambda chat: None
+    ) -> None:
+        self.id = id
+        self.scope = scope
+        self.transcript = Transcript()
+        self.system = ""
+        self.settings: dict[str, Any] = {}
+        self.given_title = ""
+        self.created_at = self.updated_at = time.time()
+        self.error = ""
+        self.version = 1
+        self.transcript_version = 1
+        self.is_running = False
+        self.is_deleted = False
+        self.is_on_disk = False
+        self.seen_at = time.monotonic()
+        self._changed = changed
+        self._lock = threading.RLock()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever said in it: it is neither stored nor listed."""
+        return not self.transcript.tree.said
+
+    @property
+    def stored(self) -> StoredConversation:
+        """As a store keeps it."""
+        return StoredConversation(
+            self.transcript.tree,
+            self.system,
+            self.settings,
+            self.given_title,
+            self.created_at,
+            self.updated_at,
+        )
+
+    def restore(self, kept: StoredConversation, number: Callable[[], int]) -> None:
+        """Become what a store kept. number: of the next answer."""
+        self.transcript = Transcript.recalled(kept.tree, number)
+        self.system, self.settings, self.given_title = kept.system, kept.settings, kept.given_title
+        self.created_at, self.updated_at = kept.created_at, kept.updated_at
+
+    def rename(self, title: str) -> None:
+        """Give it a title; an empty one: that of its first message again."""
+        with self._lock:
+            self.given_title = title
+            self._keep()
+
+    def set_system(self, text: str) -> None:
+        """Set the system prompt of the turns to come."""
+        with self._lock:
+            if text != self.system:
+                self.system = text
+                self._keep()
+
+    def set_settings(self, settings: dict[str, Any]) -> None:
+        """Remember the settings of the answers to come; tabs that are open keep their own."""
+        with self._lock:
+            if settings != self.settings:
+                self.settings = settings
+                if not self.is_empty:
+                    self._changed(self)
+
+    def set_deleted(self, is_deleted: bool) -> None:
+        """Take it out of the lists, or back in; what was said stays until it is removed."""
+        with self._lock:
+            self.is_deleted = is_deleted
+            self._keep()
+
+    def show_version(self, position: int, version: int) -> None:
+        """Show another version of a message, from 1, and what came after it."""
+        with self._idle():
+            try:
+                shown = self.transcript.showing(position, version)
+            except IndexError:
+                raise UsageError(GONE) from None
+            self._set_transcript(shown)
+
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """The lock of this conversation; refused while an answer runs."""
+        with self._lock:
+            if self.is_running:
+                raise UsageError(BUSY)
+            yield
+
+    def _say_more(self, transcript: Transcript, error: str = "") -> None:
+        """Set what has been said, now: the conversation is the latest again."""
+        self.updated_at = time.time()
+        self._set_transcript(transcript, error)
+
+    def _set_transcript(self, transcript: Transcript, error: str = "") -> None:
+        self.transcript, self.error = transcript, error
+        self.transcript_version += 1
+        self._keep()
+
+    def _keep(self) -> None:
+        self._changed(self)
+        self._change()
+
+    def _change(self) -> None:
+        self.version += 1

@@ -1,0 +1,102 @@
+"""ConversationEvents: what the list of conversations and the versions of messages do."""
+
+from typing import Any
+
+import gradio as gr
+
+from medusa_chat.errors import MedusaChatError
+from medusa_chat.ui.chat.chat_session import ChatSession
+from medusa_chat.ui.chat.view import Tab, View, rows_of
+from medusa_chat.ui.chat.viewer import ChatViewer
+from medusa_chat.ui.page.html_blocks import event_field
+from medusa_chat.ui.page.inputs import ListInputs, checked, checked_list
+
+LISTED_MORE = 200
+
+
+class ConversationEvents(ChatViewer):
+    """Everything a browser posts is checked, and only conversations of the tab's scope are found:
+    what is none of them changes nothing."""
+
+    def new(self, tab: Tab, settings: dict[str, Any]) -> View:
+        """Show an empty conversation, with the settings that are on the page; the one that was
+        shown stays. Where it is empty itself, it stays shown."""
+        chat = self.session_of(tab)
+        if not chat.is_empty or chat.is_running:
+            chat = self.sessions.open(tab.scope)
+            chat.set_settings(settings)
+            self._turn(tab, chat)
+        return self._view(tab)._replace(box="")
+
+    def open_conversation(self, tab: Tab, event: gr.EventData) -> View:
+        """Show a conversation of the list."""
+        chat = self.sessions.find(tab.scope, self._posted(event).id)
+        if chat is not None and chat.id != tab.conversation:
+            self._turn(tab, chat)
+        return self._seen(tab)
+
+    def rename_conversation(self, tab: Tab, event: gr.EventData) -> View:
+        """Give a conversation another title."""
+        posted = self._posted(event)
+        self.list.rename(tab.scope, posted.id, posted.title)
+        return self._view(tab)
+
+    def delete_conversation(self, tab: Tab, event: gr.EventData) -> View:
+        """Take a conversation out of the list. An empty one is shown where it was."""
+        self.list.delete(tab.scope, self._posted(event).id)
+        return self._view(tab)
+
+    def restore_conversation(self, tab: Tab, event: gr.EventData) -> View:
+        """Bring a deleted conversation back, and show it where nothing else is shown."""
+        chat = self.list.restore(tab.scope, self._posted(event).id)
+        if chat is None:
+            gr.Warning("This conversation cannot be brought back any more.")
+        elif self.session_of(tab).is_empty:
+            self._turn(tab, chat)
+        return self._view(tab)
+
+    def search_conversations(self, tab: Tab, event: gr.EventData) -> View:
+        """List those that hold a text; more: show older ones too."""
+        posted = self._posted(event)
+        tab.listed = tab.listed + LISTED_MORE if posted.more else LISTED_MORE
+        tab.search, tab.list_version = posted.search, -1
+        return self._view(tab)
+
+    def keep_settings(self, tab: Tab, settings: dict[str, Any]) -> None:
+        """The settings of the conversation that is shown were changed."""
+        if tab.version:
+            self.session_of(tab).set_settings(settings)
+
+    def show_version(self, tab: Tab, event: gr.EventData) -> View:
+        """Show another version of a message."""
+        try:
+            fields = {name: event_field(event, name) for name in ("row", "version")}
+            inputs = checked(fields, self.trees)
+            chat = self.session_of(tab)
+            if inputs.row is not None and inputs.version is not None:
+                position = rows_of(chat.transcript)[inputs.row].position
+                chat.show_version(position, inputs.version)
+        except MedusaChatError as error:
+            gr.Info(str(error))
+        except IndexError:
+            pass  # the conversation has changed meanwhile: it is drawn anew
+        return self._view(tab)
+
+    def _posted(self, event: gr.EventData) -> ListInputs:
+        """What an event of the list brought; nothing where it was wrong."""
+        names = ("id", "title", "search", "more")
+        try:
+            return checked_list({name: event_field(event, name) for name in names})
+        except MedusaChatError as error:
+            gr.Warning(str(error))
+            return ListInputs()
+
+    def _turn(self, tab: Tab, chat: ChatSession) -> None:
+        """Show another conversation in a tab."""
+        before = self.session_of(tab)
+        tab.turn_to(chat)
+        before.turn_away()
+
+    def _seen(self, tab: Tab) -> View:
+        self.session_of(tab).touch()
+        return self.refresh(tab)

@@ -1,0 +1,96 @@
+"""ConversationList: what a list of conversations shows, and what is done there. No gradio.
+
+A conversation that was deleted can be brought back for a while; then it is removed from the disk.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from medusa_chat.runtime.stored_conversation import Listed
+from medusa_chat.ui.chat.chat_session import ChatSession
+from medusa_chat.ui.chat.session_store import OWNER, SessionStore
+from medusa_chat.ui.page.tree_view import to_line
+
+UNDO_SECONDS = 20.0  # the page offers it for half of that
+
+
+class Entry(NamedTuple):
+    """A conversation in the list."""
+
+    id: str
+    title: str
+    updated_at: float
+    is_running: bool
+
+
+class ConversationList:
+    """The lists of all scopes of one store of sessions. What was deleted before it began to run is
+    removed at once."""
+
+    def __init__(self, sessions: SessionStore) -> None:
+        self.sessions = sessions
+        self._purge()
+
+    def entries(self, scope: str, search: str = "", most: int = 200) -> tuple[list[Entry], bool]:
+        """(those whose title or messages hold `search`, the latest first; whether there are more
+        than `most`)."""
+        history = self.sessions.history if scope == OWNER else None
+        open_ones = {chat.id: chat for chat in self.sessions.all(scope)}
+        found = {one.id: one for one in (history.listed(search, most + 1) if history else ())}
+        for chat in open_ones.values():
+            if chat.id not in found and _is_listed(chat, search):
+                found[chat.id] = Listed(chat.id, chat.stored.title, chat.updated_at)
+        rows = sorted(found.values(), key=lambda one: -one.updated_at)
+        running = {id for id, chat in open_ones.items() if chat.is_running}
+        hidden = {id for id, chat in open_ones.items() if chat.is_deleted}
+        shown = [Entry(*one, one.id in running) for one in rows if one.id not in hidden]
+        return shown[:most], len(shown) > most
+
+    def rename(self, scope: str, id: object, title: str) -> None:
+        """Give a conversation a title; an empty one: that of its first message again."""
+        chat = self.sessions.find(scope, id)
+        if chat is not None:
+            chat.rename(title)
+
+    def delete(self, scope: str, id: object) -> ChatSession | None:
+        """Take a conversation out of the list; its answer ends. None where there is none."""
+        chat = self.sessions.find(scope, id)
+        if chat is None:
+            return None
+        chat.end()
+        chat.set_deleted(True)
+        timer = threading.Timer(UNDO_SECONDS, self._remove, (chat,))
+        timer.daemon = True
+        timer.start()
+        return chat
+
+    def restore(self, scope: str, id: object) -> ChatSession | None:
+        """Bring a deleted conversation back; None when it is too late."""
+        for chat in self.sessions.all(scope):
+            if chat.id == id and chat.is_deleted:
+                chat.set_deleted(False)
+                return chat
+        return None
+
+    def _remove(self, chat: ChatSession) -> None:
+        """Remove a conversation that nobody brought back."""
+        if self.sessions.forget(chat):
+            self._purge(chat.id)
+
+    def _purge(self, id: str | None = None) -> None:
+        history, steps = self.sessions.history, self.sessions.steps
+        for gone in history.purge(id) if history else ():
+            if steps:
+                steps.delete(gone)
+
+
+def _is_listed(chat: ChatSession, search: str) -> bool:
+    return not chat.is_empty and not chat.is_deleted and search.casefold() in chat.stored.words
+
+
+def list_line(entries: Sequence[Entry], shown: ChatSession, search: str, is_more: bool) -> str:
+    """JSON for the list: rows of [id, title, Unix time, whether an answer runs]; which one is
+    shown, its title, and whether it has a system prompt."""
+    current = {"current": shown.id, "title": shown.stored.title, "system": bool(shown.system)}
+    return to_line({"rows": entries, "search": search, "more": is_more, **current})

@@ -1,0 +1,104 @@
+"""The list of conversations beside the chat, its heading, and which of their events does what."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gradio as gr
+
+from medusa_chat.ui.chat.conversation_events import ConversationEvents
+from medusa_chat.ui.chat.settings_panel import SettingsPanel
+from medusa_chat.ui.chat.view import Tab, View
+from medusa_chat.ui.page.html_blocks import AT_ONCE, page, script_block
+
+HEADING = (
+    '<button type="button" id="list-button" class="tool" title="Conversations" '
+    'aria-label="Conversations" aria-controls="conversations"><svg viewBox="0 0 24 24" '
+    'aria-hidden="true"><path d="M4 6h16M4 12h16M4 18h10"/></svg></button>'
+    '<h2 id="chat-title"></h2><button type="button" id="system-button" class="tool" '
+    'aria-expanded="false" aria-controls="system-box" title="System prompt of this conversation">'
+    "System prompt</button>"
+)
+# What the browser keeps: which conversation this tab showed, and this browser last; as a guest,
+# whose conversations are its own; and its settings. The last input is whether Vanilla is on.
+# Gradio's own BrowserState is not used: on a slow machine it may not have read the storage when the
+# page's load event posts its value.
+FROM_BROWSER = """(tab, known, settings, vanilla) => {
+  const read = (store, name) => {
+    try {
+      return window[store].getItem(name) || '';
+    } catch {
+      return '';
+    }
+  };
+  const kept = {
+    tab: read('sessionStorage', 'medusa-chat'),
+    last: read('localStorage', 'medusa-chat'),
+    guest: read('localStorage', 'medusa-chat-guest'),
+  };
+  return [tab, JSON.stringify(kept), read('localStorage', 'medusa-chat-settings'), vanilla];
+}"""
+Posted = Mapping[gr.components.Component, Any]
+
+
+def build_list() -> dict[str, Any]:
+    """Put the list into the gr.Row that is open."""
+    with gr.Column(elem_id="side", scale=0, min_width=0):
+        return {"conversations": script_block("conversations")}
+
+
+def build_heading() -> dict[str, Any]:
+    """Put what stands above a conversation into the gr.Column that is open."""
+    parts: dict[str, Any] = {}
+    with gr.Row(elem_id="heading"):
+        parts["heading"] = gr.HTML(HEADING, elem_id="heading-title", js_on_load=None)
+        parts["clear"] = gr.Button("New chat", elem_id="clear", size="sm")
+    with gr.Column(elem_id="system-box"):
+        parts["system"] = gr.Textbox(
+            "", label="System prompt", lines=3, max_lines=8, elem_id="system"
+        )
+    return parts
+
+
+def connect_conversations(
+    controller: ConversationEvents, tab: gr.State, parts: dict[str, Any], settings: SettingsPanel
+) -> None:
+    """Which event does what. Those that may show another conversation bring its settings too."""
+    view = [parts[name] for name in View._fields]
+    everything = [*view, *settings.outputs]
+    vanilla, rows = settings.components["vanilla"], parts["conversations"]
+
+    def come(tab: Tab, known: object, kept: object, is_plain: object, request: gr.Request) -> Any:
+        view = controller.attach(tab, known, request)
+        chat = controller.session_of(tab)
+        if not chat.settings and chat.is_empty:
+            chat.set_settings(settings.read(kept))
+        return [*view, *settings.shown(is_plain, chat.settings or kept)]
+
+    def turning(act: Callable[[Tab, Any], View]) -> Callable[[Posted, gr.EventData], Any]:
+        """What an event runs that may show another conversation."""
+
+        def handle(posted: Posted, event: gr.EventData) -> Any:
+            before = posted[tab].conversation
+            view = act(posted[tab], event)
+            shown = controller.session_of(posted[tab])
+            if shown.id == before or not shown.settings:
+                return [*view, *(gr.skip() for _ in settings.outputs)]
+            return [*view, *settings.shown(posted[vanilla], shown.settings)]
+
+        return handle
+
+    def new(posted: Posted) -> View:
+        return controller.new(posted[tab], settings.valid(posted))
+
+    asked = [tab, parts["next"], parts["heading"], vanilla]
+    page().load(come, asked, everything, js=FROM_BROWSER, **AT_ONCE)
+    parts["clear"].click(new, {tab, *settings.components.values()}, view, **AT_ONCE)
+    for event, act in (
+        (rows.open_conversation, controller.open_conversation),
+        (rows.delete_conversation, controller.delete_conversation),
+        (rows.restore_conversation, controller.restore_conversation),
+    ):
+        event(turning(act), {tab, vanilla}, everything, **AT_ONCE)
+    rows.rename_conversation(controller.rename_conversation, [tab], view, **AT_ONCE)
+    rows.search_conversations(controller.search_conversations, [tab], view, **AT_ONCE)
+    parts["versions"].show_version(controller.show_version, [tab], view, **AT_ONCE)

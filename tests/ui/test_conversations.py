@@ -1,0 +1,280 @@
+"""Conversations of the owner and of guests: what is listed, kept, evicted; what a restart finds."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from support.conversations import TREES, ended, known, owner, turn
+from support.scripted import ScriptedRunner
+from support.waiting import wait_for
+
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.history import FILE, History
+from medusa_chat.runtime.old_history import old_name
+from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.stored_conversation import StoredConversation
+from medusa_chat.ui.access.guard import GUEST_HEADER
+from medusa_chat.ui.chat import conversation_list as list_module
+from medusa_chat.ui.chat.controller import ChatController
+from medusa_chat.ui.chat.session_store import MAX_GUEST_SESSIONS, MAX_SESSIONS, OWNER
+from medusa_chat.ui.chat.view import Tab
+
+
+@pytest.fixture
+def session():
+    session = Session(ScriptedRunner(delay=0.001, prefill=0.001, steps=5))
+    session.submit(LoadRequest()).done.wait(10)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def history(tmp_path):
+    return History(tmp_path / FILE)
+
+
+@pytest.fixture
+def server(session, history):
+    return ChatController(session, TREES, history)
+
+
+def event(**data):
+    return SimpleNamespace(_data=data)
+
+
+def guest():
+    return SimpleNamespace(headers={GUEST_HEADER: "1"}, username=None)
+
+
+def say(server, tab, text, **settings):
+    server.send(tab, turn(text, **settings))
+    chat = server.session_of(tab)
+    ended(chat)
+    return chat
+
+
+def titles(server, scope=OWNER, search=""):
+    return [entry.title for entry in server.list.entries(scope, search)[0]]
+
+
+def test_a_new_server_lists_and_opens_what_was_said(server, session, history):
+    tab = owner()
+    chat = say(server, tab, "hello", system="Be brief.")
+    chat.set_settings({"temperature": 0.3})
+    say(server, tab, "and more")
+    server.regenerate(tab, turn(seed="3"))
+    ended(chat)
+    other, fresh = ChatController(session, TREES, history), Tab()
+    other.attach(fresh, None)
+    assert other.session_of(fresh).is_empty and titles(other) == ["hello"]
+    again = Tab()
+    other.attach(again, known(tab))
+    found = other.session_of(again)
+    assert found is not chat and found.transcript.messages == chat.transcript.messages
+    assert found.system == "" and found.settings == {"temperature": 0.3}
+    assert found.transcript.version(3) == (2, 2)
+    found.show_version(3, 1)
+    assert found.transcript.messages[3]["content"]
+
+
+def test_an_old_answer_is_stepped_through_after_a_restart(server, session, history):
+    tab = owner()
+    chat = say(server, tab, "hello")
+    say(server, tab, "again")
+    steps = [answer.steps for answer in chat.transcript.answers.values()]
+    files = history.file.parent / "steps" / chat.id
+    wait_for(lambda: len(list(files.glob("*.jsonl.gz"))) == 2)
+    other, again = ChatController(session, TREES, history), Tab()
+    view = other.attach(again, known(tab))
+    assert json.loads(view.panel)["step"]["index"] == len(steps[1]) - 1
+    assert len(json.loads(view.tint)["new"]) == 2  # which tokens came together is known at once
+    panel = other.choose(again, event(index=1))
+    found = other.answer_of(again)
+    assert found.steps == steps[0] and json.loads(panel)["answer"] == found.number
+    assert json.loads(other.pick(again, event(step=2)))["step"]["index"] == 2
+
+
+def test_what_has_no_steps_any_more_keeps_its_text(server, session, history):
+    tab = owner()
+    chat = say(server, tab, "hello")
+    files = history.file.parent / "steps"
+    wait_for(lambda: list(files.glob("*/*.jsonl.gz")))
+    server.sessions.steps.delete(chat.id)
+    other, again = ChatController(session, TREES, history), Tab()
+    view = other.attach(again, known(tab))
+    assert len(view.history) == 2 and view.panel == ""
+    assert other.choose(again, event(index=1))["__type__"] == "update"
+
+
+def test_a_browser_of_an_older_version_finds_its_conversation(server, history):
+    tree = say(server, owner(), "long ago").transcript.tree
+    history.save(old_name("a-token"), StoredConversation(tree))
+    tab = Tab()
+    server.attach(tab, json.dumps({"tab": "", "last": "a-token"}))
+    assert tab.conversation == old_name("a-token")
+    assert server.session_of(tab).transcript.messages
+
+
+def test_an_empty_conversation_is_neither_stored_nor_listed(server, history):
+    tab = owner()
+    server.attach(tab, None)
+    server.session_of(tab).set_system("Be brief.")
+    server.new(tab, {"temperature": 1})
+    assert titles(server) == [] and history.all() == []
+    say(server, tab, "hello")
+    assert titles(server) == ["hello"] and len(history.all()) == 1
+    server.undo(tab)
+    assert titles(server) == [] and history.all() == []
+    say(server, tab, "once more")
+    assert titles(server) == ["once more"] and len(history.all()) == 1
+
+
+@pytest.mark.parametrize("is_owner", [True, False])
+def test_rename_search_delete_and_undo(server, history, is_owner):
+    tab = Tab()
+    server.attach(tab, None, None if is_owner else guest())
+    first = say(server, tab, "apples")
+    server.new(tab, {})
+    second = say(server, tab, "pears")
+    assert titles(server, tab.scope) == ["pears", "apples"]
+    view = server.rename_conversation(tab, event(id=first.id, title="  My\n fruit "))
+    assert json.loads(view.conversations)["rows"][1][1] == "My fruit"
+    view = server.search_conversations(tab, event(search="APPLES"))
+    assert [row[0] for row in json.loads(view.conversations)["rows"]] == [first.id]
+    server.search_conversations(tab, event(search=""))
+    view = server.delete_conversation(tab, event(id=second.id))
+    assert view.history == [] and server.session_of(tab).is_empty
+    assert titles(server, tab.scope) == ["My fruit"]
+    view = server.restore_conversation(tab, event(id=second.id))
+    assert len(view.history) == 2 and server.session_of(tab) is second
+    server.rename_conversation(tab, event(id=first.id, title=""))
+    assert titles(server, tab.scope) == ["pears", "apples"]
+    assert len(history.all()) == (2 if is_owner else 0)
+
+
+def test_a_deleted_conversation_leaves_the_disk_after_a_while(server, history, monkeypatch):
+    monkeypatch.setattr(list_module, "UNDO_SECONDS", 0.05)
+    tab = owner()
+    chat = say(server, tab, "secret words")
+    steps = history.file.parent / "steps" / chat.id
+    wait_for(steps.exists)
+    server.delete_conversation(tab, event(id=chat.id))
+    wait_for(lambda: not steps.exists())
+    assert server.restore_conversation(tab, event(id=chat.id)).history["__type__"] == "update"
+    assert b"secret words" not in history.file.read_bytes()
+
+
+def test_a_deleted_conversation_leaves_the_disk_at_the_next_start(server, session, history):
+    tab = owner()
+    chat = say(server, tab, "secret words")
+    server.delete_conversation(tab, event(id=chat.id))
+    assert b"secret words" in history.file.read_bytes()
+    ChatController(session, TREES, history)
+    assert b"secret words" not in history.file.read_bytes()
+
+
+def test_a_conversation_that_is_deleted_in_one_tab_is_gone_in_the_other(server):
+    one, two = owner(), owner()
+    chat = say(server, one, "hello")
+    server.attach(two, known(one))
+    server.delete_conversation(one, event(id=chat.id))
+    assert json.loads(server.tick(two))["ask"] == "refresh"
+    assert server.refresh(two).history == [] and two.conversation != chat.id
+
+
+def test_two_tabs_show_two_conversations(server):
+    one, two = owner(), owner()
+    first = say(server, one, "first")
+    server.refresh(one)
+    server.attach(two, known(one))
+    server.new(two, {})
+    second = say(server, two, "second")
+    server.refresh(two)
+    assert server.session_of(one) is first and server.session_of(two) is second
+    assert json.loads(server.tick(one))["ask"] == "refresh"  # its list has one more
+    view = server.refresh(one)
+    assert [row[1] for row in json.loads(view.conversations)["rows"]] == ["second", "first"]
+    assert view.history["__type__"] == "update" and server.tick(one)["__type__"] == "update"
+
+
+WRONG = (None, 7, True, [], {}, "../x", "a b", "x" * 101, "\ud800", "nobody", "")
+
+
+@pytest.mark.parametrize("id", WRONG)
+def test_a_forged_id_changes_nothing(server, id):
+    tab = owner()
+    chat = say(server, tab, "hello")
+    for act in ("open", "delete", "restore", "rename"):
+        getattr(server, f"{act}_conversation")(tab, event(id=id, title="x"))
+    assert server.session_of(tab) is chat and titles(server) == ["hello"]
+
+
+@pytest.mark.parametrize("posted", [{"title": 7}, {"title": "x" * 201}, {"title": []}])
+def test_a_forged_title_changes_nothing(server, posted):
+    tab = owner()
+    chat = say(server, tab, "hello")
+    server.rename_conversation(tab, event(id=chat.id, **posted))
+    assert titles(server) == ["hello"]
+
+
+@pytest.mark.parametrize(
+    "posted", [{}, {"row": 1}, {"row": 9, "version": 1}, {"row": 1, "version": 5}]
+)
+def test_a_forged_version_changes_nothing(server, posted):
+    tab = owner()
+    chat = say(server, tab, "hello")
+    before = chat.transcript
+    server.show_version(tab, event(**posted))
+    server.show_version(tab, event(row="1", version=-1))
+    assert chat.transcript is before
+
+
+def test_201_browsers_of_the_owner_and_480_guests_erase_nothing(server, session, history):
+    """The two hundred and first browser erased the oldest conversation, on disk too."""
+    first = owner()
+    chat = say(server, first, "the oldest")
+    kept = history.load(chat.id)
+    for number in range(MAX_SESSIONS + 1):
+        tab = Tab()
+        server.attach(tab, None)
+        server.session_of(tab).restore(kept)
+        server.session_of(tab).set_system(f"of browser {number}")
+    assert len(history.all()) == MAX_SESSIONS + 2
+    for number in range(480):
+        tab = Tab()
+        server.attach(tab, json.dumps({"last": chat.id, "guest": OWNER}), guest())
+        assert server.session_of(tab).is_empty
+        server.session_of(tab).restore(kept)
+        server.session_of(tab).rename(f"guest {number}")
+    owners, guests = server.sessions.all(OWNER), len(server.sessions.all())
+    assert len(owners) <= MAX_SESSIONS and guests - len(owners) <= MAX_GUEST_SESSIONS
+    assert len(history.all()) == MAX_SESSIONS + 2 and history.load(chat.id) == kept
+    assert server.session_of(first).transcript.messages == kept.messages
+    assert len(ChatController(session, TREES, history).list.entries(OWNER, "", 999)[0]) == 202
+
+
+def test_what_the_disk_did_not_take_stays_in_memory(server, history, monkeypatch):
+    monkeypatch.setattr(history, "save", lambda *args: False)
+    chat = say(server, owner(), "unsaved")
+    for _ in range(MAX_SESSIONS + 5):
+        server.sessions.open(OWNER)
+    assert server.sessions.find(OWNER, chat.id) is chat and titles(server) == ["unsaved"]
+
+
+def test_what_a_guest_says_is_not_written(server, history):
+    tab = Tab()
+    server.attach(tab, None, guest())
+    chat = say(server, tab, "hello")
+    assert len(chat.transcript.messages) == 2 and not history.file.exists()
+    assert not (history.file.parent / "steps").exists()
+
+
+def test_the_demo_says_that_a_system_prompt_has_no_effect(server, session):
+    assert "no effect" not in server.attach(owner(), None).system["info"]
+    tab = owner()
+    server.attach(tab, None)
+    model = session.state.model
+    session.lifecycle.state = replace(session.state, model=replace(model, name="demo"))
+    assert json.loads(server.tick(tab))["ask"] == "refresh"
+    assert "No effect with the demo model" in server.refresh(tab).system["info"]
