@@ -142,7 +142,7 @@ def _seed(value: object) -> int | None:
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
         if len(value.strip()) <= 19:
             return int(value)
-    raise UsageError(f"seed is {value!r:.80}: give a whole number from 0, or leave it empty")
+    raise UsageError(f"seed is {str(value):.80}: give a whole number from 0, or leave it empty")
 
 
 def _message(value: object) -> str:
