@@ -12,7 +12,7 @@ OBJECTS = (
     *("added_tokens.json", "tokenizer.json"),
 )
 MAX_TOKENIZER = 256_000_000  # bytes; the largest known has 35 MB
-MAX_COUNT = 2**31 - 1
+MAX_COUNT = 2**48  # what memory has no room for is told as that
 COUNTS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "vocab_size", "max_position_embeddings"),
