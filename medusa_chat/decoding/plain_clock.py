@@ -13,7 +13,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 
 SHARE = 1 / 32  # of the time of answers that timing may take
-MOMENT = 0.01  # seconds that it may take in any case: too short to be noticed
+MOMENT = 0.06  # seconds that it may take in any case: too short to be noticed
 TOKENS = 20  # most of an answer that are decoded again
 WARM_UPS = 4  # first steps that are not counted: after drafted ones a small model's are slower
 FEWEST = 2  # steps that are a measure

@@ -78,13 +78,18 @@ def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
             ["model", name, f"{model.name}: {model.family}, {model.parameters:,} parameters"],
             ["precision", model.precision, ""],
             ["device", model.device, ""],
-            ["tree", f"{model.tree}, {model.nodes} nodes", model.tree_reason],
+            ["tree", _tree(model), model.tree_reason],
             ["heads", heads, ""],
             ["memory", _size(memory) if memory and is_here else own, f"model {own}{process}"],
             ["context", f"{model.context:,} tokens", ""],
         ],
         "notes": list(model.notes),
     }
+
+
+def _tree(model: ModelInfo) -> str:
+    """An automatic tree has another size at every step; the steps tell it."""
+    return model.tree if model.tree == "auto" else f"{model.tree}, {model.nodes} nodes"
 
 
 def _short(name: str) -> str:
