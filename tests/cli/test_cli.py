@@ -346,6 +346,7 @@ def test_a_trace_on_a_full_disk_is_refused_in_one_line(runner: Scripted, capsys:
 def test_a_terminal_that_is_closed_ends_a_command_in_order(monkeypatch: Any) -> None:
     """What it was writing is cleared away, as after Ctrl-C."""
     for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # whatever started the tests: nohup ignores a hangup
         monkeypatch.setattr(generate.Generate, "run", lambda self, n=number: signal.raise_signal(n))
         with pytest.raises(SystemExit) as end:
             main(["generate", "--prompt", "x"])

@@ -322,8 +322,8 @@ def test_a_failed_load_says_why_and_refuses_jobs():
     session = Session(InProcess())
     session.submit(LoadRequest("/no/such/folder"))
     job = session.submit(Reply("hello", SETTINGS))
-    assert job.done.wait(90) and "no checkpoint" in job.error
-    assert session.state.status == "failed" and "no checkpoint" in session.state.message
+    assert job.done.wait(90) and "there is no folder" in job.error
+    assert session.state.status == "failed" and "there is no folder" in session.state.message
     session.close()
 
 

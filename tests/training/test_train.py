@@ -20,6 +20,7 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import data_dir
 from medusa_chat.runtime.history import FILE, History, StoredConversation
+from medusa_chat.runtime.message_tree import MessageTree
 from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
 from medusa_chat.training.run_log import latest
 
@@ -269,7 +270,7 @@ def test_calibration_asks_the_users_own_chats_again(
     for number in range(3):
         said = [("user", f"abc {number}"), ("assistant", "a secret")]
         messages = tuple({"role": role, "content": text} for role, text in said)
-        assert history.save(f"browser {number}", StoredConversation(messages))
+        assert history.save(f"browser {number}", StoredConversation(MessageTree.of(messages)))
     file = tmp_path / "mine.json"
     line = ["calibrate", "--checkpoint", str(trained), "--chats", "--output", str(file)]
     assert main([*line, "--nodes", "8", "--precision", "fp32", "--device", "cpu"]) == 0

@@ -234,6 +234,8 @@ def test_201_browsers_of_the_owner_and_480_guests_erase_nothing(server, session,
     """The two hundred and first browser erased the oldest conversation, on disk too."""
     first = owner()
     chat = say(server, first, "the oldest")
+    ended(chat)
+    wait_for(lambda: len(history.load(chat.id).messages) == 2)
     kept = history.load(chat.id)
     for number in range(MAX_SESSIONS + 1):
         tab = Tab()
