@@ -37,6 +37,8 @@ FROM_BROWSER = """(tab, known, settings, vanilla) => {
   };
   return [tab, JSON.stringify(kept), read('localStorage', 'medusa-chat-settings'), vanilla];
 }"""
+# A second click before the first was answered must not be dropped.
+EACH: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
 Posted = Mapping[gr.components.Component, Any]
 
 
@@ -98,7 +100,7 @@ def connect_conversations(
         (rows.delete_conversation, controller.delete_conversation),
         (rows.restore_conversation, controller.restore_conversation),
     ):
-        event(turning(act), {tab, vanilla}, everything, **AT_ONCE)
-    rows.rename_conversation(controller.rename_conversation, [tab], view, **AT_ONCE)
-    rows.search_conversations(controller.search_conversations, [tab], view, **AT_ONCE)
-    parts["versions"].show_version(controller.show_version, [tab], view, **AT_ONCE)
+        event(turning(act), {tab, vanilla}, everything, **EACH)
+    rows.rename_conversation(controller.rename_conversation, [tab], view, **EACH)
+    rows.search_conversations(controller.search_conversations, [tab], view, **EACH)
+    parts["versions"].show_version(controller.show_version, [tab], view, **EACH)

@@ -1,0 +1,314 @@
+"""The list of conversations in a real browser: kept, opened, renamed, deleted, searched, forked."""
+
+import pytest
+from support.page import Served, browser_or_skip, last_answer, send, wait_end
+from support.scripted import ScriptedRunner
+
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.history import FILE, History
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.app import PageOptions, open_page
+
+ROWS = "n => document.querySelectorAll('#history .message-row').length === n"
+LISTED = """titles => JSON.stringify([...document.querySelectorAll('.talk-title')]
+  .map(node => node.textContent)) === JSON.stringify(titles)"""
+LAST_STEP = "() => document.querySelector('#tree').innerText.includes('step 12 / 12')"
+# Whether the list stands over the chat or beside it: both in pixels from the left.
+EDGES = """() => [document.querySelector('#side').getBoundingClientRect(),
+  document.querySelector('#left').getBoundingClientRect()]
+  .map(box => [box.left, box.right, box.width])"""
+
+
+def opened_page(session, folder):
+    return open_page(session, PageOptions(history=History(folder / FILE)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    browser_or_skip()
+    session = Session(ScriptedRunner(delay=0.02, prefill=0.02, steps=12, nodes=8))
+    session.submit(LoadRequest())
+    page = opened_page(session, folder)
+    yield Served(page.url, session, session.runner)
+    page.close()
+    session.close()
+
+
+def say(tab, text):
+    send(tab, text)
+    wait_end(tab)
+    tab.wait_for_function("() => document.querySelector('#history .bot')")
+
+
+def new_chat(tab):
+    tab.click("#clear")
+    tab.wait_for_selector("#examples", state="visible")
+
+
+def open_listed(tab, title):
+    row(tab, title).locator(".talk-open").click()
+    tab.wait_for_function("t => document.querySelector('#chat-title').textContent === t", arg=title)
+
+
+def row(tab, title):
+    return tab.locator(".talk", has=tab.locator(".talk-title", has_text=title))
+
+
+def listed(tab, *titles):
+    tab.wait_for_function(LISTED, arg=list(titles))
+
+
+def empty_list(tab):
+    while tab.locator(".talk").count():
+        count = tab.locator(".talk").count()
+        tab.locator(".talk-delete").first.evaluate("node => node.click()")
+        tab.wait_for_function("n => document.querySelectorAll('.talk').length < n", arg=count)
+    tab.wait_for_selector("#examples", state="visible")
+
+
+def show_list(tab):
+    """Where the page is not very wide the list is closed at first, and stays as it was left."""
+    tab.wait_for_selector("#chat-title[data-id]")  # the list has come
+    if not tab.locator(".talks-search").is_visible():
+        tab.click("#list-button")
+    tab.wait_for_selector(".talks-search", state="visible")
+
+
+@pytest.fixture
+def tab(open_tab, served):
+    """A tab with an empty list."""
+    opened = open_tab()
+    show_list(opened)
+    empty_list(opened)
+    yield opened
+    served.runner.hold_at = None
+
+
+def test_new_chat_keeps_the_old_one_and_a_click_opens_it_with_its_steps(tab):
+    say(tab, "first question")
+    tab.wait_for_function(LAST_STEP)
+    tab.keyboard.press("Control+Shift+O")
+    tab.wait_for_selector("#examples", state="visible")
+    listed(tab, "first question")
+    assert tab.locator("#chat-title").inner_text() == "New chat"
+    say(tab, "second question")
+    listed(tab, "second question", "first question")
+    assert tab.locator(".talk.is-current").inner_text() == "second question"
+    open_listed(tab, "first question")
+    tab.wait_for_function(ROWS, arg=2)
+    assert tab.locator("#history .user .message-content").inner_text() == "first question"
+    tab.wait_for_selector("svg.tree .chip")
+    tab.wait_for_function(LAST_STEP)
+    tab.reload()
+    tab.wait_for_function(ROWS, arg=2)
+    assert tab.locator("#chat-title").inner_text() == "first question"
+
+
+def test_every_browser_of_the_owner_has_the_same_list(tab, open_tab):
+    say(tab, "said in one browser")
+    other = open_tab(person=1)
+    show_list(other)
+    listed(other, "said in one browser")
+    assert other.locator("#chat-title").inner_text() == "New chat"
+    open_listed(other, "said in one browser")
+    say(other, "and in another")
+    tab.wait_for_function(ROWS, arg=4)
+
+
+def test_two_tabs_show_two_conversations_and_a_reload_stays_there(tab, open_tab):
+    say(tab, "shown in the first")
+    second = open_tab()
+    new_chat(second)
+    say(second, "shown in the second")
+    listed(tab, "shown in the second", "shown in the first")
+    tab.reload()
+    tab.wait_for_function(ROWS, arg=2)
+    assert tab.locator("#chat-title").inner_text() == "shown in the first"
+
+
+def test_a_title_is_written_in_place(tab):
+    say(tab, "a long question")
+    row(tab, "a long question").hover()
+    tab.get_by_label("Rename: a long question").click()
+    tab.fill(".talk-name", "not this")
+    tab.keyboard.press("Escape")
+    listed(tab, "a long question")
+    tab.get_by_label("Rename: a long question").press("Enter")
+    tab.fill(".talk-name", "<b>Short & new</b>")
+    tab.keyboard.press("Enter")
+    listed(tab, "<b>Short & new</b>")
+    tab.wait_for_function(
+        "() => document.querySelector('#chat-title').textContent === '<b>Short & new</b>'"
+    )
+    tab.reload()
+    listed(tab, "<b>Short & new</b>")
+
+
+def test_what_is_deleted_comes_back_with_one_click(tab):
+    say(tab, "keep this")
+    new_chat(tab)
+    say(tab, "drop this")
+    row(tab, "drop this").hover()
+    tab.get_by_label("Delete: drop this").click()
+    listed(tab, "keep this")
+    tab.wait_for_selector("#examples", state="visible")
+    assert "Deleted “drop this”" in tab.locator(".toast").inner_text()
+    tab.locator(".toast button").click()
+    listed(tab, "drop this", "keep this")
+    tab.wait_for_function(ROWS, arg=2)
+    assert not tab.locator(".toast").is_visible()
+
+
+def test_the_list_is_searched_by_what_was_said(tab):
+    for text in ("apples and pears", "plums"):
+        say(tab, text)
+        new_chat(tab)
+    tab.fill(".talks-search", "PEARS")
+    listed(tab, "apples and pears")
+    tab.fill(".talks-search", "nothing like it")
+    tab.wait_for_selector(".talks-empty")
+    assert tab.locator(".talks-empty").inner_text() == "Nothing found."
+    tab.fill(".talks-search", "")
+    listed(tab, "plums", "apples and pears")
+
+
+def test_an_answer_goes_on_and_is_marked_while_another_is_shown(tab, served):
+    served.runner.hold_at = 3
+    send(tab, "takes its time")
+    new_chat(tab)
+    listed(tab, "takes its time")
+    tab.wait_for_selector(".talk-running")
+    assert not tab.locator("#stop").is_visible()
+    tab.wait_for_function("() => !document.querySelector('#live-text .md')?.textContent")
+    served.runner.hold_at = None
+    tab.wait_for_selector(".talk-running", state="detached")
+    open_listed(tab, "takes its time")
+    tab.wait_for_function(ROWS, arg=2)
+    assert last_answer(tab)
+
+
+def test_one_comes_back_to_an_answer_that_runs(tab, served):
+    served.runner.hold_at = 3
+    send(tab, "still running")
+    new_chat(tab)
+    listed(tab, "still running")
+    open_listed(tab, "still running")
+    tab.wait_for_selector("#stop", state="visible")
+    tab.wait_for_function("() => document.querySelector('#live-text .md')?.textContent")
+    served.runner.hold_at = None
+    wait_end(tab)
+    tab.wait_for_function(ROWS, arg=2)
+
+
+def test_each_conversation_has_its_settings_and_system_prompt(tab):
+    slider = tab.locator("#settings input[type=number]").first
+    tab.get_by_role("button", name="Settings").click()
+    tab.click("#system-button")
+    tab.fill("#system textarea", "Be brief.")
+    tab.keyboard.press("Escape")
+    tab.wait_for_selector("#system", state="hidden")
+    slider.fill("0.25")
+    slider.blur()
+    say(tab, "with settings")
+    new_chat(tab)
+    assert tab.locator("#system textarea").input_value() == ""
+    slider.fill("1.5")
+    slider.blur()
+    say(tab, "with others")
+    open_listed(tab, "with settings")
+    tab.wait_for_function("() => document.querySelector('#system textarea').value === 'Be brief.'")
+    tab.wait_for_function(
+        "() => document.querySelector('#settings input[type=number]').value === '0.25'"
+    )
+    tab.click("#reset")
+    tab.wait_for_function(
+        "() => document.querySelector('#settings input[type=number]').value === '0.7'"
+    )
+    assert tab.locator("#system textarea").input_value() == "Be brief."
+    assert "A new chat starts without one" in tab.locator("#system").text_content()
+    assert "is-set" in tab.locator("#system-button").get_attribute("class")
+    open_listed(tab, "with others")
+    tab.wait_for_function(
+        "() => document.querySelector('#settings input[type=number]').value === '1.5'"
+    )
+    assert tab.locator("#system textarea").input_value() == ""
+
+
+def test_versions_of_an_answer_are_reached_by_the_keyboard(tab, served):
+    say(tab, "one question")
+    served.runner.pieces = tuple(f" other{n}" for n in range(60))
+    try:
+        tab.click("#regenerate")
+        tab.wait_for_selector(".versions")
+        wait_end(tab)
+    finally:
+        served.runner.pieces = ScriptedRunner().pieces
+    assert tab.locator(".versions span").inner_text() == "2/2" and "other1" in last_answer(tab)
+    tab.get_by_label("Earlier version").press("Enter")
+    tab.wait_for_function("() => document.querySelector('.versions span')?.textContent === '1/2'")
+    assert "Medusa" in last_answer(tab)
+    tab.wait_for_function("() => document.activeElement.closest('.versions')")
+    tab.get_by_label("Later version").press("Enter")
+    tab.wait_for_function("() => document.querySelector('.versions span')?.textContent === '2/2'")
+
+
+def test_an_edited_question_forks_and_the_old_branch_is_one_click_away(tab):
+    say(tab, "old words")
+    say(tab, "a second turn")
+    tab.locator("#history .message-buttons-right button[aria-label=Edit]").first.click()
+    tab.fill("#history .edit-textarea", "new words")
+    tab.get_by_label("Submit").click()
+    tab.wait_for_function(ROWS, arg=2)
+    wait_end(tab)
+    assert tab.locator("#history .user .message-content").inner_text() == "new words"
+    tab.wait_for_selector(".versions")
+    tab.get_by_label("Earlier version").click()
+    tab.wait_for_function(ROWS, arg=4)
+    said = tab.locator("#history .user .message-content").all_inner_texts()
+    assert said == ["old words", "a second turn"]
+
+
+def test_old_conversations_and_their_steps_are_there_after_a_restart(tab, served, folder, browser):
+    say(tab, "before the restart")
+    tab.wait_for_function(LAST_STEP)
+    page = opened_page(served.session, folder)
+    other = browser.new_page(viewport={"width": 1440, "height": 900})
+    try:
+        other.goto(page.url)
+        listed(other, "before the restart")
+        open_listed(other, "before the restart")
+        other.wait_for_selector("svg.tree .chip")
+        other.wait_for_function(LAST_STEP)
+    finally:
+        other.close()
+        page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 900, 390])
+def test_the_list_stands_beside_the_chat_or_in_a_drawer(tab, width):
+    say(tab, "a question with so many words that no list has room for all of them")
+    tab.set_viewport_size({"width": width, "height": 844})
+    (_, right, shown), (left, edge, room) = tab.evaluate(EDGES)
+    assert edge <= width and room > 320
+    assert (width < 1200 and shown == 0) or right <= left
+    if width < 1200:
+        tab.click("#list-button")
+        tab.wait_for_selector(".talks-search", state="visible")
+        assert tab.evaluate(EDGES)[0][2] <= 0.86 * width
+        tab.keyboard.press("Escape")
+        tab.wait_for_selector(".talks-search", state="hidden")
+        assert tab.evaluate("document.activeElement.id") == "list-button"
+        tab.click("#list-button")
+        tab.locator(".talk-open").first.click()
+        tab.wait_for_selector(".talks-search", state="hidden")
+    else:
+        tab.click("#list-button")
+        tab.wait_for_selector(".talks-search", state="hidden")
+        tab.click("#list-button")
+        tab.wait_for_selector(".talks-search", state="visible")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
