@@ -45,7 +45,7 @@ def test_the_oldest_steps_go_first_where_there_is_no_room(tmp_path, events):
         b"",
         b"no gzip",
         gzip.compress(b"{", mtime=0),
-        gzip.compress(b'{"event": "step"}'),
+        gzip.compress(b'{"event": "step"}', mtime=0),
         gzip.compress(b"[]", mtime=0),
     ],
 )
