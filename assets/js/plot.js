@@ -22,8 +22,8 @@ function plot(figure, spec) {
   if (figure.drawn === key) return;
   figure.drawn = key;
   const { left, right, top, bottom, high } = PLOT;
-  const x = scale(spec.x, left, wide - right);
-  const y = scale(spec.y, high - bottom, top);
+  const x = scaleOn(spec.x, left, wide - right);
+  const y = scaleOn(spec.y, high - bottom, top);
   const parts = [];
   const put = (tag, attributes, text) => parts.push(draw(tag, attributes, text));
   spec.y.ticks.forEach(([value, text]) => {
@@ -65,7 +65,7 @@ function plot(figure, spec) {
   figure.legend.replaceChildren(...spec.lines.filter((line) => line.points.length).map(legendItem(spec.lines)));
 }
 
-function scale(axis, from, to) {
+function scaleOn(axis, from, to) {
   const turn = axis.log ? Math.log2 : (value) => value;
   const [low, high] = [turn(axis.low), turn(axis.high)];
   return (value) => {

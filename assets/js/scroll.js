@@ -18,6 +18,7 @@ function scrollWith(box) {
 
   function follow() {
     follows = true;
+    handAt = -HAND_MS; // what a wheel still rolls is over
     box.scrollTop = box.scrollHeight;
     show();
   }

@@ -288,7 +288,7 @@ def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_t
     tab.wait_for_function("() => document.querySelector('#lock input')?.disabled === false")
     tab.get_by_label("Seed").wait_for()
     tab.wait_for_function(
-        "() => document.querySelector('#settings')?.innerText.includes('throws no dice')"
+        "() => document.querySelector('#settings')?.innerText.includes('is deterministic')"
     )
     assert tab.get_by_label("Seed").is_disabled()
     assert "locked: δ = √ε" in tab.inner_text("#settings")

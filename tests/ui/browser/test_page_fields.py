@@ -18,7 +18,7 @@ def test_a_number_out_of_range_is_refused_in_words(open_tab, label, value, said)
     tab, answers = open_tab(), []
     tab.on("response", lambda response: answers.append(response.status))
     tab.click("#settings button")
-    field = tab.get_by_label(label).first
+    field = tab.locator("#settings").get_by_label(label).first
     field.fill("")
     field.press_sequentially(value)
     field.blur()

@@ -31,6 +31,12 @@ def open_edit(tab, row: int) -> None:
     tab.locator("#history textarea").wait_for()
 
 
+def scroll_to_the_top(tab) -> None:
+    """By hand, and wait until the wheel has come to rest."""
+    tab.mouse.wheel(0, -3000)
+    tab.wait_for_function("() => document.querySelector('#talk').scrollTop === 0")
+
+
 def test_what_was_typed_stands_as_it_was_typed(quick, open_tab):
     tab = open_tab()
     ask(tab, TYPED)
@@ -74,7 +80,7 @@ def test_a_new_turn_is_shown_and_whoever_scrolled_up_stays_there(quick, open_tab
     jump = tab.locator(".jump-to-end")
     assert jump.is_hidden()
     tab.locator("#talk").hover()
-    tab.mouse.wheel(0, -3000)
+    scroll_to_the_top(tab)
     jump.wait_for()
     edited = tab.evaluate("() => document.querySelector('#talk').scrollTop")
     tab.evaluate("() => document.querySelector('#live-text').style.setProperty('height', '50px')")
@@ -83,7 +89,7 @@ def test_a_new_turn_is_shown_and_whoever_scrolled_up_stays_there(quick, open_tab
     jump.click()
     tab.wait_for_function(AT_END)
     jump.wait_for(state="hidden")
-    tab.mouse.wheel(0, -3000)
+    scroll_to_the_top(tab)
     jump.wait_for()
     ask(tab, "again")  # sending shows the new turn, wherever one was
     tab.wait_for_function(AT_END)

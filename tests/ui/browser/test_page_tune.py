@@ -103,7 +103,7 @@ def test_a_better_tree_is_offered_used_and_given_back(served, tab, monkeypatch):
 
 def test_another_gpu_changes_the_modelled_best(tab):
     before = tab.inner_text(".roof-block .tune-strong")
-    tab.get_by_label("GPU", exact=True).click()
+    tab.locator("#roof-card").get_by_label("GPU", exact=True).click()
     tab.get_by_role("option", name="RTX 4090").click()
     says(tab, ".roof-block", "RTX 4090")
     assert tab.inner_text(".roof-block .tune-strong") != before
