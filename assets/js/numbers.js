@@ -69,6 +69,7 @@ function drawFigures(f) {
   say(tiles.rate.under, f.recent === null ? "" : `last second ${number(f.recent, 1)}`);
   const ratio = f.ratio === null ? "–" : `${f.ratio.toFixed(2)}×`;
   say(tiles.ratio.value, f.is_plain ? "plain" : ratio);
+  tiles.ratio.value.classList.toggle("under-one", f.ratio !== null && f.ratio < 1);
   const paid = f.overhead !== null && f.per_step !== null;
   say(tiles.ratio.under, paid ? `${number(f.per_step, 2)} ÷ ${number(f.overhead, 2)} overhead` : "");
   say(tiles.per_step.value, number(f.per_step, 2));
@@ -106,13 +107,22 @@ function drawContext(f) {
   context.fill.style.width = `${Math.min(100, share * 100).toFixed(1)}%`;
 }
 
+// The show drafts the same number of nodes in every step, whether they pay here or not: that they
+// do not is no fault to mend.
+function slowerText(f) {
+  if (!f.slower || window.medusaPace?.mode() !== "gpu") return f.slower;
+  const cost = f.overhead === null ? "" : `: a step costs ${number(f.overhead, 1)} plain ones`;
+  return `On this machine these nodes are too many to pay${cost}. At full speed the number is automatic.`;
+}
+
 function drawPlain(f) {
   let text = "";
   if (f.is_plain) text = "This is plain decoding: the baseline the ratio is taken against.";
   else if (f.plain === null) text = "plain: timed at the end of an answer, by its last tokens";
   else text = `plain: ${f.plain.toFixed(1)} tokens/s, timed beside this answer`;
-  plain.classList.toggle("slower", Boolean(f.slower));
-  say(plain, f.slower ? `${f.slower} (${text})` : text);
+  const slower = slowerText(f);
+  plain.classList.toggle("slower", Boolean(f.slower) && slower === f.slower);
+  say(plain, slower ? `${slower} (${text})` : text);
 }
 
 const NO_FIGURES = {

@@ -64,6 +64,7 @@ function setPace(change) {
   }
   tellPace();
   drawPace();
+  if (data) drawFigures(data.figures);
 }
 
 // What the server must know: whether answers are shown slower than they come, and of which size.

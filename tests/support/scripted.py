@@ -62,6 +62,7 @@ class ScriptedRunner:
 
     last: the steps of the last answer, what a picture is compared with. fail_at: raise there.
     hold_at: wait before that step until it is moved on, however slow the machine that looks is.
+    plain_share: of a plain step in the delay of a tree step.
     forced: settings that stand over those asked for.
     """
 
@@ -79,6 +80,7 @@ class ScriptedRunner:
     peeks: list[PeekRequest] = field(default_factory=list)
     forced: dict[str, Any] = field(default_factory=dict)
     is_timed: bool = False
+    plain_share: float = 0.8
     node_cost: float = 0.02  # of a plain step's time, for each node more
     chosen: Tree | None = None
     trees: list[PersonalTree | None] = field(default_factory=list)
@@ -201,7 +203,7 @@ class ScriptedRunner:
         dice = random.Random(settings.seed or 7)
         said, tokens, seconds, reason = [self.pieces[0]], [0], 0.0, "eos"
         for index in range(self.steps):
-            delay = self.delay if len(tree) > 1 else self.delay * 0.8
+            delay = self.delay if len(tree) > 1 else self.delay * self.plain_share
             while self.hold_at is not None and index >= self.hold_at and not self._stop.wait(0.02):
                 pass
             if self._stop.wait(delay):
@@ -227,7 +229,7 @@ class ScriptedRunner:
             seconds,
             self.prefill,
             count / seconds if seconds else None,
-            self.delay * 0.8 if len(tree) > 1 and self.delay else None,
+            self.delay * self.plain_share if len(tree) > 1 and self.delay else None,
         )
         yield Finished(reason, tuple(tokens), "".join(said), "", stats)
 

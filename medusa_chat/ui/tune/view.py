@@ -165,7 +165,9 @@ def chats_view(counts: AcceptanceCounts) -> dict[str, Any]:
         else "Nothing is counted yet: chat with this model, and its own accuracies grow here."
     )
     more = (
-        f" A tree is searched in them from {LEAST_STEPS} on." if left > 0 and counts.steps else ""
+        f" From {LEAST_STEPS} steps on a better tree is looked for."
+        if left > 0 and counts.steps
+        else ""
     )
     return {"steps": counts.steps, "answers": counts.answers, "text": text + more}
 

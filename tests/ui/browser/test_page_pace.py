@@ -50,7 +50,7 @@ def served() -> Iterator[Served]:
 def runner(served) -> Iterator[ScriptedRunner]:
     before = dict(vars(served.runner))
     yield served.runner
-    for name in ("delay", "hold_at", "nodes", "forced", "steps"):
+    for name in ("delay", "hold_at", "nodes", "forced", "steps", "plain_share"):
         setattr(served.runner, name, before[name])
 
 
@@ -184,6 +184,19 @@ def test_gpu_precision_and_nodes_show_at_once_what_they_do(tab, runner):
     tab.get_by_label("Nodes in every step").select_option("16")
     assert tab.locator(".gpu-table .now").get_attribute("data-nodes") == "16"
     assert len(runner.settings) == asked  # the model was not run
+
+
+def test_that_the_show_does_not_pay_here_is_told_without_alarm(tab, runner):
+    runner.plain_share = 0.05
+    at_pace(tab, nodes=16)
+    begin(tab, runner)
+    tab.click(".skip")
+    wait_end(tab)
+    here = tab.locator(".tree-block p.plain")
+    here.get_by_text("On this machine these nodes are too many to pay").wait_for()
+    assert tab.locator(".tree-block .plain.slower").count() == 0
+    tab.select_option(".mode", "full")
+    tab.locator(".tree-block .plain.slower").get_by_text("Slower than plain decoding").wait_for()
 
 
 def test_the_show_asks_for_its_nodes_in_every_step(tab, runner):
