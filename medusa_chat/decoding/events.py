@@ -121,6 +121,11 @@ class Step:
         own["nodes"] = nodes
 
 
+def nodes_of(step: Step) -> int:
+    """How many nodes it drafted, the root included; of an older record what its draft has."""
+    return step.nodes or (len(step.draft.tokens) if step.draft else 1)
+
+
 @dataclass(frozen=True)
 class Finished:
     """The end. token_ids: everything generated, without the end token.

@@ -11,9 +11,9 @@ from support.waiting import wait_for
 from medusa_chat.decoding.events import Step
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.requests import Reply
-from medusa_chat.ui.chat.pace import Pace, usual_pace
 from medusa_chat.ui.chat.tab import EXAMPLES
 from medusa_chat.ui.chat.view import Tab
+from medusa_chat.ui.page.pace import Pace, usual_pace
 
 PACED = {"paced": True, "nodes": 20}
 OTHERS = (  # what the demo can do besides

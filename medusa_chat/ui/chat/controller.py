@@ -10,10 +10,10 @@ from medusa_chat.ui.chat.answer import Row
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_events import ConversationEvents
 from medusa_chat.ui.chat.node_card import card_line
-from medusa_chat.ui.chat.pace import Pace, usual_pace
 from medusa_chat.ui.chat.view import Tab, View, error_line, rows_of
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import Inputs, checked
+from medusa_chat.ui.page.pace import Pace, usual_pace
 
 
 class ChatController(ConversationEvents):

@@ -3,9 +3,9 @@
 from itertools import islice
 from typing import Any
 
-from medusa_chat.decoding.events import Step
+from medusa_chat.decoding.events import Step, nodes_of
 from medusa_chat.ui.chat.answer import Answer
-from medusa_chat.ui.page.tree_view import nodes_of, step_view, to_line
+from medusa_chat.ui.page.tree_view import step_view, to_line
 
 LIVE_BARS = 240  # of an answer that runs, for who comes in the middle of it
 MOST_BARS = 900  # of one that is looked at: sent on a click

@@ -8,9 +8,9 @@ import gradio as gr
 
 from medusa_chat.ui.chat.answer import Answer, Row, chatbot_row, rows
 from medusa_chat.ui.chat.chat_session import ChatSession
-from medusa_chat.ui.chat.pace import Pace, is_demo
 from medusa_chat.ui.chat.reasoning_spans import visible_text
 from medusa_chat.ui.chat.transcript import Transcript
+from medusa_chat.ui.page.pace import Pace, is_demo
 from medusa_chat.ui.page.tree_view import to_line
 
 MAX_SHOWN = 200  # messages; a longer conversation is kept, but drawing it all would be slow

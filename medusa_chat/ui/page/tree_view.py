@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from medusa_chat.decoding.events import DraftRecord, Step
+from medusa_chat.decoding.events import DraftRecord, Step, nodes_of
 
 MAX_TEXT = 24
 MAX_MARGIN = 99.0
@@ -37,11 +37,6 @@ def step_view(step: Step, epsilon: float | None = None) -> dict[str, Any]:
     if step.draft is not None:
         view |= _nodes(step.draft, step.path, epsilon)
     return view
-
-
-def nodes_of(step: Step) -> int:
-    """How many nodes it drafted, the root included; of an older record what its draft has."""
-    return step.nodes or (len(step.draft.tokens) if step.draft else 1)
 
 
 def _nodes(draft: DraftRecord, path: Sequence[int], epsilon: float | None) -> dict[str, Any]:
