@@ -8,9 +8,10 @@ const root = element.querySelector(".compare-block") || element;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 let seen = null;
-let result = null;
+let result = null; // as it was measured
+let race = null; // the result on the clock that is chosen
 let lanes = [];
-let at = 0; // milliseconds on the replay's clock
+let at = 0; // milliseconds on the race's clock
 let end = 0;
 let speed = 1;
 let playing = false;
@@ -67,7 +68,7 @@ speeds.setAttribute("aria-label", "Speed of the replay");
 controls.setAttribute("role", "group");
 controls.setAttribute("aria-label", "Replay");
 controls.append(play, again, speeds, scrub, clock);
-root.replaceChildren(spoken, fault, status, track, controls, facts, hollow);
+root.replaceChildren(spoken, fault, status, track, controls, raceBox, facts, hollow);
 
 // ---- lanes ----
 
@@ -181,16 +182,17 @@ function show(lane) {
   const tokens = lane.done ? lane.tokens[lane.done - 1] : 0;
   const decoded = at - side.first_ms;
   const rate = isOver ? side.rate : decoded > 0 ? ((tokens - 1) / decoded) * 1000 : null;
-  say(lane.count, `${tokens} tokens · ${number(rate, rate < 10 ? 1 : 0)} tokens/s`);
+  const kind = isGpuClock() ? ", modelled" : "";
+  say(lane.count, `${tokens} tokens · ${number(rate, rate < 10 ? 1 : 0)} tokens/s${kind}`);
   say(lane.flag, isOver ? flagOf(side) : "");
   lane.bar.value = side.tokens ? tokens / side.tokens : 1;
   lane.box.classList.toggle("is-over", isOver);
 }
 
 function flagOf(side) {
-  const other = result.sides.find((one) => one !== side);
+  const other = race.sides.find((one) => one !== side);
   if (side.total_ms >= other.total_ms) return "finished";
-  if (!result.is_same_length) return "⚑ finished first";
+  if (!race.is_same_length) return "⚑ finished first";
   return `⚑ finished first, ${(other.total_ms / side.total_ms).toFixed(1)}× faster`;
 }
 
@@ -205,7 +207,7 @@ function draw() {
 
 function tick(now) {
   if (!playing || !root.isConnected) return;
-  at = Math.min(end, at + Math.max(0, now - before) * speed);
+  at = Math.min(end, at + (Math.max(0, now - before) * speed) / stretch());
   before = now;
   draw();
   if (at >= end) pause();
@@ -247,100 +249,6 @@ function obeyMotion() {
   }
 }
 
-// ---- the figures ----
-
-const ROWS = [
-  ["tokens/s", (side) => number(side.rate, 1)],
-  ["time to first token", (side) => time(side.first_ms)],
-  ["total time", (side) => time(side.total_ms)],
-  ["tokens", (side) => String(side.tokens)],
-  ["steps", (side) => String(side.steps)],
-  ["tokens per step", (side) => number(side.per_step, 2)],
-  ["ms per step", (side) => number(side.step_ms, 2)],
-  ["end", (side) => side.end],
-];
-
-function table() {
-  const box = make("table", "compare-table");
-  const head = box.createTHead().insertRow();
-  box.createCaption().textContent = "Figures of both runs";
-  for (const name of ["", ...result.sides.map((side) => side.name)]) {
-    const cell = make(name ? "th" : "td", "", name);
-    if (name) cell.scope = "col";
-    head.append(cell);
-  }
-  const body = box.createTBody();
-  for (const [label, of] of ROWS) {
-    const row = body.insertRow();
-    const name = make("th", "", label);
-    name.scope = "row";
-    row.append(name, ...result.sides.map((side) => make("td", "", of(side))));
-  }
-  return box;
-}
-
-function term(value, label) {
-  const box = make("span", "term");
-  box.append(make("b", "", value), make("span", "label", label));
-  return box;
-}
-
-function equation() {
-  const box = make("div", "equation");
-  const rate = `${number(result.acceleration_rate, 2)}`;
-  box.append(
-    term(`${number(result.speedup, 2)}×`, "speedup"),
-    make("span", "sign", "="),
-    term(rate, "acceleration rate (tokens per step)"),
-    make("span", "sign", "/"),
-    term(number(result.overhead, 2), "overhead (tree step / plain step)"),
-  );
-  return box;
-}
-
-function ratios() {
-  const wall = `Wall-clock ratio of the decoding: ${number(result.wall_clock_ratio, 2)}×`;
-  const whole = `with time to first token: ${number(result.total_ratio, 2)}×.`;
-  const lengths = result.is_same_length
-    ? ""
-    : " The answers differ in length: the speedup is per token, these ratios are of whole answers.";
-  return `${wall}; ${whole}${lengths}`;
-}
-
-function badge() {
-  if (result.identical) {
-    return make("p", "badge identical", `✓ identical: all ${result.tokens} tokens`);
-  }
-  const { index, tokens, gap, note } = result.difference;
-  const box = make("p", "badge different");
-  const names = result.sides.map((side) => side.name);
-  box.append(make("b", "", `≠ first difference at token ${index + 1}: `));
-  tokens.forEach((token, which) => {
-    box.append(`${which ? ", " : ""}${names[which]} `, make("code", "", token));
-  });
-  box.append(gap ? `. Gap: ${gap}. ` : ". ", note);
-  box.append(button("show", "show it in both texts", showParting));
-  return box;
-}
-
-function showParting() {
-  pause();
-  seek(end);
-  for (const { text } of lanes) {
-    const mark = text.querySelector(".differs");
-    if (mark) text.scrollTop += mark.getBoundingClientRect().top - text.getBoundingClientRect().top - 40;
-  }
-  track.scrollIntoView({ block: "nearest" });
-}
-
-function drawFacts() {
-  const verdict = make("p", "compare-verdict", result.verdict);
-  verdict.classList.toggle("slower", result.is_slower);
-  const notes = make("p", "compare-notes", `Against ${result.baseline}. ${ratios()}`);
-  facts.replaceChildren(verdict, badge(), equation(), notes, table());
-  facts.append(make("p", "compare-notes", result.how));
-}
-
 // ---- the value ----
 
 function drawRunning(now) {
@@ -366,19 +274,33 @@ function drawRunning(now) {
 function drawResult(found, isNew) {
   result = found;
   root.dataset.race = found.number;
-  end = Math.max(...result.sides.map((side) => side.total_ms));
   setLanes(result.sides.map(record));
   markParting();
-  drawFacts();
+  drawRaceClock();
+  retime();
   seek(isNew && !still.matches ? 0 : end);
   if (!isNew) return;
   const same = result.identical ? "Both texts are identical." : "The texts differ.";
-  say(spoken, `${result.verdict} ${same}`);
+  say(spoken, `${race.verdict} ${same}`);
   start();
 }
 
+// The race on the clock that is chosen now, as far as it had come.
+function retime() {
+  if (!result) return;
+  const share = end ? at / end : 0;
+  race = isGpuClock() ? modelled(result, paceNow()) : result;
+  end = Math.max(...race.sides.map((side) => side.total_ms));
+  lanes.forEach((lane, which) => {
+    lane.side = race.sides[which];
+    lane.frames = lane.side.frames;
+  });
+  drawFacts();
+  seek(share * end);
+}
+
 function addGap(found) {
-  result.difference = found.difference;
+  result.difference = race.difference = found.difference;
   drawFacts();
 }
 
@@ -403,4 +325,5 @@ still.addEventListener("change", obeyMotion);
 setSpeed(1);
 obeyMotion();
 watch("value", () => requestAnimationFrame(fold));
+meetPace();
 fold();

@@ -1,6 +1,7 @@
 // Times of a step on a named GPU, from the table of GPU_TIMES: {nodes, ms: {"size|GPU|precision"}}.
 const MOST_STEPS = 6; // a second, in slow motion
-const NEVER = 1e9;
+const NODES = [16, 32, 64]; // of the show; the table has plain decoding too
+const CLOCKS = [["slow", "slow motion"], ["own", "its own clock"]];
 const PACE_KEY = "medusa-chat-pace";
 const FIRST_PACE = {
   ...{ mode: null, size: "7B", gpu: "RTX 4090", precision: "fp16", nodes: 64, clock: "slow" },
@@ -61,4 +62,23 @@ function choiceOf(label, choices, value, act) {
 
 function named(list) {
   return list.map((name) => [name, name]);
+}
+
+// The choices of a GPU in `row`, by the names of a pace. set: told what was chosen.
+function gpuChoices(row, of, set) {
+  const { sizes, gpus, precisions } = GPU_TIMES;
+  const nodes = NODES.map((n) => [n, `${n} nodes`]);
+  const made = {
+    size: choiceOf("Model size", named(sizes), of.size, (size) => set({ size })),
+    gpu: choiceOf("GPU", named(gpus), of.gpu, (gpu) => set({ gpu })),
+    precision: choiceOf("Precision", named(precisions), of.precision, (precision) =>
+      set({ precision }),
+    ),
+    nodes: choiceOf("Nodes in every step", nodes, of.nodes, (n) => set({ nodes: Number(n) })),
+    clock: choiceOf("Clock", CLOCKS, of.clock, (clock) => set({ clock })),
+  };
+  row.append(...Object.values(made));
+  row.setAttribute("role", "group");
+  row.setAttribute("aria-label", "The GPU whose times are modelled");
+  return made;
 }

@@ -1,12 +1,12 @@
 // The pace of play: full speed, as a named GPU would, slow motion of this machine's own clock, or
-// step by step. The show of an answer that comes (show.js) reads it from window.medusaPace.
+// step by step. The show of an answer that comes (show.js) and the race of the Compare tab (race.js)
+// read it from window.medusaPace.
 const MODES = [
   ...[["full", "full speed"], ["gpu", "as a GPU would"]],
   ...[["quarter", "slow motion ¼"], ["tenth", "slow motion ⅒"], ["step", "step by step"]],
 ];
 const STRETCH = { full: 1, quarter: 4, tenth: 10 };
-const NODES = [16, 32, 64]; // of the show; the table has plain decoding too
-const CLOCKS = [["slow", "slow motion"], ["own", "its own clock"]];
+const NEVER = 1e9;
 const BEHIND =
   "This machine is slower than that GPU: the answer came as fast as it could, and is replayed at " +
   "that clock when it is done.";
@@ -16,25 +16,9 @@ const gpuLine = make("p", "modelled"); // the chosen size, and what the figures 
 const gpuTable = make("table", "gpu-table");
 const gpuRow = make("div", "gpu-choices");
 const modeChoice = choiceOf("Pace", MODES, "full", (mode) => setPace({ mode }));
-const chooseGpu = {
-  size: choiceOf("Model size", named(GPU_TIMES.sizes), pace.size, (size) => setPace({ size })),
-  gpu: choiceOf("GPU", named(GPU_TIMES.gpus), pace.gpu, (gpu) => setPace({ gpu })),
-  precision: choiceOf("Precision", named(GPU_TIMES.precisions), pace.precision, (precision) =>
-    setPace({ precision }),
-  ),
-  nodes: choiceOf(
-    "Nodes in every step",
-    NODES.map((n) => [n, `${n} nodes`]),
-    pace.nodes,
-    (nodes) => setPace({ nodes: Number(nodes) }),
-  ),
-  clock: choiceOf("Clock", CLOCKS, pace.clock, (clock) => setPace({ clock })),
-};
+const chooseGpu = gpuChoices(gpuRow, pace, setPace);
 let isBehind = false; // this machine was slower than the GPU, for the answer that is shown
 modeChoice.classList.add("mode");
-gpuRow.append(...Object.values(chooseGpu));
-gpuRow.setAttribute("role", "group");
-gpuRow.setAttribute("aria-label", "The GPU whose times are modelled");
 gpuBox.append(gpuTable);
 playButton.after(modeChoice, gpuRow);
 playbar.after(gpuLine);
@@ -65,12 +49,18 @@ function setPace(change) {
   tellPace();
   drawPace();
   if (data) drawFigures(data.figures);
+  tellRace();
 }
 
 // What the server must know: whether answers are shown slower than they come, and of which size.
 function tellPace() {
   const mode = paceMode();
   trigger("pace", { paced: mode !== "full", nodes: mode === "gpu" ? pace.nodes : null });
+}
+
+// What the Compare tab must know: it races at this pace, too.
+function tellRace() {
+  window.dispatchEvent(new Event("medusa-pace"));
 }
 
 function drawPace() {
@@ -138,9 +128,10 @@ function drawGpuTable(rows) {
 function meetModel() {
   if (window.medusaModel && pace.mode) tellPace(); // else the server knows what is usual
   drawPace();
+  tellRace();
 }
 
-window.medusaPace = { of: paceOf, mode: paceMode };
+window.medusaPace = { of: paceOf, mode: paceMode, now: () => pace, set: setPace };
 window.addEventListener("medusa-model", meetModel);
 window.addEventListener("medusa-show", ({ detail }) => {
   isBehind = detail.isBehind;

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step, nodes_of
 from medusa_chat.errors import MedusaChatError
 
 END_OF_TEXT = "end of text"
@@ -13,11 +13,13 @@ PLAIN_STEPS = 8  # a plain answer with fewer is no measure of its speed
 
 @dataclass(frozen=True)
 class Frame:
-    """What one event added. seconds: since the request was begun, prefill and steps summed up."""
+    """What one event added. seconds: since the request was begun, prefill and steps summed up.
+    nodes: of the step, its root included, 1 for a plain one; 0 where it is no step."""
 
     seconds: float
     text: str
     tokens: int
+    nodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,8 @@ def _frames(trace: Sequence[Event]) -> Iterator[Frame]:
                 yield Frame(seconds, event.tail, 0)
         else:
             seconds += event.seconds
-            yield Frame(seconds, event.text, len(event.token_ids))
+            nodes = nodes_of(event) if isinstance(event, Step) else 0
+            yield Frame(seconds, event.text, len(event.token_ids), nodes)
 
 
 def _token_texts(ids: Sequence[int], steps: Sequence[Step]) -> tuple[str, ...]:

@@ -3,10 +3,12 @@
 import asyncio
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from support.races import SHORT, STORY, Racer, result
 from support.scripted import ScriptedRunner
+from support.waiting import wait_for
 
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
@@ -19,6 +21,7 @@ from medusa_chat.ui.compare import controller as compare_module
 from medusa_chat.ui.compare.controller import CompareController, CompareTab
 from medusa_chat.ui.compare.view import gap_text, progress_view, result_view
 from medusa_chat.ui.page.inputs import Inputs, checked
+from medusa_chat.ui.page.pace import Pace
 from medusa_chat.ui.page.tree_view import to_line
 
 NAMES = ("acceptance", "temperature", "tree", "max_new_tokens", "seed")
@@ -144,6 +147,63 @@ def test_a_second_click_while_it_runs_changes_nothing(session):
     controller.begin(tab, inputs("hi"))
     controller.begin(tab, inputs("other"))
     assert tab.text == "hi" and tab.number == 1
+
+
+# ---- the clock of the race ----
+
+
+@pytest.fixture
+def loaded(session):
+    """The session once its model, and so its tree, is known."""
+    wait_for(lambda: session.state.model)
+    return session
+
+
+def asked_nodes(session) -> dict[str | None, int | None]:
+    """What was asked for whole answers, by drafter."""
+    return {s.drafter: s.nodes for s in session.runner.settings if s.max_new_tokens == 24}
+
+
+def test_a_race_as_a_gpu_would_drafts_the_nodes_of_its_clock(loaded):
+    controller, tab = CompareController(loaded), CompareTab()
+    controller.set_pace(tab, SimpleNamespace(_data={"paced": True, "nodes": 20}))
+    last = pictures(controller, tab)[-1]["result"]
+    assert asked_nodes(loaded)[None] == 20 and last["show_nodes"] == 20
+    controller.set_pace(tab, SimpleNamespace(_data={"paced": False, "nodes": None}))
+    last = pictures(controller, tab)[-1]["result"]
+    assert asked_nodes(loaded)[None] is None and last["show_nodes"] is None
+
+
+def test_a_tree_that_was_chosen_is_raced_at_every_clock(loaded):
+    controller, tab = CompareController(loaded), CompareTab()
+    controller.set_pace(tab, SimpleNamespace(_data={"paced": True, "nodes": 20}))
+    chosen = checked(
+        {"text": "hi", **dict(zip(NAMES, ("exact", 0, "chain", 24, "7"), strict=True))}, ("chain",)
+    )
+    controller.begin(tab, chosen)
+    assert tab.settings.tree == "chain" and tab.settings.nodes is None and tab.show_nodes is None
+
+
+def test_without_a_choice_the_models_usual_pace_is_raced(loaded, monkeypatch):
+    controller, tabs = CompareController(loaded), [CompareTab(), CompareTab()]
+    controller.begin(tabs[0], inputs("hi"))
+    monkeypatch.setattr(compare_module, "usual_pace", lambda session: Pace(True, 64))
+    controller.begin(tabs[1], inputs("hi"))
+    most = len(loaded.state.model.tree_facts.choices) + 1
+    assert [tab.settings.nodes for tab in tabs] == [None, most]
+    assert [tab.show_nodes for tab in tabs] == [None, 64]
+
+
+def test_a_frame_has_the_nodes_of_its_step(session):
+    plain, drafted = (side["frames"] for side in result_view(result(session))["sides"])
+    assert [frame[3] for frame in plain] == [0] + [1] * (len(plain) - 1)
+    assert [frame[3] for frame in drafted] == [0] + [16] * (len(drafted) - 1)
+
+
+def test_a_result_says_whose_tokens_it_counts(session):
+    found = result(session)
+    assert result_view(found)["whose"] == "model"
+    assert result_view(replace(found, model="demo"))["whose"] == "demo"
 
 
 # ---- words ----

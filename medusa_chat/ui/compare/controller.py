@@ -14,6 +14,7 @@ from medusa_chat.runtime.recordings import Comparison
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare.view import progress_view, result_view
 from medusa_chat.ui.page.inputs import Inputs
+from medusa_chat.ui.page.pace import Pace, usual_pace
 from medusa_chat.ui.page.status import phase_text
 from medusa_chat.ui.page.tree_view import to_line
 
@@ -22,11 +23,17 @@ POLL_SECONDS = 0.25  # seldom: what the page draws would take time from what is 
 
 @dataclass
 class CompareTab:
-    """One browser tab's comparison: what was asked for, and the last result there was."""
+    """One browser tab's comparison: what was asked for, and the last result there was.
+
+    pace: as its clock asks for; None is the model's usual one. show_nodes: what that pace drafts in
+    every step of this comparison; None where the settings say what is drafted.
+    """
 
     number: int = 0
     text: str = ""
     settings: GenerationSettings | None = None
+    pace: Pace | None = None
+    show_nodes: int | None = None
     result: dict[str, Any] | None = None
     is_running: bool = False
     is_streaming: bool = False
@@ -46,10 +53,16 @@ class CompareController:
             gr.Info("A comparison is still running here: stop it, or wait for its end.")
             return (gr.skip(),) * 3
         tab.number += 1
-        tab.text, tab.settings = inputs.text, inputs.settings
+        pace = tab.pace or usual_pace(self.session)
+        tab.text, tab.settings = inputs.text, pace.of(inputs, self.session.state.model).settings
+        tab.show_nodes = pace.nodes if tab.settings != inputs.settings else None
         tab.is_running, tab.is_stopped = True, False
         line = self._line(tab, state="running", status="starting …")
         return line, gr.update(visible=False), gr.update(visible=True)
+
+    def set_pace(self, tab: CompareTab, event: gr.EventData) -> None:
+        """The clock of the race was chosen; it goes with the next comparison."""
+        tab.pace = Pace.posted(getattr(event, "_data", None))
 
     def refuse(self, tab: CompareTab, error: MedusaChatError) -> tuple[Any, ...]:
         """The same three when what was posted is wrong: one line over the last result."""
@@ -123,7 +136,7 @@ class CompareController:
             self._keep(tab, add_gap(found, ticket.result))
 
     def _keep(self, tab: CompareTab, found: Comparison) -> None:
-        tab.result = result_view(found) | {"number": tab.number}
+        tab.result = result_view(found) | {"number": tab.number, "show_nodes": tab.show_nodes}
 
     def _progress(self, progress: Progress, settings: GenerationSettings) -> dict[str, Any]:
         return progress_view(progress, settings.max_new_tokens, self._waiting_for(progress))

@@ -7,6 +7,7 @@ import gradio as gr
 
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare.controller import CompareController, CompareTab
+from medusa_chat.ui.page.gpu_times import gpu_times
 from medusa_chat.ui.page.html_blocks import AT_ONCE, QUIET, script_block
 from medusa_chat.ui.page.settings_form import SettingsForm
 
@@ -41,7 +42,7 @@ def build_compare(
                 visible=chat is not None,
             )
             settings = _settings(trees)
-        picture = script_block("compare")
+        picture = script_block("compare", GPU_TIMES=gpu_times())
 
     begin = settings.handler(controller.begin, controller.refuse, tab, text=prompt)
     posted = {tab, prompt, *settings.components.values()}
@@ -52,6 +53,7 @@ def build_compare(
     if chat is not None:
         state, last = chat
         use.click(lambda value: controller.prefill(last(value)), [state], [prompt], **AT_ONCE)
+    picture.pace(controller.set_pace, [tab], None, **AT_ONCE, trigger_mode="multiple")
     stop.click(controller.stop, [tab], None, **AT_ONCE)
 
 

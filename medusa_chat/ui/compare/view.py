@@ -53,6 +53,8 @@ def result_view(found: Comparison) -> dict[str, Any]:
     return {
         "sides": [_side(one, "plain"), _side(two, "drafted")],
         "verdict": verdict(found),
+        "hedge": hedge(found),
+        "whose": "demo" if found.model == "demo" else "model",
         "is_slower": bool(found.speedup and found.speedup < 1),
         "speedup": _ratio(found.speedup),
         "acceleration_rate": _ratio(found.acceleration_rate),
@@ -73,15 +75,19 @@ def verdict(found: Comparison) -> str:
     name, speedup = _name(found.drafted), found.speedup
     if speedup is None:
         return "The answers are too short to compare: give more tokens."
-    few = min(found.plain.stats.steps, found.drafted.stats.steps) < PLAIN_STEPS
-    hedge = " The answers are short: take it as a hint." if few else ""
     if speedup >= 1:
-        return f"{name} is {_ratio(speedup):.2f}× as fast as plain decoding.{hedge}"
+        return f"{name} is {_ratio(speedup):.2f}× as fast as plain decoding.{hedge(found)}"
     return (
         f"{name} is slower than plain decoding here: {_ratio(speedup):.2f}×. A step costs "
         f"{_ratio(found.overhead):.2f} plain steps and gives "
-        f"{_ratio(found.acceleration_rate):.2f} tokens.{hedge}"
+        f"{_ratio(found.acceleration_rate):.2f} tokens.{hedge(found)}"
     )
+
+
+def hedge(found: Comparison) -> str:
+    """A sentence more where an answer has few steps; empty otherwise."""
+    few = min(found.plain.stats.steps, found.drafted.stats.steps) < PLAIN_STEPS
+    return " The answers are short: take it as a hint." if few else ""
 
 
 def how(found: Comparison) -> str:
@@ -141,7 +147,7 @@ def _side(side: Recording, key: str) -> dict[str, Any]:
     return {
         "key": key,
         "name": _name(side),
-        "frames": [[round(f.seconds * 1000, 2), f.text, f.tokens] for f in side.frames],
+        "frames": [[round(f.seconds * 1000, 2), f.text, f.tokens, f.nodes] for f in side.frames],
         "rate": _short(side.stats.tokens_per_second),
         "first_ms": _short(side.first_token_seconds * 1000),
         "total_ms": round(side.total_seconds * 1000, 2),

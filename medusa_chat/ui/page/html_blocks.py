@@ -28,7 +28,7 @@ PARTS = {
     "next": ("thoughts", "show", "follow"),
     "tint": ("typed",),
     "live": ("elements", "scroll", "thoughts"),
-    "compare": ("elements", "gpu"),
+    "compare": ("elements", "gpu", "race", "figures"),
     **dict.fromkeys(("status", "share", "models", "pick"), ("elements",)),
     **dict.fromkeys(("conversations", "versions"), ("elements",)),
 }

@@ -1,7 +1,9 @@
 """The Compare tab in a real browser, on a scripted model: the race, its clock, its figures."""
 
 import re
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from support import scripted
@@ -86,6 +88,26 @@ def listen(page, selector: str) -> None:
 def figure(page, row: str) -> list[str]:
     line = page.locator(".compare-table tbody tr", has=page.get_by_text(row, exact=True))
     return line.locator("td").all_inner_texts()
+
+
+def race_clock(page):
+    return page.locator("#compare").get_by_label("Clock of the race")
+
+
+def figures(page, kind: str, row: str) -> list[str]:
+    """Both cells of a row: kind is "measured" or "modelled"."""
+    line = page.locator(f".compare-table .{kind} tr", has=page.get_by_text(row, exact=True))
+    return line.locator("td").all_inner_texts()
+
+
+@pytest.fixture
+def gpu_tab(tab) -> Iterator:
+    """The tab with the race on a GPU's clock, which no later test meets."""
+    race_clock(tab).select_option("gpu")
+    yield tab
+    tab.evaluate("localStorage.removeItem('medusa-chat-pace')")
+    tab.evaluate("medusaPace.set({mode: null, gpu: 'RTX 4090', precision: 'fp16', clock: 'slow'})")
+    race_clock(tab).select_option("here")
 
 
 def test_one_click_shows_what_runs_then_both_texts_whole_and_identical(served, tab, monkeypatch):
@@ -291,6 +313,120 @@ def test_what_a_model_writes_never_runs(served, tab, monkeypatch):
     monkeypatch.setattr(served.runner, "differ_at", 2)
     run_both(tab)
     assert hostile[0] in tab.evaluate(TEXTS)[0] and tab.evaluate("window.hit") is None
+
+
+MODELLED = "modelled: the times of a 7B on this GPU; the tokens a step are this model's"
+
+
+def chosen(page, label: str, value: str) -> None:
+    page.locator("#compare").get_by_label(label, exact=True).select_option(value)
+
+
+def test_a_gpus_clock_retimes_the_race_beside_what_was_measured(gpu_tab):
+    tab = gpu_tab
+    chosen(tab, "Clock", "own")
+    run_both(tab)
+    here = [figures(tab, "measured", row) for row in ("tokens/s", "total time", "ms per step")]
+    plain, drafted = map(float, figures(tab, "modelled", "ms per step"))
+    steps, per_step = figure(tab, "steps"), figure(tab, "tokens per step")
+    rates = list(map(float, figures(tab, "modelled", "tokens/s")))
+    assert rates[1] == pytest.approx(float(per_step[1]) / drafted * 1000, rel=0.01)
+    speedup, _, overhead = (
+        float(text.rstrip("×")) for text in tab.locator(".term b").all_inner_texts()
+    )
+    assert speedup == pytest.approx(rates[1] / rates[0], rel=0.02)
+    assert overhead == pytest.approx(drafted / plain, abs=0.01)
+    assert f"{speedup:.2f}× as fast" in tab.inner_text(".compare-verdict")
+    seconds = (plain + int(steps[0]) * plain) / 1000  # the prompt counts as one plain step
+    assert tab.inner_text(".clock") == f"{seconds:.2f} s of {seconds:.2f} s"
+    for words in (".race-words", ".modelled-words"):
+        assert MODELLED in tab.inner_text(words)
+    assert all("modelled" in text for text in tab.locator(".lane-count").all_inner_texts())
+    assert "Measured on this machine" in tab.inner_text(".measured-words")
+    chosen(tab, "GPU", "H100")
+    assert float(figures(tab, "modelled", "ms per step")[0]) < plain
+    fp16 = tab.locator(".term b").first.inner_text()
+    chosen(tab, "Precision", "4 bit")
+    assert tab.locator(".term b").first.inner_text() != fp16
+    again = [figures(tab, "measured", row) for row in ("tokens/s", "total time", "ms per step")]
+    assert again == here
+    race_clock(tab).select_option("here")
+    assert tab.locator(".compare-table .modelled").count() == 0
+    assert "modelled" not in tab.inner_text(".compare-block")
+    assert figures(tab, "measured", "total time") == here[1]
+
+
+def test_slow_motion_shows_at_most_six_plain_steps_a_second(gpu_tab):
+    ask_for(gpu_tab, 4)
+    begun = time.monotonic()
+    run_both(gpu_tab)
+    assert time.monotonic() - begun > 4 / 6  # the prompt and three steps
+    assert "at most six steps a second" in gpu_tab.inner_text(".race-words")
+
+
+def test_another_clock_keeps_the_place_of_the_race(gpu_tab):
+    run_both_quickly(gpu_tab)
+    seek(gpu_tab, 0.5)
+    race_clock(gpu_tab).select_option("here")
+    half, whole = map(float, re.findall(r"[\d.]+(?= s)", gpu_tab.inner_text(".clock")))
+    assert half == pytest.approx(whole / 2, abs=0.02) and all(gpu_tab.evaluate(TEXTS))
+
+
+def run_both_quickly(page) -> None:
+    chosen(page, "Clock", "own")
+    run_both(page)
+
+
+def test_the_clock_follows_the_chats_pace_and_the_server_is_told(served, gpu_tab):
+    tab = gpu_tab
+    race_clock(tab).select_option("here")
+    tab.evaluate("medusaPace.set({mode: 'gpu', nodes: 16, clock: 'own'})")
+    assert race_clock(tab).input_value() == "gpu"
+    run_both(tab)
+    drafted = [s for s in served.runner.settings if s.drafter != "none"]
+    assert drafted[-1].nodes == 16
+    tab.evaluate("medusaPace.set({nodes: 32})")
+    assert "Run both again to race with 32 nodes" in tab.inner_text(".race-words")
+    tab.evaluate("medusaPace.set({mode: 'full', nodes: 64})")
+    assert race_clock(tab).input_value() == "here"
+    run_both(tab)
+    drafted = [s for s in served.runner.settings if s.drafter != "none"]
+    assert drafted[-1].nodes is None
+
+
+class Demo(Racer):
+    """A script that is named as the demo is."""
+
+    @property
+    def model(self):
+        return replace(super().model, name="demo")
+
+
+def test_the_demo_races_as_a_gpu_would(served, browser):
+    session = Session(Demo(delay=0.004, prefill=0.02, steps=5000))
+    session.submit(LoadRequest())
+    with (
+        page_of(session) as page,
+        opened_on(browser, page, "Compare", ".race-clock") as tab,
+    ):
+        tab.wait_for_function("window.medusaModel?.isDemo")
+        assert race_clock(tab).input_value() == "gpu"
+        assert "this demo's" in tab.inner_text(".race-words")
+        chosen(tab, "Clock", "own")
+        run_both(tab)
+        drafted = [s for s in session.runner.settings if s.drafter != "none"]
+        assert drafted[-1].nodes == 24  # the show's 64, of a tree of 24
+
+
+@pytest.mark.parametrize("is_gpu", [False, True])
+def test_the_clocks_words_and_choices_fit_a_phone(gpu_tab, is_gpu):
+    race_clock(gpu_tab).select_option("gpu" if is_gpu else "here")
+    gpu_tab.set_viewport_size({"width": 390, "height": 844})
+    assert gpu_tab.evaluate("document.documentElement.scrollWidth") <= 390
+    boxes = [choice.bounding_box() for choice in gpu_tab.locator(".race-clock .choice").all()]
+    shown = [box for box in boxes if box]
+    assert len(shown) == (6 if is_gpu else 1)
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= 390 for box in shown)
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -1,0 +1,119 @@
+// What a race came to: its verdict, the first difference, the figures, measured and modelled.
+const TIMES = [
+  ["tokens/s", (side) => number(side.rate, 1)],
+  ["time to first token", (side) => time(side.first_ms)],
+  ["total time", (side) => time(side.total_ms)],
+  ["ms per step", (side) => number(side.step_ms, 2)],
+];
+const COUNTS = [
+  ["tokens", (side) => String(side.tokens)],
+  ["steps", (side) => String(side.steps)],
+  ["tokens per step", (side) => number(side.per_step, 2)],
+  ["end", (side) => side.end],
+];
+
+function table() {
+  const box = make("table", "compare-table");
+  const head = box.createTHead().insertRow();
+  box.createCaption().textContent = "Figures of both runs";
+  for (const name of ["", ...result.sides.map((side) => side.name)]) {
+    const cell = make(name ? "th" : "td", "", name);
+    if (name) cell.scope = "col";
+    head.append(cell);
+  }
+  const { size, precision, gpu } = paceNow();
+  const on = `Modelled: a ${size} in ${precision} on an ${gpu}`;
+  if (isGpuClock()) box.append(group("modelled", on, TIMES, race.sides));
+  box.append(group("measured", "Measured on this machine", TIMES, result.sides));
+  box.append(group("counted", "Counted", COUNTS, result.sides));
+  return box;
+}
+
+function group(kind, title, rows, sides) {
+  const body = make("tbody", kind);
+  const head = body.insertRow().appendChild(make("th", "", title));
+  head.colSpan = 3;
+  head.scope = "rowgroup";
+  for (const [label, of] of rows) {
+    const row = body.insertRow();
+    const name = make("th", "", label);
+    name.scope = "row";
+    row.append(name, ...sides.map((side) => make("td", "", of(side))));
+  }
+  return body;
+}
+
+function term(value, label) {
+  const box = make("span", "term");
+  box.append(make("b", "", value), make("span", "label", label));
+  return box;
+}
+
+function equation() {
+  const box = make("div", "equation");
+  const kind = isGpuClock() ? ", modelled" : "";
+  box.append(
+    term(`${number(race.speedup, 2)}×`, `speedup${kind}`),
+    make("span", "sign", "="),
+    term(number(race.acceleration_rate, 2), "acceleration rate (tokens per step)"),
+    make("span", "sign", "/"),
+    term(number(race.overhead, 2), `overhead${kind} (tree step / plain step)`),
+  );
+  return box;
+}
+
+function ratios() {
+  const wall = `Wall-clock ratio of the decoding: ${number(result.wall_clock_ratio, 2)}×`;
+  const whole = `with time to first token: ${number(result.total_ratio, 2)}×.`;
+  const lengths = result.is_same_length
+    ? ""
+    : " The answers differ in length: the speedup is per token, these ratios are of whole answers.";
+  return `${wall}; ${whole}${lengths}`;
+}
+
+function badge() {
+  if (result.identical) {
+    return make("p", "badge identical", `✓ identical: all ${result.tokens} tokens`);
+  }
+  const { index, tokens, gap, note } = result.difference;
+  const box = make("p", "badge different");
+  const names = result.sides.map((side) => side.name);
+  box.append(make("b", "", `≠ first difference at token ${index + 1}: `));
+  tokens.forEach((token, which) => {
+    box.append(`${which ? ", " : ""}${names[which]} `, make("code", "", token));
+  });
+  box.append(gap ? `. Gap: ${gap}. ` : ". ", note);
+  box.append(button("show", "show it in both texts", showParting));
+  return box;
+}
+
+function showParting() {
+  pause();
+  seek(end);
+  for (const { text } of lanes) {
+    const mark = text.querySelector(".differs");
+    if (mark) text.scrollTop += mark.getBoundingClientRect().top - text.getBoundingClientRect().top - 40;
+  }
+  track.scrollIntoView({ block: "nearest" });
+}
+
+// What was measured here: it stays beside what is modelled.
+function measured() {
+  const said = isGpuClock() ? `: ${result.verdict} ` : ", ";
+  const against = isGpuClock() ? "Against" : "against";
+  const show =
+    result.show_nodes === null
+      ? ""
+      : " Every step drafted the nodes of a show, whether they pay here or not.";
+  return `Measured on this machine${said}${against} ${result.baseline}. ${ratios()}${show}`;
+}
+
+function drawFacts() {
+  const verdict = make("p", "compare-verdict", race.verdict);
+  const said = `These figures are ${gpuWords(paceNow())}. The prompt counts as one plain step.`;
+  const words = make("p", "compare-notes modelled-words", said);
+  verdict.classList.toggle("slower", race.is_slower);
+  facts.replaceChildren(verdict, ...(isGpuClock() ? [words] : []), badge(), equation());
+  facts.append(make("p", "compare-notes measured-words", measured()), table());
+  facts.append(make("p", "compare-notes", result.how));
+}
