@@ -3,7 +3,6 @@
 import math
 import random
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -64,11 +63,12 @@ class ScriptedRunner:
     hold_at: wait before that step until it is moved on, however slow the machine that looks is.
     plain_share: of a plain step in the delay of a tree step.
     forced: settings that stand over those asked for.
+    is_load_held: a load reads until it is stopped or closed.
     """
 
     delay: float = 0.02
     prefill: float = 0.05
-    load_delay: float = 0.0
+    is_load_held: bool = False
     steps: int = 40
     nodes: int = 16
     fail_at: int | None = None
@@ -108,7 +108,8 @@ class ScriptedRunner:
 
     def load(self, request: LoadRequest) -> Iterator[LoadPhase]:
         yield LoadPhase("read")
-        time.sleep(self.load_delay)
+        if self.is_load_held:
+            self._stop.wait()
         yield LoadPhase("ready", self.model)
 
     @property

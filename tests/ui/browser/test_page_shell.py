@@ -18,6 +18,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 from support.page import last_answer, send, wait_end
 from support.shell import READY, SHARED, scripted
+from support.waiting import wait_for
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.ui.access.share import qr_of
@@ -56,7 +57,7 @@ def test_the_page_is_there_before_its_script_and_does_not_jump(opened, visitor, 
 
 
 def test_the_header_and_the_chat_are_there_before_the_model(visitor):
-    session = scripted(load_delay=3600)
+    session = scripted(is_load_held=True)
     page = open_page(session, PageOptions())
     try:
         tab = visitor(page.url, '.status-line[data-status="loading"]')
@@ -65,6 +66,7 @@ def test_the_header_and_the_chat_are_there_before_the_model(visitor):
         assert "processing" not in tab.inner_text("#header")
     finally:
         page.close()
+        session.close()
 
 
 def test_a_failed_load_says_what_to_do_and_is_tried_again_by_a_button(visitor):
@@ -255,8 +257,7 @@ def proxied(behind: int, at: int, keeps: bool) -> Iterator[None]:
     server = uvicorn.Server(uvicorn.Config(app, port=at, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.02)
+    wait_for(lambda: server.started)
     try:
         yield
     finally:
