@@ -1,4 +1,4 @@
-"""What every test gets: its own data folder, no network, and property tests without a clock."""
+"""What every test gets: its own data folder, no network, property tests without a clock, a turn."""
 
 import atexit
 import os
@@ -29,6 +29,29 @@ os.environ.setdefault("MEDUSA_CHAT_NATIVE", str(Path(SHARED_DATA) / "native"))
 hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+# Files with few cases that take minutes. `--dist loadfile` hands files out as they are collected
+# (`--no-loadscope-reorder`): these first, so that no process is left alone with one at the end.
+LONG = (
+    "tests/ui/browser/",
+    "tests/runtime/test_session.py",
+    "tests/cli/test_models_command.py",
+    "tests/bench/test_gpu_script.py",
+    "tests/decoding/",
+    "tests/checkpoints/",
+    "tests/training/",
+)
+
+
+def turn(item: pytest.Item) -> int:
+    """Which of LONG it lies in; after them all where in none."""
+    return next((n for n, name in enumerate(LONG) if item.nodeid.startswith(name)), len(LONG))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long files first, the rest as it was."""
+    items.sort(key=turn)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import contextmanager
 
 import pytest
 from support.checkpoints import write_checkpoint
@@ -28,12 +29,32 @@ def folder(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("session") / "model")
 
 
-@pytest.fixture
-def child(folder):
+@contextmanager
+def worker_process(folder):
     session = Session(WorkerProcess())
     session.submit(LoadRequest(str(folder), precision="fp32"))
     yield session
     session.close()
+
+
+@pytest.fixture(scope="module")
+def shared(folder):
+    with worker_process(folder) as session:
+        yield session
+
+
+@pytest.fixture
+def child(shared):
+    """A child that is ready, whatever the tests before did to it: its start takes seconds."""
+    wait_for(lambda: is_ready(shared))
+    return shared
+
+
+@pytest.fixture
+def new_child(folder):
+    """A child that just starts."""
+    with worker_process(folder) as session:
+        yield session
 
 
 def test_the_child_answers_like_this_process(child, folder):
@@ -105,10 +126,10 @@ def test_a_worker_killed_while_idle_is_noticed_and_replaced(child):
     assert job.done.wait(60) and not job.error
 
 
-def test_a_worker_killed_while_loading_is_replaced_and_waiting_jobs_still_run(child):
-    job, pid = child.submit(Reply("hello", SETTINGS)), child.runner.pid
+def test_a_worker_killed_while_loading_is_replaced_and_waiting_jobs_still_run(new_child):
+    job, pid = new_child.submit(Reply("hello", SETTINGS)), new_child.runner.pid
     os.kill(pid, signal.SIGKILL)  # before its load or in it: only the latter is worth a word
-    wait_for(lambda: child.runner.pid != pid, seconds=60)
+    wait_for(lambda: new_child.runner.pid != pid, seconds=60)
     assert job.done.wait(90) and not job.error, job.error
 
 
@@ -338,9 +359,9 @@ def test_closing_a_childs_reply_leaves_nothing_for_the_next(child):
     assert again[-1].token_ids == job.trace[-1].token_ids
 
 
-def test_closing_ends_the_jobs_that_wait(child):
-    jobs = [child.submit(Reply("hello", LONG)) for _ in range(3)]
-    child.close()
+def test_closing_ends_the_jobs_that_wait(new_child):
+    jobs = [new_child.submit(Reply("hello", LONG)) for _ in range(3)]
+    new_child.close()
     assert all(job.done.wait(10) for job in jobs[1:])
     assert "closed" in jobs[2].error
 
