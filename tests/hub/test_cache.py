@@ -1,0 +1,169 @@
+"""What lies in the cache: sizes, removal, half a snapshot, huggingface_hub's own files."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.downloads import big, blobs, fetch, refusal
+from support.hub_files import (
+    BASE,
+    HEADS,
+    MB,
+    WHOLE,
+    base_files,
+    heads_files,
+    text,
+    weights,
+)
+from support.hub_server import Fault, Hub, HubRepo
+
+from medusa_chat import hub
+
+
+def test_cached_tells_sizes_and_rm_frees_them(server: Hub) -> None:
+    fetch(hub.plan(HEADS))
+    fetch(hub.plan(WHOLE))
+    models = {model.id: model for model in hub.cached()}
+    assert set(models) == {BASE, HEADS, WHOLE}
+    assert all(model.whole for model in models.values())
+    assert [models[name].has_heads for name in (BASE, HEADS, WHOLE)] == [False, True, True]
+    plan = hub.plan(WHOLE)
+    assert plan.total <= models[WHOLE].bytes < plan.total + 500
+    disk = hub.cache._bytes(hub.cache.cache_folder())
+    freed = hub.remove(WHOLE)
+    assert freed == disk - hub.cache._bytes(hub.cache.cache_folder()) >= plan.total
+    assert WHOLE not in hub.cache.cached_ids()
+    assert hub.plan(WHOLE).left == plan.total
+    refusal("missing", "not in the cache", lambda: hub.remove(WHOLE))
+    refusal("missing", f"did you mean {BASE}", lambda: hub.remove("Someone/Base"))
+
+
+def test_rm_frees_the_leftovers_of_a_broken_download(server: Hub) -> None:
+    name, plan = big(server)
+    server.faults = [Fault(f"/cdn/.*{name}", "cut", after=MB)]
+    events = hub.pull(plan)
+    with pytest.raises(hub.HubError):
+        server.faults = [
+            Fault(f"/cdn/.*{name}", "cut", 1, after=MB),
+            Fault(f"/cdn/.*{name}", "cut"),
+        ]
+        list(events)
+    (model,) = hub.cached()
+    assert not model.whole and model.leftover_bytes >= MB // 2
+    assert hub.remove(BASE) >= model.leftover_bytes
+    assert not hub.cached()
+
+
+@pytest.mark.parametrize("name", ["", "..", "../../etc", "a/../b", "/", "models"])
+def test_rm_of_what_is_no_repo_touches_nothing(server: Hub, name: str) -> None:
+    fetch(hub.plan(WHOLE))
+    refusal("missing", "not in the cache", lambda: hub.remove(name))
+    assert hub.find(WHOLE) is not None
+
+
+def test_what_huggingface_hub_cached_is_found_and_the_other_way_round(server: Hub) -> None:
+    from huggingface_hub import snapshot_download
+
+    place = Path(snapshot_download(WHOLE, endpoint=server.url, cache_dir=hub.cache.cache_folder()))
+    assert hub.resolve(WHOLE, offline=True) == place
+    assert hub.plan(WHOLE).left == 0
+    plan = hub.plan(BASE)
+    fetch(plan)
+    before = server.sent
+    names = [item.file.name for item in plan.parts[0].files]
+    theirs = snapshot_download(
+        BASE, endpoint=server.url, cache_dir=hub.cache.cache_folder(), allow_patterns=names
+    )
+    assert Path(theirs) == plan.parts[0].folder and server.sent == before
+    from huggingface_hub import scan_cache_dir
+
+    report = scan_cache_dir(hub.cache.cache_folder())
+    assert not report.warnings
+    assert {repo.repo_id for repo in report.repos} == {BASE, WHOLE}
+
+
+def test_files_of_one_content_are_all_there_on_a_system_without_links(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(hub.download.os, "symlink", refuse)
+    server.repos[BASE].files["special_tokens_map.json"] = b"{}"  # as the generation config
+    plan = hub.plan(BASE)
+    fetch(plan)
+    names = {item.file.name for item in plan.parts[0].files}
+    assert names == {file.name for file in plan.parts[0].folder.iterdir()}
+    assert not blobs(BASE) and hub.plan(BASE).left == 0
+
+
+def test_resolve_downloads_once_and_then_asks_nobody(server: Hub) -> None:
+    events: list[hub.DownloadEvent] = []
+    place = hub.resolve(HEADS, progress=events.append)
+    assert (place / "medusa_lm_head.safetensors").is_file() and events[-1].phase == "done"
+    before = len(server.requests)
+    assert hub.resolve(HEADS) == hub.resolve(HEADS, offline=True) == place
+    assert len(server.requests) == before
+    assert hub.find(BASE) is None  # only what was asked for
+
+
+def test_a_stopped_resolve_gives_no_half_folder(server: Hub) -> None:
+    name, _ = big(server)
+    server.faults = [Fault(f"/cdn/.*{name}", "slow", after=MB, rate=50_000)]
+    stop = threading.Event()
+
+    def watch(event: hub.DownloadEvent) -> None:
+        if event.done > MB:
+            stop.set()
+
+    refusal("cancelled", "stopped", lambda: hub.resolve(BASE, progress=watch, stop=stop))
+    assert hub.find(BASE) is None
+
+
+def test_a_cached_main_serves_a_preset_that_pins_another(server: Hub) -> None:
+    preset = "FasterDecoding/medusa-vicuna-7b-v1.3"
+    server.repos[preset] = HubRepo(heads_files())
+    server.repos["lmsys/vicuna-7b-v1.3"] = HubRepo(base_files())
+    plan = hub.plan(preset, "main")
+    fetch(plan)
+    assert hub.resolve(preset, offline=True) == plan.parts[0].folder
+    refusal("offline", "as a whole", lambda: hub.resolve(preset, True, "refs/pr/1"))
+
+
+def test_a_lora_adapter_belongs_to_the_heads_and_names_their_base(server: Hub) -> None:
+    files = {
+        "adapter_config.json": text(base_model_name_or_path=BASE, r=8),
+        "adapter_model.safetensors": weights(5000),
+        "adapter_model.bin": weights(5000),
+        "medusa_lm_head.safetensors": weights(5000),
+    }
+    server.repos["x/medusa-lora"] = HubRepo(files)
+    plan = hub.plan("x/medusa-lora")
+    assert plan.base == BASE
+    assert {f.file.name for f in plan.parts[0].files} == set(files) - {"adapter_model.bin"}
+
+
+def test_a_model_in_a_folder_below_is_found(server: Hub) -> None:
+    files = {
+        "base/config.json": text(model_type="llama"),
+        "base/model.safetensors": weights(5000),
+        "base/tokenizer.json": b"{}",
+        "head/medusa_lm_head.pt": weights(500),
+        "head/config.json": b"{ }",
+        "head/training_args.bin": weights(500),
+    }
+    server.repos["x/medusa-folders"] = HubRepo(files)
+    plan = hub.plan("x/medusa-folders")
+    names = {f.file.name for part in plan.parts for f in part.files}
+    assert names >= set(files) - {"head/training_args.bin"} - {"base/config.json"}
+    assert "head/training_args.bin" not in names
+
+
+def test_half_a_snapshot_is_not_whole(server: Hub) -> None:
+    plan = hub.plan(BASE)
+    fetch(plan)
+    (plan.parts[0].folder / "model-00002-of-00002.safetensors").unlink()
+    refusal("offline", "as a whole", lambda: hub.resolve(BASE, offline=True))
+    assert hub.resolve(BASE) == plan.parts[0].folder
+    refusal("offline", "not in the cache", lambda: hub.resolve("a/b", offline=True))
