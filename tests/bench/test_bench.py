@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,11 +11,12 @@ import pytest
 from support.checkpoints import write_checkpoint
 
 from medusa_chat.bench import STUDIES, chart_svg, run, run_shape, table
-from medusa_chat.bench.harness.context import BenchContext
+from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
 from medusa_chat.bench.harness.rows import row, unmeasured
 from medusa_chat.bench.studies import paper_figures as findings_module
 from medusa_chat.bench.studies import step_times
+from medusa_chat.bench.studies.speed import OURS, Steps, _ours
 from medusa_chat.bench.studies.step_times import bytes_read
 from medusa_chat.checkpoints.memory_estimate import sizes
 from medusa_chat.decoding import step_profiler
@@ -22,7 +24,8 @@ from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, to_jso
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
-from medusa_chat.messages import LoadRequest
+from medusa_chat.messages import Fresh, LoadRequest
+from medusa_chat.runtime.worker import reply
 from medusa_chat.trees import tuning_store
 from medusa_chat.trees.presets import load_tree
 
@@ -71,6 +74,34 @@ def test_every_study_but_the_race_fills_its_rows_on_a_tiny_model(folder):
     assert result["machine"]["device"].startswith("cpu (")
     kept = list(tuning_store.all_tunings())
     assert len(kept) == 1 and kept[0].place.model == folder
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_race_decodes_as_the_page_does(folder, name, monkeypatch):
+    """The same recording of details as `reply`, which the page and `generate` use."""
+    request = LoadRequest(folder, device="cpu", precision="fp32")
+    loaded = read_model(request, QUIET["progress"])
+    asked = []
+    for method in ("drafter", "generate"):
+        real = getattr(loaded.engine, method)
+
+        def spied(*args, real=real, **options):
+            found = signature(real).bind(*args, **options)
+            found.apply_defaults()
+            asked.append((real.__name__, found.arguments["details"]))
+            return real(*args, **options)
+
+        monkeypatch.setattr(loaded.engine, method, spied)
+    drafter = "none" if name == "plain" else name
+    settings = GenerationSettings(drafter=drafter, max_new_tokens=4, seed=0)
+    list(reply(loaded, Fresh([{"role": "user", "content": "Hello"}]), settings))
+    of_the_page = asked[:2]
+    record = Steps()
+    record.begin_round()
+    asked.clear()
+    context = BenchContext(request, loaded, "auto", 1, 4, QUIET["progress"], 0.0)
+    _ours(name, context, record).answer([1, 2, 3])
+    assert asked == of_the_page == [("drafter", True), ("generate", True)]
 
 
 def test_a_load_is_measured_in_a_process_of_its_own(folder):

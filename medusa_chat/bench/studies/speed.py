@@ -56,8 +56,8 @@ def race(context: BenchContext) -> Iterator[Row]:
     """In every round every contestant answers the same prompts at temperature 0, in an order that
     changes with every round. An answer begins with an empty cache, and its time includes the
     prefill. Our contestants alternate TURNS times where another answers once, so that what slows
-    the machine for a moment slows them all; their steps are timed without the details of a
-    trace."""
+    the machine for a moment slows them all; their steps record details, as the page's and
+    `generate`'s do."""
     prompts, hostile = (_encoded(context, texts) for texts in (PROMPTS, HOSTILE))
     records = {name: Steps() for name in OURS}
     ours = [_ours(name, context, records[name]) for name in OURS]
@@ -105,8 +105,8 @@ def _ours(name: str, context: BenchContext, record: Steps) -> Contestant:
         engine.forget()
         started = perf_counter()
         governor = governor_of(loaded, asked)
-        maker = engine.drafter(settings, shape, details=False, governor=governor)
-        for event in engine.generate(ids, maker, settings, details=False):
+        maker = engine.drafter(settings, shape, governor=governor)
+        for event in engine.generate(ids, maker, settings):
             assert not isinstance(event, Prefilled) or event.reused_tokens == 0
         seconds = perf_counter() - started
         assert isinstance(event, Finished)
