@@ -65,7 +65,7 @@ const resized = new ResizeObserver((entries) => {
 let data = null; // the newest line
 let shown = null; // the step that is drawn
 let live = null; // the newest step
-let known = { bars: [], times: [], nodes: [] }; // by step, as far as this answer's lines told
+let known = { bars: [], times: [], nodes: [], ends: [] }; // by step, as far as this answer's lines told
 let steps = new Map();
 let pinned = null; // the step the user looks at, while newer ones arrive
 let flying = null; // the step that was asked for: {step, at, isDropped}

@@ -95,6 +95,7 @@ function showUpTo(to) {
   const from = reel.at + 1;
   const seen = reel.steps.slice(from, to + 1);
   reel.at = to;
+  const at = reel.whole.length;
   addPieces(seen.flatMap(([text, view]) => [view.tokens, text]));
   const views = seen.map(([, view]) => view);
   const all = reel.steps.slice(0, to + 1);
@@ -103,7 +104,7 @@ function showUpTo(to) {
     ...reel.panel,
     ended: reel.ended && to === reel.steps.length - 1,
     figures: { ...reel.panel.figures, steps: to + 1, per_step: tokens / (to + 1) },
-    first: from,
+    ...{ first: from, at, lengths: seen.map(([text]) => text.length) },
     bars: views.map((view) => view.tokens),
     times: views.map((view) => view.ms),
     nodes: views.map((view) => view.nodes),

@@ -44,7 +44,7 @@ function forget() {
   stopPlay();
   [pinned, flying, shown, live, shape, tallest] = [null, null, null, null, null, 0];
   [widest, asIf] = [0, null];
-  known = { bars: [], times: [], nodes: [] };
+  known = { bars: [], times: [], nodes: [], ends: [] };
   steps = new Map();
   chart = emptyChart();
   line = { total: 0, pitch: 14, now: 0, from: 0 };
@@ -54,11 +54,42 @@ function forget() {
 }
 
 function learn(next) {
+  let end = next.at;
+  if (!next.first) known.begin = next.at;
   if (next.bars.length && next.first < chart.next && known.bars[next.first] === undefined)
     chart = emptyChart();
   next.bars.forEach((tokens, place) => {
     known.bars[next.first + place] = tokens;
     known.times[next.first + place] = next.times[place];
     known.nodes[next.first + place] = next.nodes[place];
+    known.ends[next.first + place] = end += next.lengths[place];
   });
 }
+
+// ---- from the words of the answer (hover.js) ----
+
+window.medusaWords = {
+  isShown: (answer) => data?.answer === answer && Boolean(data.ended),
+  // The step that a character of the answer's text came in: {step, from, to}, or null. What stands
+  // before the first step came with the prompt.
+  stepAt(at) {
+    const step = known.ends.findIndex((end) => at < end);
+    const from = step > 0 ? known.ends[step - 1] : known.begin;
+    if (step < 0 || from === undefined || at < from) return null;
+    return { step, from, to: known.ends[step] };
+  },
+  point(step) {
+    const before = barRow.querySelector(".pointed");
+    before?.classList.remove("pointed");
+    if (step === null) return before && hideTip();
+    const bar = barRow.querySelector(`[data-step="${step}"]:not([display])`);
+    bar?.classList.add("pointed");
+    const row = bars.getBoundingClientRect();
+    const left = bar ? bar.getBoundingClientRect().left : row.left;
+    showTip({ left, top: row.top, bottom: innerHeight }, stepWords(known, step, line.total), []);
+  },
+  go(step) {
+    stopPlay();
+    goTo(step);
+  },
+};

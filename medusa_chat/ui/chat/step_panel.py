@@ -107,6 +107,7 @@ def panel_line(
             "delta": settings.get("posterior_alpha"),
             "figures": figures(answer, plain),
             "first": first,
+            **_places(answer, first, shown),
             "bars": [len(step.token_ids) for step in shown],
             "times": [_short_ms(step.seconds) for step in shown],
             "nodes": [nodes_of(step) for step in shown],
@@ -125,6 +126,19 @@ def bars_around(
     if is_pinned:
         first = max(0, min(first, place - most // 2))
     return first, list(islice(answer.steps, first, first + most))
+
+
+def _places(answer: Answer, first: int, shown: list[Step]) -> dict[str, Any]:
+    """Where in the answer's text the text of step `first` begins, and how long the text of each
+    shown step is, in the UTF-16 units in which a browser counts."""
+    tail = answer.finished.tail if answer.finished else ""
+    after = sum(_units(step.text) for step in islice(answer.steps, first, None))
+    lengths = [_units(step.text) for step in shown]
+    return {"at": max(0, _units(answer.text) - after - _units(tail)), "lengths": lengths}
+
+
+def _units(text: str) -> int:
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def show_line(answer: Answer, since: int) -> tuple[str, int]:

@@ -26,7 +26,7 @@ PARTS = {
     "roof": ("elements", "draw", "plot"),
     "train": ("elements", "draw", "plot"),
     "next": ("thoughts", "show", "follow"),
-    "tint": ("typed",),
+    "tint": ("typed", "hover"),
     "live": ("elements", "scroll", "thoughts"),
     "compare": ("elements", "gpu", "race", "figures"),
     **dict.fromkeys(("status", "share", "models", "pick"), ("elements",)),

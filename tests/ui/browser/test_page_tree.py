@@ -297,6 +297,62 @@ def test_click_drag_and_keys_choose_the_step(tab, runner):
     tab.wait_for_selector(".playbar .back", state="hidden")
 
 
+WORD = """text => {
+  const content = [...document.querySelectorAll('#history .bot .message-content')].at(text[0]);
+  const walker = document.createTreeWalker(content, NodeFilter.SHOW_TEXT);
+  let left = text[1];
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    for (let k = 0; k < node.data.length; k++) {
+      if (!/\\S/.test(node.data[k]) || left--) continue;
+      const range = new Range();
+      range.setStart(node, k);
+      range.setEnd(node, k + 1);
+      const box = range.getBoundingClientRect();
+      return [box.x + box.width / 2, box.y + box.height / 2];
+    }
+  }
+}"""
+
+
+def letter_of(tab, steps: list[Step], index: int, row: int) -> list[float]:
+    """Where the first letter of a step's text is drawn in an answer."""
+    said = tab.evaluate(
+        "n => [...document.querySelectorAll('#history .bot .message-content')].at(n).textContent",
+        row,
+    )
+    bare = "".join(said.split())
+    after = sum(len("".join(step.text.split())) for step in steps[index:])
+    return tab.evaluate(WORD, [row, len(bare) - after])
+
+
+def test_a_word_shows_its_step_and_a_click_goes_there(tab, runner, monkeypatch):
+    monkeypatch.setattr(runner, "pieces", tuple(f" word{n}" for n in range(60)))  # no Markdown
+    older, steps = ask(tab, runner), ask(tab, runner)
+    tab.wait_for_function("() => document.querySelectorAll('#history .bot').length === 2")
+    tab.mouse.move(*letter_of(tab, steps, 12, -1))
+    tab.wait_for_selector('.bars .pointed[data-step="12"]')
+    assert "step 13 of" in tab.locator(".tree-block .tip").inner_text()
+    tab.mouse.down()
+    tab.mouse.up()
+    see(tab, 12)
+    start, end = (letter_of(tab, steps, index, -1) for index in (4, 9))
+    tab.mouse.move(*start)
+    tab.mouse.down()
+    tab.mouse.move(*end, steps=5)
+    tab.mouse.up()
+    assert tab.evaluate("() => getSelection().toString()") != ""
+    assert now(tab) == 12, "a drag selects text and goes nowhere"
+    tab.mouse.click(*letter_of(tab, steps, 20, -1))  # ends the selection
+    tab.wait_for_function("() => getSelection().isCollapsed")
+    tab.mouse.wheel(0, -3000)
+    tab.wait_for_function("() => document.querySelector('#talk').scrollTop === 0")
+    tab.mouse.click(*letter_of(tab, older, 6, 0))
+    tab.wait_for_selector(".newest")
+    see(tab, 6)
+    assert now(tab) == 6
+
+
 def test_play_walks_to_the_end_in_the_time_it_took(tab, runner):
     steps = ask(tab, runner)
     tab.select_option(".mode", "tenth")
