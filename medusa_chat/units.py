@@ -1,13 +1,23 @@
-"""Bytes and seconds as text. It imports nothing."""
+"""Numbers, bytes and seconds as text. It imports nothing."""
 
 
 def gb(count: float) -> str:
     """Bytes with three digits: 13.5 GB, 101 MB, 3 kB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    return _largest(count, ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) or f"{count:.0f} bytes"
+
+
+def number(count: float) -> str:
+    """A large number with three digits: 3.37 million, 135 million, 6.74 billion."""
+    return _largest(count, ("billion", 1e9), ("million", 1e6)) or f"{count:,.0f}"
+
+
+def _largest(count: float, *units: tuple[str, float]) -> str:
+    """In the largest unit that it fills when rounded, or nothing."""
+    for unit, size in units:
         if count >= 0.9995 * size:
             value = count / size
             return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.3g} {unit}"
-    return f"{count:.0f} bytes"
+    return ""
 
 
 def clock(seconds: float) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from medusa_chat.checkpoints.process_limits import can_limit_memory, environment
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message
+from medusa_chat.units import gb
 
 MAX_TEMPLATE = 1 << 16  # bytes
 SECONDS = 2.0  # for one conversation: of the processor where the child can count them
@@ -60,7 +61,7 @@ class TemplateRenderer:
         and for a template beyond the limits."""
         template = tokenizer.get_chat_template()
         if len(template.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE:
-            raise _refusal(f"has more than {MAX_TEMPLATE >> 10} KiB")
+            raise _refusal(f"has more than {gb(MAX_TEMPLATE)}")
         if not messages:
             raise UsageError("the conversation is empty: type something")
         options = tokenizer.special_tokens_map | {

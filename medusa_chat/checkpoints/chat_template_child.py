@@ -13,6 +13,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from medusa_chat.checkpoints.process_limits import limit_memory
+from medusa_chat.units import gb
 
 SECONDS = 2.0  # of the processor, for one conversation
 HAS_CLOCK = hasattr(signal, "setitimer")
@@ -38,7 +39,7 @@ def answer_to(line: bytes) -> dict[str, str]:
         asked = json.loads(line)
         (text,), _ = render_jinja_template([asked["messages"]], **asked["options"])
     except MemoryError:
-        return {"refusal": f"needs more than {MEMORY >> 20} MiB of memory"}
+        return {"refusal": f"needs more than {gb(MEMORY)} of memory"}
     except Exception as error:  # a template may raise anything, and refuse in its own words
         return {"error": f"{error or type(error).__name__}"[:300]}
     if len(text) > MAX_TEXT:

@@ -14,6 +14,7 @@ from medusa_chat.checkpoints.layouts.source import LocalFolder, Source
 from medusa_chat.checkpoints.locate import open_here
 from medusa_chat.checkpoints.memory_estimate import Estimate, estimate, sizes
 from medusa_chat.errors import ModelError
+from medusa_chat.units import gb, number
 
 PRECISIONS = ("fp32", "fp16", "int8", "nf4")
 NODES = 64
@@ -70,7 +71,7 @@ class Inspection:
         if (heads := self.heads) is not None:
             yield "layout", f"{heads.layout}: {heads.words}"
             yield "heads", _in_words(heads)
-            yield "files", f"{', '.join(heads.files)} ({_size(heads.bytes)} of heads)"
+            yield "files", f"{', '.join(heads.files)} ({gb(heads.bytes)} of heads)"
         elif not self.problems:
             yield "heads", "none: it decodes with prompt-lookup"
         if self.adapter:
@@ -78,13 +79,13 @@ class Inspection:
         if self.backbone:
             yield "backbone", self._backbone()
         for precision, parts in self.memory.items():
-            yield precision, f"{_size(parts.total)} ({_parts(parts)})"
+            yield precision, f"{gb(parts.total)} ({_parts(parts)})"
 
     def _backbone(self) -> str:
         facts = [self.backbone or ""]
         if self.family:
-            facts.append(f"{self.family}, {self.parameters / 1e9:.3g} B parameters")
-        facts.append(f"here, {_size(self.backbone_bytes)}" if self.is_here else "not on this disk")
+            facts.append(f"{self.family}, {number(self.parameters)} parameters")
+        facts.append(f"here, {gb(self.backbone_bytes)}" if self.is_here else "not on this disk")
         return ": ".join((facts[0], ", ".join(facts[1:])))
 
 
@@ -98,15 +99,8 @@ def _in_words(heads: HeadsFile) -> str:
     )
 
 
-def _size(count: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count / 2**10:.3g} KiB"
-
-
 def _parts(parts: Estimate) -> str:
-    return ", ".join(f"{name} {_size(count)}" for name, count in asdict(parts).items() if count)
+    return ", ".join(f"{name} {gb(count)}" for name, count in asdict(parts).items() if count)
 
 
 def inspect(

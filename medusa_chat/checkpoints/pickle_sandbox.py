@@ -25,6 +25,7 @@ from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.process_limits import environment
 from medusa_chat.errors import ModelError
+from medusa_chat.units import gb
 
 MAX_BYTES = 1 << 36  # 64 GiB a file
 SPEED = 20e6  # bytes a second that the slowest disk converts
@@ -107,7 +108,7 @@ def checked_header(file: Path) -> dict[str, Entry]:
     """The first wall: size, zip archive, and a pickle that only lists tensors. No torch."""
     header = read_header(LocalFolder(file.parent), file.name)
     if file.stat().st_size > MAX_BYTES:
-        raise ModelError(f"{file} is larger than {MAX_BYTES >> 30} GiB: use .safetensors shards")
+        raise ModelError(f"{file} is larger than {gb(MAX_BYTES)}: use .safetensors shards")
     return header
 
 
@@ -159,7 +160,7 @@ def _require_space(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < size + (64 << 20):
         raise ModelError(
-            f"converting needs {size / 2**30:.1f} GiB in {folder} and {free / 2**30:.1f} are free: "
+            f"converting needs {gb(size)} in {folder} and {gb(free)} are free: "
             "free some, or set --data-dir"
         )
 

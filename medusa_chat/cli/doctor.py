@@ -17,6 +17,7 @@ from medusa_chat.checkpoints.cpu import cpu_name
 from medusa_chat.cli.options import AsJson, DataDir, Device, prepare_process
 from medusa_chat.errors import DeviceError
 from medusa_chat.trees import tuning_store
+from medusa_chat.units import gb
 
 PACKAGES = (
     "torch",
@@ -53,10 +54,17 @@ class Report:
     def lines(self) -> Iterator[str]:
         for name, facts in self.sections.items():
             yield name
-            yield from (f"  {fact}: {_shown(value)}" for fact, value in facts.items())
+            yield from (f"  {_line(fact, value)}" for fact, value in facts.items())
         yield from (f"problem: {problem}" for problem in self.problems)
         if not self.problems:
             yield "no problems found"
+
+
+def _line(fact: str, value: Any) -> str:
+    """A fact as text; memory is in GiB in JSON, and in the units of every other line here."""
+    if fact.endswith("_gib"):
+        return f"{fact.removesuffix('_gib').replace('_', ' ')}: {gb(value * 2**30)}"
+    return f"{fact}: {_shown(value)}"
 
 
 def _shown(value: Any) -> str:

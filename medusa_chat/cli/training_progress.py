@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from medusa_chat.cli.terminal import note
+from medusa_chat.units import gb
 
 NAMES = {
     "Stage": "stage",
@@ -132,8 +133,8 @@ def plan_lines(event: Any) -> list[str]:
         f"data     {event.rows:,} rows to learn, {event.held_out:,} held out; {event.tokens:,} "
         f"tokens, {event.labels:,} of them labels",
         f"time     {event.steps:,} steps, about {duration(event.seconds)}, by one batch timed here",
-        f"memory   about {size(event.memory_bytes)}",
-        f"disk     about {size(event.disk_bytes)} of {size(event.free_bytes)} free",
+        f"memory   about {gb(event.memory_bytes)}",
+        f"disk     about {gb(event.disk_bytes)} of {gb(event.free_bytes)} free",
         *(f"note     {sentence}" for sentence in event.notes),
     ]
 
@@ -155,7 +156,7 @@ def measured_lines(event: Any) -> list[str]:
 
 
 def written_lines(event: Any) -> list[str]:
-    return [f"{event.folder} is written ({size(event.bytes)})"]
+    return [f"{event.folder} is written ({gb(event.bytes)})"]
 
 
 def duration(seconds: float) -> str:
@@ -165,8 +166,3 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def size(count: int) -> str:
-    """Bytes as text."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -18,6 +18,7 @@ from medusa_chat.training.loss import LMHead, medusa_loss
 from medusa_chat.training.recipe import TrainRequest
 from medusa_chat.training.setup import TrainingSetup
 from medusa_chat.training.stage_recipes import HeadRecipe
+from medusa_chat.units import gb
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def require_room(folder: Path, needed: int) -> int:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UsageError(
-            f"{folder} has {free / 1e9:.1f} GB free and the training needs {needed / 1e9:.1f} GB: "
+            f"{folder} has {gb(free)} free and the training needs {gb(needed)}: "
             "make room, or use another --output"
         )
     return free

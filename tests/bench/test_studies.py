@@ -179,7 +179,7 @@ def test_a_tree_is_judged_by_answers_that_did_not_shape_it():
 
 def test_a_model_or_a_file_that_minutes_cannot_take_is_refused(context, tmp_path):
     large = replace(context.loaded.info, parameters=7_000_000_000)
-    with pytest.raises(UsageError, match="7000 M parameters"):
+    with pytest.raises(UsageError, match="7 billion parameters"):
         training_fixture.make_fixture(
             replace(context, loaded=replace(context.loaded, info=large)), tmp_path
         )

@@ -314,7 +314,7 @@ def test_a_terminal_sees_one_line_that_changes(
 
 def test_progress_says_bytes_speed_and_time() -> None:
     from medusa_chat.cli.pull_progress import progress_line
-    from medusa_chat.units import clock
+    from medusa_chat.units import clock, number
 
     event = hub.DownloadEvent("download", "model.safetensors", 25 * MB, 100 * MB, 5e6, 15.0)
     assert progress_line(event) == "25%  25 MB of 100 MB  5 MB/s  0:15 left  model.safetensors"
@@ -322,3 +322,5 @@ def test_progress_says_bytes_speed_and_time() -> None:
     sizes = {13_476_839_424: "13.5 GB", 999_600: "1 MB", 99_960: "100 kB", 999: "999 bytes"}
     assert {hub.gb(size) for size in sizes} == set(sizes.values())
     assert hub.gb(3.2e12) == "3200 GB"
+    counts = {3_369_408: "3.37 million", 6_738_415_616: "6.74 billion", 999_400: "999,400"}
+    assert {number(count) for count in counts} == set(counts.values())

@@ -16,6 +16,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.trees.presets import load_tree
+from medusa_chat.units import number
 
 PROMPTS = (
     "I want to book a table for two in San Jose tonight.",
@@ -93,7 +94,7 @@ def machine(context: BenchContext, prompts: int) -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "model": f"{info.name}, {info.parameters / 1e6:.1f} M parameters, {info.precision}",
+        "model": f"{info.name}, {number(info.parameters)} parameters, {info.precision}",
         "tree": f"{context.tree}: {shape}",
         "prompts": prompts,
     }

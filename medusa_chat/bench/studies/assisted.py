@@ -23,6 +23,7 @@ from medusa_chat.bench.harness.hf_baseline import (
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.bench.studies.paper_figures import GREEDY, chosen_tree
+from medusa_chat.units import number
 
 LENGTHS = tuple(range(1, 9))  # draft tokens a step
 GENERATE, PLAIN, MEDUSA = "transformers generate", "plain decoding", "medusa"
@@ -51,7 +52,7 @@ def assisted(context: BenchContext) -> Iterator[Row]:
         MEDUSA: lambda question: answer(context, question, Variant(GREEDY, tree)),
     }
     runs = rotate(context, questions(context), functions)
-    note = f"a draft model of {draft.num_parameters() / 1e6:.2f} M parameters"
+    note = f"a draft model of {number(draft.num_parameters())} parameters"
     for name in (*names.values(), MEDUSA):
         shown = note if name != MEDUSA else f"{len(tree)} nodes"
         yield per_step(name, runs[name], COMMAND, shown)

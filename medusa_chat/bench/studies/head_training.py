@@ -30,6 +30,7 @@ from medusa_chat.training.joint import train_jointly
 from medusa_chat.training.lora import add_adapter
 from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
+from medusa_chat.units import number
 
 HEADS = 5
 COUNTS = (3, 4, 5)
@@ -82,10 +83,10 @@ def _kinds(
             ranks = ranks_of(model, made, tests)
             for count in COUNTS:
                 found[count].append(held_out_tokens_per_step(ranks, count))
-        millions = sum(p.numel() for p in made.parameters()) / 1e6
+        size = sum(p.numel() for p in made.parameters())
         note = (
             f"{MEDUSA_1.steps} steps of {MEDUSA_1.batch_labels} labels from {len(examples)} "
-            f"examples with {len(cached.hidden)}; {millions:.2f} M parameters in five heads; "
+            f"examples with {len(cached.hidden)}; {number(size)} parameters in five heads; "
             f"{len(SEEDS)} seeds; {NODES} nodes, {len(tests)} answers"
         )
         for count, values in found.items():

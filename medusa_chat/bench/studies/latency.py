@@ -19,6 +19,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.worker import reply
+from medusa_chat.units import gb
 
 REPEATS = 3  # of a round, since the times are short
 TURN = 24  # new tokens of a turn
@@ -126,7 +127,7 @@ def memory_and_load(context: BenchContext) -> Iterator[Row]:
         return
     command = "medusa-chat bench --study load"
     yield row("load", [found["load"]], "s", command, note="torch imported before, warm-up included")
-    note = f"{found['peak'] / 2**20:.0f} MiB over what the process held before the load"
+    note = f"{gb(found['peak'])} over what the process held before the load"
     ratio = found["peak"] / found["bytes"]
     against = "weights + heads + cache"
     yield row("peak memory", [ratio], "x", command, against, [1.0], note)

@@ -28,6 +28,7 @@ from medusa_chat.training.examples import encode_all
 from medusa_chat.training.joint_loss import next_tokens
 from medusa_chat.training.loss import IGNORED, run_decoder
 from medusa_chat.training.path_search import Answer, search_paths, tokens_per_step
+from medusa_chat.units import number
 
 MOST_PARAMETERS = 300_000_000
 HELD_OUT = 120  # conversations at the end of the file; half find the tree, half measure it
@@ -109,10 +110,9 @@ def make_fixture(context: BenchContext, folder: Path) -> TrainingFixture:
     """The conversations of --data, or our own. Raises UsageError for a model too large to train in
     minutes, and for a file with too few conversations."""
     if context.loaded.info.parameters > MOST_PARAMETERS:
-        millions = context.loaded.info.parameters // 10**6
         raise UsageError(
-            f"the backbone has {millions} M parameters, and this study takes at most "
-            f"{MOST_PARAMETERS // 10**6} M: use medusa-chat train"
+            f"the backbone has {number(context.loaded.info.parameters)} parameters, and this study "
+            f"takes at most {number(MOST_PARAMETERS)}: use medusa-chat train"
         )
     file = context.data or paths.asset("benchmarks", "conversations.jsonl")
     if not file.is_file():

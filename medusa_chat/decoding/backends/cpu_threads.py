@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from medusa_chat.units import gb
+
 # Bytes of weights from which one more thread pays: with fewer, synchronising takes longer than the
 # thread saves (2 cores, fp32: one and two threads are equal at 24 MB, two are 1.4 times as fast at
 # 80 MB).
@@ -35,7 +37,7 @@ def settle(*modules: nn.Module) -> str:
     size = sum(p.nbytes for module in modules for p in module.parameters())
     threads = min(most(), max(1, round(size / EACH)))
     torch.set_num_threads(threads)
-    return f"{threads} of {most()} CPU threads; a step reads {size / 1e6:.0f} MB"
+    return f"{threads} of {most()} CPU threads; a step reads {gb(size)}"
 
 
 def of_native(*modules: nn.Module) -> int:

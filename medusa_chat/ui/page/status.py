@@ -5,7 +5,7 @@ from typing import Any
 from medusa_chat.messages import ModelInfo
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.ui.page.tree_view import to_line
-from medusa_chat.units import transfer
+from medusa_chat.units import gb, number, transfer
 
 PHASES = {
     "start": "starting the model's process",
@@ -70,17 +70,17 @@ def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
     """The most important first: a narrow page shows the first ones only."""
     name = _short(model.name)
     heads = f"{model.heads} heads" if model.heads else "no Medusa heads"
-    own = _size(model.memory_bytes)
-    process = f"; its process holds {_size(memory)} of main memory" if memory else ""
+    own = gb(model.memory_bytes)
+    process = f"; its process holds {gb(memory)} of main memory" if memory else ""
     is_here = memory and not model.device.startswith("cuda")
     return {
         "facts": [
-            ["model", name, f"{model.name}: {model.family}, {model.parameters:,} parameters"],
+            ["model", name, f"{model.name}: {model.family}, {number(model.parameters)} parameters"],
             ["precision", model.precision, ""],
             ["device", model.device, ""],
             ["tree", _tree(model), model.tree_reason],
             ["heads", heads, ""],
-            ["memory", _size(memory) if memory and is_here else own, f"model {own}{process}"],
+            ["memory", gb(memory) if memory and is_here else own, f"model {own}{process}"],
             ["context", f"{model.context:,} tokens", ""],
         ],
         "notes": list(model.notes),
@@ -95,12 +95,6 @@ def _tree(model: ModelInfo) -> str:
 def _short(name: str) -> str:
     """A name that fits into the bar: of a long one its end, which is where folders differ."""
     return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
-
-
-def _size(count: int) -> str:
-    """Bytes for people, rounded so that a bar does not flicker."""
-    mebi = count / 2**20
-    return f"{mebi / 1024:.1f} GiB" if mebi >= 1000 else f"{mebi:,.0f} MiB"
 
 
 def _capital(text: str) -> str:
