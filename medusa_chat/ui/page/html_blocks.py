@@ -27,7 +27,7 @@ PARTS = {
     "train": ("elements", "draw", "plot"),
     "next": ("thoughts", "show", "follow"),
     "tint": ("typed", "hover"),
-    "live": ("elements", "scroll", "thoughts"),
+    "live": ("elements", "emptied", "scroll", "thoughts"),
     "compare": ("elements", "gpu", "race", "figures"),
     **dict.fromkeys(("status", "share", "models", "pick"), ("elements",)),
     **dict.fromkeys(("conversations", "versions"), ("elements",)),
