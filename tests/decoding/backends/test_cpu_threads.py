@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from medusa_chat.decoding.backends import cpu_threads
+from medusa_chat.units import gb
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def test_a_model_gets_threads_for_what_a_step_reads(mebibytes, expected):
         module = nn.Linear(2**18, mebibytes, bias=False)
     assert (
         cpu_threads.settle(module)
-        == f"{expected} of 8 CPU threads; a step reads {mebibytes * 2**20 / 1e6:.0f} MB"
+        == f"{expected} of 8 CPU threads; a step reads {gb(mebibytes * 2**20)}"
     )
     assert torch.get_num_threads() == expected
 
