@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from medusa_chat.bench.harness.context import read_model
-from medusa_chat.checkpoints.load import LoadedModel
+from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory import release
 from medusa_chat.checkpoints.prepare import STEADY
 from medusa_chat.decoding.settings import GenerationSettings

@@ -25,7 +25,8 @@ import dialogues  # noqa: E402
 from backbone import Recipe  # noqa: E402
 from build import held_out_conversations  # noqa: E402
 
-from medusa_chat.checkpoints.load import LoadedModel, load  # noqa: E402
+from medusa_chat.checkpoints.load import load  # noqa: E402
+from medusa_chat.checkpoints.loaded_model import LoadedModel  # noqa: E402
 from medusa_chat.decoding.events import Finished  # noqa: E402
 from medusa_chat.decoding.settings import GenerationSettings  # noqa: E402
 from medusa_chat.messages import LoadRequest, Message  # noqa: E402

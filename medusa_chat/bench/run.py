@@ -25,7 +25,7 @@ from medusa_chat.bench.studies.reference import reference as reference_study
 from medusa_chat.bench.studies.report import report as report_study
 from medusa_chat.bench.studies.speed import race
 from medusa_chat.bench.studies.step_times import bandwidth, contexts, host_gaps, node_counts
-from medusa_chat.checkpoints.load import LoadedModel
+from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest

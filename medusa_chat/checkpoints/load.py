@@ -1,28 +1,27 @@
 """load(): from a request to a model that decodes, phase by phase."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from medusa_chat.checkpoints import native_build, weights
 from medusa_chat.checkpoints.adapters import merge_adapter
-from medusa_chat.checkpoints.chat_template import TemplateRenderer, missing_limits
+from medusa_chat.checkpoints.chat_template import missing_limits
 from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.head_weights import read_heads
+from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.precision import QUANTISED
 from medusa_chat.checkpoints.prepare import prepare
-from medusa_chat.decoding.candidate_budget import Grower
+from medusa_chat.checkpoints.tokenizer import add_known_template, end_tokens, read_tokenizer
 from medusa_chat.decoding.detokenizer import TokenTexts
-from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.plain_clock import PlainClock
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
@@ -30,30 +29,6 @@ from medusa_chat.trees import tuning_store
 from medusa_chat.trees.auto_tree import auto_tree, default_nodes, tree_facts
 from medusa_chat.trees.calibration import Calibration
 from medusa_chat.trees.presets import load_tree
-from medusa_chat.trees.tuning_store import Tuning
-
-TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
-
-
-@dataclass
-class LoadedModel:
-    """A model ready to decode: engine, tokenizer, the default tree and what to tell about it."""
-
-    engine: Engine
-    tokenizer: Any
-    texts: TokenTexts
-    calibration: Calibration | None
-    info: ModelInfo
-    usual_nodes: int  # of its auto tree until it is tuned
-    said: tuple[str, list[int]] = ("", [])  # the last text as a whole and its exact ids
-    stored: Calibration | None = None  # the checkpoint's own, while a personal tree stands above it
-    tuned: Tuning | None = None
-    governor: Governor | Grower | None = None  # of the auto tree; it learns from every answer
-    trees: dict[int | None, Tree] = field(default_factory=dict)  # auto, by nodes, once asked
-    renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
-
-    def __post_init__(self) -> None:
-        self.plain_clock = PlainClock(self.engine, self.tokenizer, self.texts)
 
 
 @dataclass
@@ -121,8 +96,8 @@ def _without_unused_heads(
 def _read(found: Checkpoint, config: Any, plan: DevicePlan) -> _ReadParts:
     """Heads, tokenizer and backbone, the adapter merged. Raises ModelError."""
     heads, padding = read_heads(found, config)
-    tokenizer = weights.read_tokenizer(found.backbone)
-    template = weights.add_known_template(tokenizer, found)
+    tokenizer = read_tokenizer(found.backbone)
+    template = add_known_template(tokenizer, found)
     template += missing_limits() if tokenizer.chat_template else []
     model, reading = weights.read_backbone(
         found, config, plan.precision, plan.device, plan.device_map
@@ -199,19 +174,6 @@ def tuning_key(name: str, precision: str, device: torch.device) -> tuning_store.
     if device.type == "cpu" and is_plain and native_build.compiler() is not None:
         software += " and C"
     return tuning_store.TuningKey(name, precision, describe_device(device), software)
-
-
-def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a turn: the generation config's, and the tokenizer's where its chat
-    template uses it."""
-    ids = model.generation_config.eos_token_id
-    found = set(ids) if isinstance(ids, (list, tuple)) else {ids}
-    found.add(tokenizer.eos_token_id)
-    for text in TURN_ENDS:
-        if tokenizer.chat_template and text in str(tokenizer.chat_template):
-            found.add(tokenizer.get_vocab().get(text))
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    return frozenset(i for i in found if isinstance(i, int) and 0 <= i < vocabulary)
 
 
 def _warm_up(loaded: LoadedModel, tree: Tree) -> None:

@@ -1,4 +1,4 @@
-"""Reads the backbone of a checkpoint: config, tokenizer, weights."""
+"""The backbone of a checkpoint: its config and its weights, read and frozen."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,6 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
     PreTrainedConfig,
@@ -24,32 +23,6 @@ from medusa_chat.checkpoints.precision import QUANTISED
 from medusa_chat.decoding.backbone import refuse_unfit
 from medusa_chat.decoding.linear4 import hold
 from medusa_chat.errors import ModelError, first_line
-from medusa_chat.hub.catalog import template_for
-
-
-def add_known_template(tokenizer: Any, found: Checkpoint) -> list[str]:
-    """Give a tokenizer without a chat template ours, where we know the checkpoint's id or its
-    base's; a sentence that says so."""
-    for name in filter(None, (found.name, found.base)):
-        if not tokenizer.chat_template and (text := template_for(name)):
-            tokenizer.chat_template = text
-            return [f"it has no chat template of its own: the known one for {name}"]
-    return []
-
-
-def read_tokenizer(folder: Path) -> Any:
-    if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise ModelError(f"{folder} holds no tokenizer: it is incomplete")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:  # transformers raises all kinds for broken tokenizer files
-        raise ModelError(f"the tokenizer in {folder} is broken: {first_line(error)}") from error
-    if not tokenizer.is_fast:
-        raise ModelError(f"the tokenizer in {folder} has no fast version: add a tokenizer.json")
-    tokenizer.model_max_length = int(1e30)  # the engine knows the context, and refuses in one line
-    return tokenizer
 
 
 def read_config(folder: Path) -> Any:

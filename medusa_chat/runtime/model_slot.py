@@ -9,7 +9,7 @@ from medusa_chat.messages import BEFORE_READING, DeviceMemory, LoadPhase, LoadRe
 
 if TYPE_CHECKING:
     from medusa_chat.checkpoints.chat_template import TemplateRenderer
-    from medusa_chat.checkpoints.load import LoadedModel
+    from medusa_chat.checkpoints.loaded_model import LoadedModel
 
 
 class ModelSlot:

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from medusa_chat.checkpoints.load import Calibration, LoadedModel, tuning_key
+from medusa_chat.checkpoints.load import tuning_key
+from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.candidate_budget import Grower
 from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.settings import GenerationSettings
@@ -15,13 +16,8 @@ from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import ModelInfo, PersonalTree, TreeFacts
-from medusa_chat.trees.auto_tree import (
-    auto_tree,
-    candidates,
-    rank_accuracies,
-    source_tree,
-    tree_facts,
-)
+from medusa_chat.trees.auto_tree import candidates, rank_accuracies, source_tree, tree_facts
+from medusa_chat.trees.calibration import Calibration
 from medusa_chat.trees.tuning_store import Tuning, write
 
 if TYPE_CHECKING:
@@ -83,14 +79,13 @@ def _choose_tree(loaded: LoadedModel) -> None:
     A disk that is full or read-only is no error: the next load measures again.
     """
     info, tuned = loaded.info, loaded.tuned
-    device, usual = loaded.engine.backbone.device, loaded.usual_nodes
-    tree, why = auto_tree(loaded.calibration, info.heads, device, usual, tuned=tuned)
+    loaded.trees.clear()
+    tree, why = loaded.auto_tree()
     if tuned is not None:
         loaded.tuned = replace(tuned, chosen=why)
         with suppress(OSError):
             write(loaded.tuned)
     loaded.governor = None
-    loaded.trees.clear()
     loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
 
 
@@ -134,9 +129,7 @@ def governor_of(loaded: LoadedModel, asked: GenerationSettings) -> Governor | Gr
         return None
     if loaded.governor is None:
         device, info = loaded.engine.backbone.device, loaded.info
-        tree, _ = auto_tree(
-            loaded.calibration, info.heads, device, loaded.usual_nodes, tuned=loaded.tuned
-        )
+        tree, _ = loaded.auto_tree()
         accuracies = rank_accuracies(loaded.calibration)
         found = candidates(loaded.calibration, info.heads, device, tree)
         loaded.governor = loaded.tuned.governor(tree, accuracies, found)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from medusa_chat.checkpoints.load import LoadedModel
+from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory import refuse_out_of_memory
 from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.decoding.events import Event, Finished, changed
@@ -163,22 +163,11 @@ def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[Generati
     elif settings.tree != "auto":
         tree, name = load_tree(settings.tree, settings.nodes), settings.tree
     else:
-        tree, name = _auto_tree(loaded, settings.nodes), "auto"
+        tree, name = loaded.auto_tree(settings.nodes)[0], "auto"
     if drafter == "prompt-lookup":
         name = "prompt-lookup"  # its tree is made anew at every step; only the size was chosen
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     return settings.resolved(drafter=drafter, tree=name, nodes=len(tree), seed=seed), tree
-
-
-def _auto_tree(loaded: LoadedModel, nodes: int | None) -> Tree:
-    """The auto tree of this size. Kept: to find it takes as long as to read a short prompt."""
-    from medusa_chat.trees.auto_tree import auto_tree
-
-    if nodes not in loaded.trees:
-        device, usual = loaded.engine.backbone.device, loaded.usual_nodes
-        known = loaded.calibration, loaded.info.heads, device, usual
-        loaded.trees[nodes], _ = auto_tree(*known, nodes, loaded.tuned)
-    return loaded.trees[nodes]
 
 
 def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:

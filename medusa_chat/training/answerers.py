@@ -9,7 +9,7 @@ import torch
 from transformers import GenerationConfig
 
 from medusa_chat.checkpoints import native_build
-from medusa_chat.checkpoints.load import end_tokens
+from medusa_chat.checkpoints.tokenizer import end_tokens
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, native
 from medusa_chat.decoding.engine import Engine

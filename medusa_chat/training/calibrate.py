@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from medusa_chat import paths
-from medusa_chat.checkpoints.load import LoadedModel, load
+from medusa_chat.checkpoints.load import load
+from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.events import Event, Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree

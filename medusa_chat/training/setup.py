@@ -9,6 +9,7 @@ import torch
 
 from medusa_chat.checkpoints import devices, weights
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.decoding.backbone import LogitHead, needs_eager, windows
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
@@ -48,7 +49,7 @@ def prepare_setup(request: TrainRequest, group: ProcessGroup) -> TrainingSetup:
     """Everything about the backbone but its weights. Raises ModelError, DeviceError, UsageError."""
     found = _find_backbone(request)
     config = weights.read_config(found.backbone)
-    tokenizer = weights.read_tokenizer(found.backbone)
+    tokenizer = read_tokenizer(found.backbone)
     device = devices.choose_device(_device_name(request.device, group))
     precision, reason = devices.choose_precision(request.precision, device)
     _require_teacher(request.recipe, precision)

@@ -11,7 +11,8 @@ import transformers
 
 from medusa_chat.bench.harness.report_data import Report
 from medusa_chat.checkpoints.devices import describe_device
-from medusa_chat.checkpoints.load import LoadedModel, load
+from medusa_chat.checkpoints.load import load
+from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest

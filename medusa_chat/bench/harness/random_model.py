@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from medusa_chat.bench.harness.hf_baseline import DTYPES
 from medusa_chat.checkpoints.devices import choose_device, choose_precision
-from medusa_chat.checkpoints.load import LoadedModel
+from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.decoding.backbone import Backbone

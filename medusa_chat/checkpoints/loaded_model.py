@@ -1,0 +1,46 @@
+"""LoadedModel: a model that decodes, with its tokenizer, its auto tree and what to tell of it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from medusa_chat.checkpoints.chat_template import TemplateRenderer
+from medusa_chat.decoding.candidate_budget import Grower
+from medusa_chat.decoding.detokenizer import TokenTexts
+from medusa_chat.decoding.draft_budget import Governor
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.plain_clock import PlainClock
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.messages import ModelInfo
+from medusa_chat.trees.auto_tree import auto_tree
+from medusa_chat.trees.calibration import Calibration
+from medusa_chat.trees.tuning_store import Tuning
+
+
+@dataclass
+class LoadedModel:
+    """A model ready to decode: engine, tokenizer, the default tree and what to tell about it."""
+
+    engine: Engine
+    tokenizer: Any
+    texts: TokenTexts
+    calibration: Calibration | None
+    info: ModelInfo
+    usual_nodes: int  # of its auto tree until it is tuned
+    said: tuple[str, list[int]] = ("", [])  # the last text as a whole and its exact ids
+    stored: Calibration | None = None  # the checkpoint's own, while a personal tree stands above it
+    tuned: Tuning | None = None
+    governor: Governor | Grower | None = None  # of the auto tree; it learns from every answer
+    trees: dict[int | None, tuple[Tree, str]] = field(default_factory=dict)  # auto, once asked
+    renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
+
+    def __post_init__(self) -> None:
+        self.plain_clock = PlainClock(self.engine, self.tokenizer, self.texts)
+
+    def auto_tree(self, nodes: int | None = None) -> tuple[Tree, str]:
+        """The auto tree of so many nodes, None for as many as pay best, and why. Kept: to find it
+        takes as long as to read a short prompt. Raises UsageError for more than the tree has."""
+        if nodes not in self.trees:
+            heads, device = self.info.heads, self.engine.backbone.device
+            known = self.calibration, heads, device, self.usual_nodes
+            self.trees[nodes] = auto_tree(*known, nodes, self.tuned)
+        return self.trees[nodes]
