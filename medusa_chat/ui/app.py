@@ -1,4 +1,4 @@
-"""The page as a server: built, opened on a port, closed with Ctrl-C."""
+"""The page as a server: opened on a port, told of, closed with Ctrl-C."""
 
 import contextlib
 import io
@@ -16,36 +16,19 @@ from gradio.route_utils import CustomCORSMiddleware
 from starlette.middleware import Middleware
 
 from medusa_chat.errors import UsageError
-from medusa_chat.paths import asset
 from medusa_chat.runtime.history import History
-from medusa_chat.runtime.personal_tree import PersonalTrees
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST, Guard
 from medusa_chat.ui.access.login_limit import LoginLimit
 from medusa_chat.ui.access.password import PasswordGate
 from medusa_chat.ui.access.share import Share
 from medusa_chat.ui.access.tunnel import GuestServer, ShareError
-from medusa_chat.ui.chat.controller import ChatController
-from medusa_chat.ui.chat.tab import build_chat
-from medusa_chat.ui.compare.tab import build_compare
-from medusa_chat.ui.header import build_header
-from medusa_chat.ui.models.tab import build_models
 from medusa_chat.ui.page.live import Live
 from medusa_chat.ui.ports import check_host, is_local, own_names, port_errors
 from medusa_chat.ui.shell import Shell
-from medusa_chat.ui.theme import theme
-from medusa_chat.ui.tune.tab import build_tune
+from medusa_chat.ui.tabs import build_app
+from medusa_chat.ui.theme import looks
 
-STYLES = (
-    "page.css",
-    "share.css",
-    "chat.css",
-    "conversations.css",
-    "tree.css",
-    "compare.css",
-    "models.css",
-    "tune.css",
-)
 EVERYWHERE = ("0.0.0.0", "::")
 USER = "medusa"
 INTERRUPTED = 130
@@ -87,31 +70,6 @@ class Page:
         with contextlib.redirect_stdout(io.StringIO()):
             self.blocks.close(verbose=False)
         self.files.cleanup()
-
-
-def build_app(
-    session: Session, trees: Sequence[str], share: Share, history: History | None = None
-) -> tuple[gr.Blocks, ChatController]:
-    """The page over a session, and its chat controller. trees: presets offered beside "auto"."""
-    with gr.Blocks(title="medusa-chat", analytics_enabled=False, fill_width=True) as blocks:
-        build_header(session, share)
-        with gr.Tabs(elem_id="tabs"):
-            with gr.Tab("Chat", id="chat", elem_id="chat"):
-                chat = build_chat(session, trees, history)
-                share.on_end = chat.controller.sessions.end_guests
-            with gr.Tab("Compare", id="compare", elem_id="compare-tab"):
-                controller = chat.controller
-                build_compare(session, trees, (chat.tab, controller.last_message))
-            with gr.Tab("Models", id="models", elem_id="models-tab"):
-                build_models(session)
-            with gr.Tab("Tune", id="tune", elem_id="tune-tab"):
-                folder = history.file.parent / "trees" if history else None
-                personal = PersonalTrees(session, folder)
-                build_tune(session, personal)
-                chat.controller.sessions.learn = lambda answer: personal.count_in_background(
-                    answer.prefilled, answer.steps
-                )
-    return blocks, chat.controller
 
 
 def launch(session: Session, options: PageOptions, tell: Callable[[str], None] = print) -> int:
@@ -201,7 +159,7 @@ def _serve(
             inbrowser=options.open_browser,
             root_path=options.root_path or "",
             app_kwargs=kwargs,
-            **_looks(),
+            **looks(),
             **_refusals(),
         )
     return url
@@ -226,12 +184,6 @@ def share_lines(share: Share) -> list[str]:
 
 def _not_behind_an_address() -> int:
     raise ShareError("Sharing needs a --root-path that is a path, like /chat, not an address.")
-
-
-def _looks() -> dict[str, Any]:
-    styles = [asset("css", name).read_text(encoding="utf-8") for name in STYLES]
-    icon = str(asset("icons", "medusa.svg"))
-    return {"theme": theme(), "css": "\n".join(styles), "footer_links": [], "favicon_path": icon}
 
 
 def _refusals() -> dict[str, Any]:

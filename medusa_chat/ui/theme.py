@@ -1,7 +1,21 @@
-"""The look that Gradio itself draws: Medusa green on green greys, system fonts only."""
+"""The page's looks: style sheets, icon, system fonts, a theme of Medusa green on green greys."""
+
+from typing import Any
 
 import gradio as gr
 
+from medusa_chat.paths import asset
+
+STYLES = (
+    "page.css",
+    "share.css",
+    "chat.css",
+    "conversations.css",
+    "tree.css",
+    "compare.css",
+    "models.css",
+    "tune.css",
+)
 SHADES = ("c50", "c100", "c200", "c300", "c400", "c500", "c600", "c700", "c800", "c900", "c950")
 
 
@@ -79,3 +93,10 @@ def theme() -> gr.themes.Base:
         font=[gr.themes.Font(name) for name in FONT],
         font_mono=[gr.themes.Font(name) for name in MONO],
     ).set(**VARIABLES)
+
+
+def looks() -> dict[str, Any]:
+    """What Gradio draws the page with: arguments of `launch`."""
+    styles = [asset("css", name).read_text(encoding="utf-8") for name in STYLES]
+    icon = str(asset("icons", "medusa.svg"))
+    return {"theme": theme(), "css": "\n".join(styles), "footer_links": [], "favicon_path": icon}

@@ -1,0 +1,41 @@
+"""The page's tabs: Chat, Compare, Models and Tune under one header, over one session."""
+
+from collections.abc import Sequence
+
+import gradio as gr
+
+from medusa_chat.runtime.history import History
+from medusa_chat.runtime.personal_tree import PersonalTrees
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.access.share import Share
+from medusa_chat.ui.chat.controller import ChatController
+from medusa_chat.ui.chat.tab import build_chat
+from medusa_chat.ui.compare.tab import build_compare
+from medusa_chat.ui.header import build_header
+from medusa_chat.ui.models.tab import build_models
+from medusa_chat.ui.tune.tab import build_tune
+
+
+def build_app(
+    session: Session, trees: Sequence[str], share: Share, history: History | None = None
+) -> tuple[gr.Blocks, ChatController]:
+    """The page over a session, and its chat controller. trees: presets offered beside "auto"."""
+    with gr.Blocks(title="medusa-chat", analytics_enabled=False, fill_width=True) as blocks:
+        build_header(session, share)
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Chat", id="chat", elem_id="chat"):
+                chat = build_chat(session, trees, history)
+                share.on_end = chat.controller.sessions.end_guests
+            with gr.Tab("Compare", id="compare", elem_id="compare-tab"):
+                controller = chat.controller
+                build_compare(session, trees, (chat.tab, controller.last_message))
+            with gr.Tab("Models", id="models", elem_id="models-tab"):
+                build_models(session)
+            with gr.Tab("Tune", id="tune", elem_id="tune-tab"):
+                folder = history.file.parent / "trees" if history else None
+                personal = PersonalTrees(session, folder)
+                build_tune(session, personal)
+                chat.controller.sessions.learn = lambda answer: personal.count_in_background(
+                    answer.prefilled, answer.steps
+                )
+    return blocks, chat.controller
