@@ -26,7 +26,7 @@ from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail, MemoryTarget, look_up
-from medusa_chat.ui.models.controller import ModelsController, ModelsTab
+from medusa_chat.ui.models.controller import ModelsController
 from medusa_chat.ui.models.load_form import LoadChoices, choices_of, request_of
 from medusa_chat.ui.models.load_view import for_page, loaded_view, progress_card
 from medusa_chat.ui.models.memory_fit import Machine, bytes_for, cells, estimates, fit_of, warning
@@ -34,6 +34,7 @@ from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
 from medusa_chat.ui.models.rows import Entry, grouped, row_view
 from medusa_chat.ui.models.tab import first_rows
+from medusa_chat.ui.models.view import ModelsTab
 
 GB = 10**9
 PARTS = Estimate(weights=4 * GB, heads=GB, cache=2 * GB, step=GB // 10, device=GB)
@@ -507,7 +508,7 @@ def test_a_tab_is_sent_only_what_it_does_not_show(controller):
     assert json.loads(card)["loaded"]["name"] == "demo" and json.loads(rows)["rows"]
     wait_for(
         lambda: (
-            controller.session.memory
+            controller.view.session.memory
             and controller.catalog._workers == 0
             and not controller.catalog._is_listing
         )

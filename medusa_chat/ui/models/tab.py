@@ -4,11 +4,12 @@ import gradio as gr
 
 from medusa_chat.hub.catalog import model_presets
 from medusa_chat.runtime.session import Session
-from medusa_chat.ui.models.controller import ModelsController, ModelsTab
+from medusa_chat.ui.models.controller import ModelsController
 from medusa_chat.ui.models.load_form import LoadChoices
 from medusa_chat.ui.models.memory_fit import Machine
 from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.rows import grouped, row_view
+from medusa_chat.ui.models.view import ModelsTab
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
 from medusa_chat.ui.page.tree_view import to_line
 
