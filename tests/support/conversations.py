@@ -1,14 +1,18 @@
-"""A chat controller and its session with a scripted model."""
+"""A chat controller and its session with a scripted model, and what a browser does to them."""
 
 import json
+from types import SimpleNamespace
 
+import gradio as gr
 import pytest
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
+from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.session_store import OWNER
+from medusa_chat.ui.chat.settings_panel import build_settings
 from medusa_chat.ui.chat.view import Tab
 from medusa_chat.ui.page.inputs import checked
 from support.scripted import ScriptedRunner
@@ -33,6 +37,39 @@ def known(tab: Tab) -> str:
 
 def ended(chat: ChatSession) -> None:
     wait_for(lambda: not chat.is_running)
+
+
+def post(act, refuse, tab, text="hi", event=None, **settings):
+    """What a browser posts, through the same handler: a message, or an event's own fields."""
+    with gr.Blocks():
+        state, box = gr.State(), gr.Textbox()
+        panel = build_settings(TREES, gr.Checkbox(), gr.Textbox(), state)
+    sources = {"text": box} if event is None else {"text": "value", "row": "index"}
+    posted = {state: tab, box: text} | {panel.components[n]: v for n, v in settings.items()}
+    return panel.handler(act, refuse, state, **sources)(posted, event)
+
+
+def roles(chat: ChatSession) -> list[str]:
+    return [message["role"] for message in chat.transcript.messages]
+
+
+def event(**data):
+    return SimpleNamespace(_data=data)
+
+
+def guest():
+    return SimpleNamespace(headers={GUEST_HEADER: "1"}, username=GUEST)
+
+
+async def watch(controller, tab, until=lambda: False):
+    seen = []
+    stream = controller.stream(tab)
+    async for update in stream:
+        seen.append(update)
+        if until():
+            await stream.aclose()
+            break
+    return seen
 
 
 @pytest.fixture

@@ -1,0 +1,48 @@
+"""The chat's settings: refused in a line, off with a reason, recalled value by value."""
+
+import pytest
+from support.conversations import TREES, owner, post
+
+from medusa_chat.ui.chat.setting_components import DEFAULTS, idle
+from medusa_chat.ui.chat.settings_panel import restored
+
+
+def test_a_bad_setting_is_one_line_and_queues_nothing(controller):
+    tab = owner()
+    view = post(controller.send, controller.refuse, tab, "hi", temperature=3)
+    assert "temperature" in view.live and controller.session.runner.prompts == []
+    assert controller.session_of(tab).transcript.messages == ()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "off"),
+    [
+        ({}, {"posterior_threshold", "locked", "posterior_alpha"}),
+        (
+            {"temperature": 0},
+            {"acceptance", "top_p", "top_k", "seed", "locked"}
+            | {"posterior_threshold", "posterior_alpha"},
+        ),
+        ({"acceptance": "typical"}, {"top_p", "top_k", "seed", "posterior_alpha"}),
+        ({"acceptance": "typical", "locked": False}, {"top_p", "top_k", "seed"}),
+        ({"acceptance": "typical-sampled", "locked": False}, {"top_p", "top_k"}),
+        (
+            {"vanilla": True},
+            {"drafter", "tree", "nodes", "posterior_threshold", "locked", "posterior_alpha"},
+        ),
+        (
+            {"drafter": "prompt-lookup"},
+            {"tree", "posterior_threshold", "locked", "posterior_alpha"},
+        ),
+    ],
+)
+def test_what_does_nothing_is_off_and_says_why(chosen, off):
+    why = idle({**DEFAULTS, "vanilla": False, **chosen})
+    assert set(why) == off and all(why.values())
+
+
+def test_what_a_browser_remembers_is_checked_value_by_value():
+    kept = {"temperature": 9, "top_p": 0.5, "tree": "../x", "seed": "5", "vanilla": True, "x": 1}
+    assert restored(kept, TREES) == {**DEFAULTS, "top_p": 0.5, "seed": "5"}
+    for nothing in (None, "x", [1], 3):
+        assert restored(nothing, TREES) == DEFAULTS

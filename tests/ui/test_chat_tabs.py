@@ -1,0 +1,216 @@
+"""What the tabs of a browser see of a chat: an answer as it comes, and only what is new."""
+
+import asyncio
+import json
+
+from support.conversations import ended, event, known, owner, post, roles, turn, watch
+from support.waiting import wait_for
+
+from medusa_chat.ui.chat import chat_session as session_module
+from medusa_chat.ui.chat.view import rows_of
+
+
+def test_an_answer_is_committed_once_whatever_tabs_do(controller):
+    tabs = [owner(), owner(), owner()]
+    controller.send(tabs[0], turn("hi"))
+    for tab in tabs[1:]:
+        controller.attach(tab, known(tabs[0]))
+
+    async def all_of_them():
+        await asyncio.gather(*(watch(controller, tab) for tab in tabs))
+
+    asyncio.run(all_of_them())
+    chat = controller.session_of(tabs[0])
+    ended(chat)
+    for tab in tabs:
+        controller.refresh(tab)
+        controller.refresh(tab)
+    assert roles(chat) == ["user", "assistant"]
+    assert chat.transcript.messages[1]["content"] == chat.answer.finished.text
+
+
+def test_a_tab_that_comes_in_mid_answer_sees_all_of_it(controller):
+    first, second = owner(), owner()
+    controller.send(first, turn("hi"))
+    chat = controller.session_of(first)
+    asyncio.run(watch(controller, first, lambda: len(chat.answer.steps) >= 5))
+    view = controller.attach(second, known(first))
+    shown = json.loads(view.next)["conversation"]
+    assert second.conversation == first.conversation == shown
+    assert view.history[0]["content"][0]["text"] == "hi"
+    updates = asyncio.run(watch(controller, second))
+    live = updates[-1][0]
+    assert all(live.startswith(update[0]) for update in updates)
+    told = [json.loads(line) for line in live.splitlines()]
+    text = "".join(part for line in told if isinstance(line, list) for part in line[1::2])
+    ended(chat)
+    assert text == chat.answer.finished.text == chat.transcript.messages[1]["content"]
+
+
+def test_an_answer_goes_on_without_a_tab_and_ends_after_the_grace_time(controller, monkeypatch):
+    monkeypatch.setattr(controller.session.runner, "steps", 10_000)
+    monkeypatch.setattr(session_module, "GRACE_SECONDS", 600)
+    tab = owner()
+    controller.send(tab, turn("hi"))
+    chat = controller.session_of(tab)
+    asyncio.run(watch(controller, tab, lambda: len(chat.answer.steps) >= 2))
+    had = len(chat._job.trace)
+    wait_for(lambda: len(chat._job.trace) > had)
+    monkeypatch.setattr(session_module, "GRACE_SECONDS", 0)
+    ended(chat)
+    assert had < len(chat.answer.steps) < 10_000 and chat.transcript.notes[1] == "stopped"
+
+
+def test_a_clock_that_ticks_before_the_page_has_loaded_costs_no_conversation(controller):
+    first, second = owner(), owner()
+    controller.send(first, turn("hi"))
+    assert controller.tick(second)["__type__"] == "update"
+    controller.attach(second, known(first))
+    assert controller.session_of(second) is controller.session_of(first)
+
+
+def test_a_tab_that_looks_keeps_the_answer_alive(controller, monkeypatch):
+    monkeypatch.setattr(controller.session.runner, "delay", 0.03)
+    monkeypatch.setattr(session_module, "GRACE_SECONDS", 0.1)
+    tab = owner()
+    controller.send(tab, turn("hi"))
+    asyncio.run(watch(controller, tab))
+    assert len(controller.session_of(tab).answer.steps) == 30
+
+
+def test_a_new_chat_keeps_the_old_one_and_the_answer_that_runs_there(controller):
+    tab = owner()
+    controller.send(tab, turn("first", system="be brief"))
+    first = controller.session_of(tab)
+    view = controller.new(tab, {"temperature": 1})
+    second = controller.session_of(tab)
+    assert second is not first and second.system == "" and second.settings == {"temperature": 1}
+    assert view.history == [] and view.box == "" and view.system["value"] == ""
+    assert json.loads(view.conversations)["rows"][0][::3] == [first.id, True]
+    assert controller.new(tab, {}) and controller.session_of(tab) is second  # it is empty itself
+    ended(first)
+    assert roles(first) == ["user", "assistant"] and not first.transcript.notes
+    assert [row[0] for row in json.loads(controller.refresh(tab).conversations)["rows"]] == [
+        first.id
+    ]
+    view = controller.open_conversation(tab, event(id=first.id))
+    assert len(view.history) == 2 and view.system["value"] == "be brief"
+    assert json.loads(view.panel)["step"]["index"] == 29
+
+
+def test_an_answer_goes_on_while_another_conversation_is_shown(controller, monkeypatch):
+    monkeypatch.setattr(controller.session.runner, "steps", 10_000)
+    tab = owner()
+    controller.send(tab, turn("first", max_new_tokens=100_000))
+    first = controller.session_of(tab)
+    controller.new(tab, {})
+    monkeypatch.setattr(session_module, "GRACE_SECONDS", 0.5)
+    until = len(first._job.trace) + 200
+    while first.is_running and len(first._job.trace) < until:
+        controller.tick(tab)
+    assert first.is_running
+    first.stop()
+    ended(first)
+
+
+def test_a_second_tab_is_told_and_draws_only_what_is_new(controller):
+    one, two = owner(), owner()
+    controller.attach(one, None)
+    controller.attach(two, known(one))
+    assert controller.tick(two)["__type__"] == "update"
+    controller.send(one, turn("hi"))
+    assert json.loads(controller.tick(two))["ask"] == "refresh"
+    view = controller.refresh(two)
+    assert len(view.history) == 1 and json.loads(view.next)["ask"] == "follow"
+    asyncio.run(watch(controller, two))
+    ended(controller.session_of(two))
+    view = controller.refresh(two)
+    assert len(view.history) == 2 and view.text == ""
+    done = {"done": controller.session_of(two).transcript.messages[1]["content"]}
+    assert json.loads(view.live) == done  # for a screen reader, once
+    assert controller.attach(owner(), known(one)).live == ""
+    again = controller.refresh(two)
+    assert isinstance(again.history, dict) and isinstance(again.tint, dict)  # skipped
+
+
+def test_a_new_chat_in_mid_answer_leaves_nothing_of_it_on_the_page(controller):
+    tab = owner()
+    controller.send(tab, turn("hi"))
+    first = controller.session_of(tab)
+
+    async def left():
+        async for _ in controller.stream(tab):
+            controller.new(tab, {})  # the browser asks for it while the stream is open
+
+    asyncio.run(left())
+    view = controller.refresh(tab)
+    assert (view.live, view.text) == ("", "")
+    again = controller.refresh(tab)
+    assert isinstance(again.live, dict) and isinstance(again.text, dict)  # skipped
+    ended(first)
+
+
+def test_an_update_stays_small_however_long_the_conversation_is(controller):
+    tab = owner()
+    controller.send(tab, turn("hi"))
+    chat = controller.session_of(tab)
+    ended(chat)
+    transcript = chat.transcript
+    for _ in range(40):
+        transcript = transcript.plus("user", "x" * 2000).plus("assistant", "y" * 2000)
+    chat.transcript = transcript
+    controller.send(tab, turn("more"))
+    updates = asyncio.run(watch(controller, tab))
+    assert max(len(update.live + update.text + update.panel) for update in updates) < 20_000
+
+
+def test_a_row_maps_to_its_message_and_only_words_are_edited(controller):
+    runner = controller.session.runner
+    runner.pieces = ("<think>", "so", "</think>", "Yes", " it", " is")
+    runner.steps = 2
+    tab = owner()
+    controller.send(tab, turn("hi"))
+    chat = controller.session_of(tab)
+    ended(chat)
+    kinds = [row.kind for row in rows_of(chat.transcript)]
+    assert kinds[:2] == ["text", "reasoning"]
+    before = chat.transcript
+    controller.edit(tab, turn("other thoughts", row=1))
+    controller.edit(tab, turn("x", row=99))
+    for forged in (event(index=[0, 1], value="x"), event()):
+        post(controller.edit, controller.refuse_edit, tab, event=forged)
+    assert chat.transcript is before
+    view = controller.edit(tab, turn("No", row=2))
+    assert chat.transcript.messages[1]["content"] == "No" and len(view.history) == 2
+    controller.edit(tab, turn("hello", row=0))
+    ended(chat)
+    assert chat.transcript.messages[0]["content"] == "hello" and len(chat.transcript.messages) == 2
+
+
+def test_a_click_on_an_earlier_answer_shows_its_steps(controller):
+    tab = owner()
+    for text in ("one", "two"):
+        controller.send(tab, turn(text))
+        ended(controller.session_of(tab))
+    controller.refresh(tab)
+    first = controller.session_of(tab).transcript.answers[1]
+    panel = controller.choose(tab, event(index=1))
+    assert json.loads(panel)["answer"] == first.number and controller.answer_of(tab) is first
+    assert json.loads(controller.pick(tab, event(step=4)))["step"]["index"] == 4
+    controller.send(tab, turn("three"))
+    assert controller.answer_of(tab) is controller.session_of(tab).answer
+
+
+def test_pieces_of_the_tint_are_sent_once_and_cover_the_words(controller):
+    tab = owner()
+    controller.send(tab, turn("one"))
+    chat = controller.session_of(tab)
+    ended(chat)
+    first = json.loads(controller.refresh(tab).tint)
+    (key,) = first["new"]
+    assert first["rows"] == [[1, key]]
+    assert "".join(first["new"][key][1::2]) == chat.transcript.messages[1]["content"]
+    controller.send(tab, turn("two"))
+    ended(chat)
+    second = json.loads(controller.refresh(tab).tint)
+    assert len(second["rows"]) == 2 and key not in second["new"] and len(second["new"]) == 1
