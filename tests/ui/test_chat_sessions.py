@@ -7,6 +7,7 @@ from support.conversations import ended, owner, roles, turn
 from support.waiting import wait_for
 
 from medusa_chat.errors import UsageError
+from medusa_chat.ui.chat import audience
 from medusa_chat.ui.chat import chat_session as session_module
 from medusa_chat.ui.chat import session_store as store_module
 from medusa_chat.ui.chat.session_store import OWNER, SessionStore
@@ -35,7 +36,11 @@ def test_what_waits_goes_out_after_a_stop_too(chat, monkeypatch):
     wait_for(lambda: chat.session.runner.last)
     chat.stop()
     wait_for(
-        lambda: chat._job and chat._job.request.prompt[-1]["content"] == "two" and chat._job.trace
+        lambda: (
+            chat._run
+            and chat._run.job.request.prompt[-1]["content"] == "two"
+            and chat._run.job.trace
+        )
     )
     chat.stop()
     ended(chat)
@@ -57,7 +62,7 @@ def test_one_room_has_one_job_and_rooms_take_turns(controller):
         chat.enter()
         chat.ask(turn(f"{at} a"))
     one.ask(turn("0 b"))
-    assert controller._waiting_for(two._job) == "waiting: 1 ahead"
+    assert controller._waiting_for(two._run.job) == "waiting: 1 ahead"
     wait_for(lambda: len(one.transcript.messages) == 4 and len(two.transcript.messages) == 2)
     ended(one)
     sent = [prompt[-1]["content"] for prompt in controller.session.runner.prompts]
@@ -189,11 +194,11 @@ def test_sessions_leave_the_memory_by_age_and_by_number(controller, monkeypatch)
     monkeypatch.setattr(store_module, "MAX_SESSIONS", 3)
     sessions = SessionStore(controller.session, lambda answer: None)
     made = [sessions.open() for _ in range(3)]
-    made[1].seen_at -= 10
+    made[1].audience.seen_at -= 10
     sessions.open()
     assert sessions.find(OWNER, made[1].id) is None
     assert sessions.find(OWNER, made[0].id) is made[0]
-    made[0].seen_at -= session_module.IDLE_SECONDS + 1
+    made[0].audience.seen_at -= audience.IDLE_SECONDS + 1
     sessions.open()
     assert sessions.find(OWNER, made[0].id) is None
 

@@ -240,14 +240,16 @@ def test_201_browsers_of_the_owner_and_480_guests_erase_nothing(server, session,
     for number in range(MAX_SESSIONS + 1):
         tab = Tab()
         server.attach(tab, None)
-        server.session_of(tab).restore(kept)
+        shown = server.session_of(tab)
+        shown.restore(kept, shown.number)
         server.session_of(tab).set_system(f"of browser {number}")
     assert len(history.all()) == MAX_SESSIONS + 2
     for number in range(480):
         tab = Tab()
         server.attach(tab, json.dumps({"last": chat.id, "guest": OWNER}), guest())
         assert server.session_of(tab).is_empty
-        server.session_of(tab).restore(kept)
+        shown = server.session_of(tab)
+        shown.restore(kept, shown.number)
         server.session_of(tab).rename(f"guest {number}")
     owners, guests = server.sessions.all(OWNER), len(server.sessions.all())
     assert len(owners) <= MAX_SESSIONS and guests - len(owners) <= MAX_GUEST_SESSIONS

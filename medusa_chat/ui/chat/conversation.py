@@ -12,6 +12,7 @@ from medusa_chat.ui.chat.transcript import Transcript
 
 BUSY = "An answer is still running: stop it, or wait for its end."
 GONE = "this message is not there any more"
+TOO_LONG = "this conversation is as long as a guest's may be: begin a new chat"
 
 
 class Conversation:
@@ -20,6 +21,7 @@ class Conversation:
     version grows with each change, transcript_version with each change of what has been said. A
     refusal is a UsageError and changes nothing. `changed` is called with each change of what a
     store keeps. settings: of its next answer, by name, as the page posts them; none so far: {}.
+    most: characters that may be said in it.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class Conversation:
         self.is_running = False
         self.is_deleted = False
         self.is_on_disk = False
-        self.seen_at = time.monotonic()
+        self.most: int | None = None
         self._changed = changed
         self._lock = threading.RLock()
 
@@ -92,6 +94,16 @@ class Conversation:
             self.is_deleted = is_deleted
             self._keep()
 
+    def undo(self) -> str:
+        """Remove the last turn; returns the user's text, for the message box."""
+        with self._idle():
+            length = self.transcript.length_before_answer()
+            if not length:
+                raise UsageError("there is nothing to undo")
+            last = self.transcript.tree.path[length - 1]
+            self._set_transcript(self.transcript.without(last.id))
+            return last.content
+
     def show_version(self, position: int, version: int) -> None:
         """Show another version of a message, from 1, and what came after it."""
         with self._idle():
@@ -108,6 +120,13 @@ class Conversation:
             if self.is_running:
                 raise UsageError(BUSY)
             yield
+
+    def _check_length(self, text: str) -> None:
+        """Refuse more than may be said here."""
+        if self.most is not None:
+            said = sum(len(one.content) for one in self.transcript.tree.said.values())
+            if said + len(text) > self.most:
+                raise UsageError(TOO_LONG)
 
     def _say_more(self, transcript: Transcript, error: str = "") -> None:
         """Set what has been said, now: the conversation is the latest again."""

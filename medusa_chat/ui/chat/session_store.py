@@ -86,7 +86,7 @@ class SessionStore:
         """A tab of this scope is there: what runs for it goes on, whatever it shows."""
         for chat in self.all(scope):
             if chat.is_running or chat.pending:
-                chat.keep_alive()
+                chat.touch(is_shown=False)
 
     def version(self, scope: str) -> int:
         """Grows with each change of what a list of this scope's conversations shows."""
@@ -128,7 +128,7 @@ class SessionStore:
         made.is_kept = scope == OWNER
         made.most = None if scope == OWNER else MAX_GUEST_CHARACTERS
         if kept is not None:
-            made.restore(kept)
+            made.restore(kept, self._number)
             made.is_on_disk = True
         with self._lock:
             return self._sessions.setdefault((scope, id), made)
@@ -143,11 +143,11 @@ class SessionStore:
     def _superfluous(self, scope: str) -> Iterator[ChatSession]:
         """Those to drop before one more of this scope: idle ones, then the longest left. One of
         the owner that runs, or that is not on disk, stays."""
-        chats = sorted(self.all(), key=lambda chat: chat.seen_at)
+        chats = sorted(self.all(), key=lambda chat: chat.audience.seen_at)
         owners = [c for c in chats if c.scope == OWNER and not c.is_running and self._is_safe(c)]
         guests = [c for c in chats if c.scope != OWNER]
         mine = [c for c in guests if c.scope == scope]
-        yield from (chat for chat in (*owners, *guests) if chat.is_idle)
+        yield from (c for c in (*owners, *guests) if c.audience.is_long_gone and not c.is_running)
         if scope == OWNER:
             yield from owners[: max(0, len(owners) + 1 - MAX_SESSIONS)]
         elif len(mine) >= MAX_OF_ONE_GUEST:

@@ -1,13 +1,12 @@
-"""Transcript: a conversation at one moment, and the turn that an answer was asked with."""
+"""Transcript: a conversation at one moment, by the messages that are shown."""
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from medusa_chat.messages import Message
 from medusa_chat.runtime.message_tree import MessageTree
-from medusa_chat.ui.chat.answer import Answer
+from medusa_chat.ui.chat.answer import Answer, Piece
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,17 @@ class Transcript:
     def last_answer(self) -> Answer | None:
         """The latest answer that is shown."""
         return self.answers[max(self.answers)] if self.answers else None
+
+    def prompt(self, system: str, begun: str = "") -> list[Message]:
+        """What a model is asked with. system: a prompt before it, begun: of the answer so far."""
+        first: list[Message] = [{"role": "system", "content": system}] if system else []
+        last: list[Message] = [{"role": "assistant", "content": begun}] if begun else []
+        return [*first, *self.messages, *last]
+
+    def last_pieces(self) -> Sequence[Piece]:
+        """The last message in the pieces it came in, in one where it was edited since."""
+        text, last = self.messages[-1]["content"], self.answers.get(len(self.messages) - 1)
+        return last.pieces if last and last.text == text else [(text, 0)]
 
     def head(self, length: int) -> "Transcript":
         """Its first messages are shown; what came after them stays reachable."""
@@ -98,24 +108,6 @@ class Transcript:
             if self.messages[position]["role"] == "user":
                 return position + 1
         return 0
-
-
-@dataclass
-class Turn:
-    """What is there again when nothing comes of an answer. text: of the user, for the box.
-    before: the conversation.
-
-    is_paced: the browser shows the answer slower than it comes, and the turn lasts until `shown`
-    is set. cut: how many steps were shown when it was stopped; None: it was not. replaces: the
-    message that the answer goes on from.
-    """
-
-    text: str
-    before: Transcript
-    is_paced: bool = False
-    shown: threading.Event = field(default_factory=threading.Event)
-    cut: int | None = None
-    replaces: int | None = None
 
 
 def pieces_of(text: str, lengths: tuple[int, ...]) -> list[tuple[str, int]]:

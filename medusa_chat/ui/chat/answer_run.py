@@ -1,0 +1,91 @@
+"""AnswerRun: an answer that runs, from its request to what is kept of it. No gradio."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from medusa_chat.decoding.events import Event
+from medusa_chat.runtime.scheduler import Ticket
+from medusa_chat.runtime.session import Session
+from medusa_chat.ui.chat.answer import Answer
+from medusa_chat.ui.chat.audience import Audience
+from medusa_chat.ui.chat.transcript import Transcript
+
+WATCH_SECONDS = 0.2  # between two looks at who shows it
+
+
+@dataclass
+class AnswerRun:
+    """An answer that runs, and what is there again when nothing comes of it. text: of the user,
+    for the box. before: the conversation.
+
+    is_paced: the browser shows the answer slower than it comes, and the run lasts until `shown`
+    is set. cut: how many steps were shown when it was stopped; None: it was not. replaces: the
+    message that the answer goes on from.
+    """
+
+    session: Session
+    job: Ticket[Event]
+    answer: Answer
+    text: str
+    before: Transcript
+    is_paced: bool = False
+    replaces: int | None = None
+    cut: int | None = None
+    shown: threading.Event = field(default_factory=threading.Event)
+    folded: int = 0  # events of the trace that are in the answer
+
+    def follow(self, audience: Audience, settle: Callable[["AnswerRun"], None]) -> None:
+        """See it to its end in a thread, whatever tabs do, then `settle` it. An answer that nobody
+        shows is cancelled."""
+
+        def watch() -> None:
+            while not self.job.done.wait(WATCH_SECONDS):
+                if audience.has_left:
+                    self.session.cancel(self.job)
+            while self.is_paced and not self.job.error and audience.is_watching:
+                if self.shown.wait(WATCH_SECONDS):
+                    break
+            settle(self)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    def stop(self, shown: int | None) -> None:
+        """End it at its next step. shown: of how many steps, where a browser shows it slower than
+        it comes; what came after them is dropped."""
+        self.cut = shown if self.is_paced else None
+        self.shown.set()
+        self.session.cancel(self.job)
+
+    def fold(self, status: Callable[[Ticket[Event]], str] = lambda job: "") -> None:
+        """Fold what is new in the trace into the answer. status: what to say before any text."""
+        events = self.job.trace[self.folded :]
+        self.folded += len(events)
+        self.answer.add(events)
+        self.answer.first_seconds = self.job.first_seconds
+        self.answer.say("" if self.answer.prefilled else status(self.job))
+
+    def finish(self) -> Answer:
+        """The answer as it is kept: up to where it was shown when it was stopped."""
+        self.fold()
+        if self.cut is not None:
+            self.answer = self.answer.head(self.cut)
+        return self.answer
+
+    def added_to(self, transcript: Transcript) -> Transcript | None:
+        """The conversation with this answer; None where nothing has come of it."""
+        if self.answer.is_empty and (self.note or self.answer.before):
+            return None
+        said = transcript.plus("assistant", self.answer.text, self.answer, self.note)
+        return said if self.replaces is None else said.without(self.replaces)
+
+    @property
+    def failure(self) -> str:
+        """Why it failed; empty where it did not."""
+        message = self.answer.finished.message if self.answer.finished else ""
+        return self.job.error or message
+
+    @property
+    def note(self) -> str:
+        """Why it was cut short, for below it."""
+        return f"stopped: {self.job.error}" if self.job.error else self.answer.note
