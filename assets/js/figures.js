@@ -12,6 +12,11 @@ const COUNTS = [
   ["end", (side) => side.end],
 ];
 
+function time(ms) {
+  if (ms === null) return "–";
+  return ms < 1000 ? `${ms.toFixed(ms < 10 ? 2 : 0)} ms` : seconds(ms);
+}
+
 function table() {
   const box = make("table", "compare-table");
   const head = box.createTHead().insertRow();

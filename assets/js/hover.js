@@ -17,9 +17,7 @@ function placesOf(target, key) {
   const numbered = known.get(key).flatMap((part, n) =>
     n % 2 ? [...part.split("")].flatMap((c) => [++length, c]) : [],
   );
-  const [chars, numbers] = characters(numbered);
-  const shown = nodes.flatMap((node) => node.data.split("").filter((c) => /\S/.test(c)));
-  const found = align(shown, chars, numbers);
+  const found = align(nodes, numbered);
   let r = 0;
   const at = new Map(nodes.map((node) => [node, node.data.split("").map((c) => (/\S/.test(c) ? found[r++] : 0) - 1)]));
   placed.set(target, { key, size, first: nodes[0], at });

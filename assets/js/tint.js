@@ -3,10 +3,6 @@
 // brings the pieces this tab does not have: {"rows": [[row, key]], "new": {key: [tokens, text]}}.
 const KEY = "medusa-chat-tint";
 const LEVELS = 5; // the last one: that many or more
-const MARKUP = new Set("*_`~#>|[]()!\\-:=+");
-const LINK = /!\[[^\]]*\]\([^)]*\)|(?<=\])\((?:[^()\s]|\([^()\s]*\))*(?:\s+"[^"]*")?\)/g;
-const NEEDS = [6, 3]; // characters in a row that must agree before anything else is skipped
-const AHEAD = 4000;
 
 const root = element.querySelector(".tint-block") || element;
 const label = document.createElement("label");
@@ -32,7 +28,6 @@ const known = new Map(); // key -> pieces
 const drawn = new Map(); // an element -> {ranges, key, size} of its tint
 let rows = [];
 let livePieces = [];
-let liveSplit = null;
 let liveAt = 0;
 let liveCost = 0;
 let scheduled = false;
@@ -42,102 +37,12 @@ for (let n = 1; n <= LEVELS && has; n++) {
   CSS.highlights.set(`tokens-${n}`, levels[n]);
 }
 
-// ---- raw text against what is drawn of it ----
-
-// The characters that can be drawn, [character, tokens] in two lists; space and line markup out.
-function characters(pieces) {
-  let text = "";
-  const at = [];
-  for (let i = 0; i < pieces.length; i += 2) {
-    for (let k = 0; k < pieces[i + 1].length; k++) at.push(pieces[i]);
-    text += pieces[i + 1];
-  }
-  const chars = [];
-  const tokens = [];
-  let start = 0;
-  let fence = "";
-  for (const line of text.split("\n")) {
-    const mark = /^\s*(`{3,}|~{3,})/.exec(line);
-    let from = 0;
-    if (mark && (!fence || mark[1].startsWith(fence))) {
-      fence = fence ? "" : mark[1];
-      from = line.length;
-    } else if (!fence && /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/.test(line) && /-/.test(line)) {
-      from = line.length;
-    } else if (!fence) {
-      from = /^(\s*>)*\s*(#{1,6}\s|[-*+]\s+(\[[ xX]\]\s)?|\d{1,9}[.)]\s)?/.exec(line)[0].length;
-    }
-    const ends = fence || mark ? [] : [...line.matchAll(LINK)];
-    for (let k = from; k < line.length; k++) {
-      if (ends.length && k === ends[0].index) k += ends.shift()[0].length;
-      if (k >= line.length || /\s/.test(line[k])) continue;
-      chars.push(line[k]);
-      tokens.push(at[start + k]);
-    }
-    start += line.length + 1;
-  }
-  return [chars, tokens];
-}
-
-// Whether what is drawn from r on may begin at raw character w; markup in between is no matter.
-function fits(shown, r, chars, w, need) {
-  let same = 0;
-  while (same < need && r < shown.length) {
-    if (w >= chars.length) return false;
-    if (chars[w] === shown[r]) {
-      r++;
-      w++;
-      same++;
-    } else if (same && MARKUP.has(chars[w])) w++;
-    else return false;
-  }
-  return same > 0;
-}
-
-// Where in the raw text drawn character r is, from w on: past markup, else where the most of what
-// follows agrees; -1 when it is not there.
-function place(shown, r, chars, w) {
-  let at = w;
-  while (at < chars.length && chars[at] !== shown[r] && MARKUP.has(chars[at])) at++;
-  if (chars[at] === shown[r]) return at;
-  const last = Math.min(chars.length, w + AHEAD);
-  for (const need of NEEDS) {
-    for (at = w; at < last; at++) if (fits(shown, r, chars, at, need)) return at;
-  }
-  return -1;
-}
-
-// For each drawn character the tokens of its step; 0 where it is not in the raw text.
-function align(shown, chars, tokens) {
-  const found = new Array(shown.length).fill(0);
-  let w = 0;
-  for (let r = 0; r < shown.length; r++) {
-    const at = place(shown, r, chars, w);
-    if (at < 0) continue;
-    found[r] = tokens[at];
-    w = at + 1;
-  }
-  return found;
-}
-
-function textNodes(target) {
-  const nodes = [];
-  const walker = document.createTreeWalker(target, NodeFilter.SHOW_TEXT, (node) =>
-    node.parentElement.closest("button, .katex, .answer-note, [aria-hidden=true]")
-      ? NodeFilter.FILTER_REJECT
-      : NodeFilter.FILTER_ACCEPT,
-  );
-  while (walker.nextNode()) nodes.push(walker.currentNode);
-  return nodes;
-}
+// ---- what is tinted now ----
 
 // Ranges of one element: as few as there are changes of level within each text node.
 function tinted(target, pieces) {
   const nodes = textNodes(target);
-  const shown = [];
-  for (const node of nodes) for (const c of node.data.split("")) if (/\S/.test(c)) shown.push(c);
-  const [chars, tokens] = characters(pieces);
-  const found = align(shown, chars, tokens);
+  const found = align(nodes, pieces);
   const ranges = [];
   let r = 0;
   for (const node of nodes) {
@@ -158,15 +63,6 @@ function tinted(target, pieces) {
   }
   return ranges;
 }
-
-function range(node, from, to) {
-  const made = new Range();
-  made.setStart(node, from);
-  made.setEnd(node, to);
-  return made;
-}
-
-// ---- what is tinted now ----
 
 function wipe(target) {
   for (const [level, one] of drawn.get(target)?.ranges || []) levels[level].delete(one);

@@ -26,9 +26,9 @@ PARTS = {
     "roof": ("elements", "draw", "plot"),
     "train": ("elements", "draw", "plot"),
     "next": ("thoughts", "show", "follow"),
-    "tint": ("typed", "hover"),
+    "tint": ("typed", "align", "hover"),
     "live": ("elements", "emptied", "scroll", "thoughts"),
-    "compare": ("elements", "gpu", "race", "figures"),
+    "compare": ("elements", "gpu", "race", "figures", "lanes", "replay"),
     **dict.fromkeys(("status", "share", "models", "pick"), ("elements",)),
     **dict.fromkeys(("conversations", "versions"), ("elements",)),
 }
