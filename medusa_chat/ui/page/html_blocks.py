@@ -29,8 +29,8 @@ PARTS = {
     "tint": ("typed", "align", "hover"),
     "live": ("elements", "emptied", "scroll", "thoughts"),
     "compare": ("elements", "gpu", "race", "figures", "lanes", "replay"),
-    **dict.fromkeys(("status", "share", "models", "pick"), ("elements",)),
-    **dict.fromkeys(("conversations", "versions"), ("elements",)),
+    **dict.fromkeys(("status", "share", "models", "pick", "versions"), ("elements",)),
+    "conversations": ("elements", "drawer", "system", "talk"),
 }
 
 

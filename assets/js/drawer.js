@@ -1,0 +1,65 @@
+// Where the list of conversations stands: beside the chat on wide pages, on others in a drawer.
+const CLOSED = "medusa-chat-list";
+const WIDE = matchMedia("(min-width: 1200px)"); // there is room beside the chat
+const ROOMY = matchMedia("(min-width: 1400px)"); // and the whole tree has room as well
+const side = element.closest("#side") || element;
+const columns = element.closest("#columns") || side;
+const shade = make("div", "talks-shade");
+
+function isOpen() {
+  return side.classList.contains("is-open") || (WIDE.matches && !columns.dataset.list);
+}
+
+function told() {
+  const toggler = document.getElementById("list-button");
+  toggler?.setAttribute("aria-expanded", String(isOpen()));
+}
+
+function close() {
+  if (!side.classList.contains("is-open")) return;
+  side.classList.remove("is-open");
+  told();
+  document.getElementById("list-button")?.focus();
+}
+
+function toggle() {
+  if (WIDE.matches) {
+    const isShut = !columns.dataset.list;
+    if (isShut) columns.dataset.list = "closed";
+    else delete columns.dataset.list;
+    try {
+      localStorage.setItem(CLOSED, isShut ? "closed" : "open");
+    } catch {
+      // a browser that keeps nothing opens with the list
+    }
+  } else side.classList.toggle("is-open");
+  told();
+  if (isOpen()) field.focus();
+}
+
+// Open beside the chat where that takes no node of the tree away, else as it was left.
+function arrange() {
+  let kept = "";
+  try {
+    kept = localStorage.getItem(CLOSED);
+  } catch {
+    // a browser that keeps nothing is asked for its width
+  }
+  if (kept ? kept === "closed" : !ROOMY.matches) columns.dataset.list = "closed";
+  else delete columns.dataset.list;
+  side.classList.remove("is-open");
+  told();
+}
+
+shade.addEventListener("click", close);
+side.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !side.classList.contains("is-open")) return;
+  event.preventDefault();
+  close();
+});
+document.addEventListener("click", ({ target }) => {
+  if (target.closest?.("#list-button")) toggle();
+});
+for (const width of [WIDE, ROOMY]) width.addEventListener("change", arrange);
+side.append(shade);
+arrange();

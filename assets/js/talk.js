@@ -1,0 +1,116 @@
+// One row of the list of conversations: opened, renamed in place, deleted and brought back. Text by
+// textContent.
+const UNDO_MS = 10000;
+const UNTITLED = "New chat";
+const ICONS = {
+  rename: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
+  delete: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10 11v5M14 11v5",
+};
+const toast = make("div", "toast");
+const gone = new Set(); // ids of what was deleted here, before and after the server says so
+let fading = 0; // the timer of the toast
+
+function icon(name) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  svg.setAttribute("viewBox", "0 0 24 24");
+  svg.setAttribute("aria-hidden", "true");
+  path.setAttribute("d", ICONS[name]);
+  svg.append(path);
+  return svg;
+}
+
+function iconButton(name, label, act) {
+  const node = button(`talk-${name}`, "", act);
+  node.setAttribute("aria-label", label);
+  node.title = name === "rename" ? "Rename" : "Delete";
+  node.append(icon(name));
+  return node;
+}
+
+function drawRow(known) {
+  const { item, row } = known;
+  const [id, title, , isRunning] = row;
+  const open = button("talk-open", "", () => choose(id));
+  open.append(make("span", "talk-title", title || UNTITLED));
+  open.title = title;
+  if (isRunning) {
+    const mark = make("span", "talk-running");
+    mark.title = "an answer is being written";
+    mark.append(make("span", "visually-hidden", ", an answer is being written"));
+    open.append(mark);
+  }
+  const acts = make("div", "talk-acts");
+  acts.append(
+    iconButton("rename", `Rename: ${title}`, () => rename(known)),
+    iconButton("delete", `Delete: ${title}`, () => drop(known)),
+  );
+  const focused = item.contains(document.activeElement) ? document.activeElement.className : "";
+  item.replaceChildren(open, acts);
+  if (focused) (item.querySelector(`.${focused}`) || open).focus();
+}
+
+// In place: Enter or leaving keeps it, Escape does not; nothing gives the first message's title back.
+function rename(known) {
+  const [id, title] = known.row;
+  const line = make("input", "talk-name");
+  let isOver = false;
+  const end = (isKept) => {
+    if (isOver) return;
+    isOver = true;
+    known.isWritten = false;
+    if (isKept && line.value.trim() !== title) {
+      known.row = [id, line.value.trim() || title, ...known.row.slice(2)];
+      trigger("rename_conversation", { id, title: line.value });
+    }
+    drawRow(known);
+    known.item.querySelector(".talk-open").focus();
+  };
+  line.value = title;
+  line.maxLength = 200;
+  line.setAttribute("aria-label", `Title of: ${title}`);
+  line.addEventListener("blur", () => end(true));
+  line.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== "Escape") return;
+    event.preventDefault();
+    event.stopPropagation();
+    end(event.key === "Enter");
+  });
+  known.isWritten = true;
+  known.item.replaceChildren(line);
+  line.focus();
+  line.select();
+}
+
+function drop(known) {
+  const [id, title] = known.row;
+  const next = known.item.nextElementSibling || known.item.previousElementSibling;
+  trigger("delete_conversation", { id });
+  gone.add(id);
+  drawList();
+  (next?.querySelector(".talk-open") || field).focus();
+  offer(id, title);
+}
+
+// What was deleted can be brought back for some seconds.
+function offer(id, title) {
+  const undo = button("", "Undo", () => {
+    gone.delete(id);
+    trigger("restore_conversation", { id });
+    hide();
+  });
+  const said = make("span", "", `Deleted “${title.length > 40 ? `${title.slice(0, 39)}…` : title}”.`);
+  toast.replaceChildren(said, undo);
+  toast.hidden = false;
+  clearTimeout(fading);
+  fading = setTimeout(hide, UNDO_MS);
+}
+
+function hide() {
+  toast.hidden = true;
+  toast.replaceChildren();
+}
+
+toast.setAttribute("role", "status");
+toast.hidden = true;
+columns.append(toast);
