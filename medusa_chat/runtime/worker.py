@@ -1,7 +1,8 @@
 """Worker: holds the model of a process and does what is asked of it. Imports torch."""
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ from medusa_chat.runtime.tuner import governor_of, tune_unless_known, use_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from medusa_chat.decoding.candidate_budget import Grower
+    from medusa_chat.decoding.draft_budget import Governor
 
 
 class Worker:
@@ -67,29 +71,38 @@ def reply(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Answer a conversation, or continue a raw text. Raises what cannot be answered."""
-    from medusa_chat.decoding.detokenizer import with_text
-
     if isinstance(prompt, Fresh):
         loaded.engine.forget()
         loaded.said, prompt = ("", []), prompt.text
     resolved, tree = resolve(loaded, settings)
     ids, text = encode(loaded, prompt)
-    engine = loaded.engine
-    drafter = engine.drafter(resolved, tree, governor=governor_of(loaded, settings))
-    events = engine.generate(ids, drafter, resolved)
     advice = _Advice(loaded, resolved)
-    try:
-        with refuse_out_of_memory(advice):
-            texts = with_text(events, loaded.tokenizer, loaded.texts, resolved.stop, should_stop)
-            for event in texts:
-                advice.has_begun = True
-                if isinstance(event, Finished):
-                    event = _with_plain(loaded, ids, resolved, event)
-                    if not isinstance(prompt, str):
-                        loaded.said = _said(loaded, text, ids, event)
-                yield event
-    finally:
-        events.close()
+    answer = decode(loaded, ids, resolved, tree, governor_of(loaded, settings), should_stop)
+    with refuse_out_of_memory(advice), closing(answer) as events:
+        for event in events:
+            advice.has_begun = True
+            if isinstance(event, Finished):
+                event = _with_plain(loaded, ids, resolved, event)
+                if not isinstance(prompt, str):
+                    loaded.said = _said(loaded, text, ids, event)
+            yield event
+
+
+def decode(
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    settings: GenerationSettings,
+    tree: Tree,
+    governor: "Governor | Grower | None",
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Generator[Event, None, None]:
+    """The events of the answer to token ids, with details and texts: what the page, `generate` and
+    the speed study of `bench` all run. settings: resolved."""
+    from medusa_chat.decoding.detokenizer import with_text
+
+    drafter = loaded.engine.drafter(settings, tree, governor=governor)
+    with closing(loaded.engine.generate(ids, drafter, settings)) as events:
+        yield from with_text(events, loaded.tokenizer, loaded.texts, settings.stop, should_stop)
 
 
 def _with_plain(

@@ -14,7 +14,7 @@ from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.tuner import governor_of
-from medusa_chat.runtime.worker import encode, resolve
+from medusa_chat.runtime.worker import decode, encode, resolve
 
 HOSTILE = (  # prompts with answers that no draft predicts well: digits, other scripts, one word
     "Repeat after me: 48151623426180339887498948482045868343656",
@@ -104,9 +104,7 @@ def _ours(name: str, context: BenchContext, record: Steps) -> Contestant:
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
         engine.forget()
         started = perf_counter()
-        governor = governor_of(loaded, asked)
-        maker = engine.drafter(settings, shape, governor=governor)
-        for event in engine.generate(ids, maker, settings):
+        for event in decode(loaded, ids, settings, shape, governor_of(loaded, asked)):
             assert not isinstance(event, Prefilled) or event.reused_tokens == 0
         seconds = perf_counter() - started
         assert isinstance(event, Finished)
