@@ -14,7 +14,7 @@ from medusa_chat.checkpoints.prepare import STEADY
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.worker import encode
+from medusa_chat.runtime.prompt_ids import encode
 from medusa_chat.training.conversations import read_conversations
 from medusa_chat.trees.auto_tree import source_tree
 

@@ -30,7 +30,7 @@ from medusa_chat.checkpoints.loaded_model import LoadedModel  # noqa: E402
 from medusa_chat.decoding.events import Finished  # noqa: E402
 from medusa_chat.decoding.settings import GenerationSettings  # noqa: E402
 from medusa_chat.messages import LoadRequest, Message  # noqa: E402
-from medusa_chat.runtime.worker import reply  # noqa: E402
+from medusa_chat.runtime.reply import reply  # noqa: E402
 from medusa_chat.training.data import encode  # noqa: E402
 
 SEED = 20_260  # of every choice below; training used seeds 0 and 1

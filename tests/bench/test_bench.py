@@ -25,7 +25,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Fresh, LoadRequest
-from medusa_chat.runtime.worker import reply
+from medusa_chat.runtime.reply import reply
 from medusa_chat.trees import tuning_store
 from medusa_chat.trees.presets import load_tree
 

@@ -16,7 +16,8 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.worker import encode, resolve
+from medusa_chat.runtime.prompt_ids import encode
+from medusa_chat.runtime.reply import resolve
 
 
 def test_a_whole_folder_loads_and_decodes_alike_with_every_drafter(folder):

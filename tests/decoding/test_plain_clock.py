@@ -7,7 +7,7 @@ from medusa_chat.decoding import plain_clock
 from medusa_chat.decoding.events import Step, from_json, to_json
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.worker import reply
+from medusa_chat.runtime.reply import reply
 
 TALK = [{"role": "user", "content": "Tell me a story"}]
 

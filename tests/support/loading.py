@@ -7,7 +7,7 @@ import pytest
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.worker import reply
+from medusa_chat.runtime.reply import reply
 from support.checkpoints import write_checkpoint
 
 

@@ -10,7 +10,7 @@ from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
-from medusa_chat.runtime.worker import encode
+from medusa_chat.runtime.prompt_ids import encode
 from medusa_chat.training.conversations import read_conversations
 
 NO_STEP = "no answer has a decoding step: give shorter prompts, or raise --max-new-tokens"

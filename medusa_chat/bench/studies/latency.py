@@ -18,7 +18,7 @@ from medusa_chat.decoding.events import Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.worker import reply
+from medusa_chat.runtime.reply import reply
 from medusa_chat.units import gb
 
 REPEATS = 3  # of a round, since the times are short

@@ -19,7 +19,7 @@ from medusa_chat.bench.harness.report_data import Answered, Figures, Question, R
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.bench.studies.paper_figures import chosen_tree
 from medusa_chat.errors import UsageError
-from medusa_chat.runtime.worker import encode
+from medusa_chat.runtime.prompt_ids import encode
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.trees.presets import load_tree
 

@@ -13,8 +13,9 @@ from medusa_chat.bench.studies.contestants import DRAFTS, Contestant, hf_contest
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
+from medusa_chat.runtime.prompt_ids import encode
+from medusa_chat.runtime.reply import decode, resolve
 from medusa_chat.runtime.tuner import governor_of
-from medusa_chat.runtime.worker import decode, encode, resolve
 
 HOSTILE = (  # prompts with answers that no draft predicts well: digits, other scripts, one word
     "Repeat after me: 48151623426180339887498948482045868343656",

@@ -1,0 +1,62 @@
+"""The token ids of a prompt: a text, or a conversation whose earlier turns keep their ids."""
+
+from typing import Any
+
+from medusa_chat.checkpoints.loaded_model import LoadedModel
+from medusa_chat.decoding.events import Finished
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import Message, Text
+
+
+def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
+    """The prompt's token ids and the text they stand for.
+
+    A conversation is rendered by the tokenizer's chat template; where its last message is the
+    assistant's, the text ends inside it and the answer continues it. The text up to the end of
+    the last answer keeps its ids: only what follows is tokenised, so that the cache is reused.
+    """
+    tokenizer = loaded.tokenizer
+    if isinstance(prompt, str):
+        return tokenizer(prompt)["input_ids"], prompt
+    if not tokenizer.chat_template:
+        raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
+    messages = [_neutral(tokenizer, message) for message in prompt]
+    text = _rendered(loaded, messages)
+    said, ids = loaded.said
+    if said and text.startswith(said):
+        rest = tokenizer(text[len(said) :], add_special_tokens=False)["input_ids"]
+        return [*ids, *rest], text
+    return tokenizer(text, add_special_tokens=False)["input_ids"], text
+
+
+def _rendered(loaded: LoadedModel, messages: list[Message]) -> str:
+    """The conversation as text, up to where the assistant's next token belongs. Raises UsageError:
+    a template may refuse roles or their order in its own words."""
+    continues = bool(messages) and messages[-1]["role"] == "assistant"
+    text = loaded.renderer.render(loaded.tokenizer, messages, continues)
+    if continues:
+        ending = messages[-1]["content"]
+        trimmed = ending.rstrip()  # some templates strip a message; what it ends with is its own
+        if not text.endswith(ending) and text.endswith(trimmed):
+            text += ending[len(trimmed) :]
+    return text
+
+
+def _neutral(tokenizer: Any, message: Message) -> Message:
+    """The message with special tokens in its text broken up, so that they stay plain text."""
+    content = message["content"]
+    added = tokenizer.added_tokens_decoder.values()
+    for token in {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}:
+        content = content.replace(token, f"{token[:1]}\u200b{token[1:]}")
+    return {**message, "content": content}
+
+
+def said_so_far(
+    loaded: LoadedModel, text: str, ids: list[int], event: Finished
+) -> tuple[str, list[int]]:
+    """The conversation with the answer, text and ids, for the next turn to begin with; empty where
+    the answer's text is not that of its ids (a stop string, half a character, an error)."""
+    whole = loaded.tokenizer.decode(list(event.token_ids), clean_up_tokenization_spaces=False)
+    if event.reason == "error" or whole != event.text:
+        return "", []
+    return text + event.text, [*ids, *event.token_ids]

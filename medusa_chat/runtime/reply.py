@@ -1,0 +1,100 @@
+"""reply(): the answer to a conversation, its settings resolved for the model that is loaded."""
+
+import secrets
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from medusa_chat.checkpoints.loaded_model import LoadedModel
+from medusa_chat.checkpoints.memory import refuse_out_of_memory
+from medusa_chat.checkpoints.precision import smaller_precisions
+from medusa_chat.decoding.candidate_budget import Grower
+from medusa_chat.decoding.detokenizer import with_text
+from medusa_chat.decoding.draft_budget import Governor
+from medusa_chat.decoding.events import Event, Finished, changed
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.messages import Fresh, Prompt
+from medusa_chat.runtime.prompt_ids import encode, said_so_far
+from medusa_chat.runtime.tuner import governor_of
+from medusa_chat.trees.presets import load_tree
+
+
+def reply(
+    loaded: LoadedModel,
+    prompt: Prompt,
+    settings: GenerationSettings,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Answer a conversation, or continue a raw text. Raises what cannot be answered."""
+    if isinstance(prompt, Fresh):
+        loaded.engine.forget()
+        loaded.said, prompt = ("", []), prompt.text
+    resolved, tree = resolve(loaded, settings)
+    ids, text = encode(loaded, prompt)
+    advice = _Advice(loaded, resolved)
+    answer = decode(loaded, ids, resolved, tree, governor_of(loaded, settings), should_stop)
+    with refuse_out_of_memory(advice), closing(answer) as events:
+        for event in events:
+            advice.has_begun = True
+            if isinstance(event, Finished):
+                event = _with_plain(loaded, ids, resolved, event)
+                if not isinstance(prompt, str):
+                    loaded.said = said_so_far(loaded, text, ids, event)
+            yield event
+
+
+def decode(
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    settings: GenerationSettings,
+    tree: Tree,
+    governor: Governor | Grower | None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Generator[Event, None, None]:
+    """The events of the answer to token ids, with details and texts: what the page, `generate` and
+    the speed study of `bench` all run. settings: resolved."""
+    drafter = loaded.engine.drafter(settings, tree, governor=governor)
+    with closing(loaded.engine.generate(ids, drafter, settings)) as events:
+        yield from with_text(events, loaded.tokenizer, loaded.texts, settings.stop, should_stop)
+
+
+def _with_plain(
+    loaded: LoadedModel, ids: Sequence[int], settings: GenerationSettings, last: Finished
+) -> Finished:
+    """The end of an answer with the time of a plain step beside it, where one can be timed."""
+    if last.reason in ("error", "cancelled"):
+        return last
+    found = loaded.plain_clock.seconds(ids, settings, last)
+    return changed(last, stats=replace(last.stats, plain_step_seconds=found))
+
+
+class _Advice:
+    """The message of an answer that ran out of memory: what to try, before or after its start."""
+
+    def __init__(self, loaded: LoadedModel, settings: GenerationSettings) -> None:
+        self.info, self.nodes, self.has_begun = loaded.info, settings.nodes or 1, False
+
+    def __call__(self) -> str:
+        less = smaller_precisions(self.info.precision)
+        tries = [f"--nodes {self.nodes // 2}"] if self.has_begun and self.nodes > 1 else []
+        tries += [f"a --max-context below {self.info.context}", "a shorter chat"]
+        tries += [f"--precision {less[-1]}"] if less else []
+        when = "in the middle of the answer" if self.has_begun else "while the prompt was read"
+        return f"out of memory {when}: try {', '.join(tries[:-1])} or {tries[-1]}"
+
+
+def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[GenerationSettings, Tree]:
+    """Fill in drafter, tree, nodes and seed; the tree itself. Raises UsageError."""
+    info = loaded.info
+    drafter = settings.drafter or ("medusa" if info.heads else "prompt-lookup")
+    if drafter == "none":
+        tree, name = ROOT, "none"
+    elif settings.tree != "auto":
+        tree, name = load_tree(settings.tree, settings.nodes), settings.tree
+    else:
+        tree, name = loaded.auto_tree(settings.nodes)[0], "auto"
+    if drafter == "prompt-lookup":
+        name = "prompt-lookup"  # its tree is made anew at every step; only the size was chosen
+    seed = secrets.randbits(32) if settings.seed is None else settings.seed
+    return settings.resolved(drafter=drafter, tree=name, nodes=len(tree), seed=seed), tree
