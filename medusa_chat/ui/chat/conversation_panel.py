@@ -64,7 +64,7 @@ def build_heading() -> dict[str, Any]:
 def connect_conversations(
     controller: ConversationEvents, tab: gr.State, parts: dict[str, Any], settings: SettingsPanel
 ) -> None:
-    """Which event does what. Those that may show another conversation bring its settings too."""
+    """Which event does what."""
     view = [parts[name] for name in View._fields]
     everything = [*view, *settings.outputs]
     vanilla, rows = settings.components["vanilla"], parts["conversations"]
@@ -76,9 +76,29 @@ def connect_conversations(
             chat.set_settings(settings.read(kept))
         return [*view, *settings.shown(is_plain, chat.settings or kept)]
 
-    def turning(act: Callable[[Tab, Any], View]) -> Callable[[Posted, gr.EventData], Any]:
-        """What an event runs that may show another conversation."""
+    def new(posted: Posted) -> View:
+        return controller.new(posted[tab], settings.valid(posted))
 
+    asked = [tab, parts["next"], parts["heading"], vanilla]
+    page().load(come, asked, everything, js=FROM_BROWSER, **AT_ONCE)
+    parts["clear"].click(new, {tab, *settings.components.values()}, view, **AT_ONCE)
+    _connect_turns(controller, tab, rows, everything, settings)
+    rows.rename_conversation(controller.rename_conversation, [tab], view, **EACH)
+    rows.search_conversations(controller.search_conversations, [tab], view, **EACH)
+    parts["versions"].show_version(controller.show_version, [tab], view, **EACH)
+
+
+def _connect_turns(
+    controller: ConversationEvents,
+    tab: gr.State,
+    rows: Any,
+    outputs: list[Any],
+    settings: SettingsPanel,
+) -> None:
+    """The events of the list that may show another conversation, with its settings."""
+    vanilla = settings.components["vanilla"]
+
+    def turning(act: Callable[[Tab, Any], View]) -> Callable[[Posted, gr.EventData], Any]:
         def handle(posted: Posted, event: gr.EventData) -> Any:
             before = posted[tab].conversation
             view = act(posted[tab], event)
@@ -89,18 +109,9 @@ def connect_conversations(
 
         return handle
 
-    def new(posted: Posted) -> View:
-        return controller.new(posted[tab], settings.valid(posted))
-
-    asked = [tab, parts["next"], parts["heading"], vanilla]
-    page().load(come, asked, everything, js=FROM_BROWSER, **AT_ONCE)
-    parts["clear"].click(new, {tab, *settings.components.values()}, view, **AT_ONCE)
     for event, act in (
         (rows.open_conversation, controller.open_conversation),
         (rows.delete_conversation, controller.delete_conversation),
         (rows.restore_conversation, controller.restore_conversation),
     ):
-        event(turning(act), {tab, vanilla}, everything, **EACH)
-    rows.rename_conversation(controller.rename_conversation, [tab], view, **EACH)
-    rows.search_conversations(controller.search_conversations, [tab], view, **EACH)
-    parts["versions"].show_version(controller.show_version, [tab], view, **EACH)
+        event(turning(act), {tab, vanilla}, outputs, **EACH)

@@ -17,8 +17,8 @@ from medusa_chat.ui.chat.conversation_panel import (
 from medusa_chat.ui.chat.maths import DELIMITERS
 from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
 from medusa_chat.ui.chat.view import Tab, View
-from medusa_chat.ui.page.gpu_times import gpu_times
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
+from medusa_chat.ui.page.pace import gpu_times
 from medusa_chat.ui.page.settings_form import Act, Refuse
 
 EXAMPLES = (  # chosen by measuring: ten steps and more, two tokens a step (tests/ui/test_pace.py)

@@ -7,8 +7,8 @@ import gradio as gr
 
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare.controller import CompareController, CompareTab
-from medusa_chat.ui.page.gpu_times import gpu_times
 from medusa_chat.ui.page.html_blocks import AT_ONCE, QUIET, script_block
+from medusa_chat.ui.page.pace import gpu_times
 from medusa_chat.ui.page.settings_form import SettingsForm
 
 EXAMPLE = "Tell me a story about a fox"

@@ -1,14 +1,19 @@
-"""Pace: whether a tab shows answers slower than they come, and the nodes its show drafts."""
+"""Pace: whether a tab shows answers as a GPU would give them, by which times, and its nodes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.messages import ModelInfo
 from medusa_chat.runtime.session import Session
+from medusa_chat.training.gpu_step import PRECISIONS, step_time
+from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.ui.page.inputs import Inputs
 
 SHOW_NODES = 64  # of the demo's show: drafted in every step, whether they pay here or not
+LENGTH = 512  # tokens before the step
+SIZES = (*range(1, 17), *range(20, 65, 4), 65, 80, 96, 128, 129, 192, 256)
 
 
 @dataclass(frozen=True)
@@ -52,3 +57,24 @@ def is_demo(session: Session) -> bool:
 def usual_pace(session: Session) -> Pace:
     """Of a tab that has chosen none: the demo's answers are shown as a GPU would give them."""
     return Pace(True, SHOW_NODES) if is_demo(session) else Pace()
+
+
+def gpu_times() -> dict[str, Any]:
+    """{"nodes": [n ...], "sizes", "gpus", "precisions": names, "ms": {"size|GPU|precision": [ms of
+    a step of n nodes ...]}, "length"}; between two n the browser draws a line."""
+    return {
+        "length": LENGTH,
+        "nodes": SIZES,
+        "sizes": [shape.name for shape in SHAPES],
+        "gpus": [gpu.name for gpu in GPUS],
+        "precisions": PRECISIONS,
+        "ms": {
+            f"{shape.name}|{gpu.name}|{precision}": [
+                float(f"{step_time(shape, gpu, precision, n, LENGTH).seconds * 1000:.4g}")
+                for n in SIZES
+            ]
+            for shape in SHAPES
+            for gpu in GPUS
+            for precision in PRECISIONS
+        },
+    }
