@@ -1,8 +1,8 @@
-"""Mutated files of heads against the gate: `python tests/fuzz_heads.py 10000 [SEED]`.
+"""Mutated files of heads against the pickle sandbox: `python tests/fuzz_heads.py 10000 [SEED]`.
 
 Half are .safetensors, half .pt; each is a good file with a few bytes flipped, cut, moved, doubled
 or made large, in its header as often as in its data. Every file must be taken or refused in one
-line. What the gate lets through goes on, many in one child, to torch and to the heads themselves.
+line. What the sandbox lets through goes on, many in one child, to torch and the heads themselves.
 A canary that code in a file would touch must never appear. Exit code 1 if anything else happens.
 """
 

@@ -52,7 +52,7 @@ def _read_tensors(found: Checkpoint, where: str) -> dict[str, torch.Tensor]:
 
 
 def _safe_file(found: Checkpoint, file: str) -> Path:
-    """A file of heads as safetensors: itself, or what the gate made of it."""
+    """A file of heads as safetensors: itself, or what the pickle sandbox made of it."""
     path = found.folder / file
     if path.suffix == ".safetensors":
         return path

@@ -1,4 +1,4 @@
-"""The gate: files that torch.save wrote become safetensors, once, before anything uses them.
+"""The pickle sandbox: files that torch.save wrote become safetensors before anything uses them.
 
 Such a file is a pickle, a program that may do anything. Three walls stand before it: its list of
 tensors is worked out without running it (layouts/pickles.py); torch reads it with weights_only in

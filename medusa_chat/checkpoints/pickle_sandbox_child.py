@@ -1,4 +1,4 @@
-"""The child process of the gate: reads pickled tensors under limits, writes safetensors.
+"""The child process of the pickle sandbox: reads pickled tensors under limits, writes safetensors.
 
 It is started by pickle_sandbox.py and by nothing else. Jobs come as JSON lines on stdin, answers go
 as JSON lines to stdout: {"job": index, "problem": null or why the file is refused}.

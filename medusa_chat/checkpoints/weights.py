@@ -49,7 +49,7 @@ def read_backbone(
     device: torch.device,
     device_map: Mapping[str, int | str] | None = None,
 ) -> tuple[Any, list[str]]:
-    """The backbone, frozen, and what to tell of it. Pickled weights go through the gate first; a
+    """The backbone, frozen, and what to tell of it. Pickled weights go through the sandbox first; a
     quantised one is read from what was kept of it, else kept. device_map: module -> where it lies,
     for a model on several devices; None for all on `device`. Raises ModelError."""
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -152,7 +152,7 @@ def _generation_config(folder: Path, config: Any) -> Any:
 
 
 def _safe_folder(found: Checkpoint) -> Path:
-    """Where the backbone's weights are as safetensors: its own folder, or the gate's."""
+    """Where the backbone's weights are as safetensors: its own folder, or the sandbox's."""
     if not found.weights.is_pickled:
         return found.backbone
     return pickle_sandbox.convert(
