@@ -37,6 +37,7 @@ class Stats:
 
     acceleration_rate: tokens emitted by steps (an end token counts) / steps; None without a step.
     plain_step_seconds: of a plain step timed beside the answer; None where none was.
+    busy_seconds: of `seconds` without what other programs took of the processor; None if unknown.
     """
 
     new_tokens: int
@@ -46,6 +47,12 @@ class Stats:
     prefill_seconds: float
     tokens_per_second: float | None
     plain_step_seconds: float | None = None
+    busy_seconds: float | None = None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean time of a step, without what other programs took; None where there was no step."""
+        return (self.busy_seconds or self.seconds) / self.steps if self.steps else None
 
     @classmethod
     def of(

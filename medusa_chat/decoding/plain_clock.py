@@ -1,14 +1,17 @@
 """PlainClock: the time of a plain step beside an answer, so that like is compared with like."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from statistics import mean
-from time import perf_counter
+from time import get_clock_info, perf_counter, thread_time
 from typing import Any
+
+import torch
 
 from medusa_chat.decoding.detokenizer import TokenTexts, with_text
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.events import Finished, Step
+from medusa_chat.decoding.events import Event, Finished, Step, changed
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 
@@ -17,6 +20,7 @@ MOMENT = 0.06  # seconds that it may take in any case: too short to be noticed
 TOKENS = 20  # most of an answer that are decoded again
 WARM_UPS = 4  # first steps that are not counted: after drafted ones a small model's are slower
 FEWEST = 2  # steps that are a measure
+FINE = 1e-6  # seconds: a clock of processor time that is coarser cannot time a step (Windows)
 
 
 class PlainClock:
@@ -35,8 +39,12 @@ class PlainClock:
     def seconds(
         self, prompt_ids: Sequence[int], settings: GenerationSettings, last: Finished
     ) -> float | None:
-        """Mean seconds of a plain step beside the answer that ended with `last`; None where it is
-        plain itself, too short, or timing would take too long."""
+        """Mean seconds of a plain step as it would have been within the answer that ended with
+        `last`; None where that is plain itself, too short, or timing would take too long.
+
+        Both are timed without what other programs took of the processor. As much of that as the
+        answer had is then added to the plain step too.
+        """
         self._allowed += SHARE * last.stats.seconds
         step = self._step or last.stats.seconds / max(1, last.stats.steps)  # at most
         room = int(max(MOMENT, self._allowed) / step) if step else 0
@@ -50,14 +58,37 @@ class PlainClock:
         if len(taken) < FEWEST:
             return None
         self._step = mean(taken[WARM_UPS:] if len(taken) > 2 * WARM_UPS else taken)
-        return self._step
+        return self._step * last.stats.seconds / (last.stats.busy_seconds or last.stats.seconds)
 
     def _timed(self, ids: Sequence[int], settings: GenerationSettings, count: int) -> list[float]:
-        """Seconds of each plain step of the `count` tokens after `ids`, an end token included."""
+        """Busy seconds of each plain step of the `count` tokens after `ids`, an end token
+        included."""
         plain = settings.resolved(
             drafter="none", tree="none", nodes=1, max_new_tokens=count, stop=()
         )
         events = self._engine.generate(ids, self._engine.drafter(plain, ROOT), plain)
-        with closing(events):
-            named = with_text(events, self._tokenizer, self._texts)
-            return [event.seconds for event in named if isinstance(event, Step)]
+        taken: list[float] = []
+        with closing(busy(events, self._engine.backbone.device, taken)) as timed:
+            for _ in with_text(timed, self._tokenizer, self._texts):
+                pass
+        return taken
+
+
+def busy(
+    events: Generator[Event, None, None], device: torch.device, taken: list[float]
+) -> Generator[Event, None, None]:
+    """The engine's events; the seconds of each step are appended to `taken`, and their sum stands
+    at the end. On a CPU they are this thread's time on the processor."""
+    is_fine = device.type == "cpu" and get_clock_info("thread_time").resolution <= FINE
+    clock = thread_time if is_fine else perf_counter
+    with closing(events):
+        while True:
+            begun = clock()
+            event = next(events, None)
+            if event is None:
+                return
+            if isinstance(event, Step):
+                taken.append(clock() - begun)
+            elif isinstance(event, Finished):
+                event = changed(event, stats=replace(event.stats, busy_seconds=sum(taken)))
+            yield event

@@ -61,8 +61,8 @@ class Recording:
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean time of a step; None without one."""
-        return self.stats.seconds / self.stats.steps if self.stats.steps else None
+        """Mean time of a step, without what other programs took; None without one."""
+        return self.stats.step_seconds
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,9 @@ class Comparison:
     def wall_clock_ratio(self) -> float | None:
         """Plain's decoding seconds over the drafted side's, as measured for the whole answers.
 
-        The speedup itself when both have as many tokens; answers of different lengths do
-        different amounts of work, and then only the speedup compares like with like.
+        The speedup itself when both have as many tokens and no other program ran; answers of
+        different lengths do different amounts of work, and then only the speedup compares like
+        with like.
         """
         return _ratio(self.plain.stats.seconds, self.drafted.stats.seconds)
 

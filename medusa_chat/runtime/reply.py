@@ -12,6 +12,7 @@ from medusa_chat.decoding.candidate_budget import Grower
 from medusa_chat.decoding.detokenizer import with_text
 from medusa_chat.decoding.draft_budget import Governor
 from medusa_chat.decoding.events import Event, Finished, changed
+from medusa_chat.decoding.plain_clock import busy
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.messages import Fresh, Prompt
@@ -54,8 +55,9 @@ def decode(
 ) -> Generator[Event, None, None]:
     """The events of the answer to token ids, with details and texts: what the page, `generate` and
     the speed study of `bench` all run. settings: resolved."""
-    drafter = loaded.engine.drafter(settings, tree, governor=governor)
-    with closing(loaded.engine.generate(ids, drafter, settings)) as events:
+    engine = loaded.engine
+    answer = engine.generate(ids, engine.drafter(settings, tree, governor=governor), settings)
+    with closing(busy(answer, engine.backbone.device, [])) as events:
         yield from with_text(events, loaded.tokenizer, loaded.texts, settings.stop, should_stop)
 
 

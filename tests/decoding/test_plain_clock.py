@@ -1,10 +1,13 @@
 """Plain decoding beside an answer: like with like, and nothing of it stays."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding import plain_clock
-from medusa_chat.decoding.events import Step, from_json, to_json
+from medusa_chat.decoding.events import Stats, Step, from_json, to_json
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.reply import reply
@@ -85,3 +88,31 @@ def test_a_trace_keeps_the_figure_and_an_older_one_is_read(model):
     assert from_json(values) == last
     del values["stats"]["plain_step_seconds"]
     assert from_json(values).stats.plain_step_seconds is None
+
+
+def test_time_that_other_programs_take_slows_plain_steps_as_it_slowed_the_answer(model):
+    *_, last = answer(model)
+    slower = replace(last.stats, seconds=3 * last.stats.seconds)
+    clock, ratios, settings = model.plain_clock, [], GenerationSettings(drafter="medusa", seed=5)
+    clock._timed = lambda *_: [0.01] * 12
+    for stats in (last.stats, slower):
+        found = clock.seconds([5], settings, replace(last, stats=stats))
+        ratios.append(found / (stats.seconds / stats.steps))
+    assert ratios[0] == pytest.approx(ratios[1])
+
+
+def test_only_the_steps_count_as_busy_and_not_who_reads_them(model, monkeypatch):
+    now = iter(range(1000))
+    monkeypatch.setattr(plain_clock, "thread_time", lambda: float(next(now)))
+    taken = []
+    events = (e for e in answer(model))
+    for _ in plain_clock.busy(events, torch.device("cpu"), taken):
+        next(now)  # the reader takes as long as ten steps
+    assert taken and set(taken) == {1.0}
+
+
+def test_a_step_of_a_comparison_has_no_time_of_other_programs():
+    stats = Stats.of(8, 4, 8, seconds=2.0, prefill_seconds=0.1)
+    assert stats.step_seconds == 0.5
+    assert replace(stats, busy_seconds=1.0).step_seconds == 0.25
+    assert Stats.of(1, 0, 0, 0.0, 0.1).step_seconds is None
