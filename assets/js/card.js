@@ -120,9 +120,7 @@ function topLists(error) {
   const found = peeks.get(peekKey(asked));
   if (!found) {
     const text = error || "Asking the model: what else could have come here? It waits for an answer that runs.";
-    const line = make("p", error ? "asking failed" : "asking", text);
-    line.setAttribute("role", "status");
-    box.append(line);
+    box.append(withRole(make("p", error ? "asking failed" : "asking", text), "status"));
     return box;
   }
   const { data, view, node } = asked;

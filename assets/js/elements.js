@@ -21,6 +21,20 @@ function button(name, text, act) {
   return node;
 }
 
+// What a node is to a screen reader, and how it is called there.
+function withRole(node, role, label) {
+  node.setAttribute("role", role);
+  if (label) node.setAttribute("aria-label", label);
+  return node;
+}
+
+// A box whose content scrolls: the keyboard reaches it.
+function scrollRegion(name, label) {
+  const node = withRole(make("div", name), "region", label);
+  node.tabIndex = 0;
+  return node;
+}
+
 function number(value, digits) {
   return value === null || value === undefined ? "–" : value.toFixed(digits);
 }

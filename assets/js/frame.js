@@ -4,10 +4,10 @@ const NARROW = 560; // below, the tree folds to what was tested
 const root = element.querySelector(".tree-block") || element;
 const head = make("div", "step-head");
 const facing = make("div", "facing");
-const views = make("div", "views");
+const views = withRole(make("div", "views"), "group", "View of the step");
 const area = make("div", "tree-area");
 const picture = make("div", "picture");
-const box = make("div", "tree-box");
+const box = withRole(make("div", "tree-box"), "region", "Candidate tree of one step, scrollable");
 const svg = draw("svg", { class: "tree", role: "tree" });
 const edges = draw("g", { "aria-hidden": "true" });
 const taken = draw("path", { class: "edge accepted", "aria-hidden": "true" });
@@ -29,19 +29,14 @@ const hollow = make(
   "hollow",
   "No step yet. Send a message: the tree of candidate tokens of every step is drawn here.",
 );
-const tip = make("div", "tip");
-tip.setAttribute("role", "tooltip");
+const tip = withRole(make("div", "tip"), "tooltip");
 hide(tip, true);
-box.setAttribute("role", "region");
-box.setAttribute("aria-label", "Candidate tree of one step, scrollable");
 const viewButtons = ["tree", "mask"].map((name) => {
   const title = name === "tree" ? "the candidates" : "which keys each node attends to";
   const node = button("view", name, () => show(name));
   node.title = title;
   return views.appendChild(node);
 });
-views.setAttribute("role", "group");
-views.setAttribute("aria-label", "View of the step");
 svg.append(names, edges, taken, nodes);
 box.append(svg);
 picture.append(box, single, maskBox, legend);

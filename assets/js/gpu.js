@@ -78,7 +78,6 @@ function gpuChoices(row, of, set) {
     clock: choiceOf("Clock", CLOCKS, of.clock, (clock) => set({ clock })),
   };
   row.append(...Object.values(made));
-  row.setAttribute("role", "group");
-  row.setAttribute("aria-label", "The GPU whose times are modelled");
+  withRole(row, "group", "The GPU whose times are modelled");
   return made;
 }

@@ -2,14 +2,9 @@
 function heatCard() {
   const card = make("section", "tune-card wide");
   const heading = make("h3", "", "How often each head is right");
-  const views = make("div", "tune-views");
+  const views = withRole(make("div", "tune-views"), "group", "Where the accuracies come from");
   const words = make("p", "tune-words");
-  const scroll = make("div", "heat-scroll");
-  views.setAttribute("role", "group");
-  views.setAttribute("aria-label", "Where the accuracies come from");
-  scroll.tabIndex = 0;
-  scroll.setAttribute("role", "region");
-  scroll.setAttribute("aria-label", "Rank accuracies by head, scrollable");
+  const scroll = scrollRegion("heat-scroll", "Rank accuracies by head, scrollable");
   card.append(heading, views, words, scroll);
   return { card, views, words, scroll, chosen: 0, tables: [] };
 }

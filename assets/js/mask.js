@@ -2,10 +2,7 @@
 const maskBox = make("div", "mask-box");
 const maskSvg = draw("svg", { class: "mask", role: "img", "aria-label": "nothing is drawn yet" });
 const maskNote = make("p", "mask-note");
-const maskScroll = make("div", "mask-scroll");
-maskScroll.tabIndex = 0;
-maskScroll.setAttribute("role", "region");
-maskScroll.setAttribute("aria-label", "Attention mask of one step, scrollable");
+const maskScroll = scrollRegion("mask-scroll", "Attention mask of one step, scrollable");
 maskScroll.append(maskSvg);
 maskBox.append(maskNote, maskScroll);
 let maskShape = null;

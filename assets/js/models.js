@@ -12,8 +12,8 @@ const REFRESH_MS = 600;
 const root = element.querySelector(".models-block") || element;
 const guest = make("p", "models-guest");
 const memory = make("p", "models-memory");
-const said = make("p", "models-said");
-const status = make("p", "models-status");
+const said = withRole(make("p", "models-said"), "status");
+const status = withRole(make("p", "models-status"), "status");
 const sections = {};
 const rows = new Map(); // id -> {item, seen, question}
 let seen = "";
@@ -97,11 +97,10 @@ function acts(row) {
 
 // A second click is asked for in the row itself. kind: "load" or "delete".
 function question(row, kind) {
-  const box = make("div", "model-question");
   const deletes = kind === "delete";
+  const label = deletes ? `Delete ${row.id}` : `Load ${row.id}`;
+  const box = withRole(make("div", "model-question"), "alertdialog", label);
   const yes = deletes ? "Yes, delete" : "Load anyway";
-  box.setAttribute("role", "alertdialog");
-  box.setAttribute("aria-label", deletes ? `Delete ${row.id}` : `Load ${row.id}`);
   const act = () => {
     close(row.id);
     trigger(deletes ? "drop_model" : "load_model", { id: row.id });
@@ -190,8 +189,6 @@ function refresh() {
   else if (root.offsetParent !== null && !document.hidden) trigger("refresh");
 }
 
-status.setAttribute("role", "status");
-said.setAttribute("role", "status");
 root.replaceChildren(guest, memory, said);
 for (const [name, title] of Object.entries(GROUPS)) {
   const box = make("section", "models-group");

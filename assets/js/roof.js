@@ -1,7 +1,7 @@
 // Appendix G's hardware model: the roofline with the operators of a plain and of a tree step, and
 // overhead and speedup over the nodes. The value is one JSON object.
 const root = element.querySelector(".roof-block") || element;
-const answer = make("p", "tune-strong");
+const answer = withRole(make("p", "tune-strong"), "status");
 const roofline = figureBox("Roofline");
 const overhead = figureBox("Overhead and speedup");
 const notes = make("details", "tune-notes");
@@ -75,7 +75,6 @@ function drawNodes(view) {
   });
 }
 
-answer.setAttribute("role", "status");
 notes.append(make("summary", "", "What this assumes"), list);
 const pair = make("div", "roof-pair");
 pair.append(roofline.box, overhead.box);

@@ -7,14 +7,9 @@ function treeCard() {
   const heading = make("h3", "", "The tree in use");
   const facts = make("p", "tune-strong");
   const words = make("p", "tune-words");
-  const views = make("div", "tune-views");
-  const scroll = make("div", "shape-scroll");
+  const views = withRole(make("div", "tune-views"), "group", "How the tree is drawn");
+  const scroll = scrollRegion("shape-scroll", "The tree in use, scrollable");
   const svg = draw("svg", { class: "tree shape", role: "img", "aria-label": "nothing is drawn yet" });
-  views.setAttribute("role", "group");
-  views.setAttribute("aria-label", "How the tree is drawn");
-  scroll.tabIndex = 0;
-  scroll.setAttribute("role", "region");
-  scroll.setAttribute("aria-label", "The tree in use, scrollable");
   const shape = { card, facts, words, views, scroll, svg, isMask: false, drawn: "" };
   const buttons = ["Tree", "Mask"].map((name) =>
     button("", name, () => {

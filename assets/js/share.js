@@ -55,9 +55,8 @@ function drawOff() {
   });
   const line = make("div", "share-row");
   line.append(label, hours);
-  const message = make("p", "share-message", view.message);
+  const message = withRole(make("p", "share-message", view.message), "alert");
   message.hidden = !view.message;
-  message.setAttribute("role", "alert");
   return [
     make(
       "p",
@@ -72,8 +71,7 @@ function drawOff() {
 }
 
 function drawMaking() {
-  const line = make("p", "share-making", "Making the link …");
-  line.setAttribute("role", "status");
+  const line = withRole(make("p", "share-making", "Making the link …"), "status");
   return [line, endButton("Cancel")];
 }
 

@@ -2,17 +2,14 @@
 // and only what changed is touched: an open list stays open, a screen reader hears sentences only.
 const root = element.querySelector(".status-block") || element;
 const bar = make("div", "status-line");
-const sentence = make("span", "sentence");
+const sentence = withRole(make("span", "sentence"), "status");
 const facts = make("dl", "facts");
 const notes = make("details", "notes");
 const list = make("ul", "");
-const again = make("button", "again", "Load again");
-again.type = "button";
-again.addEventListener("click", () => {
+const again = button("again", "Load again", () => {
   again.hidden = true; // the next look shows what comes of it
   trigger("load_again");
 });
-sentence.setAttribute("role", "status");
 notes.append(make("summary", "", "why"), list);
 bar.append(make("span", "dot"), sentence, again, facts, notes);
 root.replaceChildren(bar);

@@ -2,7 +2,7 @@
 const root = element.querySelector(".train-block") || element;
 const card = make("section", "tune-card wide");
 const where = make("p", "tune-words");
-const text = make("p", "tune-strong");
+const text = withRole(make("p", "tune-strong"), "status");
 const bar = make("progress", "train-bar");
 const halt = button("halt", "Stop this training", () => trigger("halt"));
 const pair = make("div", "roof-pair");
@@ -56,7 +56,6 @@ function stepAxis(steps) {
   return { ...axis, high: Math.max(steps, 1), ticks: axis.ticks.filter(([at]) => at <= steps) };
 }
 
-text.setAttribute("role", "status");
 bar.max = 1;
 bar.setAttribute("aria-label", "Progress of the training");
 pair.append(loss.box, top1.box);

@@ -8,8 +8,8 @@ const verdict = make("section", "tune-card wide tune-verdict");
 const title = make("h2", "");
 const best = make("p", "tune-strong");
 const slower = make("p", "tune-slower");
-const work = make("p", "tune-work");
-const offer = make("div", "tune-offer");
+const work = withRole(make("p", "tune-work"), "status");
+const offer = withRole(make("div", "tune-offer"), "status");
 const offerText = make("p", "tune-strong");
 const offerNote = make("p", "tune-words");
 const chats = make("p", "tune-words");
@@ -166,8 +166,6 @@ function resize() {
 }
 
 pen.font = `10px ${getComputedStyle(root).getPropertyValue("--font-mono") || "monospace"}`;
-work.setAttribute("role", "status");
-offer.setAttribute("role", "status");
 offer.append(offerText, offerNote);
 actions.append(use, measure, back);
 verdict.append(title, slower, best, offer, chats, actions, work);

@@ -16,8 +16,7 @@ function control(row, version, count) {
     return node;
   };
   box.dataset.state = `${version}/${count}`;
-  box.setAttribute("role", "group");
-  box.setAttribute("aria-label", `Version ${version} of ${count}`);
+  withRole(box, "group", `Version ${version} of ${count}`);
   box.append(
     step(-1, "‹", "Earlier version"),
     make("span", "", `${version}/${count}`),
