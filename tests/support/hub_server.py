@@ -84,8 +84,11 @@ def etag(name: str, content: bytes) -> str:
     return sha256(content) if is_lfs(name) else git_sha1(content)
 
 
-def lfs(content: bytes) -> dict[str, object]:
-    return {"size": len(content), "pointerSize": 134}
+def content_facts(name: str, content: bytes, hash_name: str) -> dict[str, object]:
+    """What a listing says of a file's content. hash_name: of the hash that files in LFS have."""
+    size = {"size": len(content)}
+    lfs = {hash_name: sha256(content), **size, "pointerSize": 134}
+    return {**size, "lfs": lfs} if is_lfs(name) else size
 
 
 class Hub:
@@ -218,16 +221,14 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             at = self.find(repo, revision)
             if at is None:
                 return
-            siblings = []
-            for name, content in at[1].items():
-                row: dict[str, object] = {
+            siblings = [
+                {
                     "rfilename": name,
-                    "size": len(content),
                     "blobId": git_sha1(content),
+                    **content_facts(name, content, "sha256"),
                 }
-                if is_lfs(name):
-                    row["lfs"] = {"sha256": etag(name, content), **lfs(content)}
-                siblings.append(row)
+                for name, content in at[1].items()
+            ]
             gated = hub.repos[repo].gated
             self.json({"id": repo, "sha": at[0], "gated": gated, "siblings": siblings})
 
@@ -235,13 +236,15 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             at = self.find(repo, revision)
             if at is None:
                 return
-            rows = []
-            for name, content in at[1].items():
-                row: dict[str, object] = {"type": "file", "path": name, "size": len(content)}
-                row["oid"] = git_sha1(content)
-                if is_lfs(name):
-                    row["lfs"] = {"oid": etag(name, content), **lfs(content)}
-                rows.append(row)
+            rows = [
+                {
+                    "type": "file",
+                    "path": name,
+                    "oid": git_sha1(content),
+                    **content_facts(name, content, "oid"),
+                }
+                for name, content in at[1].items()
+            ]
             self.json(rows)
 
         def auth_check(self, repo: str) -> None:
