@@ -38,26 +38,30 @@ def letter_tokenizer(
     )
 
 
-def write_backbone(
-    folder: Path, template: str | None = TEMPLATE, tied: bool = False, **changes: Any
-) -> Path:
-    """A model whose answers go round the alphabet: after each letter the next one."""
-    tokenizer = letter_tokenizer(template)
+def random_llama(vocabulary: int, seed: int = 0, **changes: Any) -> LlamaForCausalLM:
+    """A Llama of one layer with random weights. changes: of its configuration."""
     values = {
-        "vocab_size": len(tokenizer),
         "hidden_size": 32,
         "intermediate_size": 32,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "max_position_embeddings": CONTEXT,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": False,
         "initializer_range": 0.3,
         "eos_token_id": 1,
-        "bos_token_id": None,
         "pad_token_id": 0,
     }
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**(values | changes))).eval()
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **(values | changes))).eval()
+
+
+def write_backbone(
+    folder: Path, template: str | None = TEMPLATE, tied: bool = False, **changes: Any
+) -> Path:
+    """A model whose answers go round the alphabet: after each letter the next one."""
+    tokenizer = letter_tokenizer(template)
+    values = {"tie_word_embeddings": tied, "bos_token_id": None, **changes}
+    model = random_llama(len(tokenizer), **values)
     if not tied:
         plant_alphabet(model, len(SPECIAL))
     model.generation_config.eos_token_id = 1

@@ -5,8 +5,8 @@ import json
 
 import pytest
 import torch
-from support.training_models import LETTERS, letter_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from support.training_models import LETTERS, letter_tokenizer, random_llama
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
@@ -51,21 +51,8 @@ def make_tokenizer(template: str = CHAT) -> PreTrainedTokenizerFast:
     return letter_tokenizer(template, special, f"{LETTERS}\n<>/")
 
 
-def make_model(seed: int = 0) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=128,
-        tie_word_embeddings=False,
-        initializer_range=0.3,
-        eos_token_id=END,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).eval()
+def make_model() -> LlamaForCausalLM:
+    return random_llama(32)
 
 
 def make_examples(count: int = 12, seed: int = 0) -> list[Example]:
