@@ -1,5 +1,7 @@
 """The Models tab: choose a checkpoint, see what it needs before any click, download and load it."""
 
+from collections.abc import Sequence
+
 import gradio as gr
 
 from medusa_chat.hub.catalog import model_presets
@@ -43,27 +45,23 @@ def first_rows() -> str:
 
 def _boxes() -> list[gr.components.Component]:
     """In the order in which events post them."""
-    text = gr.Textbox(
-        elem_id="models-text",
-        label="Search, or a Hub id, or a folder",
-        placeholder="vicuna, or owner/name, or ~/models/mine",
-        max_lines=1,
-        scale=4,
-        min_width=240,
-    )
-    backbone = gr.Textbox(
-        elem_id="models-backbone",
-        label="Another backbone for the heads",
-        placeholder="the one they were trained for",
-        max_lines=1,
-        scale=3,
-        min_width=200,
-    )
-    precision = gr.Dropdown(
-        PRECISIONS, value="auto", elem_id="models-precision", label="Precision", min_width=120
-    )
+    asked = "vicuna, or owner/name, or ~/models/mine"
+    text = _textbox("text", "Search, or a Hub id, or a folder", asked, scale=4, min_width=240)
+    usual = "the one they were trained for"
+    backbone = _textbox("backbone", "Another backbone for the heads", usual, scale=3, min_width=200)
     contexts = [("auto", "auto"), *((f"{count:,}", str(count)) for count in CONTEXTS)]
-    context = gr.Dropdown(
-        contexts, value="auto", elem_id="models-context", label="Context, at most", min_width=120
+    return [
+        *(text, backbone, _dropdown("precision", "Precision", PRECISIONS)),
+        _dropdown("context", "Context, at most", contexts),
+    ]
+
+
+def _textbox(name: str, label: str, placeholder: str, **size: int) -> gr.Textbox:
+    return gr.Textbox(
+        elem_id=f"models-{name}", label=label, placeholder=placeholder, max_lines=1, **size
     )
-    return [text, backbone, precision, context]
+
+
+def _dropdown(name: str, label: str, choices: Sequence[str | tuple[str, str]]) -> gr.Dropdown:
+    """A choice whose first value is auto."""
+    return gr.Dropdown(choices, value="auto", elem_id=f"models-{name}", label=label, min_width=120)
