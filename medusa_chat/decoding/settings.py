@@ -1,7 +1,8 @@
 """GenerationSettings: how one answer is to be decoded. Frozen, validated, without torch."""
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from medusa_chat.errors import UsageError
@@ -11,19 +12,27 @@ ACCEPTANCE_NAMES = ("exact", "typical", "typical-sampled")
 MAX_NODES = 256
 CHUNK = 512  # tokens of a prompt that one pass reads
 
-# name -> (lowest, highest, is the highest allowed?)
-RANGES: dict[str, tuple[float, float, bool]] = {
-    "temperature": (0.0, 2.0, True),
-    "top_p": (0.0, 1.0, True),
-    "posterior_threshold": (0.0, 1.0, True),
-    "posterior_alpha": (0.0, 1.0, False),
-}
-WHOLE_RANGES: dict[str, tuple[int, int]] = {
-    "top_k": (0, 1_000_000),
-    "max_new_tokens": (1, 1_000_000),
-    "nodes": (1, MAX_NODES),
-    "seed": (0, 2**63 - 1),
-}
+
+@dataclass(frozen=True)
+class Range:
+    """The values of a number: from low to high, or to below high; whole ones where low is whole."""
+
+    low: float
+    high: float
+    is_open: bool = False
+
+
+def within(low: float, high: float, default: float | None, is_open: bool = False) -> Any:
+    """A field of a dataclass that is a number, with its range."""
+    return field(default=default, metadata={"range": Range(low, high, is_open)})
+
+
+def ranges_of(settings: Any) -> Iterator[tuple[str, Any, Range]]:
+    """(name, value, range) of every field that `within` made and that is not left open (None)."""
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if "range" in one.metadata and not (value is None and one.default is None):
+            yield one.name, value, one.metadata["range"]
 
 
 @dataclass(frozen=True)
@@ -40,24 +49,23 @@ class GenerationSettings:
 
     drafter: str | None = None
     acceptance: str = "exact"
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    posterior_threshold: float = 0.09
-    posterior_alpha: float = 0.3
+    temperature: float = within(0.0, 2.0, 0.0)
+    top_p: float = within(0.0, 1.0, 1.0)
+    top_k: int = within(0, 1_000_000, 0)
+    posterior_threshold: float = within(0.0, 1.0, 0.09)
+    posterior_alpha: float = within(0.0, 1.0, 0.3, is_open=True)
     tree: str = "auto"
-    nodes: int | None = None
-    max_new_tokens: int = 512
-    seed: int | None = None
+    nodes: int | None = within(1, MAX_NODES, None)
+    max_new_tokens: int = within(1, 1_000_000, 512)
+    seed: int | None = within(0, 2**63 - 1, None)
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _require_choice("drafter", self.drafter, (None, *DRAFTER_NAMES))
         _require_choice("acceptance", self.acceptance, ACCEPTANCE_NAMES)
-        for name, (low, high, closed) in RANGES.items():
-            _require_number(name, getattr(self, name), low, high, closed)
-        for name, (low, high) in WHOLE_RANGES.items():
-            _require_whole(name, getattr(self, name), low, high, name in ("nodes", "seed"))
+        for name, value, allowed in ranges_of(self):
+            require = _require_whole if isinstance(allowed.low, int) else _require_number
+            require(name, value, allowed)
         if not isinstance(self.tree, str) or not self.tree:
             raise UsageError(f"tree is {self.tree!r}: give auto, a preset's name or a JSON file")
         if not all(isinstance(text, str) and text for text in self.stop):
@@ -99,16 +107,16 @@ def _require_choice(name: str, value: object, allowed: tuple[object, ...]) -> No
         raise UsageError(f"{name} is {value!r}: choose one of {names}")
 
 
-def _require_number(name: str, value: object, low: float, high: float, closed: bool) -> None:
-    text = f"from {low:g} to {high:g}" if closed else f"from {low:g} to below {high:g}"
+def _require_number(name: str, value: object, allowed: Range) -> None:
+    low, high = allowed.low, allowed.high
+    text = f"from {low:g} to {'below ' if allowed.is_open else ''}{high:g}"
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise UsageError(f"{name} is {value!r}: give a number {text}")
-    if value < low or value > high or (value == high and not closed):
+    if value < low or value > high or (value == high and allowed.is_open):
         raise UsageError(f"{name} is {value:g}: give a number {text}")
 
 
-def _require_whole(name: str, value: object, low: int, high: int, optional: bool) -> None:
-    if value is None and optional:
-        return
+def _require_whole(name: str, value: object, allowed: Range) -> None:
+    low, high = allowed.low, allowed.high
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UsageError(f"{name} is {value!r}: give a whole number from {low} to {high}")

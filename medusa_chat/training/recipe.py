@@ -11,33 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat import paths
+from medusa_chat.decoding.settings import ranges_of, within
 from medusa_chat.errors import UsageError
 
 METHODS = ("medusa-1", "medusa-2")
 SCHEDULES = ("constant", "sine")
 MAX_HEADS = 10
-# by field: the smallest and the largest value
-LIMITS: dict[str, tuple[float, float]] = {
-    "heads": (1, MAX_HEADS),
-    "head_layers": (1, 8),
-    "epochs": (1, 1000),
-    "max_steps": (1, 10_000_000),
-    "batch_tokens": (16, 10_000_000),
-    "sequence_length": (16, 1_000_000),
-    "learning_rate": (1e-8, 1.0),
-    "head_learning_rate_multiplier": (1e-3, 1000.0),
-    "lambda0": (0.0, 100.0),
-    "decay": (0.01, 1.0),
-    "warmup_steps": (0, 1_000_000),
-    "lora_rank": (1, 4096),
-    "lora_alpha": (1, 65_536),
-    "lora_dropout": (0.0, 0.9),
-    "answer_tokens": (4, 100_000),
-    "temperature": (0.0, 2.0),
-    "soft_targets": (0, 64),
-    "self_talk": (0, 16),
-    "seed": (0, 2**62),
-}
 CHOICES = {
     "method": METHODS,
     "lambda0_schedule": SCHEDULES,
@@ -66,38 +45,38 @@ class Recipe:
     name: str = "default"
     title: str = ""
     method: str = "medusa-1"
-    heads: int = 5
-    head_layers: int = 1
+    heads: int = within(1, MAX_HEADS, 5)
+    head_layers: int = within(1, 8, 1)
     own_lm_head: bool = False
     distill: bool = False
-    temperature: float = 0.3
-    answer_tokens: int = 512
-    self_talk: int = 0
-    soft_targets: int = 0
+    temperature: float = within(0.0, 2.0, 0.3)
+    answer_tokens: int = within(4, 100_000, 512)
+    self_talk: int = within(0, 16, 0)
+    soft_targets: int = within(0, 64, 0)
     optimizer: str = "muon"
-    epochs: int = 2
-    max_steps: int | None = None
-    batch_tokens: int = 8192
-    sequence_length: int = 2048
+    epochs: int = within(1, 1000, 2)
+    max_steps: int | None = within(1, 10_000_000, None)
+    batch_tokens: int = within(16, 10_000_000, 8192)
+    sequence_length: int = within(16, 1_000_000, 2048)
     cache: bool = True
-    learning_rate: float = 5e-3
-    head_learning_rate_multiplier: float = 4.0
+    learning_rate: float = within(1e-8, 1.0, 5e-3)
+    head_learning_rate_multiplier: float = within(1e-3, 1000.0, 4.0)
     stages: int = 1
-    lambda0: float = 0.2
+    lambda0: float = within(0.0, 100.0, 0.2)
     lambda0_schedule: str = "constant"
-    decay: float = 0.8
-    warmup_steps: int = 20
+    decay: float = within(0.01, 1.0, 0.8)
+    warmup_steps: int = within(0, 1_000_000, 20)
     weight_decay: float = 0.0
-    lora_rank: int = 32
-    lora_alpha: int = 16
-    lora_dropout: float = 0.05
+    lora_rank: int = within(1, 4096, 32)
+    lora_alpha: int = within(1, 65_536, 16)
+    lora_dropout: float = within(0.0, 0.9, 0.05)
     output: str = "merged"
-    seed: int = 0
+    seed: int = within(0, 2**62, 0)
 
     def __post_init__(self) -> None:
-        for name, (low, high) in LIMITS.items():
-            value = getattr(self, name)
-            if value is not None and not (isfinite(value) and low <= value <= high):
+        for name, value, limits in ranges_of(self):
+            if value is not None and not (isfinite(value) and limits.low <= value <= limits.high):
+                low, high = limits.low, limits.high
                 raise UsageError(f"{_option(name)} is {value}: give {low:g} to {high:g}")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
