@@ -165,24 +165,18 @@ def pack(conversations: list[list[int]], length: int, seed: int) -> torch.Tensor
 
 def new_model(recipe: Recipe):
     """A Llama with tied embeddings and random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    torch.manual_seed(recipe.seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=recipe.vocabulary,
-            hidden_size=recipe.hidden,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.heads,
-            num_key_value_heads=recipe.key_value_heads,
-            intermediate_size=recipe.intermediate,
-            max_position_embeddings=recipe.context,
-            tie_word_embeddings=True,
-            pad_token_id=SPECIAL.index("<|pad|>"),
-            bos_token_id=SPECIAL.index("<|begin|>"),
-            eos_token_id=SPECIAL.index("<|end|>"),
-        )
+    from medusa_chat.bench.harness.random_model import RandomModel, llama_config
+
+    shape = RandomModel(
+        *("demo", recipe.hidden, recipe.intermediate, recipe.layers, recipe.heads),
+        *(recipe.key_value_heads, recipe.vocabulary, recipe.context),
     )
+    pad, begin, end = map(SPECIAL.index, ("<|pad|>", "<|begin|>", "<|end|>"))
+    marks = {"pad_token_id": pad, "bos_token_id": begin, "eos_token_id": end}
+    torch.manual_seed(recipe.seed)
+    return LlamaForCausalLM(llama_config(shape, tie_word_embeddings=True, **marks))
 
 
 def rate(step: int, stage: Stage) -> float:

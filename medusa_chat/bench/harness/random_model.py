@@ -83,8 +83,8 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
     return LoadedModel(Engine(backbone, heads), None, texts, None, info, usual)
 
 
-def llama_config(shape: RandomModel) -> LlamaConfig:
-    """The configuration of a Llama of these sizes."""
+def llama_config(shape: RandomModel, **others: Any) -> LlamaConfig:
+    """The configuration of a Llama of these sizes. others: its fields that are no sizes."""
     return LlamaConfig(
         hidden_size=shape.hidden,
         intermediate_size=shape.inner,
@@ -93,7 +93,7 @@ def llama_config(shape: RandomModel) -> LlamaConfig:
         num_key_value_heads=shape.key_values,
         vocab_size=shape.vocabulary,
         max_position_embeddings=shape.context,
-        tie_word_embeddings=False,
+        **{"tie_word_embeddings": False, **others},
     )
 
 
