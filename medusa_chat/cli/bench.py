@@ -35,36 +35,41 @@ class BenchOptions:
     """What is measured, and where the rows go; then the options of `--study report`."""
 
     tree: TreeName = "auto"
-    rounds: Annotated[int, Option(min=1, metavar="N", help="Interleaved repeats.")] = 5
-    max_new_tokens: Annotated[int, Option(min=2, metavar="N", help="Tokens an answer.")] = 128
+    rounds: Annotated[int, Option(min=1, metavar="N", help="Repetitions, interleaved.")] = 5
+    max_new_tokens: Annotated[int, Option(min=2, metavar="N", help="Tokens per answer.")] = 128
     study: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help=f"Only this study; repeatable: {MEASURED}. {FINDINGS}."),
+        Option(metavar="NAME", help=f"Run this study only; repeatable: {MEASURED}. {FINDINGS}."),
     ] = None
     shape: Annotated[
-        str | None, Option(metavar="7b|8b", help="Random weights of that shape, no checkpoint.")
+        str | None, Option(metavar="7b|8b", help="Use random weights of this size, no checkpoint.")
     ] = None
     layers: Annotated[
-        int | None, Option(min=1, metavar="N", help="Of the shape: fewer layers than it has.")
+        int | None, Option(min=1, metavar="N", help="With --shape: use only N layers.")
     ] = None
     trace: Annotated[
-        Path | None, Option(metavar="FILE", help="For a shape: acceptance as recorded there.")
+        Path | None,
+        Option(metavar="FILE", help="With --shape: replay the acceptance of this trace."),
     ] = None
     as_json: AsJson = False
-    output: Annotated[Path | None, Option(metavar="FILE", help="Write the JSON here too.")] = None
-    picture: Annotated[Path | None, Option(metavar="FILE.svg", help="Draw the rows there.")] = None
+    output: Annotated[Path | None, Option(metavar="FILE", help="Also write the JSON here.")] = None
+    picture: Annotated[
+        Path | None, Option(metavar="FILE.svg", help="Also draw the results as a chart.")
+    ] = None
     report: Annotated[
-        Path | None, Option(metavar="FILE.html", help="Of --study report: the page.")
+        Path | None, Option(metavar="FILE.html", help="With --study report: write the page here.")
     ] = None
     answers: Annotated[
         Path | None,
-        Option(metavar="FILE.jsonl", help="Of --study report: the answers for FastChat's judges."),
+        Option(metavar="FILE.jsonl", help="With --study report: answers for FastChat's judges."),
     ] = None
     model_id: Annotated[
-        str | None, Option(metavar="NAME", help="With --answers: which model wrote them.")
+        str | None, Option(metavar="NAME", help="With --answers: the model's name in the file.")
     ] = None
-    acceptance: Annotated[str, Option(metavar="NAME", help="Of --study report.")] = "exact"
-    temperature: Annotated[float, Option(metavar="T", help="Of --study report: 0 to 2.")] = 0.0
+    acceptance: Annotated[
+        str, Option(metavar="NAME", help="With --study report: acceptance rule.")
+    ] = "exact"
+    temperature: Annotated[float, Option(metavar="T", help="With --study report: 0 to 2.")] = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,21 +78,21 @@ class StudyFiles:
 
     prompts: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Questions for the findings and the report, as MT-Bench's."),
+        Option(metavar="FILE", help="Questions in MT-Bench's format."),
     ] = None
     draft: Annotated[
-        Path | None, Option(metavar="DIR", help="A draft model of the same vocabulary.")
+        Path | None, Option(metavar="DIR", help="Draft model with the same vocabulary.")
     ] = None
     data: Annotated[
-        Path | None, Option(metavar="FILE", help="Conversations for the studies that train.")
+        Path | None, Option(metavar="FILE", help="Conversations for studies that train.")
     ] = None
     reference: Annotated[
         Path | None,
-        Option(metavar="DIR", help="A checkout of FasterDecoding/Medusa, timed beside ours."),
+        Option(metavar="DIR", help="Checkout of FasterDecoding/Medusa to compare with."),
     ] = None
     medusa_2: Annotated[
         Path | None,
-        Option(metavar="DIR", help="Of --study ladder: what train --method medusa-2 made."),
+        Option(metavar="DIR", help="With --study ladder: a medusa-2 checkpoint."),
     ] = None
 
 

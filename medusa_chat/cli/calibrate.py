@@ -23,24 +23,26 @@ class CalibrateOptions:
 
     data: Annotated[
         list[str] | None,
-        Option(metavar="FILE|HUB_DATASET...", help="As for train; not needed with --chats."),
+        Option(
+            metavar="FILE|HUB_DATASET...", help="Prompts, as for train; not needed with --chats."
+        ),
     ] = None
     more: More = None
     chats: Annotated[
-        bool, Option("--chats", help="Your own chats of the page, asked again: a personal tree.")
+        bool, Option("--chats", help="Measure on your saved chats: a personal tree.")
     ] = False
     nodes: Annotated[
-        int, Option(metavar="N", min=2, max=256, help="Nodes of the tree, the root counted.")
+        int, Option(metavar="N", min=2, max=256, help="Nodes of the tree, root included.")
     ] = 64
     output: Annotated[
-        Path | None, Option(metavar="FILE", help="Default: in the checkpoint's folder.")
+        Path | None, Option(metavar="FILE", help="Default: the checkpoint's folder.")
     ] = None
     as_json: AsJson = False
 
 
 @dataclass(frozen=True)
 class Calibrate(LoadOptions, CalibrateOptions):
-    """Measure each head's predictions on prompts, and search the best tree for them."""
+    """Measure each head's accuracy on prompts, and search the best tree for it."""
 
     def run(self) -> int | None:
         """Check the options, then measure; 130 where it was stopped."""

@@ -76,7 +76,7 @@ def _shown(value: Any) -> str:
 
 
 def doctor(device: Device = "auto", data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Say what this machine offers and what stands in the way."""
+    """Report this machine's hardware and software, and problems with remedies."""
     prepare_process(device, data_dir)
     report = examine()
     print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))

@@ -20,19 +20,20 @@ class PromptOptions:
 
     prompt: Annotated[str | None, Option(metavar="TEXT", help="The prompt.")] = None
     prompt_file: Annotated[
-        Path | None, Option(metavar="FILE", help="A UTF-8 file that holds it.")
+        Path | None,
+        Option(metavar="FILE", help="UTF-8 file with the prompt; - for standard input."),
     ] = None
     messages: Annotated[
-        Path | None, Option(metavar="FILE", help='JSON: [{"role": ..., "content": ...}].')
+        Path | None, Option(metavar="FILE", help='Conversation: [{"role": ..., "content": ...}].')
     ] = None
     prompts: Annotated[
-        Path | None, Option(metavar="FILE", help='JSONL: {"prompt"} or {"messages"} a line.')
+        Path | None, Option(metavar="FILE", help='JSONL: one {"prompt"} or {"messages"} per line.')
     ] = None
-    raw: Annotated[bool, Option("--raw", help="The prompt as it is, no chat template.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print one event a line.")] = False
-    trace: Annotated[Path | None, Option(metavar="FILE", help="Write the events here too.")] = None
+    raw: Annotated[bool, Option("--raw", help="Use no chat template.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print one JSON event per line.")] = False
+    trace: Annotated[Path | None, Option(metavar="FILE", help="Also write the events here.")] = None
     verbose: Annotated[
-        bool, Option("--verbose", help="Say how the model was loaded and what drafts.")
+        bool, Option("--verbose", help="Report how the model was loaded and what drafts.")
     ] = False
 
 
@@ -41,28 +42,29 @@ class DecodingOptions:
     """The fields of GenerationSettings, which checks them."""
 
     drafter: Annotated[
-        str | None, Option(metavar="medusa|prompt-lookup|none", help="Who proposes tokens.")
+        str | None, Option(metavar="medusa|prompt-lookup|none", help="What proposes tokens.")
     ] = None
     acceptance: Annotated[
         str,
         Option(
             metavar="exact|typical|typical-sampled",
-            help="Which of them stand. exact is lossless; the typical ones are lossy.",
+            help="Acceptance rule: exact is lossless, typical ones are lossy.",
         ),
     ] = "exact"
-    temperature: Annotated[float, Option(help="0 to 2; 0 is greedy.")] = 0.0
-    top_p: Annotated[float, Option(help="0 to 1; 1 is off.")] = 1.0
-    top_k: Annotated[int, Option(help="0 is off.")] = 0
+    temperature: Annotated[float, Option(help="0 to 2; 0: greedy.")] = 0.0
+    top_p: Annotated[float, Option(help="0 to 1; 1: off.")] = 1.0
+    top_k: Annotated[int, Option(help="0: off.")] = 0
     posterior_threshold: Annotated[float, Option(help="Epsilon of typical acceptance.")] = 0.09
-    posterior_alpha: Annotated[float, Option(help="Delta of typical acceptance, below 1.")] = 0.3
+    posterior_alpha: Annotated[float, Option(help="Delta of typical acceptance: below 1.")] = 0.3
     tree: TreeName = "auto"
     nodes: Annotated[
-        int | None, Option(metavar="N", help="Cut the tree to N nodes, the root counted.")
+        int | None, Option(metavar="N", help="Cut the tree to N nodes, root included.")
     ] = None
-    max_new_tokens: Annotated[int, Option(metavar="N", help="Longest answer.")] = 512
-    seed: Annotated[int | None, Option(metavar="N", help="Fresh unless given.")] = None
+    max_new_tokens: Annotated[int, Option(metavar="N", help="Maximum length of the answer.")] = 512
+    seed: Annotated[int | None, Option(metavar="N", help="Default: random.")] = None
     stop: Annotated[
-        list[str] | None, Option(metavar="TEXT", help="End the answer here; repeatable.")
+        list[str] | None,
+        Option(metavar="TEXT", help="End the answer before this text; repeatable."),
     ] = None
 
     def settings(self) -> GenerationSettings:
@@ -73,7 +75,7 @@ class DecodingOptions:
 
 @dataclass(frozen=True)
 class Generate(DecodingOptions, LoadOptions, PromptOptions):
-    """Answer prompts, one after another."""
+    """Answer one or more prompts in turn."""
 
     def run(self) -> None:
         """Check the options, load the model in this process, and print the answers."""

@@ -48,8 +48,8 @@ app = Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Chat with a language model on your own machine, and see why Medusa makes it fast. "
-    "Without a command the page opens.",
+    help="Chat with a language model on your own machine, and see how Medusa speeds it up. "
+    "Without a command, opens the chat page.",
 )
 
 app.add_typer(models)
@@ -110,7 +110,9 @@ def _print_version(asked: bool) -> None:
 def start(
     version: Annotated[
         bool,
-        Option("--version", is_eager=True, callback=_print_version, help="Print it and exit."),
+        Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Runs before every command: remove variables that weaken protections."""
@@ -121,15 +123,15 @@ def start(
 
 @app.command()
 def inspect(
-    checkpoint: Annotated[str, Argument(metavar="ID|DIR", help="What to look at.")] = "demo",
+    checkpoint: Annotated[str, Argument(metavar="ID|DIR", help="Checkpoint to inspect.")] = "demo",
     backbone: Backbone = None,
     max_context: Annotated[
-        int | None, Option(metavar="N", min=16, help="Estimate memory for this context.")
+        int | None, Option(metavar="N", min=16, help="Context length of the memory estimate.")
     ] = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Say what a checkpoint is, what it needs and what is wrong with it, without loading it."""
+    """Report a checkpoint's contents, memory needs and problems, without loading it."""
     prepare_process(data_dir=data_dir)
     report = inspection.inspect(checkpoint, backbone, max_context, inspection.open_anywhere)
     print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))

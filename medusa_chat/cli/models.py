@@ -30,11 +30,11 @@ from medusa_chat.hub import (
 from medusa_chat.hub.catalog import ModelPreset, model_presets
 from medusa_chat.units import gb
 
-Id = Annotated[str, Argument(metavar="ID", help="A Hub id: owner/name.")]
+Id = Annotated[str, Argument(metavar="ID", help="Hub id: owner/name.")]
 
 models = Typer(
     name="models",
-    help="Checkpoints: what is known, on the Hub, and on this disk.",
+    help="List, search, download and remove checkpoints.",
 )
 
 
@@ -42,7 +42,7 @@ models = Typer(
 def list_models(
     offline: Offline = False, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
-    """What is on this disk and what it holds, then what is known to be good. No network."""
+    """List the checkpoints on this disk, then the recommended ones. Uses no network."""
     prepare_process(data_dir=data_dir, offline=offline)
     here, kept = cached(), quantised.kept()
     known = model_presets()
@@ -57,12 +57,12 @@ def list_models(
 
 @models.command("search")
 def search_models(
-    text: Annotated[str, Argument(metavar="TEXT", help="Words of the id.")] = "medusa",
+    text: Annotated[str, Argument(metavar="TEXT", help="Words in the id.")] = "medusa",
     offline: Offline = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Checkpoints on the Hub that hold Medusa heads."""
+    """Search the Hub for checkpoints with Medusa heads."""
     prepare_process(data_dir=data_dir, offline=offline)
     try:
         found, is_fresh = search(text), True
@@ -84,13 +84,13 @@ def pull_model(
     repo: Id,
     backbone: Backbone = None,
     revision: Annotated[
-        str | None, Option(metavar="NAME", help="A branch, a tag or refs/pr/N.")
+        str | None, Option(metavar="NAME", help="Branch, tag or refs/pr/N.")
     ] = None,
     offline: Offline = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Download a checkpoint and its base; check and repair what is here already."""
+    """Download a checkpoint and its backbone; verify and repair existing files."""
     prepare_process(data_dir=data_dir, offline=offline)
     needs = plan(repo, revision, backbone)
     for line in plan_lines(needs):
@@ -109,8 +109,8 @@ def pull_model(
 
 @models.command("rm")
 def remove_model(repo: Id, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Delete a checkpoint from this disk, what was quantised of it included. Its base stays: it
-    may serve others."""
+    """Delete a checkpoint and its quantised copies from this disk. Its backbone stays, because
+    other checkpoints may need it."""
     prepare_process(data_dir=data_dir)
     freed = quantised.remove(repo)
     try:

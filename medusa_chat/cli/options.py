@@ -22,14 +22,15 @@ from medusa_chat.trees.presets import load_tree
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
-TreeName = Annotated[str, Option(metavar="auto|NAME|FILE", help="The candidate tree.")]
+TreeName = Annotated[str, Option(metavar="auto|NAME|FILE", help="Draft tree: a preset or a file.")]
 Backbone = Annotated[
-    str | None, Option(metavar="ID|DIR", help="Another backbone than the checkpoint names.")
+    str | None, Option(metavar="ID|DIR", help="Use this backbone, not the checkpoint's.")
 ]
-Device = Annotated[str, Option(metavar="auto|cpu|cuda[:N]|mps", help="Where to compute.")]
-Offline = Annotated[bool, Option("--offline", help="Never use the network.")]
+Device = Annotated[str, Option(metavar="auto|cpu|cuda[:N]|mps", help="Device that runs the model.")]
+Offline = Annotated[bool, Option("--offline", help="Do not use the network.")]
 DataDir = Annotated[
-    Path | None, Option(metavar="DIR", file_okay=False, help="Keep your files here.")
+    Path | None,
+    Option(metavar="DIR", file_okay=False, help="Folder for settings, chats and caches."),
 ]
 
 
@@ -54,7 +55,7 @@ class LoadOptions:
     ] = "auto"
     device: Device = "auto"
     max_context: Annotated[
-        int | None, Option(metavar="N", min=1, help="Tokens of prompt and answer together.")
+        int | None, Option(metavar="N", min=1, help="Context length: tokens of prompt and answer.")
     ] = None
     offline: Offline = False
     data_dir: DataDir = None

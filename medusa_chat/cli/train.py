@@ -28,28 +28,30 @@ class TrainOptions:
         list[str],
         Option(
             metavar="FILE|HUB_DATASET...",
-            help="ShareGPT, UltraChat, messages, MT-Bench, AlpacaEval (JSON, JSONL, parquet), "
+            help="Training data: ShareGPT, UltraChat, messages, MT-Bench, AlpacaEval (JSON, JSONL, "
+            "parquet) or "
             "text.",
         ),
     ]
-    output: Annotated[Path, Option(metavar="DIR", help="The new checkpoint; must not exist.")]
+    output: Annotated[Path, Option(metavar="DIR", help="New folder for the checkpoint.")]
     more: More = None
-    backbone: Annotated[str, Option(metavar="ID|DIR", help="The model that gets heads.")] = "demo"
+    backbone: Annotated[str, Option(metavar="ID|DIR", help="Model to train heads for.")] = "demo"
     sequence_length: Annotated[
-        int | None, Option(metavar="N", min=16, help="Longest row; longer ones are cut.")
+        int | None,
+        Option(metavar="N", min=16, help="Tokens per training example; longer ones are cut."),
     ] = None
     precision: Annotated[
-        str, Option(metavar="|".join(PRECISIONS), help="The backbone's number format.")
+        str, Option(metavar="|".join(PRECISIONS), help="Number format of the backbone.")
     ] = "auto"
     device: Device = "auto"
     resume: Annotated[
-        bool, Option("--resume", help="Go on where the same command was stopped.")
+        bool, Option("--resume", help="Continue a stopped run of the same command.")
     ] = False
     offline: Offline = False
     data_dir: DataDir = None
     as_json: AsJson = False
     recipe: Annotated[
-        str, Option(metavar="NAME|FILE", help="Settings; every option below changes one.")
+        str, Option(metavar="NAME|FILE", help="Training settings; the options below override them.")
     ] = "default"
 
 
@@ -58,47 +60,64 @@ class RecipeOptions:
     """Options of a recipe, each named as its field; None leaves the recipe's value."""
 
     method: Annotated[
-        str | None, Option(metavar="medusa-1|medusa-2", help="Heads alone, or the backbone too.")
+        str | None,
+        Option(metavar="medusa-1|medusa-2", help="Train the heads alone, or the backbone too."),
     ] = None
-    heads: Annotated[int | None, Option(metavar="N", help="Five are enough.")] = None
-    head_layers: Annotated[int | None, Option(metavar="N", help="Residual layers.")] = None
+    heads: Annotated[int | None, Option(metavar="N", help="Number of heads; five are enough.")] = (
+        None
+    )
+    head_layers: Annotated[int | None, Option(metavar="N", help="Residual layers per head.")] = None
     own_lm_head: Annotated[
-        bool | None, Option("--own-lm-head/--shared-lm-head", help="An LM head for each head.")
+        bool | None,
+        Option(
+            "--own-lm-head/--shared-lm-head",
+            help="Give each head its own LM head, or share the backbone's.",
+        ),
     ] = None
     distill: Annotated[
         bool | None,
-        Option("--distill/--no-distill", help="The backbone answers the prompts itself."),
+        Option("--distill/--no-distill", help="Train on the backbone's own answers."),
     ] = None
     self_talk: Annotated[
-        int | None, Option(metavar="N", help="With --distill: N more questions of its own.")
+        int | None, Option(metavar="N", help="With --distill: N prompts by the backbone.")
     ] = None
     soft_targets: Annotated[
-        int | None, Option(metavar="K", help="Learn the backbone's K likeliest tokens, not one.")
+        int | None, Option(metavar="K", help="Use the backbone's top K tokens as targets.")
     ] = None
-    epochs: Annotated[int | None, Option(metavar="N", help="Times through the data.")] = None
-    max_steps: Annotated[int | None, Option(metavar="N", help="Instead of --epochs.")] = None
-    batch_tokens: Annotated[int | None, Option(metavar="N", help="Tokens of a batch.")] = None
-    learning_rate: Annotated[float | None, Option(metavar="X", help="The backbone's.")] = None
+    epochs: Annotated[int | None, Option(metavar="N", help="Passes over the data.")] = None
+    max_steps: Annotated[
+        int | None, Option(metavar="N", help="Number of steps, instead of --epochs.")
+    ] = None
+    batch_tokens: Annotated[int | None, Option(metavar="N", help="Tokens per batch.")] = None
+    learning_rate: Annotated[
+        float | None, Option(metavar="X", help="Learning rate of the backbone.")
+    ] = None
     head_learning_rate_multiplier: Annotated[
-        float | None, Option(metavar="X", help="The heads' rate is so many times that.")
+        float | None, Option(metavar="X", help="The heads' learning rate is X times as high.")
     ] = None
     lambda0: Annotated[
-        float | None, Option(metavar="X", help="Weight of the heads' loss in medusa-2.")
+        float | None, Option(metavar="X", help="Weight of the heads' loss with medusa-2.")
     ] = None
     lambda0_schedule: Annotated[
-        str | None, Option(metavar="constant|sine", help="Whether it grows.")
+        str | None, Option(metavar="constant|sine", help="Schedule of lambda0.")
     ] = None
-    decay: Annotated[float | None, Option(metavar="X", help="Head k weighs decay^k.")] = None
-    warmup_steps: Annotated[int | None, Option(metavar="N", help="Steps to full rate.")] = None
-    lora_rank: Annotated[int | None, Option(metavar="N", help="Of the adapter.")] = None
-    lora_alpha: Annotated[int | None, Option(metavar="N", help="Of the adapter.")] = None
-    lora_dropout: Annotated[float | None, Option(metavar="X", help="Of the adapter.")] = None
-    seed: Annotated[int | None, Option(metavar="N", help="Of shuffling and sampling.")] = None
+    decay: Annotated[
+        float | None, Option(metavar="X", help="The loss of head k has the weight X^k.")
+    ] = None
+    warmup_steps: Annotated[
+        int | None, Option(metavar="N", help="Steps until the full learning rate.")
+    ] = None
+    lora_rank: Annotated[int | None, Option(metavar="N", help="Rank of the LoRA adapter.")] = None
+    lora_alpha: Annotated[int | None, Option(metavar="N", help="Alpha of the LoRA adapter.")] = None
+    lora_dropout: Annotated[
+        float | None, Option(metavar="X", help="Dropout of the LoRA adapter.")
+    ] = None
+    seed: Annotated[int | None, Option(metavar="N", help="Seed of shuffling and sampling.")] = None
 
 
 @dataclass(frozen=True)
 class Train(RecipeOptions, TrainOptions):
-    """Make Medusa heads for a model. Ctrl-C stops; --resume goes on."""
+    """Train Medusa heads for a model. Ctrl-C stops; --resume continues."""
 
     def run(self) -> int | None:
         """Check the options, then train; 130 where it was stopped."""

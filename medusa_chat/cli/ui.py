@@ -19,23 +19,23 @@ from medusa_chat.trees.presets import tree_names
 class UiOptions:
     """Options of the page alone."""
 
-    host: Annotated[str, Option(help="Another address needs a password.")] = "127.0.0.1"
+    host: Annotated[str, Option(help="Address to listen on; others need --auth.")] = "127.0.0.1"
     port: Annotated[
-        int | None, Option(min=1, max=65535, help="Default: the first free of 7860 to 7959.")
+        int | None, Option(min=1, max=65535, help="Default: the first free port from 7860 to 7959.")
     ] = None
     share: Annotated[
-        bool, Option("--share", help="A public link with a password, for 24 hours.")
+        bool, Option("--share", help="Create a public link with a password, for 24 hours.")
     ] = False
-    auth: Annotated[str | None, Option(metavar="USER:PASSWORD", help="Ask for it.")] = None
-    no_browser: Annotated[bool, Option("--no-browser", help="Open no browser.")] = False
+    auth: Annotated[str | None, Option(metavar="USER:PASSWORD", help="Require this login.")] = None
+    no_browser: Annotated[bool, Option("--no-browser", help="Do not open a browser.")] = False
     root_path: Annotated[
-        str, Option(metavar="PATH", help="Path or address of the page behind a proxy.")
+        str, Option(metavar="PATH", help="Path or address of the page behind a reverse proxy.")
     ] = ""
 
 
 @dataclass(frozen=True)
 class Ui(LoadOptions, UiOptions):
-    """Open the page. This is what runs without a command."""
+    """Open the chat page (the default command)."""
 
     def run(self) -> int:
         """Load the model and serve the page until Ctrl-C. Returns the exit code."""
