@@ -251,14 +251,15 @@ def kind_of(line):
 
 
 KINDS = (
-    "overlaps another or leaves a hole", "not valid JSON", "no UTF-8", "unknown dtype", "cut short",
+    "overlaps another or leaves a hole", "not valid JSON", "not UTF-8", "unknown dtype",
+    "cut short",
     "another size than its shape", "not described by", "no valid", "its tensors need", "twice",
     "asks to run", "does more than list tensors", "row by row", "larger than its values",
     "no values in the file", "compressed", "two of one name", "exactly one data.pkl",
     "is not a tensor",
     "malformed", "unexpected tensor", "is incomplete", "cannot be used", "out of range", "is empty",
     "same part", "NaN or infinity", "torch cannot read it", "not a torch.save archive", "mixes",
-    "larger than the file", "are allowed", "big-endian", "other tensors", "not a JSON object",
+    "larger than the file", "are allowed", "big-endian", "torch reads tensors", "not a JSON object",
 )  # fmt: skip
 
 

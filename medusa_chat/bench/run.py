@@ -137,7 +137,9 @@ def run_shape(
     rows = [row for name in chosen for row in STUDIES[name](context)]
     if trace is not None:
         rows += from_trace(context, trace)
-    rows.append(unmeasured("end to end", "tokens/s", "random weights say nothing worth timing"))
+    rows.append(
+        unmeasured("end to end", "tokens/s", "the output of random weights is not worth timing")
+    )
     return {"machine": machine(context, 0), "rows": rows, "verdict": verdict(context.loaded)}
 
 

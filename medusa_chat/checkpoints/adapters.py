@@ -49,7 +49,8 @@ def lora_values(file: Path) -> dict[str, Any]:
         raise ModelError(f"{file} is not a valid adapter config ({first_line(error)})") from error
     if kind != "LORA" or found.get("bias", "none") != "none" or found.get("modules_to_save"):
         raise ModelError(
-            f"{file} is refused: only plain LoRA adapters without bias and saved modules are read"
+            f"{file} is not supported: only plain LoRA adapters without bias or saved modules "
+            "can be loaded"
         )
     values = {key: found[key] for key in NUMBERS if key in found}
     values |= {key: found[key] for key in FLAGS if found.get(key) is True}
@@ -66,7 +67,7 @@ def _refuse_odd(values: Mapping[str, Any], file: Path) -> None:
     names = [name for key in PATTERNS for name in values.get(key, {})]
     if not is_rank or not (is_list or modules == "all-linear") or not all(map(_is_name, names)):
         raise ModelError(
-            f"{file} is refused: r must be 1 to {MAX_RANK} and target_modules a list of names"
+            f"{file} is invalid: r must be 1 to {MAX_RANK} and target_modules a list of names"
         )
 
 

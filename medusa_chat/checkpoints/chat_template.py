@@ -92,7 +92,7 @@ class TemplateRenderer:
         """One line to the child and one from it; a child that takes longer, or ends, is gone."""
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:
-            raise OSError("its process did not begin")
+            raise OSError("its process did not start")
         clock = threading.Timer(seconds, child.kill)
         clock.daemon = True
         clock.start()

@@ -20,7 +20,9 @@ def choose_device(name: str) -> torch.device:
     if kind not in ("cpu", "cuda", "mps"):
         raise UsageError(f"device is {name!r}: choose auto, cpu, cuda, cuda:N or mps")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise DeviceError(f"device is {name!r}, but torch sees no CUDA GPU: see medusa-chat doctor")
+        raise DeviceError(
+            f"device is {name!r}, but torch finds no CUDA GPU: run medusa-chat doctor"
+        )
     if kind == "mps" and not torch.backends.mps.is_available():
         raise DeviceError("device is 'mps', but this machine has none")
     try:

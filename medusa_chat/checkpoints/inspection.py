@@ -134,7 +134,7 @@ def inspect(
     try:
         place = source if where == name else open_source(_beside(source, where))
     except ModelError as error:
-        return replace(report, notes=(*report.notes, f"the backbone is out of reach: {error}"))
+        return replace(report, notes=(*report.notes, f"the backbone cannot be read: {error}"))
     try:
         files = found.backbone if where == name else backbone_of(place)
     except ModelError as error:
@@ -171,7 +171,7 @@ def _names_none(found: Contents) -> str:
     if found.heads is None:
         return "it holds neither Medusa heads nor a model: give another folder or id"
     hidden = found.heads.hidden
-    return f"it names no backbone: give --backbone ID|DIR, a model of hidden size {hidden}"
+    return f"it does not name a backbone: give --backbone ID|DIR, a model of hidden size {hidden}"
 
 
 def _beside(source: Source, base: str) -> str:

@@ -107,8 +107,8 @@ def _backbone_place(request: LoadRequest, folder: Path, found: Contents) -> Path
     if found.heads is None or _has_model(folder, found.heads):
         raise ModelError(_no_backbone(folder))
     raise ModelError(
-        f"{request.checkpoint} holds only Medusa heads and names no backbone: give --backbone "
-        f"ID|DIR, a model of hidden size {found.heads.hidden}"
+        f"{request.checkpoint} has only Medusa heads and does not name a backbone: "
+        f"give --backbone ID|DIR, a model of hidden size {found.heads.hidden}"
     )
 
 
@@ -146,7 +146,7 @@ def _no_backbone(folder: Path) -> str:
             "--backbone for a folder that holds only Medusa heads"
         )
     if any(MODEL.match(file.name) for file in folder.iterdir()):
-        return f"{config} names no model_type: it is not the config of a transformers model"
+        return f"{config} has no model_type: it is not the config of a transformers model"
     return f"{folder} holds no weights beside its config.json: it is incomplete, fetch it again"
 
 
@@ -189,7 +189,7 @@ def _no_such(name: str) -> str:
         return f"{name} is a file: give the folder that holds the checkpoint"
     if name.isprintable() and name.startswith((".", "/", "~")):
         return f"there is no folder {name}: check the path"
-    return f"{name[:80]!r} is no checkpoint: give a folder, a Hub id (owner/name) or demo"
+    return f"{name[:80]!r} is not a checkpoint: give a folder, a Hub id (owner/name) or demo"
 
 
 def _folder(name: str, offline: bool) -> Path:

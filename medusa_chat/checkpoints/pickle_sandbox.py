@@ -70,7 +70,7 @@ def convert(files: Sequence[Path], finite: bool) -> Path:
         _convert_into(folder, files, headers, finite)
     except OSError as error:
         raise ModelError(
-            f"{files[0]} cannot be converted ({error.strerror or error}): free the disk of "
+            f"{files[0]} cannot be converted ({error.strerror or error}): free disk space in "
             f"{folder.parent}, or set --data-dir"
         ) from error
     return folder

@@ -74,7 +74,7 @@ def load(file: Path, expected: Mapping[str, Any], finite: bool) -> dict[str, Ten
     Raises Refusal, and whatever torch raises."""
     tensors = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
     if not isinstance(tensors, dict) or set(tensors) != set(expected):
-        raise Refusal("torch reads other tensors from it than its list names")
+        raise Refusal("torch reads tensors from it that its list does not name")
     for name, tensor in tensors.items():
         _check(name, tensor, expected[name], finite)
     if sum(tensor.nbytes for tensor in tensors.values()) > GROWTH * file.stat().st_size:
@@ -89,7 +89,7 @@ def _check(name: str, tensor: Any, expected: list[Any], finite: bool) -> None:
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         raise Refusal(f"tensor {label} is {tensor.layout} on {tensor.device}, not plain values")
     if [DTYPES.get(tensor.dtype), list(tensor.shape)] != expected:
-        raise Refusal(f"tensor {label} is another one than its list names")
+        raise Refusal(f"tensor {label} differs from the one in its list")
     if not tensor.is_contiguous() or tensor.nbytes > tensor.untyped_storage().nbytes():
         raise Refusal(f"tensor {label} does not lie row by row in the file")
     if finite and not all(bool(torch.isfinite(part).all()) for part in _parts(tensor)):

@@ -36,7 +36,7 @@ def prepare(
     invalid number of rows in MEDUSA_CHAT_STEADY."""
     rows, notes = _padded_rows(), list[str]()
     if rows > 1 and (device.type != "cuda" or is_spread):
-        rows, notes = 1, [f"{STEADY} is left out: it is for a model on one CUDA device"]
+        rows, notes = 1, [f"{STEADY} is ignored: it works only with a model on one CUDA device"]
     if is_spread:
         return Backbone(model, context), notes  # accelerate's hooks stay
     can_run = native.can_run(model)
@@ -90,9 +90,9 @@ def _use_shortlist(
     if heads is None or calibration is None or not calibration.shortlist:
         return []
     if not all(0 <= token < backbone.vocabulary for token in calibration.shortlist):
-        return ["the calibration's shortlist is left out: it names tokens that there are not"]
+        return ["the calibration's shortlist is ignored: it has tokens outside the vocabulary"]
     if 2 * len(calibration.shortlist) > backbone.vocabulary:
-        return ["the calibration's shortlist is left out: it is over half of the vocabulary"]
+        return ["the calibration's shortlist is ignored: it covers over half of the vocabulary"]
     if not heads.shorten(calibration.shortlist, backbone.lm_head):
         return []
     count, whole = len(calibration.shortlist), backbone.vocabulary

@@ -34,7 +34,7 @@ def add_known_template(tokenizer: Any, found: Checkpoint) -> list[str]:
     for name in filter(None, (found.name, found.base)):
         if not tokenizer.chat_template and (text := template_for(name)):
             tokenizer.chat_template = text
-            return [f"it has no chat template of its own: the known one for {name}"]
+            return [f"the checkpoint has no chat template: using the known one for {name}"]
     return []
 
 

@@ -81,7 +81,9 @@ def doctor(device: Device = "auto", data_dir: DataDir = None, as_json: AsJson = 
     report = examine()
     print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
     if device.startswith("cuda") and not has_cuda(report):
-        raise DeviceError("torch sees no CUDA device: check the NVIDIA driver, or use --device cpu")
+        raise DeviceError(
+            "torch finds no CUDA device: check the NVIDIA driver, or use --device cpu"
+        )
 
 
 def examine() -> Report:

@@ -70,13 +70,13 @@ def search_models(
         found, is_fresh = last_search(text), False
         if not found:
             raise
-        note(f"{error}; this is what the last search found")
+        note(f"{error}; showing the results of the last search")
     if as_json:
         show_json({"fresh": is_fresh, "found": [asdict(repo) for repo in found]})
         return
     show(found_lines(found))
     if not found:
-        raise ModelError(f"no repo with {text!r} in its id holds Medusa heads: try fewer words")
+        raise ModelError(f"no repo with {text!r} in its id has Medusa heads: try fewer words")
 
 
 @models.command("pull")
@@ -149,7 +149,7 @@ def cached_lines(here: tuple[CachedModel, ...]) -> Iterator[str]:
     yield f"  {gb(demo):>9}  demo  (ships with medusa-chat, with Medusa heads)"
     for model in here:
         kind = "with Medusa heads" if model.has_heads else "a backbone"
-        state = kind if model.whole else "only half there: pull it again, or rm it"
+        state = kind if model.whole else "incomplete: pull it again, or remove it with rm"
         yield f"  {gb(model.bytes):>9}  {model.id}  ({state})"
     if here:
         yield f"  {gb(sum(model.bytes for model in here)):>9}  together"

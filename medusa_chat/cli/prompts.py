@@ -53,7 +53,7 @@ def read_rows(file: Path) -> list[Prompt]:
         elif isinstance(row["prompt"], str):
             rows.append(clean_text(row["prompt"], where))
         else:
-            raise UsageError(f"{where}: prompt is not a text")
+            raise UsageError(f"{where}: prompt must be a string")
     if not rows:
         raise UsageError(f"{file} holds no prompts")
     return rows
@@ -127,5 +127,5 @@ def _mended(text: str) -> str:
 def as_asked(prompt: Prompt, raw: bool) -> Prompt:
     """A text as it is when raw, else as a conversation of one message."""
     if raw and not isinstance(prompt, str):
-        raise UsageError("--raw takes a text as it is: give a prompt, not messages")
+        raise UsageError("--raw needs a prompt, not messages: omit --raw, or use --prompt")
     return prompt if raw or not isinstance(prompt, str) else [{"role": "user", "content": prompt}]

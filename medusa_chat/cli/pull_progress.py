@@ -31,5 +31,5 @@ def progress_line(event: DownloadEvent) -> str:
     """Bytes, speed, time left and file, for one line of a terminal."""
     parts = transfer(event.done, event.total, event.speed)
     if event.phase in ("check", "wait"):
-        parts.append({"check": "checking what is here", "wait": "waiting"}[event.phase])
+        parts.append({"check": "checking existing files", "wait": "waiting"}[event.phase])
     return "  ".join([*parts, event.file])[:100]

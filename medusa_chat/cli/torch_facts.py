@@ -49,7 +49,7 @@ def _has_nvidia_driver() -> bool:
 def _cuda_remedy(version: str, cuda: str | None) -> str:
     release = version.partition("+")[0]
     if cuda is not None:
-        return f"torch {version} sees no GPU: its CUDA {cuda} needs a newer NVIDIA driver"
+        return f"torch {version} finds no GPU: its CUDA {cuda} needs a newer NVIDIA driver"
     if sys.platform == "linux":
         return (
             f"there is an NVIDIA driver, but torch {version} is a CPU-only build: "

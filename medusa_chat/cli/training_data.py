@@ -18,7 +18,7 @@ def data_paths(data: list[str] | None, more: list[str] | None) -> tuple[Path, ..
     for name in [*(data or ()), *(more or ())]:
         path = Path(name).expanduser()
         if path.is_dir():
-            raise UsageError(f"{name} is a folder: give its files")
+            raise UsageError(f"{name} is a folder: name the files in it")
         if path.is_file():
             files.append(path)
             continue

@@ -64,5 +64,5 @@ def parse_auth(auth: str | None) -> tuple[str, str] | None:
         return None
     user, _, password = auth.partition(":")
     if not (user and password):
-        raise UsageError("auth is not USER:PASSWORD: both are needed, with a colon between")
+        raise UsageError("--auth must be USER:PASSWORD, with a colon between the two")
     return user, password

@@ -23,15 +23,15 @@ class StepCosts:
 
     def __post_init__(self) -> None:
         if self.sizes[:1] != (1,) or not _rises(self.sizes) or not _rises(self.lengths):
-            raise ValueError("sizes rise from 1, and lengths rise")
+            raise ValueError("sizes must increase from 1, and lengths must increase")
         if len(self.seconds) != len(self.lengths) or not self.lengths:
-            raise ValueError("there is a row of seconds for every length")
+            raise ValueError("seconds must have one row per length")
         known = len(self.drafting) in (0, len(self.sizes))
         if not known or not all(0 <= value < 1e6 for value in self.drafting):
-            raise ValueError("there is a time of drafting for every size")
+            raise ValueError("drafting must have one time per size")
         for row in self.seconds:
             if len(row) != len(self.sizes) or not all(0 < value < 1e6 for value in row):
-                raise ValueError("a row has a positive time for every size")
+                raise ValueError("each row must have one positive time per size")
 
     def at(self, nodes: int, length: int) -> float:
         """Seconds of a step, interpolated linearly; beyond the longest measured text extrapolated,

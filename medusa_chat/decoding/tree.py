@@ -30,11 +30,11 @@ class Tree:
         if len(self.parents) != len(self.ranks) or len(self.parents) > MAX_NODES:
             raise UsageError(f"a tree has 1 to {MAX_NODES} nodes, a parent and a rank each")
         if any(not 0 <= parent < node for node, parent in enumerate(self.parents) if node):
-            raise UsageError("in a tree every parent comes before its children")
+            raise UsageError("in a tree every parent must come before its children")
         if any(rank < 0 for rank in self.ranks[1:]):
             raise UsageError("a rank is 0 or more")
         if len(set(self.choices)) != len(self.parents):
-            raise UsageError("two nodes of a tree share parent and rank")
+            raise UsageError("two nodes of a tree have the same parent and rank")
 
     def __len__(self) -> int:
         return len(self.parents)

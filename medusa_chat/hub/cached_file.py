@@ -56,7 +56,8 @@ def locked(part: RepoPlan, file: RepoFile) -> Iterator[None]:
             held.enter_context(WeakFileLock(folder / f"{file.blob}.lock", timeout=1))
         except Timeout as error:
             raise HubError(
-                f"{file.name} of {part.id} is being downloaded already: wait for it to end", "busy"
+                f"{file.name} of {part.id} is already being downloaded: wait until it is done",
+                "busy",
             ) from error
         yield
 
@@ -84,7 +85,8 @@ class PartialFile:
         if self.size + len(chunk) > self.file.size:
             self.clear()
             raise HubError(
-                f"the Hub sends more of {self.file.name} than it has: check HF_ENDPOINT", "damaged"
+                f"the Hub sends more data for {self.file.name} than its size: check HF_ENDPOINT",
+                "damaged",
             )
         self.stream.write(chunk)
         self.hasher.update(chunk)

@@ -25,7 +25,9 @@ def dataset_files(name: str) -> tuple[Path, ...]:
     names = [file] if file else chosen_files(_names(repo))
     if not names:
         kinds = ", ".join(SUFFIXES)
-        raise HubError(f"the data set {repo} holds no file that is read here ({kinds})", "missing")
+        raise HubError(
+            f"the data set {repo} has no file in a supported format ({kinds})", "missing"
+        )
     folder = _snapshot(repo, names)
     found = tuple(folder / file for file in names if (folder / file).is_file())
     if not found:

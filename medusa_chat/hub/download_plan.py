@@ -73,7 +73,7 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
     parts, notes = [own], []
     base = backbone or (_base(repo, config) if own.role == "heads" else None)
     if base is None and own.role == "heads":
-        notes.append(f"{repo} names no base: choose one with --backbone")
+        notes.append(f"{repo} does not name a backbone: choose one with --backbone")
     if base is not None and is_repo_id(base) and not Path(base).expanduser().is_dir():
         try:
             parts.append(plan_repo(base, None, role="backbone")[0])

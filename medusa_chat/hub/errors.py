@@ -50,7 +50,7 @@ def _explained(repo: str, error: Exception) -> HubError | None:
         case errors.GatedRepoError():
             return gated_error(repo)
         case errors.RevisionNotFoundError():
-            return HubError(f"{repo} has no such revision: leave it out", "missing")
+            return HubError(f"{repo} has no such revision: check it, or omit it", "missing")
         case errors.RemoteEntryNotFoundError():
             return HubError(f"{repo} has no such file ({_file_name(error)})", "missing")
         case errors.RepositoryNotFoundError():
@@ -60,7 +60,7 @@ def _explained(repo: str, error: Exception) -> HubError | None:
         case errors.HfHubHTTPError():
             return _status_error(repo, error)
         case errors.HFValidationError():
-            return HubError(f"{repo!r} is no Hub id: it looks like owner/name", "missing")
+            return HubError(f"{repo!r} is not a valid Hub id: give owner/name", "missing")
         case httpx.TimeoutException():
             return HubError(f"the Hub does not answer: {then}", "network")
         case httpx.TransportError():
@@ -150,5 +150,5 @@ def _reason(error: BaseException) -> str:
     """Its first line, in words that say something to who does not know the system's."""
     text = next(iter(str(error).strip().splitlines()), "")
     if UNKNOWN_NAME.search(text):
-        return "its address is not found: no network, most likely"
+        return "its address cannot be resolved: check the network connection"
     return ERROR_NUMBER.sub("", text)[:200] or type(error).__name__

@@ -40,7 +40,9 @@ class HubSource:
             raise HubError(f"{self.name} has no file {file!r}", "missing")
         length = max(0, min(length, self._files[file].size - start))
         if length > MAX_READ:
-            raise HubError(f"{length} bytes of {file}: only headers are read from afar", "refused")
+            raise HubError(
+                f"{length} bytes of {file}: only headers can be read without a download", "refused"
+            )
         if not length:
             return b""
         for at, piece in self._pieces.setdefault(file, []):

@@ -52,7 +52,7 @@ class Repo:
 def repo_info(repo: str, revision: str | None = None) -> Repo:
     """Ask the Hub about a repo, in one request. Raises HubError, with near names for a typo."""
     if not is_repo_id(repo):
-        raise HubError(f"{repo[:100]!r} is no Hub id: it looks like owner/name", "missing")
+        raise HubError(f"{repo[:100]!r} is not a valid Hub id: give owner/name", "missing")
     if is_offline():
         raise offline_error(repo)
     try:
@@ -106,7 +106,7 @@ def _repo(repo: str, revision: str, info: Any) -> Repo:
             raise ValueError("commit")
     except (ValueError, TypeError, AttributeError) as error:
         raise HubError(
-            f"what the Hub says about {repo} makes no sense ({error}): try again later", "broken"
+            f"what the Hub says about {repo} cannot be read ({error}): try again later", "broken"
         ) from error
     return Repo(repo, revision, info.sha, files, bool(info.gated))
 

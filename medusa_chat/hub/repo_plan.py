@@ -99,7 +99,8 @@ def _needed(
     missing = names - set(repo.names)
     if missing:
         raise HubError(
-            f"{repo.id} lacks {sorted(missing)[0]}, which its index names: tell its owner", "broken"
+            f"{repo.id} lacks {sorted(missing)[0]}, which its index names: ask its owner to add it",
+            "broken",
         )
     usable = weights if role != "heads" else weights or files.heads_files(repo.names)
     if not usable:

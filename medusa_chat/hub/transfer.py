@@ -49,7 +49,7 @@ def ensure_cached(part: RepoPlan, file: RepoFile, state: TransferState, check: b
                     return
                 state.note = f"{file.name} arrived damaged: once more"
     raise HubError(
-        f"{file.name} of {part.id} arrives damaged (its hash is not what the Hub says): try again "
+        f"{file.name} of {part.id} arrived damaged (its hash differs from the Hub's): try again "
         "later, or on another network",
         "damaged",
     )
@@ -117,7 +117,7 @@ def _wait(error: HubError, failures: int, file: RepoFile, state: TransferState) 
         if error.kind != "network":
             raise error
         raise HubError(
-            f"{file.name}: {error} (what has arrived is kept: the next try goes on there)",
+            f"{file.name}: {error} (what has arrived is kept: the next try continues from there)",
             "network",
         ) from error
     wait = max(asked, min(0.5 * 2 ** (failures - 1), 4.0))

@@ -133,6 +133,6 @@ def _follow(
     last = ticket.trace[-1]
     assert isinstance(last, Finished)
     if last.reason == "cancelled":
-        raise MedusaChatError("stopped: a comparison needs both answers whole")
+        raise MedusaChatError("stopped: a comparison needs two finished answers")
     if last.reason == "error":
         raise MedusaChatError(last.message)

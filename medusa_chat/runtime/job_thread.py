@@ -16,7 +16,7 @@ IDLE_SECONDS = 2.0  # without a request, before the model's steps are timed
 OUT_OF_MEMORY = (
     "most likely out of memory: choose int8 or nf4, a smaller context or a smaller model"
 )
-STOPPED = "stopped: the model that was there before is used"
+STOPPED = "stopped: the previous model stays loaded"
 NONE_LEFT = "loading was stopped: no model is loaded"
 
 

@@ -33,9 +33,9 @@ class Said:
         numbers = (values["id"], values["parent"], *lengths)
         texts = (values["role"], values["content"], values["note"])
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError("it holds a number that is none")
+            raise ValueError("it contains an invalid number")
         if not all(isinstance(text, str) for text in texts) or values["role"] not in ROLES:
-            raise ValueError("it holds something that is no message")
+            raise ValueError("it contains something that is not a message")
         return cls(values["id"], values["parent"], *texts, lengths)
 
 
@@ -72,7 +72,7 @@ class MessageTree:
         is_tree = all(one.parent < one.id and one.parent in (0, *said) for one in messages)
         is_known = type(leaf) is int and leaf in (0, *said)
         if not (is_tree and is_known and type(made) is int and made >= max(said, default=0)):
-            raise ValueError("its messages are no tree")
+            raise ValueError("its messages do not form a tree")
         return cls(said, leaf, made)
 
     def to_json(self) -> dict[str, Any]:

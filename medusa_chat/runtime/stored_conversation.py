@@ -63,7 +63,7 @@ class StoredConversation:
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"it lacks {error}") from error
         if [type(value) for value in kept] != [str, dict, str]:
-            raise ValueError("it holds something that is no conversation")
+            raise ValueError("it contains something that is not a conversation")
         return cls(tree, *kept, created_at, updated_at)
 
 

@@ -79,7 +79,7 @@ class WorkerProcess:
         except WorkerGone:
             if not running.is_ended:
                 raise
-            raise WorkerGone("the model did not stop, so that its process was ended") from None
+            raise WorkerGone("the model did not stop, so its process was ended") from None
         finally:
             self._running = None
 

@@ -120,7 +120,7 @@ def _load(request: LoadRequest) -> LoadedModel:
     *_, (_, loaded) = load(request)
     assert loaded is not None
     if not loaded.info.heads:
-        raise UsageError(f"{loaded.info.name} has no Medusa heads: train some first")
+        raise UsageError(f"{loaded.info.name} has no Medusa heads: train heads first")
     return loaded
 
 

@@ -60,7 +60,7 @@ def read_conversations(path: Path, prompts: bool = False) -> Iterator[Conversati
             continue
         if not prompts and not found.text and not _has_answer(found):
             raise UsageError(
-                f"{place}: no message of the assistant to learn from: give answers, or let the "
+                f"{place}: no message of the assistant to train on: give answers, or let the "
                 "backbone answer with --distill"
             )
         if prompts and not found.asked:

@@ -112,7 +112,7 @@ def _whole_batches(
         if len(batch) < len(group):
             break
         if [(a.index, a.prompt_ids) for a in batch] != [(i, tuple(prompts[i])) for i in group]:
-            raise UsageError(f"{path} holds the answers to other prompts: remove it")
+            raise UsageError(f"{path} contains the answers to other prompts: remove it")
         batches.append(batch)
         start += len(group)
     lines = path.read_bytes().split(b"\n")

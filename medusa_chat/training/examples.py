@@ -56,7 +56,7 @@ def encode_all(
         examples += kept
     if not examples:
         raise UsageError(
-            f"the data holds no row to learn from: no answer begins within {length} tokens; raise "
+            f"the data has no usable example: no answer begins within {length} tokens; raise "
             "--sequence-length, or give other --data"
         )
     return EncodedExamples(tuple(examples), cut, left_out)

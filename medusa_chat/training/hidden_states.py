@@ -144,7 +144,7 @@ def _joined(parts: Sequence[HeadInputs], names: tuple[str, ...]) -> HeadInputs:
     targets = torch.cat([part.targets for part in parts])
     owners = torch.cat([part.owners for part in parts])
     if not len(hidden):
-        raise UsageError("no answer is long enough for a head to learn from: give longer answers")
+        raise UsageError("no answer is long enough to train a head on: give longer answers")
     soft = [part.soft for part in parts if part.soft is not None]
     if not soft:
         return HeadInputs(hidden, targets, owners, names)

@@ -98,7 +98,7 @@ def require_room(folder: Path, needed: int) -> int:
     if free < needed:
         raise UsageError(
             f"{folder} has {gb(free)} free and the training needs {gb(needed)}: "
-            "make room, or use another --output"
+            "free some disk space, or use another --output"
         )
     return free
 

@@ -83,9 +83,9 @@ class Recipe:
                 choice = " or ".join(map(str, allowed))
                 raise UsageError(f"{_option(name)} is {getattr(self, name)!r}: choose {choice}")
         if self.self_talk and not self.distill:
-            raise UsageError("self-talk is for distill: add --distill, or leave --self-talk out")
+            raise UsageError("self-talk needs distill: add --distill, or omit --self-talk")
         if self.soft_targets and self.method != "medusa-1":
-            raise UsageError("soft-targets are for medusa-1: leave them out with medusa-2")
+            raise UsageError("soft-targets work only with medusa-1: omit them with medusa-2")
 
     @property
     def head_learning_rate(self) -> float:

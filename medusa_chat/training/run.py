@@ -82,7 +82,9 @@ def _encode(setup: TrainingSetup, conversations: list[Conversation]) -> EncodedE
     if encoded.cut:
         setup.notes.append(f"{encoded.cut} rows are cut to {setup.length} tokens")
     if encoded.left_out:
-        setup.notes.append(f"{encoded.left_out} rows are left out: no answer begins within that")
+        setup.notes.append(
+            f"{encoded.left_out} rows are skipped: no answer begins within that length"
+        )
     return encoded
 
 
@@ -204,7 +206,7 @@ def _advice(request: TrainRequest) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError) as error:
         smaller = max(request.recipe.batch_tokens // 2, 16)
         raise OutOfMemoryError(
-            f"training heads for {request.backbone} does not fit into memory: try --batch-tokens "
+            f"training heads for {request.backbone} does not fit in memory: try --batch-tokens "
             f"{smaller}, --precision nf4, or a shorter --sequence-length"
         ) from error
     except OSError as error:

@@ -36,7 +36,9 @@ def new_heads(
     Raises UsageError for copies of an LM head with a bias: the file format cannot hold the bias.
     """
     if own_lm_head and lm_head.bias is not None:
-        raise UsageError("the LM head has a bias, which its copies cannot hold: use the shared one")
+        raise UsageError(
+            "the LM head has a bias, which heads of their own do not support: use --shared-lm-head"
+        )
     vocabulary, hidden = lm_head.weight.shape
     made = MedusaHeads(heads, hidden, layers, vocabulary if own_lm_head else None)
     if made.lm_weight is not None:

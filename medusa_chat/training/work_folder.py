@@ -24,7 +24,7 @@ def begin_training(request: TrainRequest, folder: Path) -> None:
     if output.exists():
         raise UsageError(f"{output} exists: give another --output, or move it away")
     if not output.resolve().parent.is_dir():
-        raise UsageError(f"{output} cannot be written: make its folder first")
+        raise UsageError(f"{output} cannot be written: create its parent folder first")
     if holds_work(folder) and not request.resume:
         raise UsageError(f"{folder} holds an unfinished training: add --resume, or remove it")
     if request.resume and not folder.exists():
@@ -36,7 +36,8 @@ def begin_training(request: TrainRequest, folder: Path) -> None:
         for key, value in shown.items():
             if before.get(key) != value:
                 raise UsageError(
-                    f"{folder} was begun with {key} {before.get(key)}, not {value}: give the same "
+                    f"{folder} was started with {key} {before.get(key)}, not {value}: give the "
+                    "same "
                     "options, or remove it"
                 )
     folder.mkdir(exist_ok=True)

@@ -113,5 +113,5 @@ def _name(choice: Choice) -> str:
 def whole_number(value: Any) -> int:
     """The value where it is a count. Raises ValueError."""
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value

@@ -61,5 +61,6 @@ class Calibration:
             )
         except (OSError, ArithmeticError, LookupError, *MISSHAPEN) as error:
             raise ModelError(
-                f"{file} is not a valid calibration ({error}): delete or renew it"
+                f"{file} is not a valid calibration ({error}): delete it, or run medusa-chat "
+                "calibrate"
             ) from error

@@ -29,7 +29,9 @@ def load_tree(name: str, nodes: int | None = None) -> Tree:
     if nodes is None:
         return tree
     if not 1 <= nodes <= len(tree):
-        raise UsageError(f"nodes is {nodes}: tree {name} has 1 to {len(tree)} nodes, root counted")
+        raise UsageError(
+            f"nodes is {nodes}: tree {name} allows 1 to {len(tree)} nodes, root included"
+        )
     return tree.head(nodes)
 
 

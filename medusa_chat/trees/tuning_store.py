@@ -94,7 +94,7 @@ class Tuning:
         others = [m for m in self.costs.sizes if 1 < m <= len(expected)]
         text = f"plain decoding is faster than Medusa here (measured on {self.date[:10]})"
         if not others:
-            return f"{text}: no draft is cheap enough to pay"
+            return f"{text}: every draft costs more than it saves"
         speed = {m: expected[m - 1] / self.costs.overhead(m, length) for m in others}
         nodes = max(others, key=lambda m: speed[m])
         return f"{text}: the best draft, {nodes} nodes, would reach {speed[nodes]:.2f} of its speed"

@@ -40,7 +40,8 @@ def check_host(host: str) -> None:
             probe.bind((host, 0))
     except OSError as error:
         raise UsageError(
-            f"host {host!r} is no address of this machine: give one, or 0.0.0.0 for all"
+            f"host {host!r} is not an address of this machine: give one of its addresses, or "
+            "0.0.0.0 for all"
         ) from error
 
 

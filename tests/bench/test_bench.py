@@ -295,7 +295,7 @@ def test_a_checkout_of_the_reference_decodes_with_our_weights_and_is_counted(fol
 
 
 def test_a_folder_that_is_no_checkout_of_the_reference_is_refused(folder, tmp_path):
-    with pytest.raises(UsageError, match="no checkout of FasterDecoding/Medusa"):
+    with pytest.raises(UsageError, match="not a checkout of FasterDecoding/Medusa"):
         findings(folder, "reference", reference=tmp_path)
     row = by_name(findings(folder, "reference"))["medusa / the reference"]
     assert row["value"] is None and "--reference DIR" in row["note"]

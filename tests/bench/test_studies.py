@@ -91,7 +91,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused(context, tmp_path):
     tiny("llama", vocab_size=128).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="vocabulary of 128 tokens and the backbone one of 256"):
         hf_baseline.read_draft(replace(context, draft=tmp_path), "float32")
-    with pytest.raises(UsageError, match="is no model"):
+    with pytest.raises(UsageError, match="is not a model folder"):
         hf_baseline.read_draft(replace(context, draft=tmp_path / "absent"), "float32")
 
 

@@ -60,7 +60,7 @@ BAD_BYTES = {
     "a header length of 2**63": (safetensors({}, length=2**63), "cut short"),
     "a header longer than the file": (safetensors({}, length=500), "cut short"),
     "a header that is no JSON": (safetensors(b"{nonsense}"), "not valid JSON"),
-    "a header that is no UTF-8": (safetensors(b'{"\xff\xfe": 1}'), "no UTF-8"),
+    "a header that is no UTF-8": (safetensors(b'{"\xff\xfe": 1}'), "not UTF-8"),
     "a header that is a list": (safetensors([1]), "not a JSON object"),
     "a header nested 100 000 deep": (safetensors(b'{"a":' + b"[" * 100_000), "broken"),
     "a number of 5000 digits": (safetensors(b'{"a":' + b"9" * 5000 + b"}"), "broken"),
@@ -182,7 +182,7 @@ def test_a_folder_in_the_place_of_the_file_is_no_heads(lone_heads):
 
 def test_a_pipe_in_the_place_of_the_file_does_not_hang(lone_heads):
     os.mkfifo(lone_heads / SAFE)
-    require(refusal(lone_heads), SAFE, "no file that can be read")
+    require(refusal(lone_heads), SAFE, "not a readable file")
 
 
 @pytest.mark.parametrize(

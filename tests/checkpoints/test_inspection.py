@@ -70,7 +70,7 @@ def test_a_problem_is_told_and_exits_with_4(beside, capsys):
     layout_g(beside / "heads", beside / "backbone")
     assert main(["inspect", str(beside / "heads")]) == 4
     out, err = capsys.readouterr()
-    assert "problem   it names no backbone: give --backbone ID|DIR" in out
+    assert "problem   it does not name a backbone: give --backbone ID|DIR" in out
     assert err.count("\n") == 1
     assert main(["inspect", str(beside / "heads"), "--backbone", str(beside / "backbone")]) == 0
 
@@ -110,7 +110,7 @@ def test_a_backbone_elsewhere_is_named_and_not_looked_for(beside):
     save_file(layered(), beside / "heads" / "medusa_lm_head.safetensors")
     report = inspect(str(beside / "heads"))
     assert report.backbone == "nobody/nothing" and not report.is_here and report.memory == {}
-    assert any("out of reach" in note for note in report.notes)
+    assert any("cannot be read" in note for note in report.notes)
 
 
 def test_whole_models_and_adapters_are_told(beside):

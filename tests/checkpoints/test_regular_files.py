@@ -33,20 +33,20 @@ def test_a_pipe_is_refused_at_once_by_whoever_opens_the_checkpoint(whole, tmp_pa
         code = main(command if command[0] == "inspect" else [*command, str(tmp_path)])
         assert code == 4
         error = capsys.readouterr().err.splitlines()[-1]
-        assert "is no file that can be read" in error and name in error
+        assert "is not a readable file" in error and name in error
 
 
 @needs_pipes
 def test_a_piece_of_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ModelError, match="no file that can be read"):
+    with pytest.raises(ModelError, match="not a readable file"):
         regular_files.read_piece(tmp_path / "pipe", 0, 1)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="this system has no /dev/zero")
 def test_a_device_is_refused(tmp_path):
     (tmp_path / "config.json").symlink_to("/dev/zero")
-    with pytest.raises(ModelError, match="no file that can be read"):
+    with pytest.raises(ModelError, match="not a readable file"):
         LocalFolder(tmp_path).files()
 
 

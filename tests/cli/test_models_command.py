@@ -265,9 +265,9 @@ def test_list_search_and_rm_for_a_reader(here: Hub, capsys: Any) -> None:
     [
         (("pull", "nobody/nothing"), 4, "there is no nobody/nothing"),
         (("pull", "someone/medusa-haeds"), 4, f"did you mean {HEADS}"),
-        (("pull", "no id"), 4, "no Hub id"),
+        (("pull", "no id"), 4, "not a valid Hub id"),
         (("rm", "nobody/nothing"), 4, "not in the cache"),
-        (("search", "qwertz"), 4, "holds Medusa heads"),
+        (("search", "qwertz"), 4, "has Medusa heads"),
         (("pull",), 2, "ID"),
         (("dance",), 2, "dance"),
         ((), 2, "command"),

@@ -463,8 +463,8 @@ def test_a_step_that_was_drafted_is_never_priced_below_plain_decoding():
         assert costs.at(1, 100) <= found[0] <= costs.at(1, 100) + 0.04
         assert found[3] == pytest.approx(costs.at(4, 100))
         assert found[7] == pytest.approx(costs.at(8, 100))
-    with pytest.raises(ValueError, match="every size"):
+    with pytest.raises(ValueError, match="time per size"):
         replace(costs, drafting=(0.1,))
     for odd in (math.nan, -5.0, math.inf):
-        with pytest.raises(ValueError, match="every size"):
+        with pytest.raises(ValueError, match="time per size"):
             replace(costs, drafting=(odd,) * len(SIZES))

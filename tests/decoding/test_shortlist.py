@@ -119,7 +119,7 @@ def test_a_load_says_what_drafts_are_taken_from(tmp_path):
     said, heads = notes(list(range(1000)))
     assert "drafts are taken from 1,000 of 4,096 tokens" in said and len(heads.shortlist) == 1000
     said, heads = notes([3, 4096])
-    assert "shortlist is left out" in said and heads.short is None
+    assert "shortlist is ignored" in said and heads.short is None
     said, heads = notes([])
     assert "drafts are taken" not in said and heads.short is None
     said, heads = notes(list(range(2049)))

@@ -125,7 +125,7 @@ def test_order_of_the_choices_is_kept() -> None:
         ([[0, 0]], "comes before its parent"),
         ([[0, 0], [0]], "comes before its parent"),
         ([[]], "comes before its parent"),
-        ([[0], [0]], "share parent and rank"),
+        ([[0], [0]], "have the same parent and rank"),
         ([[-1]], "whole numbers"),
         ([[0.5]], "whole numbers"),
         ([[True]], "whole numbers"),

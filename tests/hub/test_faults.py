@@ -48,7 +48,7 @@ def test_a_revision_that_is_not_there(server: Hub) -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b/c", "a b/c", "../x", "a/..", "x" * 300, "a--b/c", "é/x"])
 def test_names_that_are_no_ids_ask_nothing(server: Hub, name: str) -> None:
-    refusal("missing", "no Hub id", lambda: hub.plan(name))
+    refusal("missing", "not a valid Hub id", lambda: hub.plan(name))
     assert not server.requests
 
 
@@ -191,7 +191,7 @@ def test_a_busy_hub_is_waited_for_in_the_middle(server: Hub) -> None:
 @pytest.mark.parametrize(
     ("fault", "kind", "says"),
     [
-        (Fault("/cdn/", "wrong"), "damaged", "arrives damaged"),
+        (Fault("/cdn/", "wrong"), "damaged", "arrived damaged"),
         (Fault("/cdn/", "longer"), "damaged", "sends more"),
         (Fault("resolve.*-of-", "status", status=401, headers=GATED), "gated", "licence"),
         (Fault("resolve.*-of-", "status", status=403), "refused", "403"),

@@ -144,4 +144,4 @@ def test_an_index_that_names_a_missing_shard_is_refused(server: Hub) -> None:
 @pytest.mark.parametrize("name", ["../../evil.json", "/etc/evil.json", "a\\..\\b.json", "C:x.json"])
 def test_file_names_that_leave_the_folder_are_refused(server: Hub, name: str) -> None:
     server.repos[BASE].files[name] = b"{}"
-    refusal("broken", "makes no sense", lambda: hub.plan(BASE))
+    refusal("broken", "cannot be read", lambda: hub.plan(BASE))

@@ -121,7 +121,7 @@ def test_long_row_is_cut_and_a_row_without_answer_in_reach_is_left_out(tmp_path:
 
 
 def test_data_without_any_answer_in_reach_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no row to learn"):
+    with pytest.raises(UsageError, match="no usable example"):
         encoded([{"messages": talks(1)[0]["messages"]}], tmp_path, length=5)
 
 

@@ -107,5 +107,5 @@ def test_an_interrupted_talk_goes_on_to_the_same_answers(world, tmp_path):
 
 
 def test_it_is_refused_where_the_backbone_does_not_answer():
-    with pytest.raises(UsageError, match="self-talk is for distill"):
+    with pytest.raises(UsageError, match="self-talk needs distill"):
         Recipe(self_talk=2)

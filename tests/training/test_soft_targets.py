@@ -106,7 +106,7 @@ def test_kept_rows_that_a_caller_gives_are_those_of_the_examples(model, examples
 
 
 def test_they_are_refused_where_the_backbone_changes():
-    with pytest.raises(UsageError, match="soft-targets are for medusa-1"):
+    with pytest.raises(UsageError, match="soft-targets work only with medusa-1"):
         Recipe(method="medusa-2", soft_targets=4)
     with pytest.raises(UsageError, match="soft-targets is 65"):
         Recipe(soft_targets=65)

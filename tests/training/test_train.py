@@ -227,11 +227,11 @@ def test_a_refused_training_leaves_nothing_that_refuses_the_next(
     wrong = command(inputs, tmp_path / "out", data="short.jsonl")
     for _ in range(2):
         assert main(wrong) == 2
-        assert "no row to learn from" in capsys.readouterr().err
+        assert "no usable example" in capsys.readouterr().err
         assert not (tmp_path / "out.training").exists()
     (tmp_path / "out.training").mkdir()  # of one that was killed before it did anything
     (tmp_path / "out.training" / "request.json").write_text("{")
-    assert main(wrong) == 2 and "no row to learn from" in capsys.readouterr().err
+    assert main(wrong) == 2 and "no usable example" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------- calibrate
@@ -373,7 +373,7 @@ def test_full_disk_is_refused_before_anything_is_trained(
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     line = command(inputs, tmp_path / "out", "--max-steps", "2")
-    assert "make room" in refusal(line, capsys)
+    assert "free some disk space" in refusal(line, capsys)
 
 
 def test_disk_that_fills_up_keeps_the_training(

@@ -424,8 +424,8 @@ def test_a_taken_port_of_the_usual_range_is_passed_over():
 @pytest.mark.parametrize(
     ("host", "port", "says"),
     [
-        ("no.such.host.invalid", None, "is no address of this machine"),
-        ("192.0.2.1", None, "is no address of this machine"),
+        ("no.such.host.invalid", None, "is not an address of this machine"),
+        ("192.0.2.1", None, "is not an address of this machine"),
         ("127.0.0.1", 70_000, "give 1 to 65535"),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_crowd_of_waiting_messages_is_refused(chat):
     chat.ask(turn("one"))
     for number in range(session_module.MAX_PENDING):
         chat.ask(turn(f"next {number}"))
-    with pytest.raises(UsageError, match="wait already"):
+    with pytest.raises(UsageError, match="are already waiting"):
         chat.ask(turn("too many"))
     chat.end()
 

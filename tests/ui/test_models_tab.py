@@ -198,9 +198,10 @@ def test_what_is_in_use_has_no_delete():
 
 
 def test_errors_speak_of_the_page_and_not_of_a_command_line():
-    said = "it names no backbone: give --backbone ID|DIR, a model of hidden size 64"
+    said = "it does not name a backbone: give --backbone ID|DIR, a model of hidden size 64"
     assert (
-        for_page(said) == "it names no backbone: name another backbone, a model of hidden size 64"
+        for_page(said)
+        == "it does not name a backbone: name another backbone, a model of hidden size 64"
     )
 
 

@@ -110,7 +110,9 @@ def read_draft(context: BenchContext, dtype: str) -> Any | None:
     folder = context.draft or Path(Checkpoint.find(context.request).backbone) / DRAFT_FOLDER
     if not (folder / "config.json").is_file():
         if context.draft is not None:
-            raise UsageError(f"{folder} is no model: give a folder with a config.json as --draft")
+            raise UsageError(
+                f"{folder} is not a model folder: give a folder with a config.json as --draft"
+            )
         return None
     context.progress(f"loading: the draft model in {dtype}")
     model = _read(context, folder, dtype)

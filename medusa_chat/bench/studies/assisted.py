@@ -40,7 +40,7 @@ def assisted(context: BenchContext) -> Iterator[Row]:
         return
     draft = read_draft(context, DTYPES[context.loaded.info.precision])
     if draft is None:
-        why = "there is no draft model of this vocabulary: give one with --draft"
+        why = "there is no draft model with this vocabulary: give one with --draft"
         yield unmeasured("assisted generation", "tokens/step", why)
         return
     tree = chosen_tree(context)

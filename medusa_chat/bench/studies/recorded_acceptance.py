@@ -17,7 +17,7 @@ def from_trace(context: BenchContext, file: str) -> list[Row]:
     steps = _steps(file)
     tuned = context.loaded.tuned
     if tuned is None:
-        raise UsageError("--trace needs the study steps: leave --study out, or add --study steps")
+        raise UsageError("--trace needs the study steps: omit --study, or add --study steps")
     length = tuned.costs.lengths[0]
     emitted = sum(max(len(step.path), 1) for step in steps)
     nodes = fmean(_nodes(step) for step in steps)
@@ -38,7 +38,7 @@ def _steps(file: str) -> list[Step]:
         raise UsageError(f"trace {file}: {str(error)[:120]}") from None
     steps = [event for event in events if isinstance(event, Step)]
     if not steps or not any(isinstance(event, Finished) for event in events):
-        raise UsageError(f"trace {file} holds no whole answer: write one with generate --trace")
+        raise UsageError(f"trace {file} has no finished answer: write one with generate --trace")
     return steps
 
 

@@ -153,7 +153,8 @@ def _importable(folder: Path) -> Iterator[None]:
     needs, and no warning about their use is shown. Raises UsageError."""
     if not (folder / "medusa" / "model" / "medusa_model.py").is_file():
         raise UsageError(
-            f"{folder} is no checkout of FasterDecoding/Medusa (no medusa/model): give its folder"
+            f"{folder} is not a checkout of FasterDecoding/Medusa (it has no medusa/model): give "
+            "its folder"
         )
     if not hasattr(transformers.utils, "is_flash_attn_available"):
         transformers.utils.is_flash_attn_available = lambda: False

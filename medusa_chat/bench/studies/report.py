@@ -59,7 +59,7 @@ def _rows_of_file(context: BenchContext) -> tuple[list[Conversation], str]:
     """The rows of --prompts, or of our own questions, and the file's name. Raises UsageError."""
     file = context.prompts or paths.asset("benchmarks", "questions.jsonl")
     if not file.is_file():
-        raise UsageError("there are no questions here: give --prompts FILE in MT-Bench's format")
+        raise UsageError("there are no questions: give --prompts FILE in MT-Bench's format")
     context.loaded.said = ("", [])
     asked = list(read_conversations(file, prompts=True))
     if not asked:
@@ -121,7 +121,9 @@ def _rows(context: BenchContext, answered: Sequence[Answered], base: str) -> Ite
     for kind, rows in by_category(answered).items():
         found = figures(rows, base)
         if found is None:
-            yield unmeasured(f"{kind}: speedup against {base}", "x", "no answer of it has a step")
+            yield unmeasured(
+                f"{kind}: speedup against {base}", "x", "none of its answers has a decoding step"
+            )
             continue
         single = [Figures([a], [b]) for a, b in zip(found.ours, found.base, strict=True)]
         if base == PLAIN:

@@ -80,7 +80,7 @@ def race(context: BenchContext) -> Iterator[Row]:
     yield from _steps(by_name, records)
     yield from _hostile(context, by_name, hostile)
     if not any(name.endswith("-assisted") for name in by_name):
-        missing = "there is no draft model of this vocabulary: give one with --draft"
+        missing = "there is no draft model with this vocabulary: give one with --draft"
         yield unmeasured("generate, assisted", "tokens/s", missing)
     if why:
         yield unmeasured("generate, static and compiled", "tokens/s", why)

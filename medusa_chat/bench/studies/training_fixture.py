@@ -116,7 +116,7 @@ def make_fixture(context: BenchContext, folder: Path) -> TrainingFixture:
         )
     file = context.data or paths.asset("benchmarks", "conversations.jsonl")
     if not file.is_file():
-        raise UsageError("there are no conversations here: give --data FILE, as for train")
+        raise UsageError("there are no conversations to train on: give --data FILE, as for train")
     found = [one for one in read_conversations(file) if one.messages]
     held_out = min(HELD_OUT, len(found) // 3)
     if held_out < 2:

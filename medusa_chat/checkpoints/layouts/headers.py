@@ -22,7 +22,7 @@ def read_header(source: Source, file: str) -> dict[str, Entry]:
     size = source.files().get(file, -1)
     where = f"{source.name}/{file}"
     if size < 0:
-        raise ModelError(f"{where} is no file that can be read (a broken link?): {REMEDY}")
+        raise ModelError(f"{where} is not a readable file (a broken link?): {REMEDY}")
     if size == 0:
         raise ModelError(f"{where} is empty: {REMEDY}")
     start = source.read(file, 0, 64)
@@ -39,7 +39,7 @@ def _read_safetensors(source: Source, file: str, size: int, where: str) -> dict[
     length = int.from_bytes(source.read(file, 0, 8), "little")
     if size < 8 or length > min(size - 8, MAX_HEADER):
         raise ModelError(
-            f"{where} is cut short or no safetensors file: its header of {length} bytes "
+            f"{where} is cut short or not a safetensors file: its header of {length} bytes "
             f"does not fit in {size} bytes: {REMEDY}"
         )
     try:
@@ -58,7 +58,7 @@ def parse_header(text: bytes, data: int) -> dict[str, Entry]:
     try:
         values = json.loads(text, object_pairs_hook=_distinct)
     except UnicodeDecodeError as error:
-        raise ValueError("its header is no UTF-8") from error
+        raise ValueError("its header is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise ValueError("its header is not valid JSON") from error
     values.pop("__metadata__", None)
@@ -80,7 +80,7 @@ def parse_header(text: bytes, data: int) -> dict[str, Entry]:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands twice in its header")
+        raise ValueError("its header has a name twice")
     return found
 
 

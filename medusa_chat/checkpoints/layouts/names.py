@@ -83,16 +83,16 @@ def canonical(header: Mapping[str, Entry], where: str) -> tuple[str, dict[str, s
         raise ModelError(f"{where} holds no tensors: fetch it again")
     if len(styles) > 1:
         raise ModelError(
-            f"{where} mixes the names of {' and '.join(styles)} heads: it holds no Medusa "
-            "heads that belong together, use the file of one tool"
+            f"{where} mixes the names of {' and '.join(styles)} heads: use a file "
+            "written by one tool"
         )
     names: dict[str, str] = {}
     for name, part in parts.items():
         mapped = _canonical(part, header[name].shape)
         if mapped in names:
             raise ModelError(
-                f"{where} holds {names[mapped]!r} and {name!r}, which are the same part: use the "
-                "file of one tool"
+                f"{where} holds {names[mapped]!r} and {name!r}, which are the same part: use a "
+                "file written by one tool"
             )
         names[mapped] = name
     return styles[0], names
@@ -105,7 +105,7 @@ def _unknown(name: str, where: str) -> str:
             "heads cannot be used, take the 16-bit ones"
         )
     return (
-        f"{where} holds the unexpected tensor {name[:80]!r}: it is no file of Medusa heads that "
+        f"{where} holds the unexpected tensor {name[:80]!r}: it is not a file of Medusa heads that "
         "medusa-chat knows; give one with names like 0.0.linear.weight"
     )
 

@@ -84,7 +84,7 @@ class _Machine:
     def run(self, program: bytes) -> Any:
         for count, (code, argument, _) in enumerate(pickletools.genops(program)):
             if count > MAX_OPERATIONS:
-                raise Refusal("its pickle is longer than any list of tensors")
+                raise Refusal("its pickle is too long for a list of tensors")
             if code.name == "STOP":
                 break
             self._step(code.name, argument)
@@ -152,7 +152,7 @@ class _Machine:
 
 def _expect(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise Refusal(f"its pickle does more than list tensors (changes a {type(value)})")
+        raise Refusal(f"its pickle does more than list tensors (it changes a {type(value)})")
     return value
 
 
@@ -181,4 +181,4 @@ def _reduced(called: Any, arguments: tuple[Any, ...]) -> Any:
         return (*arguments[:4], None)
     if called.full == TENSOR[1]:
         return (*arguments[:4], DTYPES[arguments[6].full])
-    raise Refusal(f"its pickle calls {called.full} in a way that tensors do not need")
+    raise Refusal(f"its pickle calls {called.full} in a way that no tensor needs")

@@ -41,7 +41,7 @@ def size_of(path: Path) -> int:
 
 
 def _irregular(path: Path) -> str:
-    return f"{path} is no file that can be read (a pipe or a device): fetch the checkpoint again"
+    return f"{path} is not a readable file (a pipe or a device): fetch the checkpoint again"
 
 
 def in_time(act: Callable[[], T], path: Path) -> T:
@@ -64,5 +64,5 @@ def in_time(act: Callable[[], T], path: Path) -> T:
             raise ModelError(f"{path} cannot be read ({error.strerror or error})") from error
         raise error
     if not values:
-        raise ModelError(f"{path} does not answer: is it on a drive that is not there any more?")
+        raise ModelError(f"{path} does not answer: is its drive still connected?")
     return values[0]

@@ -98,7 +98,7 @@ def _refuse_ends(ends: object, where: str) -> None:
 
 def _refuse_many(values: object, most: int, what: str) -> None:
     if isinstance(values, list | dict) and len(values) > most:
-        raise ModelError(f"{what}, {len(values):,} of them: {most:,} are allowed")
+        raise ModelError(f"{what}, {len(values):,} of them: at most {most:,} are allowed")
 
 
 def _refuse_tokenizer(values: Mapping[str, Any], where: str) -> None:

@@ -101,7 +101,9 @@ def read_json(source: Source, file: str, most: int = MAX_JSON) -> dict[str, Any]
     """A JSON object. Raises ModelError for anything else, and for more than `most` bytes."""
     size = source.files().get(file, 0)
     if size > most:
-        raise ModelError(f"{file} of {source.name} has {size} bytes: no configuration is so large")
+        raise ModelError(
+            f"{file} of {source.name} has {size} bytes, which is too large for a configuration"
+        )
     try:
         value = json.loads(source.read(file, 0, most))
     except (ValueError, RecursionError) as error:

@@ -59,7 +59,7 @@ def _off_by(engine: Engine, recorded: PipelinedGraphRunner, tree: Tree) -> float
             compared += number >= ASKED and recorded.seconds > before
         if compared:
             return worst
-    raise RuntimeError("no step behind a recorded one was like the same step by its parts")
+    raise RuntimeError("no step from a CUDA graph matched the same step run without one")
 
 
 def _differences(ours: DraftRecord, theirs: DraftRecord) -> Iterator[float]:

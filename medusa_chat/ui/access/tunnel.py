@@ -67,7 +67,7 @@ def _refuse_another_program(binary: Path, checksum: str | None) -> None:
     """Gradio checks the tunnel program when it downloads it; we do before every start."""
     if hashlib.sha256(binary.read_bytes()).hexdigest() != checksum:
         binary.unlink()
-        raise ShareError("The tunnel program was not the one Gradio made: deleted. Try again.")
+        raise ShareError("The tunnel program was not Gradio's, so it was deleted. Try again.")
 
 
 def _end(tunnel: object) -> None:

@@ -63,7 +63,7 @@ class ChatSession(Conversation):
             elif len(self.pending) < MAX_PENDING:
                 self.pending.append(inputs)
             else:
-                raise UsageError(f"{MAX_PENDING} messages wait already: drop one, or let them go")
+                raise UsageError(f"{MAX_PENDING} messages are already waiting: remove one, or wait")
             self._change()
 
     def drop(self, position: int) -> None:

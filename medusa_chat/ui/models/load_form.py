@@ -68,7 +68,9 @@ def request_of(
     if precision not in PRECISIONS:
         raise UsageError(f"precision is {precision!r:.40}: choose one of {', '.join(PRECISIONS)}")
     if not _is_line(backbone):
-        raise UsageError("the backbone is no Hub id and no folder: correct it, or leave it empty")
+        raise UsageError(
+            "the backbone is neither a Hub id nor a folder: correct it, or leave it empty"
+        )
     tokens = start.max_context if context == AUTO else _tokens(context)
     if context != AUTO and tokens is None:
         raise UsageError(f"context is {context!r:.40}: give a whole number of tokens from 16")
