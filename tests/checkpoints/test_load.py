@@ -112,7 +112,7 @@ def lose_a_head(folder):
     ("spoil", "says"),
     [
         (remove("config.json"), "no config.json"),
-        (remove("model.safetensors"), "holds only Medusa heads"),
+        (remove("model.safetensors"), "has only Medusa heads"),
         (remove("tokenizer.json"), "no tokenizer"),
         (truncate("model.safetensors"), "is broken: its tensors need"),
         (truncate("medusa_lm_head.safetensors"), "is broken: its tensors need"),

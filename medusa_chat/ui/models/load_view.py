@@ -20,7 +20,7 @@ BOXES = {
     "medusa-chat models search": "the search below",
     "leave --offline and HF_HUB_OFFLINE out": "start without --offline and HF_HUB_OFFLINE",
 }
-PHASES = {"check": "checking what is here", "wait": "waiting to try again"}
+PHASES = {"check": "checking existing files", "wait": "waiting to try again"}
 
 
 def progress_card(progress: LoadProgress, ahead: int = 0, phase: str = "") -> dict[str, Any]:
