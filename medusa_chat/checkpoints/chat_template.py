@@ -30,7 +30,7 @@ UNBOUNDED = "chat templates have a limit of time alone: this system has none of 
 
 
 def missing_limits() -> list[str]:
-    """What to tell of limits that this system does not have."""
+    """A note on the limits that this system does not support."""
     return [] if can_limit_memory() else [UNBOUNDED]
 
 

@@ -32,7 +32,7 @@ def cpu_name() -> str:
 
 
 def _cpuinfo() -> str:
-    """What Linux tells about the CPU; empty on other systems."""
+    """The CPU's properties as Linux reports them; empty on other systems."""
     try:
         return Path("/proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:

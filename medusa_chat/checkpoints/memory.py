@@ -93,7 +93,7 @@ def _is_there(tensor: Any) -> bool:
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    """What tells a storage from others, and its bytes; oneDNN's have no address."""
+    """The identity of a storage, and its bytes; oneDNN's storages have no address."""
     if tensor.layout is not torch.strided:
         return id(tensor), tensor.numel() * tensor.element_size()
     storage = tensor.untyped_storage()

@@ -45,7 +45,7 @@ class Estimate:
 
     @property
     def held(self) -> int:
-        """What stays from load to unload, and can be measured then."""
+        """The bytes held from load to unload, which can be measured after loading."""
         return self.weights + self.packed + self.heads + self.cache
 
     @property

@@ -79,7 +79,7 @@ class MemoryNeeds:
         return f"{self.found.name} does not fit on {self.device} at {precision}"
 
     def _remedy(self, precision: str) -> str:
-        """What the estimate says would fit; where it says that this does, it was too low."""
+        """Advice from the estimate on what would fit; if it says that this fits, it was too low."""
         if self.fits(precision):
             return "close other programs, or try a smaller --max-context or --precision nf4"
         for other in smaller_precisions(precision):

@@ -63,7 +63,7 @@ def _flags() -> list[str]:
 
 
 def _name(command: list[str]) -> str:
-    """What the library depends on: its sources, the compiler, all flags and this CPU."""
+    """The cache key of the library: its sources, the compiler, all flags and this CPU."""
     version = subprocess.run([*command, "--version"], capture_output=True, timeout=SECONDS).stdout
     parts = [version, *(f.encode() for f in (*command[1:], *_flags())), _cpu()]
     for file in sorted(SOURCES.glob("*.[ch]")):

@@ -75,7 +75,7 @@ def _padded_rows() -> int:
 
 
 def _rounding(backbone: Backbone) -> str:
-    """What padded rows bring this model, as the end of a sentence."""
+    """The effect of padded rows on this model, as the end of a sentence."""
     if backbone.implementation != attention.STEADY:
         return "; the attention of its family may still round otherwise in a tree"
     if any(getattr(backbone.config, name, None) for name in EXPERTS):

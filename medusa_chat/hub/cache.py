@@ -1,4 +1,4 @@
-"""What of the Hub lies on this disk: found without the network, listed, removed.
+"""The Hub repos on this disk: found without the network, listed, removed.
 
 The folders are huggingface_hub's: blobs/<hash>, snapshots/<commit>/<file> linking to them, and
 refs/<revision> naming a commit, which a pull writes last. Version 2.4 of it removes revisions for
@@ -197,7 +197,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _bytes(folder: Path) -> int:
-    """What a folder holds; what has two names counts once."""
+    """The bytes in a folder; a file with two names counts once."""
     sizes = {(facts.st_dev, facts.st_ino): facts.st_size for _, facts in _files(folder)}
     return sum(sizes.values())
 

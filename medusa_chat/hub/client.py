@@ -23,7 +23,7 @@ def file_path(repo: str, sha: str, name: str) -> str:
 
 
 def request_headers() -> dict[str, str]:
-    """What every request carries: the token, if the user has one, and who is asking."""
+    """The headers of every request: the token, if the user has one, and the user agent."""
     constants()
     from huggingface_hub.utils import build_hf_headers
 

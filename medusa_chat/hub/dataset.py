@@ -36,7 +36,7 @@ def dataset_files(name: str) -> tuple[Path, ...]:
 
 
 def chosen_files(names: Iterable[str]) -> list[str]:
-    """What is data, sorted; only what is named for training where something is."""
+    """The data files, sorted; only those named for training, if there are any."""
     found = sorted(n for n in names if PurePosixPath(n).suffix in SUFFIXES and _is_data(n))
     return [n for n in found if "train" in n] or found
 

@@ -100,7 +100,7 @@ class History:
             act(base)
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        """What a query finds; nothing, and said, where the file cannot be read."""
+        """The rows of a query; none, with a message, if the file cannot be read."""
         if not self.file.exists():
             return []
         try:

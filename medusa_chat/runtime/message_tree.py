@@ -91,7 +91,7 @@ class MessageTree:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The same as a model takes them."""
+        """The messages in the form that a model takes."""
         return tuple({"role": one.role, "content": one.content} for one in self.path)
 
     def plus(

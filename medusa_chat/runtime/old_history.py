@@ -42,7 +42,7 @@ def old_name(token: str) -> str:
 
 
 def _conversation(chat: str) -> StoredConversation:
-    """What an old row holds. Raises ValueError."""
+    """The contents of a row in the old format. Raises ValueError."""
     try:
         found = json.loads(chat)
         notes = {int(place): note for place, note in found["notes"].items()}

@@ -26,7 +26,7 @@ MOST_BYTES = 4_000_000
 
 @dataclass
 class StoredCounts:
-    """What is known of one model's heads: counts, and the tree that was chosen, if any."""
+    """The record of one model's heads: acceptance counts, and the chosen tree, if any."""
 
     tally: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     tree: PersonalTree | None = None
@@ -80,7 +80,7 @@ class PersonalTrees:
             self.session.submit(UseTree(tree))
 
     def of(self, facts: TreeFacts) -> StoredCounts:
-        """What is known of these heads."""
+        """The record of these heads."""
         with self._lock:
             if facts.key not in self._kept:
                 self._kept[facts.key] = self._read(facts.key)

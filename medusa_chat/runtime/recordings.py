@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def baseline(self) -> str:
-        """What the speedup is against."""
+        """The baseline of the speedup."""
         return f"our plain decoding, {self.precision}, {self.device}, same weights"
 
     @property
@@ -128,7 +128,7 @@ class Comparison:
 
     @property
     def total_ratio(self) -> float | None:
-        """The same ratio with the prefill, which no drafter makes faster."""
+        """The speedup with prefill included, which no drafter makes faster."""
         return _ratio(self.plain.total_seconds, self.drafted.total_seconds)
 
     @property
@@ -199,7 +199,7 @@ def _token_at(recording: Recording, index: int) -> str:
 
 
 def _start(first: Prefilled) -> tuple[object, ...]:
-    """What both runs must share: the model, how it runs, the prompt, and what of it was cached."""
+    """The conditions both runs must share: model, placement, prompt, and cached prompt tokens."""
     ids = first.prompt_token_ids
     return first.model, first.precision, first.device, ids, first.reused_tokens
 

@@ -35,7 +35,7 @@ class Ticket(Generic[V]):
 
     @property
     def result(self) -> V | None:
-        """What came last; None before anything did."""
+        """The latest value; None before the first."""
         return self.trace[-1] if self.trace else None
 
     def add(self, value: V) -> None:

@@ -32,17 +32,17 @@ class StoredConversation:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What is shown of it."""
+        """The messages of the shown branch."""
         return self.tree.messages
 
     @property
     def title(self) -> str:
-        """What a list calls it."""
+        """The title in the list of conversations."""
         return self.given_title or title_of(self.tree)
 
     @property
     def words(self) -> str:
-        """What a search looks through: title and messages, all versions of them."""
+        """The searchable text: the title and all versions of all messages."""
         said = (one.content for one in self.tree.said.values())
         return "\n".join((self.title, *said)).casefold()
 

@@ -42,7 +42,7 @@ class Measured:
 
 
 class RankCounter:
-    """What the heads predicted over the greedy answers so far.
+    """The heads' predictions over the greedy answers so far.
 
     hits [K, R] int64: how often each rank alone was right; labels [K] int64. prompts: token ids of
     each; answers: the rank of every token, for the search of the tree. tokens: of all answers.

@@ -23,7 +23,7 @@ from medusa_chat.units import gb
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training is going to do. rows, held_out: examples. tokens, labels: of both. seconds:
+    """The amount of work of a training. rows, held_out: examples. tokens, labels: of both. seconds:
     of the steps alone, from one timed batch. memory_bytes: the estimated peak. disk_bytes: of all
     that is written; free_bytes: free where it is written. notes: what was decided and why."""
 

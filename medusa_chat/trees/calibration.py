@@ -41,7 +41,7 @@ class Calibration:
 
     @property
     def origin(self) -> str:
-        """Whose tree it is, in words."""
+        """The origin of the tree, in words."""
         return "your personal tree" if self.is_personal else "the checkpoint's calibrated tree"
 
     @classmethod

@@ -51,5 +51,5 @@ class PathProbabilities:
 
 
 def _similarity_key(choice: Choice) -> Choice:
-    """What similar paths have in common: depth, misses above, last rank."""
+    """The key that groups similar paths: depth, misses above, last rank."""
     return len(choice), min(2, sum(rank > 0 for rank in choice[:-1])), choice[-1]

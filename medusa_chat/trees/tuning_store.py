@@ -24,7 +24,7 @@ MOST_BYTES = 100_000
 
 @dataclass(frozen=True)
 class TuningKey:
-    """What step times depend on: another place is measured anew. device: its name and threads."""
+    """The key of measured step times: another key is measured again. device: name and threads."""
 
     model: str
     precision: str
@@ -61,14 +61,14 @@ class Tuning:
     def governor(
         self, tree: Tree, accuracies: Accuracies, candidates: Tree | None = None
     ) -> Governor | Grower:
-        """Who decides, step by step, how much of `tree`, or which of the candidates, is drafted."""
+        """Decides at each step how much of `tree`, or which of the candidates, is drafted."""
         expected = expected_lengths(tree, accuracies)
         if candidates is None:
             return Governor(self.costs, expected)
         return Grower(self.costs, expected, candidates)
 
     def reason(self, tree: Tree, accuracies: Accuracies) -> str:
-        """What was chosen and why, in words; whether something else is faster, plainly."""
+        """The choice and its reason, in words; says if something else is faster."""
         best = self.pick(tree, accuracies)
         if best.nodes == 1:
             text = self._against(tree, accuracies)
@@ -106,7 +106,7 @@ class Tuning:
         return f"; {size} at {self.costs.lengths[-1]:,} tokens"
 
     def _bench(self) -> str:
-        """What `bench` found faster than Medusa, end to end."""
+        """The method that `bench` found faster than Medusa, end to end."""
         own = self.measured.get("medusa")
         names = {"plain": "plain decoding", "prompt-lookup": "prompt-lookup"}
         found = {n: v for n, v in self.measured.items() if n in names and own and v > own}

@@ -59,7 +59,7 @@ class PasswordGate:
             await self.app(inside, self._until_end(link, receive), self._while_open(link, send))
 
     async def _answer(self, link: Link, request: Request) -> Response | None:
-        """What the password gate itself answers; None lets the request pass."""
+        """The response of the password check itself; None lets the request pass."""
         path = self._inside(request.url.path)
         if path == "/enter" and request.method == "POST":
             return await self._enter(link, request)
@@ -120,7 +120,7 @@ class PasswordGate:
         return receiving
 
     def _while_open(self, link: Link, send: Send) -> Send:
-        """What streams to a guest ends with the link."""
+        """A guest's `send`, which raises OSError once the link has ended."""
 
         async def sending(message: Message) -> None:
             if self.share.link is not link:

@@ -43,7 +43,7 @@ class Link:
 
 @dataclass(frozen=True)
 class ShareState:
-    """What the owner sees. message: why there is no link."""
+    """The owner's view of the link. message: why there is no link."""
 
     status: Literal["off", "making", "on"] = "off"
     message: str = ""
@@ -138,7 +138,7 @@ def new_password() -> str:
 
 
 def share_view(state: ShareState) -> dict[str, Any]:
-    """What the owner's dialog draws."""
+    """The data of the owner's dialog."""
     view: dict[str, Any] = {"status": state.status, "message": state.message, "hours": HOURS}
     if state.link is None:
         return view

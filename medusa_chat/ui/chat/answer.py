@@ -122,7 +122,7 @@ class Answer:
 
     @property
     def model_key(self) -> tuple[str, str, str] | None:
-        """What a speed belongs to."""
+        """The model, precision and device that a speed was measured with."""
         first = self.prefilled
         return (first.model, first.precision, first.device) if first else None
 

@@ -83,7 +83,7 @@ class ConversationEvents(ChatViewer):
         return self._view(tab)
 
     def _posted(self, event: gr.EventData) -> ListInputs:
-        """What an event of the list brought; nothing where it was wrong."""
+        """The checked inputs of a list event; invalid ones give a warning and no inputs."""
         names = ("id", "title", "search", "more")
         try:
             return checked_list({name: event_field(event, name) for name in names})

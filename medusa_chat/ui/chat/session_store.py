@@ -1,4 +1,4 @@
-"""SessionStore: the conversations that are open, found by whose they are and by id. No gradio.
+"""SessionStore: the open conversations, found by owner and id. No gradio.
 
 The owner's are the data folder's: every browser of theirs has the same ones, and what is dropped
 from memory here stays on disk. Those of a guest are in memory only.
@@ -161,7 +161,7 @@ class SessionStore:
     # ---- keeping ----
 
     def _save(self, chat: ChatSession) -> None:
-        """What a store keeps of a conversation has changed. An empty one is not kept."""
+        """Save a changed conversation; an empty one is removed from disk."""
         is_saved = True
         if self.history and chat.is_kept and (not chat.is_empty or chat.is_on_disk):
             is_saved = self.history.save(chat.id, chat.stored, chat.is_deleted or chat.is_empty)

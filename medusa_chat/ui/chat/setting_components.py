@@ -66,7 +66,7 @@ def build_components(trees: Sequence[str]) -> tuple[dict[str, Any], gr.Button]:
 
 
 def _sampling(words: Words) -> dict[str, Any]:
-    """What decides which tokens are taken."""
+    """The settings of acceptance and sampling."""
     made: dict[str, Any] = {
         "acceptance": gr.Radio(
             ACCEPTANCES, elem_id="acceptance", **words("acceptance", "Acceptance")
@@ -86,7 +86,7 @@ def _sampling(words: Words) -> dict[str, Any]:
 
 
 def _drafting(words: Words, trees: Sequence[str]) -> dict[str, Any]:
-    """What decides which tokens are proposed."""
+    """The settings of drafting."""
     with gr.Row():
         return {
             "drafter": gr.Dropdown(list(DRAFTERS), **words("drafter", "Drafter")),

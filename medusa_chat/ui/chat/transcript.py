@@ -31,7 +31,7 @@ class Transcript:
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:
-        """What is shown, as a model takes it."""
+        """The shown messages in the form that a model takes."""
         return self.tree.messages
 
     @cached_property
@@ -75,7 +75,7 @@ class Transcript:
         return Transcript(tree, {**self.recorded, tree.leaf: answer} if answer else self.recorded)
 
     def with_text(self, position: int, text: str) -> "Transcript":
-        """The same with an answer of the model rewritten: its steps belong to it no longer."""
+        """A copy with one of the model's answers rewritten, without its recorded steps."""
         one = replace(self.tree.path[position], content=text, note="", lengths=())
         recorded = {at: answer for at, answer in self.recorded.items() if at != one.id}
         return Transcript(self.tree.replaced(one), recorded)

@@ -68,7 +68,7 @@ def _download(name: str, event: DownloadEvent | None) -> dict[str, Any]:
 
 
 def for_page(text: str) -> str:
-    """What is said of a command line, said of the boxes and buttons that are here instead."""
+    """A command-line message reworded for the page: boxes and buttons instead of options."""
     for flag, box in BOXES.items():
         text = text.replace(flag, box)
     return text

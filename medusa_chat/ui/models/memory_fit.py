@@ -84,7 +84,7 @@ def fit_of(count: int, memory: DeviceMemory | None) -> str:
 
 
 def cells(needed: Mapping[str, int], machine: Machine, precision: str) -> list[dict[str, Any]]:
-    """What a row shows of memory: a cell for each precision. precision: the one chosen."""
+    """The memory cells of a row, one per precision. precision: the chosen one."""
     columns = CPU_COLUMNS if machine.is_cpu else GPU_COLUMNS
     chosen = SAME.get(precision, precision)
     known = [column for column in columns if column in needed]
@@ -102,7 +102,7 @@ def cells(needed: Mapping[str, int], machine: Machine, precision: str) -> list[d
 
 
 def warning(shown: Sequence[Mapping[str, Any]], precision: str) -> str:
-    """What to confirm before a load that will not fit; empty where it may."""
+    """The warning to confirm before a load that will not fit; empty where it may fit."""
     large = [cell for cell in shown if cell["fit"] == "large"]
     chosen = [cell for cell in shown if cell["chosen"]]
     fitting = [cell["precision"] for cell in shown if cell["fit"] in ("fits", "tight")]
@@ -115,7 +115,7 @@ def warning(shown: Sequence[Mapping[str, Any]], precision: str) -> str:
 
 
 def memory_line(memory: DeviceMemory | None) -> str:
-    """What is free, for a reader; empty before it is known."""
+    """The free memory, in words; empty before it is known."""
     if memory is None:
         return ""
     target = "this GPU" if memory.device.startswith("cuda") else "this machine"

@@ -90,7 +90,7 @@ class ModelCatalog:
             self.forget()
 
     def forget(self) -> None:
-        """What lies on the disk has changed: look everything up again."""
+        """Look everything up again, because the files on this disk have changed."""
         with self._lock:
             self._details = {key: (float("-inf"), old[1]) for key, old in self._details.items()}
             self._listed_at = float("-inf")

@@ -178,7 +178,7 @@ def _gated(entry: Entry) -> str:
 
 
 def _download(entry: Entry, machine: Machine) -> str:
-    """What is still to fetch; what is cached is not counted."""
+    """The bytes left to download; cached files are not counted."""
     left = 0 if entry.is_here else entry.detail.left if entry.detail else None
     if left is not None:
         return f"{gb(left)} to download" if left else "nothing to download"

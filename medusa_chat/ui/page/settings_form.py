@@ -46,5 +46,5 @@ class SettingsForm:
         return handle
 
     def named(self, posted: Posted) -> dict[str, object]:
-        """What was posted, by the settings' names."""
+        """The posted values, by the settings' names."""
         return {name: posted[made] for name, made in self.components.items() if made in posted}

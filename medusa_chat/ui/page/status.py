@@ -60,7 +60,7 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
 
 
 def phase_text(state: ModelState) -> str:
-    """What loading does now, in words."""
+    """The current phase of loading, in words."""
     words = PHASES.get(state.phase, state.phase)
     figures = transfer(state.done, state.total, state.rate) if state.total else []
     return ", ".join([words, *figures])

@@ -97,7 +97,7 @@ def summary(chosen: Setting, best: int, gain: float, chosen_gain: float) -> str:
 
 
 def assumptions(chosen: Setting, tokens: float | None) -> list[str]:
-    """What the figures rest on, a sentence each."""
+    """The assumptions behind the figures, one sentence each."""
     whose = "the loaded model's expectation" if tokens else "the paper's Vicuna-7B"
     gpu = chosen.gpu
     return [

@@ -44,7 +44,7 @@ class TuneTab:
 
 
 class TuneController:
-    """What the tab's events do; shared by all browser tabs. Guests look and change nothing."""
+    """The tab's event handlers, shared by all browser tabs. Guests can only look."""
 
     def __init__(self, session: Session, personal: PersonalTrees) -> None:
         self.session = session
@@ -149,7 +149,7 @@ class TuneController:
         return self.personal.use(offer.tree) if offer else None
 
     def _work(self) -> TuneStatus:
-        """What became of the last wish."""
+        """The result of the last request."""
         asked = self._asked
         if asked is None:
             return TuneStatus()

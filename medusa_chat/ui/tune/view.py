@@ -27,7 +27,7 @@ NO_HEADS = (
 
 @dataclass(frozen=True)
 class TuneStatus:
-    """What a visitor asked the tuner for: a sentence while it waits, runs or has failed."""
+    """A visitor's request to the tuner: a sentence while it waits, runs or has failed."""
 
     text: str = ""
     is_running: bool = False
@@ -69,7 +69,7 @@ def tune_view(
 
 
 def work_view(work: TuneStatus) -> dict[str, Any]:
-    """What became of the last wish."""
+    """The tuner's state as the tab draws it."""
     return {"text": work.text, "running": work.is_running, "failed": work.is_failed}
 
 
