@@ -79,7 +79,8 @@ class RecipeOptions:
         Option("--distill/--no-distill", help="Train on the backbone's own answers."),
     ] = None
     self_talk: Annotated[
-        int | None, Option(metavar="N", help="With --distill: N prompts by the backbone.")
+        int | None,
+        Option(metavar="N", help="With --distill: let the backbone write N more prompts."),
     ] = None
     soft_targets: Annotated[
         int | None, Option(metavar="K", help="Use the backbone's top K tokens as targets.")
@@ -93,7 +94,8 @@ class RecipeOptions:
         float | None, Option(metavar="X", help="Learning rate of the backbone.")
     ] = None
     head_learning_rate_multiplier: Annotated[
-        float | None, Option(metavar="X", help="The heads' learning rate is X times as high.")
+        float | None,
+        Option(metavar="X", help="The heads' learning rate as a multiple of the backbone's."),
     ] = None
     lambda0: Annotated[
         float | None, Option(metavar="X", help="Weight of the heads' loss with medusa-2.")

@@ -19,7 +19,9 @@ from medusa_chat.trees.presets import tree_names
 class UiOptions:
     """Options of the page alone."""
 
-    host: Annotated[str, Option(help="Address to listen on; others need --auth.")] = "127.0.0.1"
+    host: Annotated[str, Option(help="Address to listen on; any other asks for a password.")] = (
+        "127.0.0.1"
+    )
     port: Annotated[
         int | None, Option(min=1, max=65535, help="Default: the first free port from 7860 to 7959.")
     ] = None
