@@ -55,7 +55,7 @@ def read_rows(file: Path) -> list[Prompt]:
         else:
             raise UsageError(f"{where}: prompt must be a string")
     if not rows:
-        raise UsageError(f"{file} holds no prompts")
+        raise UsageError(f"{file} holds no prompts: write one per line")
     return rows
 
 

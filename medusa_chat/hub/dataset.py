@@ -20,7 +20,7 @@ def dataset_files(name: str) -> tuple[Path, ...]:
     repo = f"{owner}/{own}"
     if not own or not is_repo_id(repo):
         raise HubError(
-            f"there is no file {name[:200]!r}, and it is no Hub data set's id", "missing"
+            f"there is no file {name[:200]!r}, and it is not the id of a Hub data set", "missing"
         )
     names = [file] if file else chosen_files(_names(repo))
     if not names:

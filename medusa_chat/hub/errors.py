@@ -68,7 +68,7 @@ def _explained(repo: str, error: Exception) -> HubError | None:
         case httpx.RequestError() | ValueError() | KeyError() | TypeError():
             return HubError(
                 f"what answers at {constants().ENDPOINT} is not the Hub ({_reason(error)}): check "
-                "HF_ENDPOINT, and whether a proxy or a sign-in page stands in between",
+                "HF_ENDPOINT, and whether a proxy or a sign-in page is in between",
                 "broken",
             )
     return None

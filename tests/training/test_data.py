@@ -206,7 +206,7 @@ def test_of_a_data_set_only_what_is_for_training_is_read() -> None:
 
 
 def test_name_that_is_no_data_set_is_refused_without_the_network() -> None:
-    with pytest.raises(HubError, match="no Hub data set"):
+    with pytest.raises(HubError, match="not the id of a Hub data set"):
         dataset_files("owner/..")
     with pytest.raises(HubError, match="network is off"):
         dataset_files("owner/never-fetched")

@@ -84,7 +84,7 @@ def bandwidth(context: BenchContext) -> Iterator[Row]:
     shares = [count / best / second for second in seconds]
     note = f"{count / 1e6:.1f} MB a step"
     if count < 2**26:
-        note += ": so few may stay in the processor's cache, then this is no bound"
+        note += ": so few bytes may stay in the processor's cache; then this is not a bound"
     yield row("plain step, of bandwidth", shares, "share", command, "read bandwidth", None, note)
 
 

@@ -102,7 +102,7 @@ def _with_layers(name: str, layers: int, where: str) -> str:
         return name
     if index not in ("*", str(layers)):
         raise ModelError(
-            f"{where} is incomplete: the LM head of head {head} stands at {index} after "
+            f"{where} is incomplete: the LM head of head {head} is at {index} after "
             f"{layers} layers; fetch it again"
         )
     return f"{head}.{layers}.weight"

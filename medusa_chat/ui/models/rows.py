@@ -212,5 +212,5 @@ def _page(entry: Entry) -> str:
 
 def _deletion(cached: CachedModel) -> str:
     base = "" if cached.has_heads or not cached.whole else " Heads may need it as their base."
-    half = "" if cached.whole else " It is only half there; loading it would go on from there."
+    half = "" if cached.whole else " The download is incomplete; loading it continues the download."
     return f"Delete {cached.id} from this disk? It frees {gb(cached.bytes)}.{base}{half}"
