@@ -256,7 +256,7 @@ def test_our_own_bugs_keep_their_traceback(runner: Scripted) -> None:
         (["--acceptance", "maybe"], "exact, typical, typical-sampled"),
         (["--tree", "oak"], "one of auto, chain-3"),
         (["--tree", ""], "tree is ''"),
-        (["--tree", "chain-3", "--nodes", "9"], "chain-3 has 1 to 4 nodes"),
+        (["--tree", "chain-3", "--nodes", "9"], "chain-3 allows 1 to 4 nodes"),
         (["--precision", "int4"], "auto, fp32, bf16, fp16, int8, nf4"),
         (["--device", "tpu"], "auto, cpu, cuda, cuda:N or mps"),
         (["--max-context", "0"], "--max-context"),

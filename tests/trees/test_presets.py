@@ -102,5 +102,5 @@ def test_unknown_names_are_refused_with_the_known_ones(name: str) -> None:
 
 @pytest.mark.parametrize("nodes", [0, -1, 65, 10**9])
 def test_more_nodes_than_the_tree_has_are_refused(nodes: int) -> None:
-    with pytest.raises(UsageError, match="mc_sim_7b_63 has 1 to 64 nodes"):
+    with pytest.raises(UsageError, match="mc_sim_7b_63 allows 1 to 64 nodes"):
         load_tree("mc_sim_7b_63", nodes)
