@@ -116,7 +116,7 @@ BAD_HEADS = {
     "a vocabulary too small": (own(200), "for 200 tokens and the backbone has 256"),
     "a vocabulary far too large": (own(4000), "for 4000 tokens and the backbone has 256"),
     "an LM head for some": (GOOD | {"1.1.weight": torch.zeros(256, 32)}, "1 of 3 heads"),
-    "an LM head after no layer": (GOOD | {"0.4.weight": torch.zeros(256, 32)}, "stands at 4"),
+    "an LM head after no layer": (GOOD | {"0.4.weight": torch.zeros(256, 32)}, "is at 4"),
     "a layer that is not square": (GOOD | {W: torch.zeros(32, 31)}, "is (32,), not (31,)"),
     "a bias of another size": (GOOD | {"1.0.linear.bias": torch.zeros(7)}, "is (7,)"),
     "a bias without its layer": (GOOD | {"1.1.linear.bias": torch.zeros(32)}, "has no weight"),

@@ -142,7 +142,7 @@ def test_a_broken_folder_is_refused_in_one_line(folder, spoil, says):
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./none", "word", "a/b/c", "", "\x00"])
 def test_a_missing_checkpoint_is_refused(name):
-    with pytest.raises(ModelError, match="no checkpoint|there is no folder"):
+    with pytest.raises(ModelError, match="not a checkpoint|there is no folder"):
         Checkpoint.find(LoadRequest(name))
 
 

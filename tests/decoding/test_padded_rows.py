@@ -136,7 +136,9 @@ def test_where_they_are_left_out_it_is_said(monkeypatch, is_spread):
     monkeypatch.setenv(prepare.STEADY, "64")
     backbone, notes = prepare.prepare(tiny("llama"), None, CPU, CONTEXT, is_spread=is_spread)
     assert backbone.rows == 1 and backbone.implementation == attention.NAME
-    assert notes[0] == "MEDUSA_CHAT_STEADY is left out: it is for a model on one CUDA device"
+    assert (
+        notes[0] == "MEDUSA_CHAT_STEADY is ignored: it works only with a model on one CUDA device"
+    )
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_an_answer_stopped_from_outside_is_no_comparison(scripted, monkeypatch):
     scripted.runner.delay = 0.05
     jobs = remember_jobs(scripted, monkeypatch)
     running = compare(scripted, STORY, SHORT, poll_seconds=0.01)
-    with pytest.raises(MedusaChatError, match="needs both answers whole"):
+    with pytest.raises(MedusaChatError, match="needs two finished answers"):
         for event in running:
             if event.stage == "running":
                 scripted.cancel(jobs[-1])
