@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
-
 from medusa_chat import paths
 from medusa_chat.cli.options import (
     AsJson,
     LoadOptions,
     TreeName,
+    count,
+    file_path,
+    folder_path,
     refuse_unknown_tree,
+    value,
     values_of,
 )
 from medusa_chat.cli.terminal import progress, refusing, require_folder
@@ -35,65 +37,47 @@ class BenchOptions:
     """What is measured, and where the rows go; then the options of `--study report`."""
 
     tree: TreeName = "auto"
-    rounds: Annotated[int, Option(min=1, metavar="N", help="Repetitions, interleaved.")] = 5
-    max_new_tokens: Annotated[int, Option(min=2, metavar="N", help="Tokens per answer.")] = 128
+    rounds: Annotated[int, count("Repetitions, interleaved.", min=1)] = 5
+    max_new_tokens: Annotated[int, count("Tokens per answer.", min=2)] = 128
     study: Annotated[
-        list[str] | None,
-        Option(metavar="NAME", help=f"Run this study only; repeatable: {MEASURED}. {FINDINGS}."),
+        list[str] | None, value("NAME", f"Run this study only; repeatable: {MEASURED}. {FINDINGS}.")
     ] = None
     shape: Annotated[
-        str | None, Option(metavar="7b|8b", help="Use random weights of this size, no checkpoint.")
+        str | None, value("7b|8b", "Use random weights of this size, no checkpoint.")
     ] = None
-    layers: Annotated[
-        int | None, Option(min=1, metavar="N", help="With --shape: use only N layers.")
-    ] = None
+    layers: Annotated[int | None, count("With --shape: use only N layers.", min=1)] = None
     trace: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="With --shape: replay the acceptance of this trace."),
+        Path | None, file_path("With --shape: replay the acceptance of this trace.")
     ] = None
     as_json: AsJson = False
-    output: Annotated[Path | None, Option(metavar="FILE", help="Also write the JSON here.")] = None
-    picture: Annotated[
-        Path | None, Option(metavar="FILE.svg", help="Also draw the results as a chart.")
-    ] = None
+    output: Annotated[Path | None, file_path("Also write the JSON here.")] = None
+    picture: Annotated[Path | None, value("FILE.svg", "Also draw the results as a chart.")] = None
     report: Annotated[
-        Path | None, Option(metavar="FILE.html", help="With --study report: write the page here.")
+        Path | None, value("FILE.html", "With --study report: write the page here.")
     ] = None
     answers: Annotated[
-        Path | None,
-        Option(metavar="FILE.jsonl", help="With --study report: answers for FastChat's judges."),
+        Path | None, value("FILE.jsonl", "With --study report: answers for FastChat's judges.")
     ] = None
     model_id: Annotated[
-        str | None, Option(metavar="NAME", help="With --answers: the model's name in the file.")
+        str | None, value("NAME", "With --answers: the model's name in the file.")
     ] = None
-    acceptance: Annotated[
-        str, Option(metavar="NAME", help="With --study report: acceptance rule.")
-    ] = "exact"
-    temperature: Annotated[float, Option(metavar="T", help="With --study report: 0 to 2.")] = 0.0
+    acceptance: Annotated[str, value("NAME", "With --study report: acceptance rule.")] = "exact"
+    temperature: Annotated[float, value("T", "With --study report: 0 to 2.")] = 0.0
 
 
 @dataclass(frozen=True)
 class StudyFiles:
     """Files and folders that studies read."""
 
-    prompts: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Questions in MT-Bench's format."),
-    ] = None
-    draft: Annotated[
-        Path | None, Option(metavar="DIR", help="Draft model with the same vocabulary.")
-    ] = None
-    data: Annotated[
-        Path | None, Option(metavar="FILE", help="Conversations for studies that train.")
-    ] = None
+    prompts: Annotated[Path | None, file_path("Questions in MT-Bench's format.")] = None
+    draft: Annotated[Path | None, folder_path("Draft model with the same vocabulary.")] = None
+    data: Annotated[Path | None, file_path("Conversations for studies that train.")] = None
     reference: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="Checkout of FasterDecoding/Medusa to compare with."),
+        Path | None, folder_path("Checkout of FasterDecoding/Medusa to compare with.")
     ] = None
-    medusa_2: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="With --study ladder: a medusa-2 checkpoint."),
-    ] = None
+    medusa_2: Annotated[Path | None, folder_path("With --study ladder: a medusa-2 checkpoint.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
@@ -156,7 +140,7 @@ def _refuse_misplaced(options: Bench) -> None:
         raise UsageError("--layers and --trace are for --shape")
     if "report" in (options.study or ()):
         return
-    if any(value is not None for value in (options.report, options.answers, options.model_id)):
+    if any(one is not None for one in (options.report, options.answers, options.model_id)):
         raise UsageError("--report, --answers and --model-id are for --study report")
     if (options.acceptance, options.temperature) != ("exact", 0.0):
         raise UsageError("--acceptance and --temperature are for --study report")

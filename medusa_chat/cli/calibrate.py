@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
-
 from medusa_chat import paths
-from medusa_chat.cli.options import AsJson, LoadOptions
+from medusa_chat.cli.options import AsJson, LoadOptions, count, file_path, flag, value
 from medusa_chat.cli.terminal import require_folder, stopping
 from medusa_chat.cli.training_data import More, data_paths
 from medusa_chat.cli.training_progress import TrainingView
@@ -23,20 +21,12 @@ class CalibrateOptions:
 
     data: Annotated[
         list[str] | None,
-        Option(
-            metavar="FILE|HUB_DATASET...", help="Prompts, as for train; not needed with --chats."
-        ),
+        value("FILE|HUB_DATASET...", "Prompts, as for train; not needed with --chats."),
     ] = None
     more: More = None
-    chats: Annotated[
-        bool, Option("--chats", help="Measure on your saved chats: a personal tree.")
-    ] = False
-    nodes: Annotated[
-        int, Option(metavar="N", min=2, max=256, help="Nodes of the tree, root included.")
-    ] = 64
-    output: Annotated[
-        Path | None, Option(metavar="FILE", help="Default: the checkpoint's folder.")
-    ] = None
+    chats: Annotated[bool, flag("--chats", "Measure on your saved chats: a personal tree.")] = False
+    nodes: Annotated[int, count("Nodes of the tree, root included.", min=2, max=256)] = 64
+    output: Annotated[Path | None, file_path("Default: the checkpoint's folder.")] = None
     as_json: AsJson = False
 
 

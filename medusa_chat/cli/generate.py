@@ -7,7 +7,16 @@ from typing import Annotated
 
 from typer import Option
 
-from medusa_chat.cli.options import LoadOptions, TreeName, refuse_unknown_tree, values_of
+from medusa_chat.cli.options import (
+    LoadOptions,
+    TreeName,
+    count,
+    file_path,
+    flag,
+    refuse_unknown_tree,
+    value,
+    values_of,
+)
 from medusa_chat.cli.prompts import as_asked, read_prompts
 from medusa_chat.cli.terminal import answer, load, opened
 from medusa_chat.decoding.settings import GenerationSettings
@@ -18,22 +27,21 @@ from medusa_chat.runtime.in_process import InProcess
 class PromptOptions:
     """What is answered, and how the answers are written."""
 
-    prompt: Annotated[str | None, Option(metavar="TEXT", help="The prompt.")] = None
+    prompt: Annotated[str | None, value("TEXT", "The prompt.")] = None
     prompt_file: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="UTF-8 file with the prompt; - for standard input."),
+        Path | None, file_path("UTF-8 file with the prompt; - for standard input.")
     ] = None
     messages: Annotated[
-        Path | None, Option(metavar="FILE", help='Conversation: [{"role": ..., "content": ...}].')
+        Path | None, file_path('Conversation: [{"role": ..., "content": ...}].')
     ] = None
     prompts: Annotated[
-        Path | None, Option(metavar="FILE", help='JSONL: one {"prompt"} or {"messages"} per line.')
+        Path | None, file_path('JSONL: one {"prompt"} or {"messages"} per line.')
     ] = None
-    raw: Annotated[bool, Option("--raw", help="Use no chat template.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print one JSON event per line.")] = False
-    trace: Annotated[Path | None, Option(metavar="FILE", help="Also write the events here.")] = None
+    raw: Annotated[bool, flag("--raw", "Use no chat template.")] = False
+    as_json: Annotated[bool, flag("--json", "Print one JSON event per line.")] = False
+    trace: Annotated[Path | None, file_path("Also write the events here.")] = None
     verbose: Annotated[
-        bool, Option("--verbose", help="Report how the model was loaded and what drafts.")
+        bool, flag("--verbose", "Report how the model was loaded and what drafts.")
     ] = False
 
 
@@ -41,14 +49,14 @@ class PromptOptions:
 class DecodingOptions:
     """The fields of GenerationSettings, which checks them."""
 
-    drafter: Annotated[
-        str | None, Option(metavar="medusa|prompt-lookup|none", help="What proposes tokens.")
-    ] = None
+    drafter: Annotated[str | None, value("medusa|prompt-lookup|none", "What proposes tokens.")] = (
+        None
+    )
     acceptance: Annotated[
         str,
-        Option(
-            metavar="exact|typical|typical-sampled",
-            help="Acceptance rule: exact is lossless, typical ones are lossy.",
+        value(
+            "exact|typical|typical-sampled",
+            "Acceptance rule: exact is lossless, typical ones are lossy.",
         ),
     ] = "exact"
     temperature: Annotated[float, Option(help="0 to 2; 0: greedy.")] = 0.0
@@ -57,14 +65,11 @@ class DecodingOptions:
     posterior_threshold: Annotated[float, Option(help="Epsilon of typical acceptance.")] = 0.09
     posterior_alpha: Annotated[float, Option(help="Delta of typical acceptance: below 1.")] = 0.3
     tree: TreeName = "auto"
-    nodes: Annotated[
-        int | None, Option(metavar="N", help="Cut the tree to N nodes, root included.")
-    ] = None
-    max_new_tokens: Annotated[int, Option(metavar="N", help="Maximum length of the answer.")] = 512
-    seed: Annotated[int | None, Option(metavar="N", help="Default: random.")] = None
+    nodes: Annotated[int | None, count("Cut the tree to N nodes, root included.")] = None
+    max_new_tokens: Annotated[int, count("Maximum length of the answer.")] = 512
+    seed: Annotated[int | None, count("Default: random.")] = None
     stop: Annotated[
-        list[str] | None,
-        Option(metavar="TEXT", help="End the answer before this text; repeatable."),
+        list[str] | None, value("TEXT", "End the answer before this text; repeatable.")
     ] = None
 
     def settings(self) -> GenerationSettings:

@@ -22,13 +22,7 @@ from medusa_chat.cli.calibrate import Calibrate
 from medusa_chat.cli.doctor import doctor
 from medusa_chat.cli.generate import Generate
 from medusa_chat.cli.models import models
-from medusa_chat.cli.options import (
-    AsJson,
-    Backbone,
-    Command,
-    DataDir,
-    prepare_process,
-)
+from medusa_chat.cli.options import AsJson, Backbone, Command, DataDir, count, prepare_process
 from medusa_chat.cli.terminal import note
 from medusa_chat.cli.train import Train
 from medusa_chat.cli.ui import Ui
@@ -126,7 +120,7 @@ def inspect(
     checkpoint: Annotated[str, Argument(metavar="ID|DIR", help="Checkpoint to inspect.")] = "demo",
     backbone: Backbone = None,
     max_context: Annotated[
-        int | None, Option(metavar="N", min=16, help="Context length of the memory estimate.")
+        int | None, count("Context length of the memory estimate.", min=16)
     ] = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,

@@ -7,11 +7,11 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from typer import Argument, Option, Typer
+from typer import Argument, Typer
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import quantised
-from medusa_chat.cli.options import AsJson, Backbone, DataDir, Offline, prepare_process
+from medusa_chat.cli.options import AsJson, Backbone, DataDir, Offline, prepare_process, value
 from medusa_chat.cli.pull_progress import shown
 from medusa_chat.cli.terminal import CONTROLS, note
 from medusa_chat.errors import ModelError
@@ -83,9 +83,7 @@ def search_models(
 def pull_model(
     repo: Id,
     backbone: Backbone = None,
-    revision: Annotated[
-        str | None, Option(metavar="NAME", help="Branch, tag or refs/pr/N.")
-    ] = None,
+    revision: Annotated[str | None, value("NAME", "Branch, tag or refs/pr/N.")] = None,
     offline: Offline = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,

@@ -21,16 +21,39 @@ from medusa_chat.trees.presets import load_tree
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
 
-AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
-TreeName = Annotated[str, Option(metavar="auto|NAME|FILE", help="Draft tree: a preset or a file.")]
-Backbone = Annotated[
-    str | None, Option(metavar="ID|DIR", help="Use this backbone, not the checkpoint's.")
-]
-Device = Annotated[str, Option(metavar="auto|cpu|cuda[:N]|mps", help="Device that runs the model.")]
-Offline = Annotated[bool, Option("--offline", help="Do not use the network.")]
+
+def value(name: str, help: str, **checks: Any) -> Any:
+    """An option with a value, which --help calls by `name`."""
+    return Option(metavar=name, help=help, **checks)
+
+
+def count(help: str, **limits: int) -> Any:
+    """An option that is a whole number."""
+    return value("N", help, **limits)
+
+
+def file_path(help: str) -> Any:
+    """An option that is the path of a file."""
+    return value("FILE", help)
+
+
+def folder_path(help: str) -> Any:
+    """An option that is the path of a folder."""
+    return value("DIR", help)
+
+
+def flag(name: str, help: str) -> Any:
+    """An option without a value, by its name, or by its name and that of its opposite."""
+    return Option(name, help=help)
+
+
+AsJson = Annotated[bool, flag("--json", "Print JSON.")]
+TreeName = Annotated[str, value("auto|NAME|FILE", "Draft tree: a preset or a file.")]
+Backbone = Annotated[str | None, value("ID|DIR", "Use this backbone, not the checkpoint's.")]
+Device = Annotated[str, value("auto|cpu|cuda[:N]|mps", "Device that runs the model.")]
+Offline = Annotated[bool, flag("--offline", "Do not use the network.")]
 DataDir = Annotated[
-    Path | None,
-    Option(metavar="DIR", file_okay=False, help="Folder for settings, chats and caches."),
+    Path | None, value("DIR", "Folder for settings, chats and caches.", file_okay=False)
 ]
 
 
@@ -46,16 +69,12 @@ class Command(Protocol):
 class LoadOptions:
     """Options of every command that loads a model."""
 
-    checkpoint: Annotated[
-        str, Option(metavar="ID|DIR", help="Medusa checkpoint: a Hub id or a folder.")
-    ] = "demo"
+    checkpoint: Annotated[str, value("ID|DIR", "Medusa checkpoint: a Hub id or a folder.")] = "demo"
     backbone: Backbone = None
-    precision: Annotated[
-        str, Option(metavar="|".join(PRECISIONS), help="Number format of the weights.")
-    ] = "auto"
+    precision: Annotated[str, value("|".join(PRECISIONS), "Number format of the weights.")] = "auto"
     device: Device = "auto"
     max_context: Annotated[
-        int | None, Option(metavar="N", min=1, help="Context length: tokens of prompt and answer.")
+        int | None, count("Context length: tokens of prompt and answer.", min=1)
     ] = None
     offline: Offline = False
     data_dir: DataDir = None

@@ -8,10 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
-
 from medusa_chat.checkpoints.precision import PRECISIONS
-from medusa_chat.cli.options import AsJson, DataDir, Device, Offline, prepare_process, values_of
+from medusa_chat.cli.options import (
+    AsJson,
+    DataDir,
+    Device,
+    Offline,
+    count,
+    flag,
+    folder_path,
+    prepare_process,
+    value,
+    values_of,
+)
 from medusa_chat.cli.terminal import stopping
 from medusa_chat.cli.training_data import More, data_paths
 from medusa_chat.cli.training_progress import TrainingView, event_json
@@ -26,32 +35,29 @@ class TrainOptions:
 
     data: Annotated[
         list[str],
-        Option(
-            metavar="FILE|HUB_DATASET...",
-            help="Training data: ShareGPT, UltraChat, messages, MT-Bench, AlpacaEval (JSON, JSONL, "
+        value(
+            "FILE|HUB_DATASET...",
+            "Training data: ShareGPT, UltraChat, messages, MT-Bench, AlpacaEval (JSON, JSONL, "
             "parquet) or "
             "text.",
         ),
     ]
-    output: Annotated[Path, Option(metavar="DIR", help="New folder for the checkpoint.")]
+    output: Annotated[Path, folder_path("New folder for the checkpoint.")]
     more: More = None
-    backbone: Annotated[str, Option(metavar="ID|DIR", help="Model to train heads for.")] = "demo"
+    backbone: Annotated[str, value("ID|DIR", "Model to train heads for.")] = "demo"
     sequence_length: Annotated[
-        int | None,
-        Option(metavar="N", min=16, help="Tokens per training example; longer ones are cut."),
+        int | None, count("Tokens per training example; longer ones are cut.", min=16)
     ] = None
-    precision: Annotated[
-        str, Option(metavar="|".join(PRECISIONS), help="Number format of the backbone.")
-    ] = "auto"
+    precision: Annotated[str, value("|".join(PRECISIONS), "Number format of the backbone.")] = (
+        "auto"
+    )
     device: Device = "auto"
-    resume: Annotated[
-        bool, Option("--resume", help="Continue a stopped run of the same command.")
-    ] = False
+    resume: Annotated[bool, flag("--resume", "Continue a stopped run of the same command.")] = False
     offline: Offline = False
     data_dir: DataDir = None
     as_json: AsJson = False
     recipe: Annotated[
-        str, Option(metavar="NAME|FILE", help="Training settings; the options below override them.")
+        str, value("NAME|FILE", "Training settings; the options below override them.")
     ] = "default"
 
 
@@ -60,61 +66,41 @@ class RecipeOptions:
     """Options of a recipe, each named as its field; None leaves the recipe's value."""
 
     method: Annotated[
-        str | None,
-        Option(metavar="medusa-1|medusa-2", help="Train the heads alone, or the backbone too."),
+        str | None, value("medusa-1|medusa-2", "Train the heads alone, or the backbone too.")
     ] = None
-    heads: Annotated[int | None, Option(metavar="N", help="Number of heads; five are enough.")] = (
-        None
-    )
-    head_layers: Annotated[int | None, Option(metavar="N", help="Residual layers per head.")] = None
+    heads: Annotated[int | None, count("Number of heads; five are enough.")] = None
+    head_layers: Annotated[int | None, count("Residual layers per head.")] = None
     own_lm_head: Annotated[
         bool | None,
-        Option(
+        flag(
             "--own-lm-head/--shared-lm-head",
-            help="Give each head its own LM head, or share the backbone's.",
+            "Give each head its own LM head, or share the backbone's.",
         ),
     ] = None
     distill: Annotated[
-        bool | None,
-        Option("--distill/--no-distill", help="Train on the backbone's own answers."),
+        bool | None, flag("--distill/--no-distill", "Train on the backbone's own answers.")
     ] = None
     self_talk: Annotated[
-        int | None,
-        Option(metavar="N", help="With --distill: let the backbone write N more prompts."),
+        int | None, count("With --distill: let the backbone write N more prompts.")
     ] = None
     soft_targets: Annotated[
-        int | None, Option(metavar="K", help="Use the backbone's top K tokens as targets.")
+        int | None, value("K", "Use the backbone's top K tokens as targets.")
     ] = None
-    epochs: Annotated[int | None, Option(metavar="N", help="Passes over the data.")] = None
-    max_steps: Annotated[
-        int | None, Option(metavar="N", help="Number of steps, instead of --epochs.")
-    ] = None
-    batch_tokens: Annotated[int | None, Option(metavar="N", help="Tokens per batch.")] = None
-    learning_rate: Annotated[
-        float | None, Option(metavar="X", help="Learning rate of the backbone.")
-    ] = None
+    epochs: Annotated[int | None, count("Passes over the data.")] = None
+    max_steps: Annotated[int | None, count("Number of steps, instead of --epochs.")] = None
+    batch_tokens: Annotated[int | None, count("Tokens per batch.")] = None
+    learning_rate: Annotated[float | None, value("X", "Learning rate of the backbone.")] = None
     head_learning_rate_multiplier: Annotated[
-        float | None,
-        Option(metavar="X", help="The heads' learning rate as a multiple of the backbone's."),
+        float | None, value("X", "The heads' learning rate as a multiple of the backbone's.")
     ] = None
-    lambda0: Annotated[
-        float | None, Option(metavar="X", help="Weight of the heads' loss with medusa-2.")
-    ] = None
-    lambda0_schedule: Annotated[
-        str | None, Option(metavar="constant|sine", help="Schedule of lambda0.")
-    ] = None
-    decay: Annotated[
-        float | None, Option(metavar="X", help="The loss of head k has the weight X^k.")
-    ] = None
-    warmup_steps: Annotated[
-        int | None, Option(metavar="N", help="Steps until the full learning rate.")
-    ] = None
-    lora_rank: Annotated[int | None, Option(metavar="N", help="Rank of the LoRA adapter.")] = None
-    lora_alpha: Annotated[int | None, Option(metavar="N", help="Alpha of the LoRA adapter.")] = None
-    lora_dropout: Annotated[
-        float | None, Option(metavar="X", help="Dropout of the LoRA adapter.")
-    ] = None
-    seed: Annotated[int | None, Option(metavar="N", help="Seed of shuffling and sampling.")] = None
+    lambda0: Annotated[float | None, value("X", "Weight of the heads' loss with medusa-2.")] = None
+    lambda0_schedule: Annotated[str | None, value("constant|sine", "Schedule of lambda0.")] = None
+    decay: Annotated[float | None, value("X", "The loss of head k has the weight X^k.")] = None
+    warmup_steps: Annotated[int | None, count("Steps until the full learning rate.")] = None
+    lora_rank: Annotated[int | None, count("Rank of the LoRA adapter.")] = None
+    lora_alpha: Annotated[int | None, count("Alpha of the LoRA adapter.")] = None
+    lora_dropout: Annotated[float | None, value("X", "Dropout of the LoRA adapter.")] = None
+    seed: Annotated[int | None, count("Seed of shuffling and sampling.")] = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from medusa_chat import paths
-from medusa_chat.cli.options import LoadOptions
+from medusa_chat.cli.options import LoadOptions, flag, value
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.history import FILE, History
 from medusa_chat.runtime.session import Session
@@ -26,12 +26,12 @@ class UiOptions:
         int | None, Option(min=1, max=65535, help="Default: the first free port from 7860 to 7959.")
     ] = None
     share: Annotated[
-        bool, Option("--share", help="Create a public link with a password, for 24 hours.")
+        bool, flag("--share", "Create a public link with a password, for 24 hours.")
     ] = False
-    auth: Annotated[str | None, Option(metavar="USER:PASSWORD", help="Require this login.")] = None
-    no_browser: Annotated[bool, Option("--no-browser", help="Do not open a browser.")] = False
+    auth: Annotated[str | None, value("USER:PASSWORD", "Require this login.")] = None
+    no_browser: Annotated[bool, flag("--no-browser", "Do not open a browser.")] = False
     root_path: Annotated[
-        str, Option(metavar="PATH", help="Path or address of the page behind a reverse proxy.")
+        str, value("PATH", "Path or address of the page behind a reverse proxy.")
     ] = ""
 
 
