@@ -25,7 +25,8 @@ from medusa_chat.bench import run_shape
 from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
 from medusa_chat.checkpoints.memory import release
 from medusa_chat.decoding.backends import split_attention
-from medusa_chat.decoding.backends.pipelined_graphs import PipelinedGraphRunner
+from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
+from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_profiler import StepProfiler
@@ -107,22 +108,21 @@ def recorded_parity() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for precision in ("fp32", "bf16"):
         loaded = load_shape(SMALL, LoadRequest(device="cuda", precision=precision))
-        engine = loaded.engine
+        backbone, heads = loaded.engine.backbone, loaded.engine.heads
         found[f"{precision}, at the load"] = loaded.info.notes[-1]
         for nodes in (1, 16, 64):
             for temperature in (0.0, 0.8):
                 parts, recorded = (
-                    answer(engine, way, nodes, temperature)
-                    for way in (None, PipelinedGraphRunner(engine.backbone))
+                    answer(Engine(way(backbone), heads), nodes, temperature)
+                    for way in (TorchStep, CudaGraphStep)
                 )
                 name = f"{precision}, {nodes} nodes, temperature {temperature}: first difference"
                 found[name] = gpu_nf4.first_difference(recorded, parts)
     return found
 
 
-def answer(engine: Engine, way: Any, nodes: int, temperature: float, count: int = 200) -> list[int]:
-    """Tokens of an answer to PROMPT, its steps done this way (None: by their parts)."""
-    engine.backbone.whole_step = way
+def answer(engine: Engine, nodes: int, temperature: float, count: int = 200) -> list[int]:
+    """Tokens of an answer to PROMPT."""
     engine.forget()
     tree = source_tree(None, len(engine.heads or ())).head(nodes)
     drafter = "medusa" if nodes > 1 else "none"
@@ -139,37 +139,36 @@ def recorded_times(name: str) -> dict[str, Any]:
 
 
 def step_times(engine: Engine) -> dict[str, Any]:
-    """Milliseconds of a step by nodes, behind BEHIND tokens: by its parts, recorded, what of that
+    """Milliseconds of a step by nodes, behind BEHIND tokens: by operators, recorded, what of that
     is the device's, and in an answer, where the next one is queued ahead."""
     found: dict[str, Any] = {}
-    source, recorded = (
-        source_tree(None, len(engine.heads or ())),
-        PipelinedGraphRunner(engine.backbone),
-    )
+    source, backbone = source_tree(None, len(engine.heads or ())), engine.backbone
+    recorded = CudaGraphStep(backbone)
+    engines = {
+        "by operators": Engine(TorchStep(backbone), engine.heads),
+        "recorded": Engine(recorded, engine.heads),
+    }
     for nodes in (1, 8, 16, 32, 64):
-        stage = StepProfiler(engine, source)
-        at = min(BEHIND, engine.backbone.context // 2)
-        engine.backbone.cache.fill(at)
-        for name, way in (("by parts", None), ("recorded", recorded)):
-            engine.backbone.whole_step = way
+        at = min(BEHIND, backbone.context // 2)
+        for name, way in engines.items():
+            stage = StepProfiler(way, source)
+            backbone.cache.fill(at)
             stage.try_out(nodes, at)
             before, label = recorded.seconds, f"{name}, {nodes} nodes"
             found[label] = timed(lambda n=nodes, s=stage, at=at: s.step(n, at))
-            if way is not None:
+            if way.backend is recorded:
                 found[f"{label}, of the device"] = (
                     1e3 * (recorded.seconds - before) / (WARM_UPS + TIMED)
                 )
-        stage.leave()
-        for name, way in (("by parts", None), ("recorded", recorded)):
+            stage.leave()
             _, found[f"{name}, {nodes} nodes, in an answer"] = (
-                mean_step(engine, way, nodes) for _ in range(2)
+                mean_step(way, nodes) for _ in range(2)
             )
     return found
 
 
-def mean_step(engine: Engine, way: Any, nodes: int) -> float:
+def mean_step(engine: Engine, nodes: int) -> float:
     """Milliseconds, over an answer of 200 tokens."""
-    engine.backbone.whole_step = way
     engine.forget()
     tree = source_tree(None, len(engine.heads or ())).head(nodes)
     settings = GenerationSettings(drafter="medusa", max_new_tokens=200, seed=0)

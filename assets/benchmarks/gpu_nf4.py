@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM
 from medusa_chat.bench.harness.random_model import RandomModel, llama_config
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import nf4
+from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
@@ -73,7 +74,8 @@ def random_engine(shape: RandomModel, device: torch.device, dtype: torch.dtype) 
 
 
 def engine_of(model: Any, heads: MedusaHeads) -> Engine:
-    return Engine(Backbone(model, min(2048, model.config.max_position_embeddings)), heads)
+    context = min(2048, model.config.max_position_embeddings)
+    return Engine(TorchStep(Backbone(model, context)), heads)
 
 
 def merged_engine(engine: Engine) -> Engine:

@@ -118,11 +118,12 @@ def _engine(
     ModelError for a backbone that decodes a tree otherwise."""
     model = parts.model
     is_spread = plan.device_map is not None
-    backbone, notes = prepare(model, parts.heads, plan.device, plan.context, calibration, is_spread)
+    backend, notes = prepare(model, parts.heads, plan.device, plan.context, calibration, is_spread)
+    backbone = backend.backbone
     difference = backbone.check()
     agrees = f"a tree step agrees with plain steps (logits within {difference:.1g})"
     parts.notes += [*notes, f"attention {backbone.implementation}; {agrees}"]
-    engine = Engine(backbone, parts.heads, end_tokens(model, parts.tokenizer))
+    engine = Engine(backend, parts.heads, end_tokens(model, parts.tokenizer))
     engine.name, engine.precision = found.name, plan.precision
     return engine
 
@@ -178,8 +179,7 @@ def tuning_key(name: str, precision: str, device: torch.device) -> tuning_store.
 
 def _warm_up(loaded: LoadedModel, tree: Tree) -> None:
     """A few steps, so that the first answer does not pay for the first call of anything."""
-    engine, whole = loaded.engine, loaded.engine.backbone.whole_step
-    tries = whole.tries if whole is not None else 0
+    engine, tries = loaded.engine, loaded.engine.backend.tries
     count = 4 + tries * (tree.depth + 1)
     prompt = [min(5, engine.backbone.vocabulary - 1)] * 4
     for drafter in ("none", "medusa" if engine.heads is not None else "prompt-lookup"):

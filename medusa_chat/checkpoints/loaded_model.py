@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medusa_chat.checkpoints.chat_template import TemplateRenderer
-from medusa_chat.decoding.candidate_budget import Grower
 from medusa_chat.decoding.detokenizer import TokenTexts
-from medusa_chat.decoding.draft_budget import Governor
+from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.plain_clock import PlainClock
 from medusa_chat.decoding.tree import Tree
@@ -29,7 +28,7 @@ class LoadedModel:
     said: tuple[str, list[int]] = ("", [])  # the last text as a whole and its exact ids
     stored: Calibration | None = None  # the checkpoint's own, while a personal tree stands above it
     tuned: Tuning | None = None
-    governor: Governor | Grower | None = None  # of the auto tree; it learns from every answer
+    budget: DraftBudget | None = None  # of the auto tree; it learns from every answer
     trees: dict[int | None, tuple[Tree, str]] = field(default_factory=dict)  # auto, once asked
     renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
 

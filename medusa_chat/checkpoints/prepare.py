@@ -11,10 +11,12 @@ from medusa_chat.checkpoints import native_build
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, cuda_graph_trial, native
+from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.linear4 import release
 from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.decoding.step_result import StepBackend
 from medusa_chat.errors import UsageError
 from medusa_chat.trees.calibration import Calibration
 
@@ -30,15 +32,15 @@ def prepare(
     context: int,
     calibration: Calibration | None = None,
     is_spread: bool = False,
-) -> tuple[Backbone, Sequence[str]]:
-    """The model as a backbone, with submodules replaced by faster ones, and a sentence for each
-    change. is_spread: it lies on several devices, and is left as it is. Raises UsageError for an
-    invalid number of rows in MEDUSA_CHAT_STEADY."""
+) -> tuple[StepBackend, Sequence[str]]:
+    """What runs the steps of the model as a backbone, with submodules replaced by faster ones, and
+    a sentence for each change. is_spread: it lies on several devices, and is left as it is. Raises
+    UsageError for an invalid number of rows in MEDUSA_CHAT_STEADY."""
     rows, notes = _padded_rows(), list[str]()
     if rows > 1 and (device.type != "cuda" or is_spread):
         rows, notes = 1, [f"{STEADY} is ignored: it works only with a model on one CUDA device"]
     if is_spread:
-        return Backbone(model, context), notes  # accelerate's hooks stay
+        return TorchStep(Backbone(model, context)), notes  # accelerate's hooks stay
     can_run = native.can_run(model)
     library = native_build.library() if can_run else None
     notes += replace_submodules(model, packs=library is None)
@@ -47,13 +49,21 @@ def prepare(
     if rows > 1:
         notes.append(f"each step has {rows} rows{_rounding(backbone)}")
     notes += _use_shortlist(backbone, heads, calibration)
+    backend: StepBackend = TorchStep(backbone)
+    why = ""
     if device.type == "cuda" and os.environ.get(GRAPHS) != "0":
-        notes.append(cuda_graph_trial.try_cuda_graphs(backbone, heads))
+        backend, why = cuda_graph_trial.try_cuda_graphs(backbone, heads)
     elif device.type == "cpu":
         notes.append(cpu_threads.settle(model, *filter(None, [heads])))
         if can_run:
-            notes.append(_use_native_step(backbone, heads, library))
-    return backbone, notes
+            backend, why = _native_step(backbone, heads, library)
+    notes.append(f"each step runs by {backend.name}{why and f': {why}'}")
+    return backend, notes
+
+
+def is_native(backend: StepBackend) -> bool:
+    """Whether the pass of its steps is our C."""
+    return isinstance(backend, native.NativeStep)
 
 
 def _backbone(model: Any, context: int, rows: int, library: ctypes.CDLL | None) -> Backbone:
@@ -99,13 +109,17 @@ def _use_shortlist(
     return [f"drafts are taken from {count:,} of {whole:,} tokens; the text is the same"]
 
 
-def _use_native_step(
+def _native_step(
     backbone: Backbone, heads: MedusaHeads | None, library: ctypes.CDLL | None
-) -> str:
-    """Let the C library decode a step, where there is one and its results agree; what to tell."""
+) -> tuple[StepBackend, str]:
+    """Steps whose pass is the C library's, where there is one and its results agree; else torch's,
+    and why."""
     if library is None:
-        return "by torch's operators: with a C compiler (gcc or clang) several times faster"
+        return TorchStep(backbone), "with a C compiler (gcc or clang) several times faster"
     team = native.NativeThreads(library, cpu_threads.of_native(backbone.model))
-    if native.enable(backbone, heads, team):
-        return f"a step is one call into C, by {team.threads} threads"
-    return "by torch's operators: the numbers of our C library were not theirs"
+    found = native.native_step(backbone, heads, team)
+    if found is None:
+        return TorchStep(backbone), "the numbers of our C library were not theirs"
+    if heads is None or heads.is_shared:  # no product is torch's: its threads would only spin
+        torch.set_num_threads(1)
+    return found, ""

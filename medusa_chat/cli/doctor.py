@@ -110,7 +110,17 @@ def examine() -> Report:
 
         report.sections["cpu"] |= torch_facts.processor()
         report.sections["devices"] = torch_facts.devices(report.problems)
+        report.sections["devices"]["a step runs by"] = _backend(has_cuda(report))
     return report
+
+
+def _backend(is_cuda: bool) -> str:
+    """What runs the steps of a model on this machine's first device."""
+    if is_cuda:
+        return "one CUDA graph where a trial at the load finds it faster, else torch operators"
+    if native_build.compiler() is None:
+        return "torch operators"
+    return "the pass in C for Llama-like models in fp32 and bf16, else torch operators"
 
 
 def has_cuda(report: Report) -> bool:

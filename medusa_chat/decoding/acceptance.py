@@ -6,11 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.drafters import Draft, TreeTensors
-from medusa_chat.decoding.sampling import Position, own_tokens, with_noise
+from medusa_chat.decoding.drafters import Draft
+from medusa_chat.decoding.sampling import TORCH, Position, Rows, drawn, entropies, own_tokens
 from medusa_chat.decoding.settings import GenerationSettings
-
-IMPOSSIBLE = -1000.0  # a log-probability whose probability is 0 in any precision, and not infinite
 
 
 @dataclass(frozen=True)
@@ -40,65 +38,31 @@ class Acceptance:
 @dataclass(frozen=True)
 class VerifyInput:
     """The input of an acceptance rule. logits: the backbone's [n, V], a row for each node of the
-    draft; position: of the root in the text; details: whether Details are wanted."""
+    draft; position: of the root in the text; details: whether Details are wanted; rows: what reads
+    the logits."""
 
     draft: Draft
     logits: Tensor
     position: Position
     settings: GenerationSettings
     details: bool
+    rows: Rows = TORCH
 
 
-class Verifier:
-    """What acceptance reads from the logits [n, V] of a draft's nodes, by torch's operators."""
-
-    def argmax(self, logits: Tensor) -> Tensor:
-        """int64 [n]; the lowest index wins a tie."""
-        return logits.argmax(-1)
-
-    def own_tokens(
-        self,
-        logits: Tensor,
-        tensors: TreeTensors,
-        position: Position,
-        settings: GenerationSettings,
-    ) -> Tensor:
-        """sampling.own_tokens: logits [n, V] -> int64 [n]."""
-        return own_tokens(logits, tensors, position, settings)
-
-    def figures(self, draft: Draft, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """float32 [n] each: a node's log-probability after its parent, and the entropy in nats of
-        the distribution after the node."""
-        log_p = torch.log_softmax(logits.float() / temperature, -1)
-        return log_p[draft.tensors.parents, draft.tokens], entropies(log_p)
-
-    def certainty(self, logits: Tensor, token: int, temperature: float) -> float:
-        """How certain the backbone is of `token`, by the logits [V] it was chosen from: 0 to 1.
-
-        The softmax over this token and the most probable other one; unlike the full softmax it
-        needs no sum over the vocabulary.
-        """
-        values, places = logits.float().topk(min(2, len(logits)))
-        rivals = values[places != token]
-        if not len(rivals):
-            return 1.0
-        return float(torch.sigmoid((logits[token].float() - rivals[0]) / temperature))
+Rule = Callable[[VerifyInput], Acceptance]
 
 
-TORCH = Verifier()
-Rule = Callable[[VerifyInput, Verifier], Acceptance]
-
-
-def exact(verify_input: VerifyInput, verifier: Verifier = TORCH) -> Acceptance:
+def exact(verify_input: VerifyInput) -> Acceptance:
     """Take the backbone's own sample at each node and follow the child that equals it.
 
     Every token is the backbone's own, so this is lossless at any temperature for any deterministic
     tree; greedy is its limit.
     """
     draft, logits, settings = verify_input.draft, verify_input.logits, verify_input.settings
-    sampled = verifier.own_tokens(logits, draft.tensors, verify_input.position, settings)
-    figures = verifier.figures(draft, logits, settings.scale) if verify_input.details else None
-    found = _details(figures, None, sampled)
+    rows = verify_input.rows
+    sampled = own_tokens(logits, draft.tensors, verify_input.position, settings, rows)
+    seen = figures(draft, logits, settings.scale, rows) if verify_input.details else None
+    found = _details(seen, None, sampled)
     if len(draft.tree) == 1:  # plain decoding: there is nothing to accept but the root
         root, path = draft.tensors.depths, draft.tensors.paths[0]
         is_finite = torch.isfinite(logits.max())
@@ -109,19 +73,19 @@ def exact(verify_input: VerifyInput, verifier: Verifier = TORCH) -> Acceptance:
     return _result(draft, logits, node, length, sampled, found)
 
 
-def typical(verify_input: VerifyInput, verifier: Verifier = TORCH) -> Acceptance:
+def typical(verify_input: VerifyInput) -> Acceptance:
     """Accept a node while p > min(epsilon, delta * exp(-H)) at its parent (Medusa, section 2.3.1).
 
     The first token and every next token are greedy, so the result is deterministic and
     temperature only relaxes acceptance. Lossy. At temperature 0 it is greedy decoding.
     """
-    return _typical(verify_input, verifier, is_sampled=False)
+    return _typical(verify_input, is_sampled=False)
 
 
-def typical_sampled(verify_input: VerifyInput, verifier: Verifier = TORCH) -> Acceptance:
+def typical_sampled(verify_input: VerifyInput) -> Acceptance:
     """As typical, but the first token and every next token are sampled from the tokens that pass
     the rule, renormalised. Lossy. At temperature 0 it is greedy decoding."""
-    return _typical(verify_input, verifier, is_sampled=True)
+    return _typical(verify_input, is_sampled=True)
 
 
 ACCEPTANCE: dict[str, Rule] = {
@@ -131,11 +95,12 @@ ACCEPTANCE: dict[str, Rule] = {
 }
 
 
-def _typical(verify_input: VerifyInput, verifier: Verifier, is_sampled: bool) -> Acceptance:
+def _typical(verify_input: VerifyInput, is_sampled: bool) -> Acceptance:
     draft, logits, settings = verify_input.draft, verify_input.logits, verify_input.settings
     if settings.is_greedy:
-        return exact(verify_input, verifier)
-    figures = at_parent, entropy = verifier.figures(draft, logits, settings.scale)
+        return exact(verify_input)
+    rows = verify_input.rows
+    seen = at_parent, entropy = figures(draft, logits, settings.scale, rows)
     threshold = _threshold(entropy, settings)
     accepted = at_parent.exp() > threshold.index_select(0, draft.tensors.parents)
     length = _prefix_lengths(accepted, draft)
@@ -145,11 +110,21 @@ def _typical(verify_input: VerifyInput, verifier: Verifier, is_sampled: bool) ->
     if is_sampled:
         log_p = torch.log_softmax(logits.float() / settings.scale, -1)
         passing = log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf)
-        chosen = with_noise(passing, draft.tensors, verify_input.position, settings).argmax(-1)
+        chosen = drawn(passing, draft.tensors, verify_input.position, settings, rows)
     else:
-        chosen = verifier.argmax(logits)
-    found = _details(figures if verify_input.details else None, threshold, chosen)
+        chosen = rows.largest(logits)
+    found = _details(seen if verify_input.details else None, threshold, chosen)
     return _result(draft, logits, node, length, chosen, found)
+
+
+def figures(
+    draft: Draft, logits: Tensor, temperature: float, rows: Rows = TORCH
+) -> tuple[Tensor, Tensor]:
+    """float32 [n] each: a node's log-probability after its parent, and the entropy in nats of the
+    distribution after the node."""
+    scores, parents = logits.float() / temperature, draft.tensors.parents
+    sums, entropy = rows.sums(scores)
+    return scores[parents, draft.tokens] - sums.index_select(0, parents), entropy
 
 
 def thresholds(log_p: Tensor, settings: GenerationSettings) -> Tensor:
@@ -161,11 +136,6 @@ def _threshold(entropy: Tensor, settings: GenerationSettings) -> Tensor:
     return torch.clamp(
         settings.posterior_alpha * torch.exp(-entropy), max=settings.posterior_threshold
     )
-
-
-def entropies(log_p: Tensor) -> Tensor:
-    """Entropy in nats of rows of log-probabilities [n, V] -> [n]; impossible tokens add nothing."""
-    return -(log_p.exp() * log_p.clamp(min=IMPOSSIBLE)).sum(-1)
 
 
 def _prefix_lengths(accepted: Tensor, draft: Draft) -> Tensor:
@@ -184,12 +154,12 @@ def _first_best(values: Tensor) -> Tensor:
 
 
 def _details(
-    figures: tuple[Tensor, Tensor] | None, threshold: Tensor | None, sampled: Tensor
+    seen: tuple[Tensor, Tensor] | None, threshold: Tensor | None, sampled: Tensor
 ) -> Details | None:
-    """Details of a step; None where figures were not asked for."""
-    if figures is None:
+    """Details of a step by its `figures`; None where they were not asked for."""
+    if seen is None:
         return None
-    at_parent, entropy = figures
+    at_parent, entropy = seen
     return Details(at_parent.exp(), entropy, threshold, sampled)
 
 

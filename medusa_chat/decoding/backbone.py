@@ -6,14 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from medusa_chat.decoding import attention
-from medusa_chat.decoding.acceptance import TORCH
 from medusa_chat.decoding.attention import aligned, keep_cudnn_out
 from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.fused_layers import FusedDecoder, lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache
 from medusa_chat.decoding.padded_rows import filled, widened
 from medusa_chat.decoding.settings import MAX_NODES
-from medusa_chat.decoding.step_result import WholeStep
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
 
@@ -56,8 +54,6 @@ class Backbone:
         self.device, self.dtype = first.device, first.dtype
         keep_cudnn_out(self.device)
         self.numbers = numbers or first.dtype
-        self.verifier = TORCH
-        self.whole_step: WholeStep | None = None
         self.rows = 1  # a step's pass has a multiple of so many (padded_rows.py)
         self.vocabulary = int(self.config.vocab_size)
         self.context = context

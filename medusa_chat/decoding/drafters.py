@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.candidate_budget import Grower
 from medusa_chat.decoding.tree import ROOT, Tree
 
 
@@ -64,26 +63,23 @@ class Draft:
     guesses: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """The next draft as far as the host knows it.
 
     tokens: of all nodes, the root first, where the host knows them. Else index int64 [n]: each
-    node's place in [root, the `width` best guesses of the first head, of the second, ...].
-    grower: decides which of the nodes are drafted; None: all are. asks: the grower drafts its
-    usual number. least: the next root's certainty is computed where it is at least this; 0: never.
-    is_lasting: the following plans are the same but for the root, while the context has room.
+    node's place in [root, the `width` best guesses of the first head, of the second, ...]; None:
+    the root alone. is_grown: `fill` keeps a part of the nodes, by numbers that it reads on the
+    host. reason: why so many nodes (draft_budget.py).
     """
 
     tree: Tree
     tensors: TreeTensors
-    tokens: Sequence[int] | None
+    tokens: Sequence[int] | None = None
     index: Tensor | None = None
     width: int = 0
-    grower: Grower | None = None
-    asks: bool = False
-    least: float = 0.0
-    is_lasting: bool = False
+    is_grown: bool = False
+    reason: str = ""
 
 
 class Drafter(Protocol):
@@ -91,14 +87,12 @@ class Drafter(Protocol):
     device."""
 
     name: str
-    least: float  # see Plan
 
-    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
-        """The plan of the next draft; it may be the same object as the last one, changed.
+    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
+        """The plan of the next draft.
 
         tokens: the ids added to the text since the last call (at first the prompt), the root last.
-        depth: the largest that the context has room for. certainty: the backbone's of the root
-        (Verifier.certainty), 0 where under `least` or not computed.
+        depth: the largest that the context has room for.
         """
         ...
 
@@ -108,8 +102,7 @@ class Drafter(Protocol):
         ...
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
-        """Account for the last step: its number of nodes, and the accepted ones, the root first.
-        Not called where WholeStep has done a grower's accounting."""
+        """Account for the last step: its number of nodes, and the accepted ones, the root first."""
         ...
 
 
@@ -117,13 +110,12 @@ class Autoregressive:
     """Drafter "none": plain decoding, one token a step."""
 
     name = "none"
-    least = 0.0
 
     def __init__(self, device: torch.device) -> None:
-        self._tensors = TreeTensors.of(ROOT, device)
+        self._plan = Plan(ROOT, TreeTensors.of(ROOT, device), reason="off: plain decoding")
 
-    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
-        return Plan(ROOT, self._tensors, tokens[-1:], is_lasting=True)
+    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
+        return self._plan
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         """root int64 [1] alone; hidden [1, d] is not read."""

@@ -1,4 +1,4 @@
-"""DynamicTree: a tree for one step, of the nodes that are most probable in it. No torch.
+"""Dynamic trees: a tree for one step, of the nodes that are most probable in it. No torch.
 
 Heads are independent of each other, so a node's probability is the product along its path, and no
 node is more probable than its parent. So the m most probable nodes are a tree, and the best one of
@@ -7,43 +7,23 @@ of accuracies over many texts). Their number follows from the measured time of a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from medusa_chat.decoding.draft_budget import Allowance
 from medusa_chat.decoding.tree import Tree
 
-# Where details are recorded every so many steps draft the usual tree, however sure the heads are:
-# it is shown, and the heads' accuracies are counted from it.
-ASKED_EVERY = 8
 
-
-@dataclass(slots=True)
-class DynamicTree:
-    """The rule by which a part of a larger tree is drafted. seconds[m - 1]: time of a step of m
-    nodes, its draft included; most: the largest number of nodes; rate: tokens per second that a
-    node has to bring; gate: where the first head's best guess is less probable than this, the other
-    heads do not run and nothing is drafted (0: they always run)."""
-
-    seconds: tuple[float, ...]
-    most: int
-    rate: float
-    gate: float = 0.0
-
-
-def grow(tree: Tree, shares: Sequence[float], dynamic_tree: DynamicTree) -> tuple[int, ...]:
+def grow(tree: Tree, shares: Sequence[float], allowance: Allowance) -> tuple[int, ...]:
     """The nodes of `tree` that are drafted, in rising order, the root first. shares[i]: the heads'
-    probability of node i given its parent.
-
-    The same algorithm in C is kernels/growth.c.
-    """
+    probability of node i given its parent."""
     worth = [1.0]
     for node, parent in enumerate(tree.parents[1:], start=1):
         worth.append(worth[parent] * shares[node])
-    order = sorted(range(1, len(tree)), key=lambda node: -worth[node])[: dynamic_tree.most - 1]
-    count, total, most = 0, 1.0, 1.0 - dynamic_tree.rate * dynamic_tree.seconds[0]
+    order = sorted(range(1, len(tree)), key=lambda node: -worth[node])[: allowance.nodes - 1]
+    count, total, most = 0, 1.0, 1.0 - allowance.rate * allowance.seconds[0]
     for number, node in enumerate(order, start=1):
         total += worth[node]
-        value = total - dynamic_tree.rate * dynamic_tree.seconds[number]
+        value = total - allowance.rate * allowance.seconds[number]
         if value > most:
             most, count = value, number
     return (0, *sorted(order[:count]))

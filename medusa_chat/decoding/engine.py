@@ -6,20 +6,17 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule
-from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.candidate_budget import Grower
-from medusa_chat.decoding.decode_step import StepRunner
-from medusa_chat.decoding.draft_budget import Governor
-from medusa_chat.decoding.drafters import Autoregressive, Drafter
+from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule, VerifyInput
+from medusa_chat.decoding.draft_budget import DraftBudget
+from medusa_chat.decoding.drafters import Autoregressive, Draft, Drafter, TreeTensors
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.probe import common_prefix, probe_logits
 from medusa_chat.decoding.prompt_lookup import PromptLookup
 from medusa_chat.decoding.settings import CHUNK, GenerationSettings
-from medusa_chat.decoding.step_result import DecodeState, StepResult
-from medusa_chat.decoding.tree import Tree
+from medusa_chat.decoding.step_result import DecodeState, StepBackend, StepResult, read
+from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -39,18 +36,18 @@ class Engine:
 
     def __init__(
         self,
-        backbone: Backbone,
+        backend: StepBackend,
         heads: MedusaHeads | None = None,
         eos: frozenset[int] = frozenset(),
     ) -> None:
-        self.backbone = backbone
+        """backend: runs the steps, on its backbone. eos: ids of the tokens that end an answer."""
+        self.backend, self.backbone = backend, backend.backbone
         self.heads = heads
         self.eos = eos
-        self.pauses = eos  # tokens that end a call which runs several steps
         self.name = ""
-        self.precision = PRECISIONS.get(backbone.dtype, str(backbone.dtype))
+        self.precision = PRECISIONS.get(self.backbone.dtype, str(self.backbone.dtype))
         self._ids: list[int] = []  # what the cache holds
-        self.stepper = StepRunner(backbone)
+        self._alone = TreeTensors.of(ROOT, self.backbone.device)
         self._made: Medusa | None = None  # the last one made; the next answer mostly has the same
 
     def drafter(
@@ -58,11 +55,11 @@ class Engine:
         settings: GenerationSettings,
         tree: Tree,
         details: bool = True,
-        governor: Governor | Grower | None = None,
+        budget: DraftBudget | None = None,
     ) -> Drafter:
         """The drafter that resolved settings name. Raises UsageError when it needs heads.
 
-        governor: says how much Medusa drafts at each step. It is left out where the tree changes
+        budget: decides how much Medusa drafts at each step. It is left out where the tree changes
         the text, as it does with typical acceptance.
         """
         if settings.drafter == Autoregressive.name:
@@ -72,11 +69,11 @@ class Engine:
         if self.heads is None:
             raise UsageError("the checkpoint has no Medusa heads: use --drafter prompt-lookup")
         if settings.acceptance != "exact" and not settings.is_greedy:
-            governor = None
+            budget = None
         made = self._made
-        if made is None or not made.is_of(self.heads, tree, details, governor):
+        if made is None or not made.is_of(self.heads, tree, details, budget):
             head, vocabulary = self.backbone.lm_head, self.backbone.vocabulary
-            made = self._made = Medusa(self.heads, head, tree, vocabulary, details, governor)
+            made = self._made = Medusa(self.heads, head, tree, vocabulary, details, budget)
         return made.for_new_answer()
 
     def forget(self) -> None:
@@ -100,7 +97,7 @@ class Engine:
         rule = ACCEPTANCE[settings.acceptance]
         self._require_room(prompt_ids)
         started = perf_counter()
-        first, hidden, reused = self._prefill(prompt_ids, rule, settings, drafter.least)
+        first, hidden, reused = self._prefill(prompt_ids, rule, settings)
         root_id = first.next_token
         answer: list[int] = [] if root_id in self.eos else [root_id]
         limit, at_limit = self._limit(len(prompt_ids), settings)
@@ -117,41 +114,34 @@ class Engine:
             text="",
             seconds=prefill_seconds,
             context=self.backbone.context,
+            backend=self.backend.name,
         )
         steps, emitted, seconds = 0, 0, 0.0
         _, reason = self._cut([root_id], first, 0, limit, at_limit)
         known: Sequence[int] = [*prompt_ids, root_id]
-        state = DecodeState(drafter, rule, settings, details, hidden, certainty=first.certainty)
-        state.ends = tuple(self.eos | self.pauses)
+        state = DecodeState(drafter, rule, settings, details, hidden, root_id)
         while reason is None:
             started = perf_counter()
             state.most = limit - len(answer)
-            outcomes, known = self.stepper.decode_step(state, known), []
-            for outcome in outcomes:  # all of them are in the cache
-                self._ids += outcome.tokens if outcome.is_finite else []
-            taken = perf_counter() - started - sum(outcome.seconds for outcome in outcomes)
-            for outcome in outcomes:
-                started = perf_counter()
-                said = [*outcome.tokens[1:], outcome.next_token]
-                known += said
-                fresh, reason = self._cut(said, outcome, len(answer), limit, at_limit)
-                count = len(fresh) + (reason == "eos")
-                answer += fresh
-                spent = outcome.seconds + taken / len(outcomes) + perf_counter() - started
-                steps, emitted, seconds = steps + 1, emitted + count, seconds + spent
-                yield Step(
-                    steps - 1,
-                    tuple(fresh),
-                    "",
-                    spent,
-                    tuple(outcome.path[: count + 1]),
-                    outcome.record,
-                    outcome.heads_seconds,
-                    outcome.backbone_seconds,
-                    outcome.nodes,
-                )
-                if reason is not None:
-                    break
+            outcome, why = self._step(state, known)
+            known = [*outcome.tokens[1:], outcome.next_token]
+            fresh, reason = self._cut(known, outcome, len(answer), limit, at_limit)
+            count = len(fresh) + (reason == "eos")
+            answer += fresh
+            spent = perf_counter() - started
+            steps, emitted, seconds = steps + 1, emitted + count, seconds + spent
+            yield Step(
+                steps - 1,
+                tuple(fresh),
+                "",
+                spent,
+                tuple(outcome.path[: count + 1]),
+                outcome.record,
+                outcome.heads_seconds,
+                outcome.backbone_seconds,
+                outcome.nodes,
+                why,
+            )
         if reason == "error":
             self.backbone.cache.wipe()
         yield Finished(
@@ -178,6 +168,19 @@ class Engine:
         finally:
             self._ids = self._ids[: self.backbone.cache.length]
 
+    def _step(self, state: DecodeState, known: Sequence[int]) -> tuple[StepResult, str]:
+        """The next step, and why it drafts so many nodes. known: the tokens since the last step
+        (first the prompt), the root last."""
+        begun = perf_counter()
+        cache, drafter = self.backbone.cache, state.drafter
+        plan = drafter.plan(known, self.backbone.context - 1 - cache.length)
+        planned = perf_counter() - begun
+        outcome = self.backend.step(state, plan)
+        outcome.heads_seconds += planned
+        self._ids += outcome.tokens if outcome.is_finite else []
+        drafter.learn(outcome.nodes, outcome.path)
+        return outcome, plan.reason
+
     def _require_room(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:
             raise UsageError("the prompt is empty: type something")
@@ -190,7 +193,7 @@ class Engine:
 
     @torch.inference_mode()
     def _prefill(
-        self, prompt_ids: Sequence[int], rule: Rule, settings: GenerationSettings, least: float
+        self, prompt_ids: Sequence[int], rule: Rule, settings: GenerationSettings
     ) -> tuple[StepResult, Tensor, int]:
         """Read the prompt into the cache -> (the first token's result, the state [1, d] it was
         predicted from, tokens reused)."""
@@ -199,14 +202,13 @@ class Engine:
         self.backbone.cache.crop(reused)
         while len(prompt_ids) - len(self._ids) > CHUNK:
             self._read(prompt_ids[len(self._ids) : len(self._ids) + CHUNK])
-        rest, whole = prompt_ids[len(self._ids) :], self.backbone.whole_step
-        outcome = whole and whole.read(rest, settings, least)
-        if whole and outcome:
-            self._ids += rest
-            last = whole.hidden
-        else:
-            last = self._read(rest)[-1:]
-            outcome = self.stepper.after(rest[-1], last, len(prompt_ids) - 1, rule, settings, least)
+        last = self._read(prompt_ids[len(self._ids) :])[-1:]
+        root = torch.tensor(prompt_ids[-1:], device=self.backbone.device)
+        draft, logits = Draft(root, ROOT, self._alone), self.backbone.lm_head(last)
+        place = len(prompt_ids) - 1
+        outcome = read(
+            draft, rule(VerifyInput(draft, logits, place, settings, False, self.backend.rows))
+        )
         if not outcome.is_finite:
             self.forget()  # a pass with NaN must not be reused
             self.backbone.cache.wipe()

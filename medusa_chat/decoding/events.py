@@ -71,7 +71,8 @@ class Stats:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """The prompt is in the cache and the first token is there. settings: all of them, resolved."""
+    """The prompt is in the cache and the first token is there. settings: all of them, resolved.
+    backend: what runs the steps ("" in an older trace)."""
 
     model: str
     precision: str
@@ -85,6 +86,7 @@ class Prefilled:
     seconds: float
     context: int = 0
     version: int = VERSION
+    backend: str = ""
 
 
 @dataclass(frozen=True, init=False)
@@ -95,7 +97,8 @@ class Step:
     `seconds` that proposing the draft took; backbone_seconds: the part of the backbone's pass, LM
     head included, and of the draft too where both are one recording (then heads_seconds is 0);
     nodes: of the draft, 1 for plain decoding (0 in a trace that is older than the
-    figure). draft: None when details were not asked for.
+    figure). draft: None when details were not asked for. budget: why so many nodes, "all" or in
+    words (draft_budget.py).
     """
 
     index: int
@@ -107,6 +110,7 @@ class Step:
     heads_seconds: float = 0.0
     backbone_seconds: float = 0.0
     nodes: int = 0
+    budget: str = ""
 
     def __init__(
         self,
@@ -119,13 +123,14 @@ class Step:
         heads_seconds: float = 0.0,
         backbone_seconds: float = 0.0,
         nodes: int = 0,
+        budget: str = "",
     ) -> None:
         # a frozen dataclass sets fields one by one, which took a fiftieth of the demo's step
         own = self.__dict__
         own["index"], own["token_ids"], own["text"] = index, token_ids, text
         own["seconds"], own["path"], own["draft"] = seconds, path, draft
         own["heads_seconds"], own["backbone_seconds"] = heads_seconds, backbone_seconds
-        own["nodes"] = nodes
+        own["nodes"], own["budget"] = nodes, budget
 
 
 def nodes_of(step: Step) -> int:

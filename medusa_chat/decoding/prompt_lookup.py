@@ -17,20 +17,20 @@ class PromptLookup:
     into one tree: longer matches first, then later ones. Needs no heads."""
 
     name = "prompt-lookup"
-    least = 0.0
 
     def __init__(self, nodes: int, device: torch.device) -> None:
         self.nodes, self._device = nodes, device
         self._ids: list[int] = []
         self._ends: dict[tuple[int, ...], list[int]] = {}  # n-gram -> places after it
 
-    def plan(self, tokens: Sequence[int], depth: int, certainty: float = 0.0) -> Plan:
+    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         for token in tokens:
             self._append(token)
         found = self._merge(min(depth, DEPTH))
         tree = Tree.from_choices(found)
         made = [self._ids[-1], *found.values()]
-        return Plan(tree, TreeTensors.of(tree, self._device), made)
+        reason = "all" if found else "off: no match"
+        return Plan(tree, TreeTensors.of(tree, self._device), made, reason=reason)
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         """The planned tokens int64 [n]; root [1] and hidden [1, d] are not read."""

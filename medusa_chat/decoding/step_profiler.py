@@ -21,7 +21,6 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 40
 WARM_UPS, WARM_SECONDS = 6, 0.02  # most steps and seconds of warm-up before a timed step
 DOUBTS = 3  # times that a step is timed again whose time seems too long
 SLOW = 5  # multiple of the budget after which timing ends with the sizes it has
-AT_ONCE = 16  # tokens wanted of one call, which may run several steps
 SETTINGS = GenerationSettings(drafter="medusa", seed=0)
 
 
@@ -40,13 +39,11 @@ def time_steps(
     drafting: dict[int, list[float]] = {}
 
     def time_one(nodes: int, length: int, is_warm: bool = True) -> float:
-        left = warm_ups(firsts[nodes]) if is_warm else 0
-        while left > 0:
-            left -= profiler.step(nodes, length)[0]
+        for _ in range(warm_ups(firsts[nodes]) if is_warm else 0):
+            profiler.step(nodes, length)
         started = clock()
-        count, heads = profiler.step(nodes, length)
-        drafting.setdefault(nodes, []).append(heads)
-        return (clock() - started) / count
+        drafting.setdefault(nodes, []).append(profiler.step(nodes, length))
+        return clock() - started
 
     sizes: list[int] = []
     first, firsts = 0.0, dict[int, float]()
@@ -103,7 +100,7 @@ class StepProfiler:
         self.lengths = _lengths(engine)
         cache = engine.backbone.cache
         self._ids, self._length = list(engine._ids), cache.length
-        most = len(tree) + -len(tree) % engine.backbone.rows + AT_ONCE
+        most = len(tree) + -len(tree) % engine.backbone.rows
         self._kept = {
             start: cache.rows(start, min(start + most, self._length))
             for start in self.lengths
@@ -115,21 +112,19 @@ class StepProfiler:
         self._root_id = min(5, engine.backbone.vocabulary - 1)
         self._root = torch.tensor([self._root_id], device=weight.device)
 
-    def step(self, nodes: int, length: int) -> tuple[int, float]:
-        """Run a whole step (heads, backbone, acceptance, the copy to the host, cache rows), or
-        several where answers have several in one call -> (their number, the heads' seconds per
-        step)."""
+    def step(self, nodes: int, length: int) -> float:
+        """Run a whole step as the page has it (heads, backbone, acceptance, details, the copy to
+        the host, cache rows) -> the heads' seconds."""
         engine = self.engine
         engine.backbone.cache.length = length
-        state = DecodeState(self._drafter(nodes), exact, SETTINGS, False, self._hidden, self._root)
-        state.most = AT_ONCE
-        taken = engine.stepper.decode_step(state, [self._root_id])
-        return len(taken), sum(one.heads_seconds for one in taken) / len(taken)
+        drafter = self._drafter(nodes)
+        state = DecodeState(drafter, exact, SETTINGS, True, self._hidden, self._root_id, self._root)
+        plan = drafter.plan([self._root_id], engine.backbone.context - 1 - length)
+        return engine.backend.step(state, plan).heads_seconds
 
     def try_out(self, nodes: int, length: int) -> None:
-        """Run steps of this kind until they are as fast as they will be (WholeStep.tries)."""
-        whole = self.engine.backbone.whole_step
-        for _ in range(whole.tries if whole is not None else 0):
+        """Run steps of this kind until they are as fast as they will be (StepBackend.tries)."""
+        for _ in range(self.engine.backend.tries):
             self.step(nodes, length)
 
     def _drafter(self, nodes: int) -> Drafter:
@@ -137,7 +132,7 @@ class StepProfiler:
             backbone, heads = self.engine.backbone, self.engine.heads
             assert heads is not None
             tree, head = self._tree.head(nodes), backbone.lm_head
-            self._drafters[nodes] = Medusa(heads, head, tree, backbone.vocabulary, False)
+            self._drafters[nodes] = Medusa(heads, head, tree, backbone.vocabulary, True)
         return self._drafters[nodes]
 
     def leave(self) -> None:

@@ -1,6 +1,5 @@
-"""StepResult: the result of a step on the host; DecodeState and WholeStep beside it."""
+"""StepResult: the result of a step on the host; DecodeState and StepBackend beside it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,8 +7,10 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.acceptance import Acceptance, Rule
+from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters import Draft, Drafter, Plan
 from medusa_chat.decoding.events import DraftRecord
+from medusa_chat.decoding.sampling import Rows
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 
@@ -17,9 +18,7 @@ from medusa_chat.decoding.tree import Tree
 @dataclass
 class StepResult:
     """The result of one step. path: the accepted nodes, the root first; tokens: theirs; nodes: of
-    the draft. heads_seconds: time of drafting; backbone_seconds: of the pass, LM head included;
-    seconds: of the whole step where one call did it. certainty: the backbone's of next_token
-    (Verifier.certainty), 0 where under the plan's `least` or not computed."""
+    the draft. heads_seconds: time of drafting; backbone_seconds: of the pass, LM head included."""
 
     path: list[int]
     tokens: list[int]
@@ -29,47 +28,36 @@ class StepResult:
     record: DraftRecord | None = None
     heads_seconds: float = 0.0
     backbone_seconds: float = 0.0
-    seconds: float = 0.0
-    certainty: float = 0.0
 
 
 @dataclass
 class DecodeState:
-    """How an answer is decoded, and its current position. hidden [1, d]: the backbone's state from
-    which the root was predicted; root int64 [1] on the device, None where only the host has it;
-    certainty: see Drafter.plan; most: tokens still to generate; ends: tokens after which no step
-    is wanted."""
+    """How an answer is decoded, and its current position, which every step moves on. root_id: the
+    root; root int64 [1]: the same on the device, None where only the host has it; hidden [1, d]:
+    the backbone's state from which it was predicted; most: tokens still to generate."""
 
     drafter: Drafter
     rule: Rule
     settings: GenerationSettings
     details: bool
     hidden: Tensor
+    root_id: int
     root: Tensor | None = None
-    certainty: float = 0.0
     most: int = 1
-    ends: tuple[int, ...] = ()
 
 
-class WholeStep(Protocol):
-    """A backend that runs whole steps as one call, for the plans and rules it supports."""
+class StepBackend(Protocol):
+    """Runs decoding steps on a backbone: chosen when a model is loaded, given to its engine."""
 
-    hidden: Tensor  # [1, d], the state after the last node that a step accepted
-    seconds: float  # of all steps so far, without the time in Python
-    threads: int  # on the CPU; 0: it runs on a GPU
+    backbone: Backbone
+    name: str  # what a step is here, in a few words
+    seconds: float  # of drafts and passes so far; what else a step takes is the host's
     tries: int  # steps of one kind before they run at full speed
+    rows: Rows  # what reads logits
 
-    def decode_steps(self, plan: Plan, root: int, state: DecodeState) -> list[StepResult] | None:
-        """Run the next step, and where the plan is lasting and no details are wanted maybe some
-        more; the results are the operators', the cache is extended, and a grower has accounted for
-        them. None where this backend does not support the plan or the rule."""
-        ...
-
-    def read(
-        self, tokens: Sequence[int], settings: GenerationSettings, least: float
-    ) -> StepResult | None:
-        """Read the next tokens of the text into the cache -> the token after them; None where this
-        backend does not support it. least: see Plan."""
+    def step(self, state: DecodeState, plan: Plan) -> StepResult:
+        """One step: draft, pass, acceptance. Accepted rows are in the cache afterwards, and `state`
+        describes the position after them."""
         ...
 
 

@@ -8,16 +8,15 @@ from dataclasses import replace
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory import refuse_out_of_memory
 from medusa_chat.checkpoints.precision import smaller_precisions
-from medusa_chat.decoding.candidate_budget import Grower
 from medusa_chat.decoding.detokenizer import with_text
-from medusa_chat.decoding.draft_budget import Governor
+from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.events import Event, Finished, changed
 from medusa_chat.decoding.plain_clock import busy
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.messages import Fresh, Prompt
 from medusa_chat.runtime.prompt_ids import encode, said_so_far
-from medusa_chat.runtime.tuner import governor_of
+from medusa_chat.runtime.tuner import budget_of
 from medusa_chat.trees.presets import load_tree
 
 
@@ -34,7 +33,7 @@ def reply(
     resolved, tree = resolve(loaded, settings)
     ids, text = encode(loaded, prompt)
     advice = _Advice(loaded, resolved)
-    answer = decode(loaded, ids, resolved, tree, governor_of(loaded, settings), should_stop)
+    answer = decode(loaded, ids, resolved, tree, budget_of(loaded, settings), should_stop)
     with refuse_out_of_memory(advice), closing(answer) as events:
         for event in events:
             advice.has_begun = True
@@ -50,13 +49,13 @@ def decode(
     ids: Sequence[int],
     settings: GenerationSettings,
     tree: Tree,
-    governor: Governor | Grower | None,
+    budget: DraftBudget | None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Generator[Event, None, None]:
     """The events of the answer to token ids, with details and texts: what the page, `generate` and
     the speed study of `bench` all run. settings: resolved."""
     engine = loaded.engine
-    answer = engine.generate(ids, engine.drafter(settings, tree, governor=governor), settings)
+    answer = engine.generate(ids, engine.drafter(settings, tree, budget=budget), settings)
     with closing(busy(answer, engine.backbone.device, [])) as events:
         yield from with_text(events, loaded.tokenizer, loaded.texts, settings.stop, should_stop)
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from medusa_chat.checkpoints.load import tuning_key
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.decoding.candidate_budget import Grower
-from medusa_chat.decoding.draft_budget import Governor
+from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
@@ -85,7 +84,7 @@ def _choose_tree(loaded: LoadedModel) -> None:
         loaded.tuned = replace(tuned, chosen=why)
         with suppress(OSError):
             write(loaded.tuned)
-    loaded.governor = None
+    loaded.budget = None
     loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
 
 
@@ -120,17 +119,17 @@ def _facts(loaded: LoadedModel) -> TreeFacts | None:
     )
 
 
-def governor_of(loaded: LoadedModel, asked: GenerationSettings) -> Governor | Grower | None:
-    """Who may cut the tree of these settings at each step: somebody where the tree is auto, none
-    has said how many nodes it has, and the costs were measured."""
+def budget_of(loaded: LoadedModel, asked: GenerationSettings) -> DraftBudget | None:
+    """What decides how many nodes each step of these settings drafts: None where the tree is not
+    auto, somebody has said how many nodes it has, or the costs were not measured."""
     if loaded.tuned is None or asked.tree != "auto" or asked.nodes is not None:
         return None
     if not loaded.info.heads:
         return None
-    if loaded.governor is None:
+    if loaded.budget is None:
         device, info = loaded.engine.backbone.device, loaded.info
         tree, _ = loaded.auto_tree()
         accuracies = rank_accuracies(loaded.calibration)
         found = candidates(loaded.calibration, info.heads, device, tree)
-        loaded.governor = loaded.tuned.governor(tree, accuracies, found)
-    return loaded.governor
+        loaded.budget = loaded.tuned.budget(tree, accuracies, found)
+    return loaded.budget

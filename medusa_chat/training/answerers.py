@@ -12,6 +12,7 @@ from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.tokenizer import end_tokens
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, native
+from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.fused_layers import replace_submodules
@@ -38,8 +39,8 @@ class Answerer(Protocol):
 
 
 def fastest_answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:
-    """The faster answerer for this model, for texts of at most `context` tokens: our engine where a
-    step is one call into C, which is several times faster than batches of 16 there; otherwise
+    """The faster answerer for this model, for texts of at most `context` tokens: our engine where
+    the pass is one call into C, which is several times faster than batches of 16 there; otherwise
     batches, since a row costs little beside the weights that every step reads."""
     if native.can_run(model) and native.is_small(model) and native_build.library() is not None:
         return EngineAnswerer(model, context, ends)
@@ -61,14 +62,15 @@ class EngineAnswerer:
     def answer(self, prompts: Prompts, temperature: float, most: int, seed: int) -> list[list[int]]:
         self._engine = self._engine or self._build()
         answers = []
-        for row, prompt in enumerate(prompts):
-            settings = GenerationSettings(
-                drafter="none",
-                temperature=temperature,
-                max_new_tokens=most,
-                seed=(seed * SEED_STRIDE + row) % 2**63,
-            )
-            answers.append(_until_end(self._tokens(self._engine, prompt, settings), self.ends))
+        with cpu_threads.one_for_torch():
+            for row, prompt in enumerate(prompts):
+                settings = GenerationSettings(
+                    drafter="none",
+                    temperature=temperature,
+                    max_new_tokens=most,
+                    seed=(seed * SEED_STRIDE + row) % 2**63,
+                )
+                answers.append(_until_end(self._tokens(self._engine, prompt, settings), self.ends))
         return answers
 
     def _build(self) -> Engine:
@@ -78,11 +80,9 @@ class EngineAnswerer:
         copied = deepcopy(self._model, shared).eval()
         replace_submodules(copied, packs=False)
         backbone = Backbone(copied, self._context, numbers=native.NUMBERS)
+        team = native.NativeThreads(library, cpu_threads.of_native(copied))
         # a backbone for which our C gives other numbers than torch is left to torch
-        native.enable(backbone, None, native.NativeThreads(library, cpu_threads.of_native(copied)))
-        engine = Engine(backbone)
-        engine.pauses = frozenset(self.ends)
-        return engine
+        return Engine(native.native_step(backbone, None, team) or TorchStep(backbone))
 
     @staticmethod
     def _tokens(

@@ -6,8 +6,8 @@ as *asked* whenever the tree had it anywhere at its depth, whether or not the no
 accepted, and as *right* where its token is the one that followed. Only answers that are the
 backbone's own are counted (exact acceptance, or greedy): under typical acceptance the draft decides
 the text. A rank that the tree did not draft is never asked: the stored calibration stands for it.
-Dynamic trees draft only what the heads are sure of, which would be right too often; of those, only
-every eighth step is counted, in which all ranks are asked.
+Dynamic trees draft only what the heads are sure of, which would be right too often; of those, all
+that each head guessed is counted, whether it was drafted or not.
 """
 
 from collections import defaultdict
@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from medusa_chat.decoding.dynamic_tree import ASKED_EVERY
 from medusa_chat.decoding.events import DraftRecord, Prefilled, Step
 from medusa_chat.trees.acceptance_fold import AcceptanceFold, Count, whole_number
 
@@ -63,8 +62,6 @@ class AcceptanceCounts:
         draft = step.draft
         if draft is None or (len(draft.tokens) == 1 and not draft.guesses):
             return
-        if draft.guesses and (step.index + 1) % ASKED_EVERY:
-            return  # only what the heads were sure of was drafted
         fold.count(drafted_ranks(draft, heads), following)
         if not draft.guesses:  # a dynamic tree is large where the heads are sure
             count = self.by_nodes[len(draft.tokens)]

@@ -13,8 +13,7 @@ from typing import Any
 
 from medusa_chat import paths
 from medusa_chat.decoding.accept_length import Accuracies, expected_lengths
-from medusa_chat.decoding.candidate_budget import Grower
-from medusa_chat.decoding.draft_budget import Governor
+from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.step_costs import Pick, StepCosts, pick
 from medusa_chat.decoding.tree import Tree
 
@@ -58,14 +57,11 @@ class Tuning:
         length = self.costs.lengths[-1 if long else 0]
         return pick(self.costs, expected_lengths(tree, accuracies), length)
 
-    def governor(
+    def budget(
         self, tree: Tree, accuracies: Accuracies, candidates: Tree | None = None
-    ) -> Governor | Grower:
-        """Decides at each step how much of `tree`, or which of the candidates, is drafted."""
-        expected = expected_lengths(tree, accuracies)
-        if candidates is None:
-            return Governor(self.costs, expected)
-        return Grower(self.costs, expected, candidates)
+    ) -> DraftBudget:
+        """What decides, step by step, how much of `tree`, or which candidates, are drafted."""
+        return DraftBudget(self.costs, expected_lengths(tree, accuracies), candidates)
 
     def reason(self, tree: Tree, accuracies: Accuracies) -> str:
         """The choice and its reason, in words; says if something else is faster."""

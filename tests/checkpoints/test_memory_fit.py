@@ -24,6 +24,7 @@ from medusa_chat.checkpoints.memory_fit import MemoryNeeds
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
@@ -78,7 +79,7 @@ def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path, pre
     model = read(tmp_path, precision)
     replace_submodules(model, packs=False)
     backbone = Backbone(model, 96, numbers=native.NUMBERS)
-    assert native.enable(backbone, None, native.NativeThreads(library, 1))
+    assert native.native_step(backbone, None, native.NativeThreads(library, 1))
     held = held_bytes(model, *backbone.beside) + backbone.cache.nbytes
     assert needs.at(precision).held == pytest.approx(held, rel=0.1)
 
@@ -173,7 +174,7 @@ def test_an_offloaded_model_decodes_the_same_tokens(tmp_path):
     model = read(tmp_path, "fp32", places | {"model.layers.1": "disk"})
     assert {p.device.type for p in model.model.layers[1].parameters()} == {"meta"}
     whole = engine_of(tiny("llama"))
-    offloaded = Engine(Backbone(model, 96), whole.heads, frozenset())
+    offloaded = Engine(TorchStep(Backbone(model, 96)), whole.heads)
     medusa = GenerationSettings(drafter="medusa", seed=11)
     tree = Tree.from_choices([(0,), (1,), (0, 0), (0, 1), (1, 0)])
     plain = tokens(whole)
@@ -224,17 +225,17 @@ def test_memory_that_runs_out_in_an_answer_costs_only_that_answer(
     list(session.lifecycle.run(LoadRequest(str(folder))))
     settings = GenerationSettings(max_new_tokens=12, seed=1)
     expected = list(session.lifecycle.run(Reply("hello there", settings)))[-1].token_ids
-    backbone = session.runner.worker.slot.loaded.engine.backbone
-    backbone.whole_step = None  # that asks for no memory while it decodes
-    session.runner.worker.slot.loaded.engine.forget()
-    calls, run = iter(range(10**6)), backbone._run
+    engine = session.runner.worker.slot.loaded.engine
+    engine.forget()
+    linear = engine.backbone.lm_head.linear
+    calls, run = iter(range(10**6)), linear.forward
 
     def broken(*arguments):
         if next(calls) == failing:
             torch.empty(1 << 60, dtype=torch.uint8)
         return run(*arguments)
 
-    monkeypatch.setattr(backbone, "_run", broken)
+    monkeypatch.setattr(linear, "forward", broken)
     job = session.submit(Reply("hello there", settings))
     assert job.done.wait(60)
     assert "out of memory" in job.error and remedy in job.error and "\n" not in job.error

@@ -1,4 +1,4 @@
-"""Which nodes a step drafts: the pick by costs, and the governor. Every cost here is made up."""
+"""Which nodes a step drafts: the pick by costs, and the budget. Every cost here is made up."""
 
 import random
 
@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.step_costs import ACCURACIES, EXPECTED, TREE, costs_of
 
-from medusa_chat.decoding import draft_budget as governing
+from medusa_chat.decoding import draft_budget as budgets
 from medusa_chat.decoding.accept_length import expected_length
-from medusa_chat.decoding.draft_budget import Governor
+from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.events import Step, from_json, to_json
 from medusa_chat.decoding.step_costs import SIZES, StepCosts, pick
 from medusa_chat.trees.presets import load_tree, published_accuracies
@@ -83,17 +83,17 @@ def test_published_accuracies_promise_what_the_paper_of_their_tree_does():
 # Never slower than plain decoding.
 
 
-def decode(governor: Governor, path_lengths, length: int = 100):
+def decode(budget: DraftBudget, path_lengths, length: int = 100):
     """(cost of the steps, cost of plain decoding) of steps whose path is min(nodes, asked)."""
     spent = plain = 0.0
     sizes = []
     for wanted in path_lengths:
-        nodes = governor.choose(length)
+        nodes = budget.allow(length).nodes
         sizes.append(nodes)
         tokens = min(wanted, 1 if nodes == 1 else TREE.head(nodes).depth + 1)
-        governor.record(nodes, tokens, length)
-        spent += governor.costs.at(nodes, length)
-        plain += tokens * governor.costs.at(1, length)
+        budget.record(nodes, tokens)
+        spent += budget.costs.at(nodes, length)
+        plain += tokens * budget.costs.at(1, length)
         length += tokens
     return spent, plain, sizes
 
@@ -107,29 +107,29 @@ def decode(governor: Governor, path_lengths, length: int = 100):
 def test_no_text_makes_the_steps_dearer_than_plain_decoding_and_a_fixed_sum(
     per_node, per_token, length, path_lengths
 ):
-    """The governor's promise, for any costs and any acceptance: its docstring's inequality."""
+    """The budget's promise, for any costs and any acceptance: its docstring's inequality."""
     costs = costs_of(per_node, per_token)
-    governor = Governor(costs, EXPECTED)
-    spent, plain, _ = decode(governor, path_lengths, length)
+    budget = DraftBudget(costs, EXPECTED)
+    spent, plain, _ = decode(budget, path_lengths, length)
     overhead = max(costs.at(64, n) - costs.at(1, n) for n in costs.lengths)
     slack = 1e-3 * plain  # costs are looked up every 64 tokens
     stride = per_token * 64 * 64 * len(path_lengths)
-    limit = (1 + governing.SHARE) * plain + governing.PATIENCE * overhead + slack + stride
+    limit = (1 + budgets.SHARE) * plain + budgets.PATIENCE * overhead + slack + stride
     assert spent <= limit
 
 
 def test_a_hostile_text_falls_to_plain_decoding_and_is_tried_again():
-    spent, plain, sizes = decode(Governor(costs_of(0.02), EXPECTED), [1] * 600)
+    spent, plain, sizes = decode(DraftBudget(costs_of(0.02), EXPECTED), [1] * 600)
     assert sizes[0] > 4 and sizes[100:].count(1) > 0.7 * 500
     assert 1 < max(sizes[100:]) <= 4, "it is tried again, with the smallest draft"
     assert plain / spent > 0.97
 
 
 def test_a_text_that_turns_friendly_gets_its_tree_back():
-    governor = Governor(costs_of(0.02), EXPECTED)
-    first = governor.choose(100)
-    decode(governor, [1] * 300)
-    *_, sizes = decode(governor, [4] * 300)
+    budget = DraftBudget(costs_of(0.02), EXPECTED)
+    first = budget.allow(100).nodes
+    decode(budget, [1] * 300)
+    *_, sizes = decode(budget, [4] * 300)
     assert sizes[-1] >= first
 
 
@@ -137,21 +137,21 @@ def test_a_friendly_text_keeps_the_tuners_pick():
     dice = random.Random(0)
     costs = costs_of(0.02)
     best = pick(costs, EXPECTED, 100).nodes
-    governor = Governor(costs, EXPECTED[:best])
+    budget = DraftBudget(costs, EXPECTED[:best])
     paths = TREE.head(best).paths
     sizes = []
     for _ in range(300):
-        nodes = governor.choose(100)
+        nodes = budget.allow(100).nodes
         right = {c: dice.random() for c in range(1, 4)}  # one draw a depth, as a real token is
         tokens = 1
         for node in range(1, nodes):
             ranks = [TREE.ranks[n] for n in paths[node][1:]]
             if all(_hits(right[d + 1], d, rank) for d, rank in enumerate(ranks)):
                 tokens = max(tokens, len(ranks) + 1)
-        governor.record(nodes, tokens, 100)
+        budget.record(nodes, tokens)
         sizes.append(nodes)
     assert sizes.count(best) > 0.8 * len(sizes)
-    assert governor.trust == pytest.approx(1, abs=0.6)
+    assert budget.trust == pytest.approx(1, abs=0.6)
 
 
 def _hits(draw: float, depth: int, rank: int) -> bool:
@@ -160,7 +160,7 @@ def _hits(draw: float, depth: int, rank: int) -> bool:
 
 
 def test_where_no_draft_pays_even_a_trusted_one_is_only_tried():
-    _, _, sizes = decode(Governor(costs_of(1.5), EXPECTED[:4]), [4] * 200)
+    _, _, sizes = decode(DraftBudget(costs_of(1.5), EXPECTED[:4]), [4] * 200)
     assert sizes.count(1) > 0.8 * len(sizes)
 
 

@@ -12,6 +12,7 @@ from support.engines import NEW, PROMPT, TREES, Oracle, decode, drafters_of, eng
 from support.families import CONTEXT, FAMILIES, VOCABULARY, tiny
 
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Finished, Prefilled, from_json, to_json
 from medusa_chat.decoding.fused_layers import replace_submodules
@@ -289,7 +290,7 @@ def test_a_tree_deeper_than_the_heads_is_refused(llama):
 
 
 def test_a_checkpoint_without_heads_says_what_to_use():
-    engine = Engine(Backbone(tiny("llama"), CONTEXT))
+    engine = Engine(TorchStep(Backbone(tiny("llama"), CONTEXT)))
     with pytest.raises(UsageError, match="prompt-lookup"):
         engine.drafter(medusa(), ROOT)
 

@@ -10,7 +10,8 @@ from support.graphs import tokens as said
 from medusa_chat.checkpoints import prepare
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.pipelined_graphs import PipelinedGraphRunner
+from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
+from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.fused_layers import replace_submodules
@@ -64,7 +65,7 @@ def test_the_text_and_its_figures_are_the_same(family, temperature, is_recorded)
     wanted = [answer(engine, None, tree, settings) for tree in TREES]
     engine, counts = steady_of(family, 8)
     for tree, events in zip(TREES, wanted, strict=True):
-        way = PipelinedGraphRunner(engine.backbone) if is_recorded else None
+        way = CudaGraphStep(engine.backbone) if is_recorded else None
         counts.clear()
         assert_same(answer(engine, way, tree, settings), events)
         assert way is None or way.seconds > 0, "nothing was recorded"
@@ -134,7 +135,8 @@ def test_they_are_asked_for_by_the_environment(monkeypatch, asked, rows):
 @pytest.mark.parametrize("is_spread", [False, True])
 def test_where_they_are_left_out_it_is_said(monkeypatch, is_spread):
     monkeypatch.setenv(prepare.STEADY, "64")
-    backbone, notes = prepare.prepare(tiny("llama"), None, CPU, CONTEXT, is_spread=is_spread)
+    backend, notes = prepare.prepare(tiny("llama"), None, CPU, CONTEXT, is_spread=is_spread)
+    backbone = backend.backbone
     assert backbone.rows == 1 and backbone.implementation == attention.NAME
     assert (
         notes[0] == "MEDUSA_CHAT_STEADY is ignored: it works only with a model on one CUDA device"
@@ -164,7 +166,7 @@ def test_measuring_leaves_the_cache_as_it_was():
     """A step writes all its rows behind the text it is rehearsed with."""
     engine, _ = steady_of("llama", 64)
     engine.backbone = Backbone(engine.backbone.model, 400, attention.STEADY)
-    engine = Engine(engine.backbone, engine.heads)
+    engine = Engine(TorchStep(engine.backbone), engine.heads)
     engine.backbone.rows = 64
     text = [(7 * i + 3) % VOCABULARY for i in range(350)]
     list(engine.generate(text, engine.drafter(settings_of(), ROOT), settings_of(max_new_tokens=2)))

@@ -7,11 +7,11 @@ import torch
 from support.engines import TREES, decode, engine_of, tokens
 from support.families import VOCABULARY, tiny
 from support.graphs import answer, assert_same, settings_of
+from support.native_engines import made_native
 from support.shortlists import LISTED, shortened
 
 from medusa_chat.checkpoints.load import load
-from medusa_chat.decoding.backends import native
-from medusa_chat.decoding.backends.pipelined_graphs import PipelinedGraphRunner
+from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
@@ -51,7 +51,6 @@ def test_drafts_hold_its_tokens_alone_and_the_text_is_the_same(family):
 
 def test_c_drafts_what_torch_drafts(library):
     ours, twin = shortened("llama", library), shortened("llama")
-    assert ours.backbone.whole_step is not None
     for tree in TREES.values():
         for settings in ({}, {"temperature": 0.8}):
             mine, its = drafted(ours, tree, **settings), drafted(twin, tree, **settings)
@@ -69,14 +68,14 @@ def test_a_tree_wider_than_the_list_drafts_from_all(library):
         engine = engine_of(model)
         assert engine.heads.shorten([5], engine.backbone.lm_head)
         if known is not None:
-            assert native.enable(engine.backbone, engine.heads, native.NativeThreads(library, 1))
+            engine = made_native(engine, library)
         assert {token for ids, _ in drafted(engine, tree) for token in ids} - {5}
 
 
 def test_the_captured_step_drafts_from_it_too():
     engine, tree = shortened("llama"), cartesian(3, 2)
     wanted = answer(engine, None, tree, settings_of())
-    assert_same(answer(engine, PipelinedGraphRunner(engine.backbone), tree, settings_of()), wanted)
+    assert_same(answer(engine, CudaGraphStep(engine.backbone), tree, settings_of()), wanted)
     drafted = {token for event in wanted[1:-1] for token in event.draft.tokens[1:]}
     assert drafted and drafted <= set(LISTED)
 

@@ -13,7 +13,7 @@ from support.waiting import wait_for
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.cli.doctor import examine
-from medusa_chat.decoding.candidate_budget import Grower
+from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import SIZES, StepCosts, pick
@@ -50,7 +50,7 @@ def loaded_from(folder):
 @pytest.fixture
 def loaded(shared):
     """The model as just loaded, with nothing tuned."""
-    shared.tuned = shared.governor = None
+    shared.tuned = shared.budget = None
     shared.trees.clear()
     shared.engine.forget()
     shared.said = ("", [])
@@ -69,7 +69,7 @@ class Clock:
             self.steps.append((nodes, length))
             self.now += costs.at(nodes, length) / 1000
             real(stage, nodes, length)
-            return 1, 0.1e-3 * (nodes > 1)  # of it the heads'
+            return 0.1e-3 * (nodes > 1)  # of it the heads'
 
         monkeypatch.setattr(StepProfiler, "step", step)
 
@@ -219,13 +219,13 @@ def test_explicit_nodes_and_trees_are_left_alone(monkeypatch, loaded):
     assert resolve(loaded, GenerationSettings(nodes=7))[0].nodes == 7
     assert resolve(loaded, GenerationSettings(tree="chain-3"))[0].nodes == 4
     for asked in (GenerationSettings(nodes=7), GenerationSettings(tree="chain-3")):
-        assert tuner.governor_of(loaded, asked) is None
+        assert tuner.budget_of(loaded, asked) is None
 
 
 def test_without_a_tuning_auto_is_what_it_was(loaded):
     tree, why = auto_tree(None, 3, CPU, 4)
     assert len(tree) == 4 and "4 nodes for cpu" in why
-    assert tuner.governor_of(loaded, GenerationSettings()) is None
+    assert tuner.budget_of(loaded, GenerationSettings()) is None
 
 
 def test_too_many_nodes_are_still_refused_with_a_tuning():
@@ -320,7 +320,7 @@ def test_a_job_that_comes_ends_the_measurement_at_the_next_step(monkeypatch, loa
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "top_p": 0.9}])
-def test_governed_decoding_says_what_plain_decoding_says(monkeypatch, loaded, settings):
+def test_decoding_by_a_budget_says_what_plain_decoding_says(monkeypatch, loaded, settings):
     """Exactness: random heads are as hostile as it gets; the tree shrinks, the text is the same."""
     list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
     asked = GenerationSettings(max_new_tokens=80, seed=5, **settings)
@@ -329,7 +329,7 @@ def test_governed_decoding_says_what_plain_decoding_says(monkeypatch, loaded, se
     medusa = list(reply(loaded, text, replace(asked, drafter="medusa")))
     assert medusa[-1].token_ids == plain[-1].token_ids
     steps = [event for event in medusa if isinstance(event, Step)]
-    assert isinstance(loaded.governor, Grower)
+    assert isinstance(loaded.budget, DraftBudget)
     assert all(step.nodes == len(step.draft.tokens) for step in steps)
     assert all(step.nodes == 1 for step in plain if isinstance(step, Step))
 

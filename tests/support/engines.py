@@ -3,6 +3,7 @@
 import torch
 
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
@@ -36,9 +37,7 @@ class Oracle:
         self.answer, self.tree, self.period = answer, tree, period
         self.seen = -len(PROMPT)
 
-    least = 0.0
-
-    def plan(self, tokens, depth, certainty=1.0):
+    def plan(self, tokens, depth):
         self.seen += len(tokens)
         tree = self.tree if depth >= self.tree.depth else self.tree.pruned(depth)
         ids = [tokens[-1]]
@@ -63,7 +62,12 @@ def engine_of(
     torch.manual_seed(1)
     torch.nn.init.normal_(random.weight, std=0.3)
     backbone = Backbone(model, context, implementation, numbers)
-    return Engine(backbone, random, frozenset(eos))
+    return Engine(TorchStep(backbone), random, frozenset(eos))
+
+
+def on(engine: Engine, backend) -> Engine:
+    """The engine of the same parts whose steps this backend runs."""
+    return Engine(backend, engine.heads, engine.eos)
 
 
 def decode(engine, prompt=PROMPT, drafter=None, tree=ROOT, **settings):

@@ -4,7 +4,7 @@ import pytest
 
 from medusa_chat.decoding.events import to_json
 from medusa_chat.decoding.settings import GenerationSettings
-from support.engines import PROMPT
+from support.engines import PROMPT, on
 
 NEW = 24
 
@@ -14,8 +14,9 @@ def settings_of(**changes):
 
 
 def answer(engine, way, tree, settings, details=True, prompt=PROMPT, drafter=None):
-    """All events of an answer from an empty cache, by this WholeStep or (None) by parts."""
-    engine.backbone.whole_step = way
+    """All events of an answer from an empty cache, its steps run by this backend or (None) by the
+    engine's own."""
+    engine = engine if way is None else on(engine, way)
     engine.forget()
     if len(tree) > 1:
         settings = settings.resolved(drafter="medusa")
@@ -26,6 +27,7 @@ def answer(engine, way, tree, settings, details=True, prompt=PROMPT, drafter=Non
 def without_times(event):
     values = to_json(event)
     values.get("stats", {}).clear()
+    values.pop("backend", None)
     return {name: value for name, value in values.items() if "seconds" not in name}
 
 

@@ -4,7 +4,7 @@ import torch
 
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.fused_layers import replace_submodules
-from support.engines import engine_of
+from support.engines import engine_of, on
 from support.families import tiny
 
 
@@ -12,6 +12,12 @@ def native_engine(family, library, threads=1, dtype=torch.float32, **changes):
     model = tiny(family, **changes).to(dtype)
     assert native.can_run(model)
     replace_submodules(model, packs=False)
-    engine = engine_of(model, numbers=native.NUMBERS)
-    assert native.enable(engine.backbone, engine.heads, native.NativeThreads(library, threads))
-    return engine
+    return made_native(engine_of(model, numbers=native.NUMBERS), library, threads)
+
+
+def made_native(engine, library, threads=1):
+    """The engine with its pass in C."""
+    team = native.NativeThreads(library, threads)
+    backend = native.native_step(engine.backbone, engine.heads, team)
+    assert backend is not None
+    return on(engine, backend)

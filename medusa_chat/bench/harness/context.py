@@ -87,9 +87,7 @@ def machine(context: BenchContext, prompts: int) -> dict[str, Any]:
     info, device = context.loaded.info, context.loaded.engine.backbone.device
     is_auto = context.tree == "auto"
     shape = info.tree_reason if is_auto else f"{len(load_tree(context.tree))} nodes"
-    whole, words = context.loaded.engine.backbone.whole_step, describe_device(device)
-    if whole is not None and whole.threads:
-        words += f" of torch, {whole.threads} of our C"
+    words = f"{describe_device(device)}; steps by {context.loaded.engine.backend.name}"
     return {
         "device": f"{info.device} ({words}, {os.cpu_count()} cores)",
         "cpu": torch.backends.cpu.get_cpu_capability(),

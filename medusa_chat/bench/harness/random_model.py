@@ -12,7 +12,7 @@ from medusa_chat.bench.harness.hf_baseline import DTYPES
 from medusa_chat.checkpoints.devices import choose_device, choose_precision
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
-from medusa_chat.checkpoints.prepare import prepare
+from medusa_chat.checkpoints.prepare import is_native, prepare
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
@@ -61,8 +61,8 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         model, heads = _random_weights(shape, device, dtype)
         parameters = sum(p.numel() for p in model.parameters())
         context = min(request.max_context or CONTEXT, shape.context)
-        backbone, notes = prepare(model, heads, device, context)
-    usual = default_nodes(device, precision, backbone.whole_step is not None)
+        backend, notes = prepare(model, heads, device, context)
+    usual = default_nodes(device, precision, is_native(backend))
     tree, why = auto_tree(None, shape.heads, device, usual)
     info = ModelInfo(
         name=name,
@@ -75,12 +75,12 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         tree="auto",
         nodes=len(tree),
         tree_reason=why,
-        memory_bytes=_held_bytes(backbone, model, heads),
+        memory_bytes=_held_bytes(backend.backbone, model, heads),
         has_template=False,
         notes=(reason, *notes),
     )
     texts: Any = None  # no token is ever turned into text
-    return LoadedModel(Engine(backbone, heads), None, texts, None, info, usual)
+    return LoadedModel(Engine(backend, heads), None, texts, None, info, usual)
 
 
 def llama_config(shape: RandomModel, **others: Any) -> LlamaConfig:

@@ -15,7 +15,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.prompt_ids import encode
 from medusa_chat.runtime.reply import decode, resolve
-from medusa_chat.runtime.tuner import governor_of
+from medusa_chat.runtime.tuner import budget_of
 
 HOSTILE = (  # prompts with answers that no draft predicts well: digits, other scripts, one word
     "Repeat after me: 48151623426180339887498948482045868343656",
@@ -105,7 +105,7 @@ def _ours(name: str, context: BenchContext, record: Steps) -> Contestant:
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
         engine.forget()
         started = perf_counter()
-        for event in decode(loaded, ids, settings, shape, governor_of(loaded, asked)):
+        for event in decode(loaded, ids, settings, shape, budget_of(loaded, asked)):
             assert not isinstance(event, Prefilled) or event.reused_tokens == 0
         seconds = perf_counter() - started
         assert isinstance(event, Finished)

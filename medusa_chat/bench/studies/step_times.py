@@ -122,12 +122,9 @@ def _read_rates(context: BenchContext, repeats: int = 7) -> list[float]:
 
 
 def host_gaps(context: BenchContext) -> Iterator[Row]:
-    """The share of a step that only the host needs, in answers to a made-up prompt. On a GPU it
-    would take a profiler."""
-    name, whole = "host gap in a step", context.loaded.engine.backbone.whole_step
-    if whole is None:
-        yield unmeasured(name, "share", "needs a GPU profile, or steps that are one call into C")
-        return
+    """The share of a step that only the host needs, neither for the draft nor for the pass, in
+    answers to a made-up prompt."""
+    name, backend = "host gap in a step", context.loaded.engine.backend
     vocabulary = context.loaded.engine.backbone.vocabulary
     prompt = Question([(31 * i + 7) % vocabulary for i in range(GAP_PROMPT)], "")
     source = source_tree(context.loaded.calibration, context.loaded.info.heads)
@@ -135,10 +132,10 @@ def host_gaps(context: BenchContext) -> Iterator[Row]:
     for tree in (ROOT, source.head(max(context.loaded.info.nodes, 4))):
         shares = []
         for number in range(context.rounds + 1):
-            before = whole.seconds
+            before = backend.seconds
             run = answer(context, prompt, Variant(GenerationSettings(), tree))
             if number and run is not None and run.is_timed:
-                shares.append(1 - (whole.seconds - before) / run.seconds)
+                shares.append(1 - (backend.seconds - before) / run.seconds)
         shown = "plain" if len(tree) == 1 else f"{len(tree)} nodes"
         if shares:
             yield row(f"{name}, {shown}", shares, "share", command)

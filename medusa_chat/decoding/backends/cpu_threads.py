@@ -1,5 +1,8 @@
 """CPU threads: how many threads a model's steps use."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 
@@ -38,6 +41,17 @@ def settle(*modules: nn.Module) -> str:
     threads = min(most(), max(1, round(size / EACH)))
     torch.set_num_threads(threads)
     return f"{threads} of {most()} CPU threads; a step reads {gb(size)}"
+
+
+@contextmanager
+def one_for_torch() -> Iterator[None]:
+    """One thread for torch inside: beside our C its threads would spin on the cores of C's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def of_native(*modules: nn.Module) -> int:

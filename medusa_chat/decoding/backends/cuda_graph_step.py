@@ -1,122 +1,204 @@
-"""CudaGraphStep: a whole step of fixed shapes, which CUDA records once as a graph and replays."""
+"""CudaGraphStep: steps as CUDA graphs, the next one queued before the last one is read."""
 
+import logging
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import Rule, VerifyInput
-from medusa_chat.decoding.backends.graph_capture import GraphCapture
-from medusa_chat.decoding.drafters import Draft, Drafter, Plan
-from medusa_chat.decoding.padded_rows import filled, widened
-from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_result import DecodeState, Frame, packed
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.graph_capture import GraphCapture, State
+from medusa_chat.decoding.backends.recorded_step import DeviceSettings, RecordedStep, kind_of
+from medusa_chat.decoding.backends.torch_step import TorchStep
+from medusa_chat.decoding.drafters import Plan
+from medusa_chat.decoding.sampling import TORCH
+from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.decoding.step_result import DecodeState, Frame, StepResult, unpacked
+from medusa_chat.decoding.stopwatch import Stopwatch
+
+# keys that a step reads: a round length of text, and the largest tree
+ROUND = [256, 512, *(n * 2**i for i in range(10, 17) for n in (1, 1.5)), 2**17]
+BUCKETS = tuple(int(length) + MAX_NODES for length in ROUND)
+ASKED = 3  # requests for a kind of step before it is recorded; rare kinds are not worth it
+MOST_KINDS = 48  # of recorded steps that are kept
+NOT_RECORDED = "steps of %d nodes cannot be recorded as a CUDA graph and run by operators: %s"
 
 
-class DeviceSettings:
-    """The part of GenerationSettings that a rule reads, with numbers as tensors [] on the device,
-    so that one graph serves all temperatures, thresholds and seeds. Greedy or not, top-k and top-p
-    change the operators of a step and are constants of a graph."""
+@dataclass
+class Kind:
+    """Steps that differ only in the length of the text, and what they share."""
 
-    def __init__(self, settings: GenerationSettings, device: torch.device) -> None:
-        self.is_greedy, self.top_k, self.top_p = kind_of(settings)
-        self._scale, self.posterior_threshold, self.posterior_alpha = torch.ones(3, device=device)
-        self.seed = torch.zeros((), dtype=torch.long, device=device)
-
-    @property
-    def scale(self) -> Tensor | float:
-        """GenerationSettings.scale as a float32 tensor [], or 1.0 where greedy."""
-        return 1.0 if self.is_greedy else self._scale
-
-    def follow(self, settings: GenerationSettings) -> None:
-        """Take over settings of the same kind (`kind_of`)."""
-        if self.is_greedy:
-            return
-        self._scale.fill_(settings.scale)
-        self.posterior_threshold.fill_(settings.posterior_threshold)
-        self.posterior_alpha.fill_(settings.posterior_alpha)
-        self.seed.fill_(settings.seed or 0)
+    plan: Plan
+    settings: DeviceSettings
+    asked: int = 0
+    steps: dict[int, RecordedStep] = field(default_factory=dict)
+    is_refused: bool = False
 
 
-def kind_of(settings: GenerationSettings) -> tuple[bool, int, float]:
-    """The settings that need a graph of their own: (is_greedy, top_k, top_p)."""
-    if settings.is_greedy:
-        return True, 0, 1.0
-    return False, settings.top_k, settings.top_p
+@dataclass(frozen=True)
+class Queued:
+    """A step in the device's queue: where its words [w] and its last state [1, d] will be, the
+    words' layout, and the marks of its begin and end."""
+
+    kind: Kind
+    frame: Frame
+    words: Tensor
+    hidden: Tensor
+    begin: Any
+    end: Any
 
 
 class CudaGraphStep:
-    """Steps of one plan and one rule, for texts of at most `bucket` - rows tokens; rows: the plan's
-    nodes and the rows that pad them (padded_rows.py).
+    """A StepBackend for any acceptance, with plain decoding and trees that the heads fill whole; a
+    step of another kind, and the first ones of each kind, are a TorchStep's.
 
-    `body` never waits for the device, and every shape is fixed: on CUDA it is one graph, elsewhere
-    it is called. Keys and values are read up to `bucket` and masked after the text, so a step's
-    time follows from its bucket.
+    What a step needs of the last one stays on the device. Where the last two steps of an answer
+    were of one kind, a third of this kind is queued before the host reads the last one. If another
+    kind is needed the queued step is dropped; it wrote only after the valid rows of the cache.
     """
 
-    out: Tensor  # the last step's words [w], see step_result.packed
-    frame: Frame  # their layout
+    name, tries = "one CUDA graph, queued ahead", ASKED
 
-    def __init__(
-        self,
-        recorder: GraphCapture,
-        plan: Plan,
-        state: DecodeState,
-        settings: DeviceSettings,
-        bucket: int,
-    ) -> None:
-        """plan: the root alone, or one that the drafter fills without waiting for the device."""
-        self._backbone, self._state = recorder.backbone, recorder.state
-        self._plan = plan
-        self._drafter: Drafter = state.drafter
-        self._rule: Rule = state.rule
-        self._settings: Any = settings  # stands for GenerationSettings
-        self._details = state.details
-        backbone, device = recorder.backbone, recorder.backbone.device
-        self._wide, self._beside = widened(plan.tree, plan.tensors, backbone.rows)
-        self._nodes = torch.arange(len(self._wide), device=device)
-        self._deep = torch.arange(plan.tree.depth + 1, device=device)
-        self._columns = torch.arange(bucket, device=device)
-        self._places = torch.zeros_like(self._nodes)
-        self._layers = backbone.cache.fixed(self._places, bucket)
-        self._is_begun = False
-        self.replay = recorder.recorded(self.body)
+    def __init__(self, backbone: Backbone) -> None:
+        self.rows, self.seconds = TORCH, 0.0  # seconds: of recorded steps
+        self._by_operators = TorchStep(backbone)
+        self.backbone, self._watch = backbone, Stopwatch(backbone.device)
+        self._is_cuda = backbone.device.type == "cuda"
+        self._kinds: dict[tuple[Any, ...], Kind] = {}
+        self._recorder: GraphCapture | None = None
+        self._decode_state: DecodeState | None = None  # of the last step
+        self._length = -1  # tokens in the cache after the last step
+        self._last: Kind | None = None
+        self._queued: Queued | None = None
+        self._hiddens: list[Tensor] = []
+        self._words: dict[tuple[int, int, torch.dtype], Tensor] = {}
+        self._turn = 0
+        self._is_over = self._has_said = False
 
-    @torch.inference_mode()
-    def body(self) -> None:
-        """Queue draft, decoder, acceptance and the move of cache rows, without waiting."""
-        backbone, state, plan = self._backbone, self._state, self._plan
-        draft = Draft(state.root, plan.tree, plan.tensors)
-        if plan.index is not None:
-            draft = self._drafter.fill(plan, state.root, state.hidden)
-        self._places.copy_(state.cur + self._nodes)
-        positions, count = state.cur + self._beside.depths, len(plan.tree)
-        masks = {window: self._mask(positions, window) for window in backbone.windows}
-        tokens = filled(draft.tokens, len(self._wide))
-        hidden = backbone.run_fixed(tokens, positions, masks, self._layers)
-        logits = backbone.lm_head(hidden)[:count]
-        verify_input = VerifyInput(draft, logits, state.cur, self._settings, self._details)
-        taken = self._rule(verify_input, backbone.verifier)
-        backbone.cache.move(state.cur + taken.path, state.cur + self._deep)
-        words, self.frame = packed(draft, taken)
-        if not self._is_begun:  # outside of any graph: the first warm-up
-            self.out, self._is_begun = torch.empty_like(words), True
-        self.out.copy_(words)
-        state.cur.add_(taken.length)
-        state.root.copy_(taken.next_token)
-        state.hidden.copy_(hidden.index_select(0, taken.node))
+    def step(self, state: DecodeState, plan: Plan) -> StepResult:
+        """See StepBackend."""
+        kind = self._kind_of(plan, state) if _is_fixed(plan) and not self._is_over else None
+        if kind is not None:
+            kind.asked += 1
+            if not kind.is_refused and kind.asked >= ASKED:
+                try:
+                    with torch.inference_mode():
+                        return self._step(kind, state)
+                except Exception as error:  # the device, a layer or the memory: operators can
+                    self._refuse(kind, error)
+        return self._by_operators.step(state, plan)
 
-    def _mask(self, positions: Tensor, window: int | None) -> Tensor:
-        """Additive mask [rows, bucket] of positions [rows]: a node sees the text and its
-        ancestors."""
-        tensors, count = self._beside, len(self._wide)
-        beyond = self._columns - self._state.cur  # 0 at the root's own row
-        node = beyond.clamp(0, count - 1)
-        seen = tensors.ancestors.index_select(1, node)
-        seen = (seen & (beyond >= 0) & (beyond < count)) | (beyond < 0)
-        if window is not None:
-            depth = tensors.depths.index_select(0, node)
-            places = torch.where(beyond < 0, self._columns, self._state.cur + depth)
-            seen = seen & (positions.unsqueeze(1) - places < window)
-        mask = torch.zeros(seen.shape, dtype=self._backbone.numbers, device=seen.device)
-        return mask.masked_fill_(~seen, -torch.inf)
+    def _step(self, kind: Kind, state: DecodeState) -> StepResult:
+        cache, deep = self.backbone.cache, kind.plan.tree.depth + 1
+        start = cache.length
+        is_next = state is self._decode_state and start == self._length
+        queued, self._queued = self._queued if is_next else None, None
+        if not is_next:
+            self._begin(start, state)
+        elif queued is not None and queued.kind is not kind:
+            self._state.put(start, state.root_id, state.hidden)
+            queued = None
+        if queued is None:
+            queued = self._queue(kind, state, start)
+        is_room = start + 2 * deep < self.backbone.context and state.most > deep
+        if is_next and kind is self._last and is_room:
+            self._queued = self._queue(kind, state, start + deep)
+        self._last, self._decode_state = kind, state
+        outcome = self._read(queued)
+        state.root, state.root_id, state.hidden = None, outcome.next_token, queued.hidden
+        if outcome.is_finite:
+            cache.extend(len(outcome.path))
+        self._length = cache.length if outcome.is_finite else -1
+        return outcome
+
+    def _begin(self, length: int, state: DecodeState) -> None:
+        """Set the device's state for a step that does not follow the last recorded one."""
+        if self._recorder is None:
+            self._recorder = GraphCapture(self.backbone, State.like(state.hidden))
+            self._hiddens = [self._state.hidden.clone() for _ in range(2)]
+        self._state.put(length, state.root_id, state.hidden)
+        self._last = None
+
+    @property
+    def _state(self) -> State:
+        assert self._recorder is not None
+        return self._recorder.state
+
+    def _queue(self, kind: Kind, state: DecodeState, length: int) -> Queued:
+        """Queue a step after at most `length` tokens; the exact number is in the device's state."""
+        if state is not self._decode_state or kind is not self._last:
+            kind.settings.follow(state.settings)
+        step = self._recorded(kind, state, length)
+        self._turn = 1 - self._turn
+        hidden, begin = self._hiddens[self._turn], self._watch.mark()
+        step.replay()
+        words = self._host_words(step.out)
+        words.copy_(step.out, non_blocking=True)
+        hidden.copy_(self._state.hidden)
+        return Queued(kind, step.frame, words, hidden, begin, self._watch.mark())
+
+    def _host_words(self, out: Tensor) -> Tensor:
+        """Pinned memory for a step's words [w]; two steps in a row have different buffers."""
+        key = self._turn, len(out), out.dtype
+        if key not in self._words:
+            self._words[key] = torch.empty(out.shape, dtype=out.dtype, pin_memory=self._is_cuda)
+        return self._words[key]
+
+    def _read(self, queued: Queued) -> StepResult:
+        """Wait for a step, once, and read its result."""
+        if self._is_cuda:
+            queued.end.synchronize()
+        outcome = unpacked(queued.words, queued.frame)
+        outcome.backbone_seconds = self._watch.between(queued.begin, queued.end)
+        self.seconds += outcome.backbone_seconds
+        return outcome
+
+    def _recorded(self, kind: Kind, state: DecodeState, length: int) -> RecordedStep:
+        """The kind's step for the smallest bucket with room for its rows after `length` tokens."""
+        capacity = self.backbone.cache.capacity
+        rows, nodes = self.backbone.rows, len(kind.plan.tree)
+        needed = length + nodes + -nodes % rows
+        bucket = min(next((b for b in BUCKETS if b >= needed), capacity), capacity)
+        step = kind.steps.get(bucket)
+        if step is None:
+            assert self._recorder is not None
+            step = RecordedStep(self._recorder, kind.plan, state, kind.settings, bucket)
+            kind.steps[bucket] = step
+        return step
+
+    def _kind_of(self, plan: Plan, state: DecodeState) -> Kind:
+        rule, settings = state.settings.acceptance, kind_of(state.settings)
+        key = (id(plan.tensors), id(plan.index), rule, state.details, settings)
+        found = self._kinds.pop(key, None)
+        if found is None:
+            if len(self._kinds) >= MOST_KINDS:
+                self._kinds.pop(next(iter(self._kinds)))
+            found = Kind(plan, DeviceSettings(state.settings, self.backbone.device))
+        self._kinds[key] = found  # at the end: the least recently used one is dropped first
+        return found
+
+    def _refuse(self, kind: Kind, error: Exception) -> None:
+        """Run this kind by operators from now on; after running out of memory all kinds, for the
+        graphs hold memory that operators may need."""
+        self._decode_state = self._last = self._queued = None
+        kind.is_refused = True
+        kind.steps.clear()
+        if isinstance(error, torch.OutOfMemoryError):
+            self._is_over = True
+            self._kinds.clear()
+        if self._recorder is not None:
+            self._recorder.mend()
+        if self._is_cuda:
+            torch.cuda.empty_cache()
+        if not self._has_said:
+            self._has_said = True
+            cause = error.__context__ or error  # a failed capture hides the error that caused it
+            said = str(cause).strip().partition("\n")[0]
+            nodes = len(kind.plan.tree)
+            logging.getLogger(__name__).warning(NOT_RECORDED, nodes, said)
+
+
+def _is_fixed(plan: Plan) -> bool:
+    """Whether the step can be recorded: the root alone, or guesses that fill the whole tree."""
+    return len(plan.tree) == 1 or (plan.index is not None and not plan.is_grown)

@@ -7,13 +7,14 @@ from statistics import median
 import torch
 
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
 from medusa_chat.decoding.backends.parity import agrees
-from medusa_chat.decoding.backends.pipelined_graphs import ASKED, PipelinedGraphRunner
+from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import DraftRecord, Event, Finished, Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_result import WholeStep
+from medusa_chat.decoding.step_result import StepBackend
 from medusa_chat.decoding.tree import ROOT, Tree, cartesian
 
 TEXT, NEW = 9, 16  # tokens of the made-up prompt, and of the answers to it
@@ -21,37 +22,42 @@ STARTS = (3, 5, 8)  # of several prompts: in one a near tie may make the texts d
 ROUNDS = 3
 GAIN = 1.05  # speedup from which graphs are worth their memory
 EXACT, ROUGH = 1e-3, 0.3  # of probabilities and nats, in fp32 and in 16 bits
-BY_OPERATORS = "steps run by torch operators"
+INSTEAD = "steps run by torch operators"
 
 
-def try_cuda_graphs(backbone: Backbone, heads: MedusaHeads | None) -> str:
-    """Run a backbone's steps as CUDA graphs, if they agree with the operators and are faster;
-    returns a sentence about it. The cache is empty afterwards."""
+def try_cuda_graphs(backbone: Backbone, heads: MedusaHeads | None) -> tuple[StepBackend, str]:
+    """What runs this backbone's steps: CUDA graphs, if they agree with torch's operators and are
+    faster; and why. The cache is empty afterwards."""
+    by_operators = TorchStep(backbone)
     if backbone.context < TEXT + 2 * NEW:
-        return f"{BY_OPERATORS}: the context is too short to try CUDA graphs"
-    engine, recorded = Engine(backbone, heads), PipelinedGraphRunner(backbone)
+        return by_operators, "the context is too short to try CUDA graphs"
+    recorded = CudaGraphStep(backbone)
     limit = EXACT if backbone.dtype == torch.float32 else ROUGH
     trees = (ROOT, cartesian(2, 2)) if heads is not None and len(heads) > 1 else (ROOT,)
     gain = 0.0
-    if agrees(BY_OPERATORS, lambda: max(_off_by(engine, recorded, tree) for tree in trees), limit):
-        gain = _gain(engine, recorded)
-    # a new one, which frees the graphs of the trial
-    backbone.whole_step = PipelinedGraphRunner(backbone) if gain >= GAIN else None
-    engine.forget()
-    if gain >= GAIN:
-        return f"a step is one CUDA graph, {gain:.2g} times as fast as by torch operators"
+
+    def difference() -> float:
+        return max(_off_by(by_operators, recorded, heads, tree) for tree in trees)
+
+    if agrees(INSTEAD, difference, limit):
+        gain = _gain(by_operators, recorded)
+    Engine(by_operators).forget()
+    if gain >= GAIN:  # a new one, which frees the graphs of the trial
+        return CudaGraphStep(backbone), f"{gain:.2g} times as fast as by torch operators"
     if gain:
-        return f"{BY_OPERATORS}: CUDA graphs were not faster"
-    return f"{BY_OPERATORS}: CUDA graphs failed or gave other results (see the log)"
+        return by_operators, "CUDA graphs were not faster"
+    return by_operators, "CUDA graphs failed or gave other results (see the log)"
 
 
-def _off_by(engine: Engine, recorded: PipelinedGraphRunner, tree: Tree) -> float:
+def _off_by(
+    by_operators: StepBackend, recorded: CudaGraphStep, heads: MedusaHeads | None, tree: Tree
+) -> float:
     """The largest difference of a probability or an entropy, up to where a near tie makes the texts
     differ. Raises RuntimeError where no step after a recorded one could be compared."""
     worst, compared = 0.0, 0
     for start in STARTS:
         before = recorded.seconds
-        ways = (_steps(engine, way, tree, start) for way in (None, recorded))
+        ways = (_steps(Engine(way, heads), tree, start) for way in (by_operators, recorded))
         for number, (ours, theirs) in enumerate(zip(*ways, strict=False)):
             if ours.tokens != theirs.tokens:
                 break
@@ -59,7 +65,7 @@ def _off_by(engine: Engine, recorded: PipelinedGraphRunner, tree: Tree) -> float
             compared += number >= ASKED and recorded.seconds > before
         if compared:
             return worst
-    raise RuntimeError("no step from a CUDA graph matched the same step run without one")
+    raise RuntimeError("no step behind a recorded one was like the same step by torch operators")
 
 
 def _differences(ours: DraftRecord, theirs: DraftRecord) -> Iterator[float]:
@@ -69,43 +75,40 @@ def _differences(ours: DraftRecord, theirs: DraftRecord) -> Iterator[float]:
                 yield a - b if a == a and b == b else torch.inf  # no number is like another
 
 
-def _steps(engine: Engine, way: WholeStep | None, tree: Tree, start: int) -> list[DraftRecord]:
+def _steps(engine: Engine, tree: Tree, start: int) -> list[DraftRecord]:
     """The drafts of a greedy answer's steps, in order."""
     records = []
-    for event in _answer(engine, way, tree, True, start):
+    for event in _answer(engine, tree, True, start):
         if isinstance(event, Step):
             assert event.draft is not None
             records.append(event.draft)
     return records
 
 
-def _gain(engine: Engine, recorded: PipelinedGraphRunner) -> float:
+def _gain(by_operators: StepBackend, recorded: CudaGraphStep) -> float:
     """How many times as fast plain steps are as graphs; 0 where they could not be recorded."""
     ratios = []
     for number in range(ROUNDS + 1):
         before = recorded.seconds
-        parts, ours = (_seconds(engine, way) for way in (None, recorded))
+        theirs, ours = (_seconds(Engine(way)) for way in (by_operators, recorded))
         if recorded.seconds == before:
             return 0.0
         if number:  # the first ones record and warm up
-            ratios.append(parts / ours)
+            ratios.append(theirs / ours)
     return median(ratios)
 
 
-def _seconds(engine: Engine, way: WholeStep | None) -> float:
+def _seconds(engine: Engine) -> float:
     """Seconds of a plain answer's steps."""
-    *_, last = _answer(engine, way, ROOT, False, STARTS[0])
+    *_, last = _answer(engine, ROOT, False, STARTS[0])
     assert isinstance(last, Finished)
     return last.stats.seconds
 
 
-def _answer(
-    engine: Engine, way: WholeStep | None, tree: Tree, details: bool, start: int
-) -> Iterator[Event]:
+def _answer(engine: Engine, tree: Tree, details: bool, start: int) -> Iterator[Event]:
     """A greedy answer to an artificial prompt."""
     drafter = "medusa" if len(tree) > 1 else "none"
     settings = GenerationSettings(drafter=drafter, max_new_tokens=NEW, seed=0)
     prompt = [(7 * i + start) % engine.backbone.vocabulary for i in range(TEXT)]
-    engine.backbone.whole_step = way
     engine.forget()
     return engine.generate(prompt, engine.drafter(settings, tree, details), settings, details)

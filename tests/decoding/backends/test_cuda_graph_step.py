@@ -7,16 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.engines import PROMPT, engine_of
+from support.engines import PROMPT, engine_of, on
 from support.families import CONTEXT, VOCABULARY, tiny
 from support.graphs import NEW, answer, assert_same, settings_of, tokens
 
 from medusa_chat.checkpoints.load import _warm_up
-from medusa_chat.decoding.backends import cuda_graph_step, cuda_graph_trial
-from medusa_chat.decoding.backends import pipelined_graphs as ahead
-from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
-from medusa_chat.decoding.backends.pipelined_graphs import ASKED, PipelinedGraphRunner
-from medusa_chat.decoding.draft_budget import Governor
+from medusa_chat.decoding.backends import cuda_graph_step as ahead
+from medusa_chat.decoding.backends import cuda_graph_trial
+from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
+from medusa_chat.decoding.backends.recorded_step import RecordedStep
+from medusa_chat.decoding.backends.torch_step import TorchStep
+from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.step_costs import StepCosts
@@ -38,7 +39,7 @@ def test_fixed_shapes_give_what_their_parts_give(family, changes):
     engine, settings = engine_of(tiny(family)), settings_of(**changes)
     for tree in (ROOT, chain(3), cartesian(3, 2)):
         for details in (True, False):
-            recorded = PipelinedGraphRunner(engine.backbone)
+            recorded = CudaGraphStep(engine.backbone)
             wanted = answer(engine, None, tree, settings, details)
             assert_same(answer(engine, recorded, tree, settings, details), wanted)
             assert recorded.seconds > 0
@@ -49,7 +50,7 @@ def test_merged_layers_give_it_too():
     replace_submodules(model)
     engine, tree = engine_of(model), cartesian(3, 2)
     wanted = answer(engine, None, tree, settings_of())
-    assert_same(answer(engine, PipelinedGraphRunner(engine.backbone), tree, settings_of()), wanted)
+    assert_same(answer(engine, CudaGraphStep(engine.backbone), tree, settings_of()), wanted)
 
 
 class Knowing(Medusa):
@@ -76,7 +77,7 @@ def test_accepted_paths_are_moved_into_place():
     settings, backbone = settings_of(max_new_tokens=40), engine.backbone
     known = list(tokens(answer(engine, None, ROOT, settings)))
     steps = []
-    for way in (None, PipelinedGraphRunner(backbone)):
+    for way in (None, CudaGraphStep(backbone)):
         drafter = Knowing(engine.heads, backbone.lm_head, tree, backbone.vocabulary, False)
         events = answer(engine, way, tree, settings, False, drafter=drafter.know(engine, known))
         assert list(tokens(events)) == known
@@ -90,9 +91,9 @@ def test_accepted_paths_are_moved_into_place():
 def test_a_closed_answer_leaves_the_cache_valid(stop_after):
     """The step that was in the queue when the answer was closed leaves no trace."""
     engine, settings = engine_of(tiny("llama")), settings_of(drafter="medusa")
-    recorded, tree = PipelinedGraphRunner(engine.backbone), chain(2)
+    recorded, tree = CudaGraphStep(engine.backbone), chain(2)
     wanted = tokens(answer(engine, None, tree, settings))
-    engine.backbone.whole_step = recorded
+    engine = on(engine, recorded)
     engine.forget()
     events = engine.generate(PROMPT, engine.drafter(settings, tree), settings)
     for _ in range(stop_after + 1):
@@ -111,7 +112,7 @@ def test_a_bucket_is_left_for_the_next_one_on_the_way(monkeypatch):
     monkeypatch.setattr(ahead, "BUCKETS", (16, 24, 40))
     engine, settings = engine_of(tiny("llama")), settings_of(max_new_tokens=40)
     wanted = answer(engine, None, chain(2), settings)
-    recorded = PipelinedGraphRunner(engine.backbone)
+    recorded = CudaGraphStep(engine.backbone)
     assert_same(answer(engine, recorded, chain(2), settings), wanted)
     made = {bucket for kind in recorded._kinds.values() for bucket in kind.steps}
     assert len(made) >= 3 and made <= {16, 24, 40, engine.backbone.cache.capacity}
@@ -123,31 +124,31 @@ def test_the_context_ends_an_answer_as_it_does_by_parts():
     for tree in (ROOT, chain(3), cartesian(3, 2)):
         settings = settings_of(max_new_tokens=1000)
         wanted = answer(engine, None, tree, settings, prompt=prompt)
-        found = answer(engine, PipelinedGraphRunner(engine.backbone), tree, settings, prompt=prompt)
+        found = answer(engine, CudaGraphStep(engine.backbone), tree, settings, prompt=prompt)
         assert found[-1].reason == "context"
         assert_same(found, wanted)
 
 
-class Moody(Governor):
+class Moody(DraftBudget):
     """Asks for another number of nodes whenever its list does."""
 
     def __init__(self, sizes):
         super().__init__(StepCosts((1, 4, 7), (1,), ((1.0, 1.1, 1.2),)), [1.0] * 7)
         self.sizes = cycle(sizes)
 
-    def choose(self, length):
-        return next(self.sizes)
+    def allow(self, length):
+        return Allowance(next(self.sizes), "the list")
 
 
 @pytest.mark.parametrize("sizes", [(1, 4), (7, 7, 7, 1, 1, 4, 4), (1, 1, 1, 1, 1, 7)])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_governor_that_changes_its_mind_drops_what_was_queued(sizes, temperature):
+def test_a_budget_that_changes_its_mind_drops_what_was_queued(sizes, temperature):
     engine, tree = engine_of(tiny("llama")), cartesian(2, 2)
     settings = settings_of(drafter="medusa", temperature=temperature, max_new_tokens=60)
     events = []
-    recorded = PipelinedGraphRunner(engine.backbone)
+    recorded = CudaGraphStep(engine.backbone)
     for way in (None, recorded):
-        drafter = engine.drafter(settings, tree, governor=Moody(sizes))
+        drafter = engine.drafter(settings, tree, budget=Moody(sizes))
         events.append(answer(engine, way, tree, settings, drafter=drafter))
     assert_same(events[1], events[0])
     assert {len(kind.plan.tree) for kind in recorded._kinds.values()} == set(sizes)
@@ -155,14 +156,14 @@ def test_a_governor_that_changes_its_mind_drops_what_was_queued(sizes, temperatu
 
 def test_the_next_step_is_queued_only_behind_two_of_its_kind(monkeypatch):
     engine, settings = engine_of(tiny("llama")), settings_of()
-    recorded, queued = PipelinedGraphRunner(engine.backbone), []
-    real = PipelinedGraphRunner._queue
+    recorded, queued = CudaGraphStep(engine.backbone), []
+    real = CudaGraphStep._queue
 
     def queue(self, kind, here, length):
         queued.append(length - engine.backbone.cache.length)
         return real(self, kind, here, length)
 
-    monkeypatch.setattr(PipelinedGraphRunner, "_queue", queue)
+    monkeypatch.setattr(CudaGraphStep, "_queue", queue)
     answer(engine, recorded, ROOT, settings)
     steps = NEW - 1  # the first token is the prefill's
     assert queued[:2] == [0, 0] and set(queued[2:]) == {1}
@@ -172,11 +173,11 @@ def test_the_next_step_is_queued_only_behind_two_of_its_kind(monkeypatch):
 def test_numbers_of_the_settings_need_no_other_recording(monkeypatch):
     """A slider that moves, and the fresh seed of every answer, must not record anew."""
     engine, made = engine_of(tiny("llama")), []
-    real = CudaGraphStep.__init__
+    real = RecordedStep.__init__
     monkeypatch.setattr(
-        CudaGraphStep, "__init__", lambda self, *a: (made.append(self), real(self, *a))[1]
+        RecordedStep, "__init__", lambda self, *a: (made.append(self), real(self, *a))[1]
     )
-    recorded = PipelinedGraphRunner(engine.backbone)
+    recorded = CudaGraphStep(engine.backbone)
     for seed, temperature in enumerate((0.5, 0.9, 1.3)):
         for acceptance in ("exact", "typical"):
             settings = settings_of(
@@ -194,9 +195,10 @@ def test_the_first_answer_finds_its_steps_recorded(monkeypatch):
     """A load's warm-up records what the page will ask for: plain and with the tree, both kinds of
     settings, with details."""
     engine, tree = engine_of(tiny("llama")), cartesian(2, 2)
-    engine.backbone.whole_step = recorded = PipelinedGraphRunner(engine.backbone)
+    recorded = CudaGraphStep(engine.backbone)
+    engine = on(engine, recorded)
     _warm_up(SimpleNamespace(engine=engine), tree)
-    monkeypatch.setattr(CudaGraphStep, "__init__", lambda *_: pytest.fail("recorded only now"))
+    monkeypatch.setattr(RecordedStep, "__init__", lambda *_: pytest.fail("recorded only now"))
     for shape in (ROOT, tree):
         for temperature in (0.0, 0.7):
             before = recorded.seconds
@@ -208,10 +210,10 @@ def test_the_rehearsal_times_recorded_steps():
     """What the tuner measures is what answers have: no step by its parts among them, and no time
     that recording takes."""
     engine, tree = engine_of(tiny("llama")), cartesian(2, 2)
-    engine.backbone.whole_step = recorded = PipelinedGraphRunner(engine.backbone)
-    parts = engine.stepper._by_parts
-    tried = [0]
-    engine.stepper._by_parts = lambda *asked: (tried.append(1), parts(*asked))[1]
+    recorded = CudaGraphStep(engine.backbone)
+    engine = on(engine, recorded)
+    tried, real = [0], recorded._by_operators.step
+    recorded._by_operators.step = lambda *asked: (tried.append(1), real(*asked))[1]
     *_, costs = time_steps(engine, tree, budget=0.05)
     sizes = len(costs.sizes)
     assert sum(tried) <= (ASKED - 1) * (sizes + 1) and recorded.seconds > 0
@@ -224,8 +226,8 @@ def test_what_cannot_be_recorded_runs_by_its_parts_and_says_so_once(monkeypatch,
 
     engine, recorded = engine_of(tiny("llama")), None
     wanted = answer(engine, None, chain(2), settings_of())
-    monkeypatch.setattr(cuda_graph_step.CudaGraphStep, "body", refused)
-    recorded = PipelinedGraphRunner(engine.backbone)
+    monkeypatch.setattr(RecordedStep, "body", refused)
+    recorded = CudaGraphStep(engine.backbone)
     with caplog.at_level(logging.WARNING):
         for tree in (chain(2), chain(2), ROOT):
             found = answer(engine, recorded, tree, settings_of())
@@ -239,15 +241,15 @@ def test_a_failure_on_the_way_loses_nothing(monkeypatch):
     monkeypatch.setattr(ahead, "BUCKETS", (16, 24, 40))
     engine, settings = engine_of(tiny("llama")), settings_of(max_new_tokens=40, temperature=0.9)
     wanted = answer(engine, None, chain(2), settings)
-    real = CudaGraphStep.__init__
+    real = RecordedStep.__init__
 
     def limited(self, recorder, plan, here, own, bucket):
         if bucket > 24:
             raise torch.OutOfMemoryError("no room for another")
         real(self, recorder, plan, here, own, bucket)
 
-    monkeypatch.setattr(CudaGraphStep, "__init__", limited)
-    assert_same(answer(engine, PipelinedGraphRunner(engine.backbone), chain(2), settings), wanted)
+    monkeypatch.setattr(RecordedStep, "__init__", limited)
+    assert_same(answer(engine, CudaGraphStep(engine.backbone), chain(2), settings), wanted)
 
 
 def test_where_memory_runs_out_nothing_is_recorded_any_more(monkeypatch):
@@ -258,8 +260,8 @@ def test_where_memory_runs_out_nothing_is_recorded_any_more(monkeypatch):
         made.append(asked)
         raise torch.OutOfMemoryError("no room for another")
 
-    monkeypatch.setattr(CudaGraphStep, "__init__", full)
-    recorded = PipelinedGraphRunner(engine.backbone)
+    monkeypatch.setattr(RecordedStep, "__init__", full)
+    recorded = CudaGraphStep(engine.backbone)
     for tree in (chain(2), ROOT, cartesian(2, 2)):
         wanted = answer(engine, None, tree, settings_of())
         assert_same(answer(engine, recorded, tree, settings_of()), wanted)
@@ -273,7 +275,7 @@ def test_a_broken_pass_leaves_nothing_to_those_after_it():
         model.model.embed_tokens.weight[40] = torch.nan
     engine = engine_of(model)
     wanted = answer(engine, None, ROOT, settings_of())
-    engine.backbone.whole_step = PipelinedGraphRunner(engine.backbone)
+    engine = on(engine, CudaGraphStep(engine.backbone))
     for prompt, reason in (([3, 5, 40, *[7] * 40], "error"), (PROMPT, "length")) * 2:
         drafter = engine.drafter(settings_of(), ROOT)
         found = list(engine.generate(prompt, drafter, settings_of()))
@@ -288,7 +290,8 @@ def test_a_step_that_breaks_leaves_nothing_either():
     wanted = answer(engine, None, ROOT, settings_of())
     token = tokens(wanted)[8]
     kept = model.model.embed_tokens.weight[token].clone()
-    engine.backbone.whole_step = recorded = PipelinedGraphRunner(engine.backbone)
+    recorded = CudaGraphStep(engine.backbone)
+    engine = on(engine, recorded)
     for is_broken in (True, False):
         with torch.no_grad():
             model.model.embed_tokens.weight[token] = torch.nan if is_broken else kept
@@ -301,44 +304,43 @@ def test_a_step_that_breaks_leaves_nothing_either():
 # ---- the trial at every load ----
 
 
+def tried(engine=None):
+    """What a trial chooses, and why."""
+    engine = engine or engine_of(tiny("llama"))
+    return cuda_graph_trial.try_cuda_graphs(engine.backbone, engine.heads)
+
+
 def test_a_trial_adopts_what_is_right_and_faster(monkeypatch):
-    engine = engine_of(tiny("llama"))
     monkeypatch.setattr(cuda_graph_trial, "_gain", lambda *_: 2.0)
-    assert cuda_graph_trial.try_cuda_graphs(engine.backbone, engine.heads) == (
-        "a step is one CUDA graph, 2 times as fast as by torch operators"
-    )
-    assert isinstance(engine.backbone.whole_step, PipelinedGraphRunner)
+    backend, why = tried()
+    assert isinstance(backend, CudaGraphStep) and why == "2 times as fast as by torch operators"
     monkeypatch.setattr(cuda_graph_trial, "_gain", lambda *_: 0.9)
-    assert "not faster" in cuda_graph_trial.try_cuda_graphs(engine.backbone, engine.heads)
-    assert engine.backbone.whole_step is None
+    backend, why = tried()
+    assert isinstance(backend, TorchStep) and "not faster" in why
 
 
-def test_a_trial_times_both(monkeypatch):
-    engine = engine_of(tiny("llama"))
-    assert cuda_graph_trial._gain(engine, PipelinedGraphRunner(engine.backbone)) > 0
+def test_a_trial_times_both():
+    backbone = engine_of(tiny("llama")).backbone
+    assert cuda_graph_trial._gain(TorchStep(backbone), CudaGraphStep(backbone)) > 0
 
 
 def test_a_trial_does_not_adopt_what_records_nothing(monkeypatch):
-    """Steps without details, which it times, fail: its parts against its parts are no gain."""
-    real = CudaGraphStep.__init__
+    """Steps without details, which it times, fail: operators against operators are no gain."""
+    real = RecordedStep.__init__
 
     def init(self, recorder, plan, here, *asked):
         if not here.details:
             raise RuntimeError("no recording of this kind")
         real(self, recorder, plan, here, *asked)
 
-    monkeypatch.setattr(CudaGraphStep, "__init__", init)
-    engine = engine_of(tiny("llama"))
-    assert cuda_graph_trial.try_cuda_graphs(engine.backbone, engine.heads).startswith(
-        cuda_graph_trial.BY_OPERATORS
-    )
-    assert engine.backbone.whole_step is None
+    monkeypatch.setattr(RecordedStep, "__init__", init)
+    assert isinstance(tried()[0], TorchStep)
 
 
 @pytest.mark.parametrize("fault", ["mask", "places", "hidden"])
 def test_a_trial_refuses_what_is_wrong(monkeypatch, fault):
     """An ancestor that is not seen, rows in other places, heads behind another state."""
-    real = CudaGraphStep.body
+    real = RecordedStep.body
 
     def body(self):
         real(self)
@@ -347,22 +349,19 @@ def test_a_trial_refuses_what_is_wrong(monkeypatch, fault):
         if fault == "hidden":
             self._state.hidden.neg_()
 
-    monkeypatch.setattr(CudaGraphStep, "body", body)
+    monkeypatch.setattr(RecordedStep, "body", body)
     if fault == "mask":
-        mask = CudaGraphStep._mask
-        monkeypatch.setattr(CudaGraphStep, "_mask", lambda *a: mask(*a).roll(1, 1))
-    engine = engine_of(tiny("llama"))
-    said = cuda_graph_trial.try_cuda_graphs(engine.backbone, engine.heads)
-    assert said.startswith(cuda_graph_trial.BY_OPERATORS) and "other results" in said
-    assert engine.backbone.whole_step is None
+        mask = RecordedStep._mask
+        monkeypatch.setattr(RecordedStep, "_mask", lambda *a: mask(*a).roll(1, 1))
+    backend, why = tried()
+    assert isinstance(backend, TorchStep) and "other results" in why
 
 
 def test_a_trial_says_that_a_recording_failed(monkeypatch, caplog):
     def refused(self):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(CudaGraphStep, "body", refused)
-    engine = engine_of(tiny("llama"))
+    monkeypatch.setattr(RecordedStep, "body", refused)
     with caplog.at_level(logging.WARNING):
-        assert "failed" in cuda_graph_trial.try_cuda_graphs(engine.backbone, engine.heads)
+        assert "failed" in tried()[1]
     assert any("not permitted" in message for message in caplog.messages)

@@ -4,31 +4,25 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support.drafts import draft_of
-from support.engines import TREES, decode, drafters_of, engine_of, tokens
+from support.engines import TREES, decode, drafters_of, engine_of, on, tokens
 from support.families import CONTEXT, VOCABULARY, tiny
-from support.native_engines import native_engine
+from support.native_engines import made_native, native_engine
 
 from medusa_chat.checkpoints import devices, native_build
 from medusa_chat.checkpoints.memory_estimate import sizes
-from medusa_chat.decoding import drafters
-from medusa_chat.decoding.acceptance import TORCH, VerifyInput, exact, typical
-from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
-from medusa_chat.decoding.backends.native.verify import NativeVerifier
+from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_result import DecodeState
 from medusa_chat.decoding.tree import ROOT, Tree
 
 NATIVE = ("llama", "mistral", "mistral-window", "qwen2")
@@ -167,56 +161,6 @@ def test_what_is_no_text_behind_the_cache_is_the_twins(library):
     assert torch.equal(hidden, by_twin.last_hidden_state[0])
 
 
-@pytest.mark.parametrize("vocabulary", [48, 1003])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_judge_reads_logits_as_torch_does(library, vocabulary, threads):
-    judge = NativeVerifier(native.NativeThreads(library, threads))
-    tree = TREES["dense"] if "dense" in TREES else next(iter(TREES.values()))
-    torch.manual_seed(3)
-    draft = draft_of(tree, torch.randint(vocabulary, (len(tree),)).tolist())
-    for scale in (0.1, 3.0, 40.0):
-        logits = scale * torch.randn(len(tree), vocabulary)
-        logits[0, 5] = logits[0, 9] = logits[0].max() + 1  # a tie
-        assert torch.equal(judge.argmax(logits), logits.argmax(-1))
-        assert judge.argmax(logits)[0] == 5
-        for temperature in (0.3, 1.0, 1.7):
-            ours, theirs = (j.figures(draft, logits, temperature) for j in (judge, TORCH))
-            assert torch.allclose(ours[0], theirs[0], atol=1e-4, rtol=1e-5)
-            assert torch.allclose(ours[1], theirs[1], atol=1e-4)
-        for seed in (0, 7, 2**40 + 3):
-            settings = GenerationSettings(temperature=0.8, seed=seed)
-            ours, theirs = (
-                j.own_tokens(logits, draft.tensors, 31, settings) for j in (judge, TORCH)
-            )
-            assert torch.equal(ours, theirs)
-
-
-def test_the_judge_gives_every_rule_the_same_outcome(library):
-    judge = NativeVerifier(native.NativeThreads(library, 1))
-    tree = next(iter(TREES.values()))
-    torch.manual_seed(4)
-    for number in range(40):
-        draft = draft_of(tree, torch.randint(6, (len(tree),)).tolist())
-        logits = 2 * torch.randn(len(tree), 61)
-        settings = GenerationSettings(temperature=(number % 4) / 2, seed=number)
-        for rule in (exact, typical):
-            case = VerifyInput(draft, logits, 3, settings, True)
-            ours, theirs = rule(case, judge), rule(case, TORCH)
-            for name in ("path", "length", "node", "next_token", "is_finite"):
-                assert torch.equal(getattr(ours, name), getattr(theirs, name))
-            assert torch.allclose(ours.details.entropies, theirs.details.entropies, atol=1e-4)
-
-
-def test_top_k_and_top_p_are_left_to_torch(library):
-    judge = NativeVerifier(native.NativeThreads(library, 1))
-    tree = next(iter(TREES.values()))
-    draft, logits = draft_of(tree, [1] * len(tree)), torch.randn(len(tree), 40)
-    for settings in (GenerationSettings(top_k=2, seed=1), GenerationSettings(top_p=0.4, seed=1)):
-        settings = replace(settings, temperature=1.0)
-        ours, theirs = (j.own_tokens(logits, draft.tensors, 0, settings) for j in (judge, TORCH))
-        assert torch.equal(ours, theirs)
-
-
 @pytest.mark.parametrize("size", [32, 40])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 0.2)])
 @pytest.mark.parametrize("layers", [0, 1, 3])
@@ -226,8 +170,7 @@ def test_heads_give_what_torch_gives(library, layers, dtype, limit, size):
     torch.nn.init.normal_(heads.weight, std=0.3)
     torch.nn.init.normal_(heads.bias)
     team = native.NativeThreads(library, 2)
-    lm_head = LogitHead(NativeLinear(torch.nn.Linear(size, 1003), team), None)
-    twin = NativeHeads(heads, lm_head, team)
+    twin = NativeHeads(heads, team)
     hidden = torch.randn(1, size)
     for count in (1, 4):
         assert torch.allclose(
@@ -251,8 +194,7 @@ def test_the_best_guesses_are_torchs_in_any_order_and_number(library):
     """Rising and falling logits, ties, and sizes beyond whole vectors."""
     heads = MedusaHeads(1, 32).requires_grad_(False)
     team = native.NativeThreads(library, 1)
-    twin = NativeHeads(heads, LogitHead(NativeLinear(torch.nn.Linear(32, 40), team), None), team)
-    judge = NativeVerifier(team)
+    twin = NativeHeads(heads, team)
     for size in (7, 32, 33, 100, 1003):
         rising = torch.arange(size).float()
         for row in (rising, -rising, torch.randn(size), torch.zeros(size)):
@@ -262,8 +204,6 @@ def test_the_best_guesses_are_torchs_in_any_order_and_number(library):
                 assert (
                     torch.equal(row[places[0]], values[0]) and len(set(places[0].tolist())) == count
                 )
-            assert torch.equal(judge.argmax(row[None]), row[None].argmax(-1))
-    assert judge.argmax(torch.zeros(1, 100)).item() == 0
 
 
 def test_weights_that_were_laid_out_anew_are_not_kept_as_they_were(library):
@@ -277,16 +217,6 @@ def test_invalid_numbers_end_the_answer(library):
     engine.backbone.decoder._kept[-1].fill_(float("nan"))
     last = decode(engine)[-1]
     assert last.reason == "error" and "invalid numbers" in last.message
-
-
-def test_exponential_and_logarithm_hold_over_their_range(library):
-    """Through what uses them: shares of extreme logits sum to one, and noise is Gumbel's."""
-    judge = NativeVerifier(native.NativeThreads(library, 1))
-    draft = draft_of(Tree.from_choices([(0,)]), [0, 1])
-    logits = torch.tensor([[0.0, -1e4, -50.0, -float("inf")], [80.0, 80.0, -80.0, 3.0]])
-    at_parent, entropy = judge.figures(draft, logits, 1.0)
-    assert at_parent[1].item() == pytest.approx(-1e4)
-    assert entropy.tolist() == pytest.approx([0.0, 0.6931472], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +246,7 @@ def test_wrong_numbers_leave_torchs_operators(library, monkeypatch, caplog):
     engine = engine_of(model)
     team = native.NativeThreads(library, 1)
     monkeypatch.setattr(team, "run", lambda job: 0)  # it leaves what memory holds
-    assert not native.enable(engine.backbone, engine.heads, team)
+    assert native.native_step(engine.backbone, engine.heads, team) is None
     assert "the decoder runs by torch's operators" in caplog.text
     assert tokens(engine) == tokens(engine_of(tiny("llama")))
 
@@ -345,10 +275,10 @@ def load_demo(tmp_path, **environment):
 
 
 def test_the_demo_is_decoded_by_it_and_the_library_kept(library, tmp_path):
-    assert "a step is one call into C" in load_demo(tmp_path).stdout
+    assert "each step runs by the pass in C" in load_demo(tmp_path).stdout
     (file,) = (tmp_path / "cache" / "native").iterdir()
     before = file.stat().st_mtime_ns
-    assert "a step is one call into C" in load_demo(tmp_path).stdout
+    assert "each step runs by the pass in C" in load_demo(tmp_path).stdout
     assert file.stat().st_mtime_ns == before
 
 
@@ -407,13 +337,13 @@ def test_the_estimate_and_the_model_agree_on_what_c_decodes(family, changes, is_
 @pytest.mark.parametrize("variables", [{"MEDUSA_CHAT_NATIVE": "0"}, {"CC": "no-such-compiler"}])
 def test_without_a_compiler_torch_does_it(variables, tmp_path):
     done = load_demo(tmp_path, **variables)
-    assert "one call into C" not in done.stdout and "Traceback" not in done.stderr
+    assert "the pass in C" not in done.stdout and "Traceback" not in done.stderr
     assert "with a C compiler (gcc or clang) several times faster" in done.stdout
 
 
 def test_a_compiler_that_fails_is_told_once_and_torch_does_it(tmp_path):
     done = load_demo(tmp_path, CC=shutil.which("false") or "false")
-    assert "one call into C" not in done.stdout
+    assert "the pass in C" not in done.stdout
     assert done.stderr.count("the C library cannot be compiled") == 1
     assert not list((tmp_path / "cache" / "native").iterdir())
 
@@ -486,51 +416,19 @@ def steps_of(engine, tree, drafter, **settings):
         {"drafter": "medusa", "temperature": 0.8, "acceptance": "typical"},
     ],
 )
-def test_a_whole_step_is_what_its_parts_make(library, settings, threads, dtype):
+def test_a_step_in_c_is_what_torch_makes_of_the_same_decoder(library, settings, threads, dtype):
     engine = native_engine("llama", library, threads, dtype)
     tree = Tree.from_choices([(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0)])
     whole = steps_of(engine, tree, **settings)
     assert len(whole) > 3
     engine.forget()
-    engine.backbone.whole_step = None
+    engine = on(engine, TorchStep(engine.backbone))
     for ours, theirs in zip(whole, steps_of(engine, tree, **settings), strict=True):
         assert ours[:2] == theirs[:2]
         assert ours[2].tokens == theirs[2].tokens and ours[2].sampled == theirs[2].sampled
         for name in ("probabilities", "entropies", "thresholds", "draft_probabilities"):
             for a, b in zip(getattr(ours[2], name), getattr(theirs[2], name), strict=True):
                 assert a == pytest.approx(b, abs=1e-5), name
-
-
-def test_a_whole_step_leaves_to_its_parts_what_it_does_not_know(library):
-    engine = native_engine("mistral-window", library)
-    whole, window = engine.backbone.whole_step, engine.backbone.windows[0]
-    hidden, plan = torch.zeros(1, whole.hidden.shape[1]), drafters.Autoregressive
-    plan = plan(torch.device("cpu"))
-    greedy = GenerationSettings(drafter="none", seed=0)
-    cut = replace(greedy, temperature=0.7, top_k=5)
-    here = DecodeState(plan, exact, greedy, False, hidden)
-    plan = plan.plan([3], 4)
-    for settings in (cut, replace(greedy, temperature=0.7, acceptance="typical-sampled")):
-        assert whole.decode_steps(plan, 3, replace(here, settings=settings)) is None
-    engine.backbone.cache.length = window
-    assert whole.decode_steps(plan, 3, here) is None
-    engine.backbone.cache.length = window - 1
-    assert [step.path for step in whole.decode_steps(plan, 3, replace(here, most=9))] == [[0]]
-    assert engine.backbone.cache.length == window
-    for outside in (-1, VOCABULARY):
-        strange = replace(plan, tokens=[outside])
-        engine.backbone.cache.length = 4
-        assert whole.decode_steps(strange, outside, here) is None
-
-
-def test_logits_beyond_the_embeddings_are_not_drafted_from_in_one_call(library):
-    model = tiny("llama")
-    wide = torch.nn.Linear(model.config.hidden_size, VOCABULARY + 8, bias=False)
-    model.lm_head = wide.requires_grad_(False)
-    replace_submodules(model, packs=False)
-    engine = engine_of(model)
-    assert native.enable(engine.backbone, engine.heads, native.NativeThreads(library, 1))
-    assert engine.backbone.whole_step is None
 
 
 def test_a_team_whose_cores_are_taken_computes_the_same(library):
@@ -557,7 +455,7 @@ def test_a_long_text_is_mixed_in_stretches_to_the_same_bits(library):
     expected = engine.backbone.run_chunk(ids)
     replace_submodules(model, packs=False)
     engine = engine_of(model, context=300)
-    assert native.enable(engine.backbone, engine.heads, native.NativeThreads(library, 2))
+    engine = made_native(engine, library, 2)
     found = []
     for count in (280, 1, 5):
         engine.backbone.cache.crop(0)

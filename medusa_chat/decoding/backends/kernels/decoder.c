@@ -1,4 +1,10 @@
-#include "decoder.h"
+/* A few rows through a decoder on a CPU: products, norms, rotary attention, gated SiLU. In fp32, or
+   with weights of bf16, where what is multiplied with them is rounded to bf16 and all else is fp32.
+
+   Every number is summed in one order, whatever rows stand beside it: products along their inputs
+   in eight lanes, attention along the text. A row of a tree therefore has the bits that it has
+   alone, and a tree decodes to plain decoding's tokens, bit for bit. Weights are read where torch
+   holds them. Plain C with vectors of GCC and Clang; no library but libm. */
 
 #include <math.h>
 #include <stddef.h>
@@ -6,6 +12,7 @@
 
 #include "attention.h"
 #include "half.h"
+#include "pass.h"
 #include "product.h"
 #include "team.h"
 #include "vectors.h"
@@ -190,7 +197,8 @@ static void feed_forward(const Part *p, const Layer *layer) {
     meet(part, parts);
 }
 
-void decode(const void *what, int part, int parts) {
+/* One part of a pass: hidden is whole once all have met, and normed by part 0. */
+static void decode(const void *what, int part, int parts) {
     const Pass *pass = what;
     const Decoder *m = pass->decoder;
     const Part p = part_of(pass, part, parts);
@@ -205,7 +213,8 @@ void decode(const void *what, int part, int parts) {
     if (part == 0) normalise_all(pass, pass->hidden, m->norm, pass->hidden);
 }
 
-int is_within(const Pass *pass) {
+/* Whether every row lies within the embeddings and the cache. */
+static int is_within(const Pass *pass) {
     const Decoder *m = pass->decoder;
     if (pass->start < 0 || pass->start + pass->rows > m->capacity) return 0;
     for (int64_t i = 0; i < pass->rows; i++) {

@@ -1,5 +1,5 @@
 /* A pass of rows through a decoder: what it reads and where it writes. The structures that Python
-   fills, here, in heads.h and in judge.h, have their twins in native/structs.py. */
+   fills, here, in heads.h and in product.h, have their twins in native/structs.py. */
 
 #pragma once
 

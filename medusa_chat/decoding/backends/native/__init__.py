@@ -1,12 +1,13 @@
-"""Native: a Llama-like decoder of fp32 or bf16 on a CPU as one call into C (kernels/decoder.h).
+"""Native: a Llama-like decoder of fp32 or bf16 on a CPU as one call into C (kernels/decoder.c).
 
 A step of a small model is a hundred operators, each of which takes torch longer to begin than to
 do. One call does them all, and sums every number in one order, so a tree's rows are bit-equal to
-plain decoding's. Its reference is the decoder of merged layers (fused_layers.py), which also runs
-whatever this one does not support.
+plain decoding's. The rules of a step are not here (torch_step.py). Its reference is the decoder of
+merged layers (fused_layers.py), which also runs whatever this one does not support.
 """
 
-from medusa_chat.decoding.backends.native.attach import NUMBERS, can_run, enable, is_small
+from medusa_chat.decoding.backends.native.attach import NUMBERS, can_run, is_small, native_step
 from medusa_chat.decoding.backends.native.library import NativeThreads
+from medusa_chat.decoding.backends.native.step import NativeStep
 
-__all__ = ["NUMBERS", "NativeThreads", "can_run", "enable", "is_small"]
+__all__ = ["NUMBERS", "NativeStep", "NativeThreads", "can_run", "is_small", "native_step"]

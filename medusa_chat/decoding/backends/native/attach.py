@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.native.decoder import NativeDecoder
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThreads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
 from medusa_chat.decoding.backends.native.step import NativeStep
-from medusa_chat.decoding.backends.native.verify import NativeVerifier
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.fused_layers import FusedDecoder, is_plain_layer
 from medusa_chat.decoding.heads import MedusaHeads
@@ -55,17 +55,19 @@ def is_small(model: Any) -> bool:
     return size <= SMALL
 
 
-def enable(backbone: Any, heads: MedusaHeads | None, team: NativeThreads) -> bool:
-    """Run a backbone for which `can_run` holds by the C library, with its LM head, Medusa heads and
-    verifier. Returns whether it does: not where the results differ from the reference's. Converted
-    weights are not kept in their old layout."""
+def native_step(
+    backbone: Backbone, heads: MedusaHeads | None, team: NativeThreads
+) -> NativeStep | None:
+    """Replace the decoder of a backbone for which `can_run` holds, its LM head and the products of
+    its Medusa heads by the C library's -> its steps; None where the results differ from the
+    reference's. Converted weights are not kept in their old layout."""
     twin = backbone.decoder
     if not isinstance(twin, FusedDecoder) or backbone.numbers != NUMBERS:
-        return False
+        return None
     limit, instead = TOLERANCES[backbone.dtype], "the decoder runs by torch's operators"
     with torch.inference_mode():
         if not agrees(instead, lambda: _off_by(twin.stock.layers[0].qkv, team), limit):
-            return False
+            return None
     for layer in twin.stock.layers:
         _lay_out(layer, team)
     native = NativeDecoder(twin, list(backbone.cache.layers.layers), team)
@@ -84,18 +86,14 @@ def enable(backbone: Any, heads: MedusaHeads | None, team: NativeThreads) -> boo
     with torch.inference_mode():
         is_right = agrees(instead, difference, limit)
     backbone.decoder = native if is_right else twin
-    if is_right:
-        lm_head = NativeLinear(backbone.lm_head.linear, team)
-        backbone.lm_head.linear = lm_head
-        backbone.model.set_output_embeddings(lm_head)
-        backbone.verifier = NativeVerifier(team)
-        own = None
-        if heads is not None and heads.weight.dtype == backbone.dtype:
-            own = heads.twin = NativeHeads(heads, backbone.lm_head, team)
-        # every drafted token must have an embedding
-        if backbone.lm_head.is_plain and lm_head.outs <= len(twin.stock.embed_tokens.weight):
-            backbone.whole_step = NativeStep(backbone, native, own, team)
-    return is_right
+    if not is_right:
+        return None
+    lm_head = NativeLinear(backbone.lm_head.linear, team)
+    backbone.lm_head.linear = lm_head
+    backbone.model.set_output_embeddings(lm_head)
+    if heads is not None and heads.weight.dtype == backbone.dtype:
+        heads.twin = NativeHeads(heads, team)
+    return NativeStep(backbone, native, team)
 
 
 def _lay_out(layer: Any, team: NativeThreads) -> None:

@@ -47,8 +47,8 @@ class NativeDecoder(nn.Module):
             *(t.data_ptr() for t in self._kept[:2]),
             self._layers,
         )
-        self.hidden = embedding.shape[1]
-        self.job = structs.Pass(pointer(self._decoder))
+        self._size = embedding.shape[1]
+        self._job = structs.Pass(pointer(self._decoder))
         self._work = torch.empty(0)
 
     def _fill(self, layer: Any, kv: Layer, out: structs.Layer) -> None:
@@ -80,27 +80,44 @@ class NativeDecoder(nn.Module):
         kv = past_key_values.layers[0]
         if type(kv) is not Layer:
             return self._twin(input_ids, position_ids, past_key_values, attention_mask)
-        rows, start, job = input_ids.shape[1], kv.start, self.job
         mask = attention_mask[0, 0].float()
         if mask.stride(1) != 1:
             mask = mask.contiguous()
-        job.threads = self._team.threads
-        self.make_room(rows, start + rows, job.threads)
-        hidden = torch.empty(1, rows, self.hidden)
-        tokens, positions = input_ids.contiguous(), position_ids.contiguous()
-        job.tokens, job.positions = tokens.data_ptr(), positions.data_ptr()
-        job.mask, job.stride, job.free = mask.data_ptr(), mask.stride(0), 0
-        job.rows, job.start, job.hidden = rows, start, hidden.data_ptr()
-        if self._team.run(
-            byref(job)
-        ):  # a token or position out of range: the reference raises the error
+        hidden = self._run(input_ids[0], position_ids[0], mask, kv.start, 0)
+        if hidden is None:  # a token or position out of range: the reference raises the error
             return self._twin(input_ids, position_ids, past_key_values, attention_mask)
-        return Output(hidden)
+        return Output(hidden[None])
 
-    def make_room(self, rows: int, keys: int, threads: int) -> None:
+    def run_rows(
+        self, tokens: Tensor, places: Tensor, mask: Tensor, start: int, free: int
+    ) -> Tensor:
+        """tokens and places int64 [n] -> float32 [n, d] after the final norm; keys and values are
+        written after `start` tokens. mask additive float32 [n, start + n - free]: of the columns
+        from `free` on; those before it are seen by every row. Raises IndexError for a token or a
+        place out of range."""
+        hidden = self._run(tokens, places, mask, start, free)
+        if hidden is None:
+            raise IndexError("a token or its place is out of range")
+        return hidden
+
+    def _run(
+        self, tokens: Tensor, places: Tensor, mask: Tensor, start: int, free: int
+    ) -> Tensor | None:
+        """See run_rows; None for what is out of range."""
+        rows, job = len(tokens), self._job
+        job.threads = self._team.threads
+        self._make_room(rows, start + rows, job.threads)
+        hidden = torch.empty(rows, self._size)
+        tokens, places = tokens.contiguous(), places.contiguous()
+        job.tokens, job.positions = tokens.data_ptr(), places.data_ptr()
+        job.mask, job.stride, job.free = mask.data_ptr(), mask.stride(0), free
+        job.rows, job.start, job.hidden = rows, start, hidden.data_ptr()
+        return None if self._team.run(byref(job)) else hidden
+
+    def _make_room(self, rows: int, keys: int, threads: int) -> None:
         """Allocate the work space of a pass of `rows` rows over `keys` tokens."""
         keys = -(-keys // 256) * 256
         needed = self._team.work_size(byref(self._decoder), rows, keys, threads)
         if len(self._work) < needed:
             self._work = torch.empty(needed)
-            self.job.work = self._work.data_ptr()
+            self._job.work = self._work.data_ptr()

@@ -1,18 +1,18 @@
 """The C library's functions, and how many threads work together in them."""
 
-from ctypes import CDLL, POINTER, c_float, c_int, c_int64, c_void_p
+from ctypes import CDLL, POINTER, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backends.native.structs import (
     Decoder,
+    Draw,
+    Guesses,
+    HeadStates,
     Pass,
     Product,
-    Proposal,
-    Run,
-    Step,
-    Verdict,
+    Sums,
 )
 
 WIDEST_PANEL = 32  # outputs, on any CPU
@@ -26,20 +26,18 @@ class NativeThreads:
         self.run, self.linear = library.run, library.linear
         self._packs = {torch.float32: library.pack, torch.bfloat16: library.pack_half}
         self.work_size, self._panel = library.work_size, int(library.panel())
-        self.certainty = library.certainty
-        self.certainty.argtypes = [c_void_p, c_int, c_float, c_int64]
-        self.certainty.restype = c_float
-        self.propose, self.judge = library.propose, library.judge
-        self.step, self.steps = library.step, library.steps
+        self.head_states, self.best_guesses = library.head_states, library.best_guesses
         sizes = [c_int64] * 2
         self.run.argtypes, self.run.restype = [POINTER(Pass)], c_int64
         self.linear.argtypes, self.linear.restype = [POINTER(Product), c_int64], None
         for pack in self._packs.values():
             pack.argtypes, pack.restype = [c_void_p, c_void_p, *sizes], None
-        for function, kind in ((self.propose, Proposal), (self.judge, Verdict)):
-            function.argtypes, function.restype = [POINTER(kind)], None
-        for steps, job in ((self.step, Step), (self.steps, Run)):
-            steps.argtypes, steps.restype = [POINTER(job)], c_int64
+        self.draw, self.row_sums = library.draw, library.row_sums
+        for function, job in (
+            *((self.head_states, HeadStates), (self.best_guesses, Guesses)),
+            *((self.draw, Draw), (self.row_sums, Sums)),
+        ):
+            function.argtypes, function.restype = [POINTER(job), c_int64], None
         self.work_size.argtypes = [POINTER(Decoder), *sizes, c_int64]
         self.work_size.restype = c_int64
 

@@ -1,0 +1,58 @@
+"""NativeRows: what is dear in torch of reading logits on a CPU, by the C library."""
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.backends.native.library import NativeThreads
+from medusa_chat.decoding.backends.native.structs import Draw, Sums
+from medusa_chat.decoding.sampling import Position, Rows
+
+NEAR = 1e-4  # a tie as near as this, as a share of the largest score too, is torch's to decide
+
+
+class NativeRows(Rows):
+    """Rows in C. Samples are torch's own, for C's noise is torch's but for the last digits: where
+    two scores are nearly tied, torch draws. Sums are torch's to rounding."""
+
+    def __init__(self, team: NativeThreads) -> None:
+        self._team, self._noise = team, torch.empty(0)
+
+    def largest(self, scores: Tensor) -> Tensor:
+        """See Rows."""
+        return self._drawn(scores.float().contiguous())[0]
+
+    def draw(
+        self, scores: Tensor, depths: Tensor, deepest: int, place: Position, seed: int | Tensor
+    ) -> Tensor:
+        """See Rows."""
+        if not isinstance(place, int) or not isinstance(seed, int):
+            return super().draw(scores, depths, deepest, place, seed)
+        scores = scores.float().contiguous()
+        needed = (deepest + 1) * scores.shape[1]
+        if self._noise.numel() < needed:
+            self._noise = torch.empty(needed)
+        job = Draw(depths=depths.data_ptr(), noise=self._noise.data_ptr(), seed=seed)
+        job.place, job.deepest = place, deepest
+        tokens, gaps = self._drawn(scores, job)
+        limit = NEAR * max(1.0, float(scores.max()))
+        if float(gaps.min()) > limit:
+            return tokens
+        return super().draw(scores, depths, deepest, place, seed)
+
+    def _drawn(self, scores: Tensor, job: Draw | None = None) -> tuple[Tensor, Tensor]:
+        job = job or Draw()
+        tokens, gaps = torch.empty(len(scores), dtype=torch.long), torch.empty(len(scores))
+        job.scores, job.tokens, job.gaps = (t.data_ptr() for t in (scores, tokens, gaps))
+        job.rows, job.size = scores.shape
+        self._team.draw(byref(job), self._team.threads)
+        return tokens, gaps
+
+    def sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """See Rows."""
+        scores = scores.float().contiguous()
+        out = torch.empty(2, len(scores))
+        job = Sums(scores.data_ptr(), out[0].data_ptr(), out[1].data_ptr(), *scores.shape)
+        self._team.row_sums(byref(job), self._team.threads)
+        return out[0], out[1]

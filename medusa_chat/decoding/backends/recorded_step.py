@@ -1,0 +1,122 @@
+"""RecordedStep: a step of fixed shapes, which CUDA records once as a graph and replays."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.backends.graph_capture import GraphCapture
+from medusa_chat.decoding.backends.torch_step import run_step
+from medusa_chat.decoding.drafters import Draft, Plan
+from medusa_chat.decoding.padded_rows import filled, widened
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_result import DecodeState, Frame, packed
+
+
+class DeviceSettings:
+    """The part of GenerationSettings that a rule reads, with numbers as tensors [] on the device,
+    so that one graph serves all temperatures, thresholds and seeds. Greedy or not, top-k and top-p
+    change the operators of a step and are constants of a graph."""
+
+    def __init__(self, settings: GenerationSettings, device: torch.device) -> None:
+        self.is_greedy, self.top_k, self.top_p = kind_of(settings)
+        self._scale, self.posterior_threshold, self.posterior_alpha = torch.ones(3, device=device)
+        self.seed = torch.zeros((), dtype=torch.long, device=device)
+
+    @property
+    def scale(self) -> Tensor | float:
+        """GenerationSettings.scale as a float32 tensor [], or 1.0 where greedy."""
+        return 1.0 if self.is_greedy else self._scale
+
+    def follow(self, settings: GenerationSettings) -> None:
+        """Take over settings of the same kind (`kind_of`)."""
+        if self.is_greedy:
+            return
+        self._scale.fill_(settings.scale)
+        self.posterior_threshold.fill_(settings.posterior_threshold)
+        self.posterior_alpha.fill_(settings.posterior_alpha)
+        self.seed.fill_(settings.seed or 0)
+
+
+def kind_of(settings: GenerationSettings) -> tuple[bool, int, float]:
+    """The settings that need a graph of their own: (is_greedy, top_k, top_p)."""
+    if settings.is_greedy:
+        return True, 0, 1.0
+    return False, settings.top_k, settings.top_p
+
+
+class RecordedStep:
+    """Steps of one plan and one rule, for texts of at most `bucket` - rows tokens; rows: the plan's
+    nodes and the rows that pad them (padded_rows.py).
+
+    `body` never waits for the device, and every shape is fixed: on CUDA it is one graph, elsewhere
+    it is called. Keys and values are read up to `bucket` and masked after the text, so a step's
+    time follows from its bucket.
+    """
+
+    out: Tensor  # the last step's words [w], see step_result.packed
+    frame: Frame  # their layout
+
+    def __init__(
+        self,
+        recorder: GraphCapture,
+        plan: Plan,
+        state: DecodeState,
+        settings: DeviceSettings,
+        bucket: int,
+    ) -> None:
+        """plan: the root alone, or one that the drafter fills without waiting for the device."""
+        self._backbone, self._state = recorder.backbone, recorder.state
+        self._plan, self._answer = plan, state  # of its drafter, rule and details alone
+        self._settings: Any = settings  # stands for GenerationSettings
+        backbone, device = recorder.backbone, recorder.backbone.device
+        self._wide, self._beside = widened(plan.tree, plan.tensors, backbone.rows)
+        self._nodes = torch.arange(len(self._wide), device=device)
+        self._deep = torch.arange(plan.tree.depth + 1, device=device)
+        self._columns = torch.arange(bucket, device=device)
+        self._places = torch.zeros_like(self._nodes)
+        self._layers = backbone.cache.fixed(self._places, bucket)
+        self._is_begun = False
+        self.replay = recorder.recorded(self.body)
+
+    @torch.inference_mode()
+    def body(self) -> None:
+        """Queue draft, decoder, acceptance and the move of cache rows, without waiting."""
+        state = self._state
+        draft, taken, hidden, _ = run_step(
+            *(self._answer, self._plan, state.root, state.hidden, state.cur),
+            *(self._settings, self._run),
+        )
+        self._backbone.cache.move(state.cur + taken.path, state.cur + self._deep)
+        words, self.frame = packed(draft, taken)
+        if not self._is_begun:  # outside of any graph: the first warm-up
+            self.out, self._is_begun = torch.empty_like(words), True
+        self.out.copy_(words)
+        state.cur.add_(taken.length)
+        state.root.copy_(taken.next_token)
+        state.hidden.copy_(hidden)
+
+    def _run(self, draft: Draft) -> tuple[Tensor, Tensor]:
+        """The backbone's pass at the device's own position: see torch_step.Pass."""
+        backbone, cur, count = self._backbone, self._state.cur, len(draft.tree)
+        self._places.copy_(cur + self._nodes)
+        positions = cur + self._beside.depths
+        masks = {window: self._mask(positions, window) for window in backbone.windows}
+        tokens = filled(draft.tokens, len(self._wide))
+        hidden = backbone.run_fixed(tokens, positions, masks, self._layers)
+        return hidden[:count], backbone.lm_head(hidden)[:count]
+
+    def _mask(self, positions: Tensor, window: int | None) -> Tensor:
+        """Additive mask [rows, bucket] of positions [rows]: a node sees the text and its
+        ancestors."""
+        tensors, count = self._beside, len(self._wide)
+        beyond = self._columns - self._state.cur  # 0 at the root's own row
+        node = beyond.clamp(0, count - 1)
+        seen = tensors.ancestors.index_select(1, node)
+        seen = (seen & (beyond >= 0) & (beyond < count)) | (beyond < 0)
+        if window is not None:
+            depth = tensors.depths.index_select(0, node)
+            places = torch.where(beyond < 0, self._columns, self._state.cur + depth)
+            seen = seen & (positions.unsqueeze(1) - places < window)
+        mask = torch.zeros(seen.shape, dtype=self._backbone.numbers, device=seen.device)
+        return mask.masked_fill_(~seen, -torch.inf)

@@ -1,0 +1,70 @@
+"""What C reads from rows of logits is what torch reads: the same tokens, sums to rounding."""
+
+import pytest
+import torch
+from support.drafts import draft_of
+from support.engines import TREES
+
+from medusa_chat.decoding.acceptance import VerifyInput, exact, typical, typical_sampled
+from medusa_chat.decoding.backends.native import NativeThreads
+from medusa_chat.decoding.backends.native.rows import NativeRows
+from medusa_chat.decoding.sampling import TORCH, Rows, gumbel
+from medusa_chat.decoding.settings import GenerationSettings
+
+
+@pytest.mark.parametrize("vocabulary", [7, 48, 1003])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_same_tokens_and_sums(library, vocabulary, threads):
+    ours = NativeRows(NativeThreads(library, threads))
+    torch.manual_seed(3)
+    depths = torch.tensor([0, 1, 1, 2, 2, 2])
+    for scale in (0.1, 3.0, 40.0, 3000.0):
+        scores = scale * torch.randn(len(depths), vocabulary)
+        scores[0, 3] = scores[0, 5] = scores[0].max() + 1  # a tie
+        assert torch.equal(ours.largest(scores), TORCH.largest(scores))
+        assert ours.largest(scores)[0] == 3
+        for mine, others in zip(ours.sums(scores), TORCH.sums(scores), strict=True):
+            assert torch.allclose(mine, others, atol=1e-4, rtol=1e-5)
+        for seed in (0, 7, 2**40 + 3):
+            asked = scores, depths, 2, 31, seed
+            assert torch.equal(ours.draw(*asked), TORCH.draw(*asked))
+
+
+def test_a_near_tie_is_torchs_to_decide(library, monkeypatch):
+    """Two scores that differ, with their noise, in the last digit alone."""
+    ours, asked = NativeRows(NativeThreads(library, 1)), []
+    real = Rows.draw
+    monkeypatch.setattr(Rows, "draw", lambda self, *a: (asked.append(a), real(self, *a))[1])
+    depths, noise = torch.tensor([0]), gumbel(9, torch.tensor([5]), 64)
+    assert int(ours.draw(torch.zeros(1, 64), depths, 0, 5, 9)) == int(noise.argmax())
+    assert not asked
+    level = noise.max() - noise  # with it all are as large as the largest
+    assert torch.equal(ours.draw(level, depths, 0, 5, 9), real(TORCH, level, depths, 0, 5, 9))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("rule", [exact, typical, typical_sampled])
+def test_every_rule_has_the_same_outcome(library, rule):
+    ours, tree = NativeRows(NativeThreads(library, 1)), next(iter(TREES.values()))
+    torch.manual_seed(4)
+    for number in range(40):
+        draft = draft_of(tree, torch.randint(6, (len(tree),)).tolist())
+        logits = 2 * torch.randn(len(tree), 61)
+        top = {"top_k": 9} if number % 3 == 0 else {"top_p": 0.8} if number % 3 == 1 else {}
+        settings = GenerationSettings(temperature=(number % 4) / 2, seed=number, **top)
+        mine, others = (
+            rule(VerifyInput(draft, logits, 3, settings, True, rows)) for rows in (ours, TORCH)
+        )
+        for name in ("path", "length", "node", "next_token", "is_finite"):
+            assert torch.equal(getattr(mine, name), getattr(others, name))
+        assert torch.equal(mine.details.sampled, others.details.sampled)
+        assert torch.allclose(mine.details.entropies, others.details.entropies, atol=1e-4)
+        assert torch.allclose(mine.details.probabilities, others.details.probabilities, atol=1e-5)
+
+
+def test_sums_hold_over_the_range_of_logits(library):
+    ours = NativeRows(NativeThreads(library, 1))
+    scores = torch.tensor([[0.0, -1e4, -50.0, -float("inf")], [80.0, 80.0, -80.0, 3.0]])
+    sums, entropy = ours.sums(scores)
+    assert sums.tolist() == pytest.approx([0.0, 80.6931472])
+    assert entropy.tolist() == pytest.approx([0.0, 0.6931472], abs=1e-5)
