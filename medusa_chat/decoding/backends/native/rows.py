@@ -36,7 +36,7 @@ class NativeRows(Rows):
         job = Draw(depths=depths.data_ptr(), noise=self._noise.data_ptr(), seed=seed)
         job.place, job.deepest = place, deepest
         tokens, gaps = self._drawn(scores, job)
-        limit = NEAR * max(1.0, float(scores.max()))
+        limit = NEAR * max(1.0, abs(float(scores.max())))
         if float(gaps.min()) > limit:
             return tokens
         return super().draw(scores, depths, deepest, place, seed)
