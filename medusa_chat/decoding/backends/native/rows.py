@@ -9,6 +9,7 @@ from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.structs import Draw, Sums
 from medusa_chat.decoding.sampling import Position, Rows
 
+FEW = 2**16  # numbers that one thread reads as fast as several that wait for each other
 NEAR = 1e-4  # a tie as near as this, as a share of the largest score too, is torch's to decide
 
 
@@ -46,7 +47,7 @@ class NativeRows(Rows):
         tokens, gaps = torch.empty(len(scores), dtype=torch.long), torch.empty(len(scores))
         job.scores, job.tokens, job.gaps = (t.data_ptr() for t in (scores, tokens, gaps))
         job.rows, job.size = scores.shape
-        self._team.draw(byref(job), self._team.threads)
+        self._team.draw(byref(job), self._threads(scores))
         return tokens, gaps
 
     def sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,5 +55,8 @@ class NativeRows(Rows):
         scores = scores.float().contiguous()
         out = torch.empty(2, len(scores))
         job = Sums(scores.data_ptr(), out[0].data_ptr(), out[1].data_ptr(), *scores.shape)
-        self._team.row_sums(byref(job), self._team.threads)
+        self._team.row_sums(byref(job), self._threads(scores))
         return out[0], out[1]
+
+    def _threads(self, scores: Tensor) -> int:
+        return self._team.threads if scores.numel() > FEW else 1
