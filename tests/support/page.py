@@ -93,7 +93,7 @@ def open_tab(served, browser) -> Iterator:
         if person not in contexts:
             contexts[person] = browser.new_context(viewport={"width": 1280, "height": 900})
             contexts[person].set_default_timeout(60_000)
-            contexts[person].on("request", lambda request: asked.append(request.url))
+            contexts[person].on("request", lambda request: asked.append(request))
         return contexts[person]
 
     def opened(person=0):
@@ -111,9 +111,11 @@ def open_tab(served, browser) -> Iterator:
     assert faults == [], "a script of the page failed"
 
 
-def outside(served: Served, asked: list[str]) -> list[str]:
-    """The addresses among those asked for that are not the page's own."""
-    return [url for url in asked if not url.startswith((served.url, "data:", "blob:"))]
+def outside(served: Served, asked: list[Any]) -> list[str]:
+    """The addresses among those asked for that are not the page's own. What the page's security
+    policy stopped was not asked for."""
+    own = (served.url, "data:", "blob:")
+    return [r.url for r in asked if not r.url.startswith(own) and r.failure != "csp"]
 
 
 @contextmanager
@@ -123,7 +125,7 @@ def opened_on(browser, served: Served, name: str, selector: str) -> Iterator:
     opened = browser.new_page(viewport={"width": 1280, "height": 900})
     opened.set_default_timeout(SLOW)
     asked, faults = [], []
-    opened.on("request", lambda request: asked.append(request.url))
+    opened.on("request", lambda request: asked.append(request))
     opened.on("pageerror", lambda error: faults.append(str(error)))
     opened.goto(served.url)
     opened.get_by_role("tab", name=name).click()
