@@ -1,106 +1,25 @@
 """Inspection: what a checkpoint is, what it needs, and what is wrong with it; no weight is read."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.cpu import PLAIN_CPU, Cpu
+from medusa_chat.checkpoints.inspection_report import Inspection
+from medusa_chat.checkpoints.layouts.backbone_shapes import are_known
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, survey
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
-from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
-from medusa_chat.checkpoints.layouts.source import LocalFolder, Source
+from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source
 from medusa_chat.checkpoints.locate import open_here
-from medusa_chat.checkpoints.memory_estimate import Estimate, estimate, sizes
+from medusa_chat.checkpoints.memory_estimate import estimate, sizes
 from medusa_chat.errors import ModelError
-from medusa_chat.units import gb, number
+from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
 
 PRECISIONS = ("fp32", "fp16", "int8", "nf4")
 NODES = 64
 CONTEXT = 8192
 PADDING = 1024
-LM_HEADS = {
-    "own": "an LM head each",
-    "one": "one LM head of their own for all",
-    "shared": "the backbone's LM head",
-}
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What was found. backbone: the id or folder that the heads need, None for unknown; is_here:
-    whether it can be loaded without a download. memory: by precision, for `context` tokens and a
-    tree of `nodes`; empty where the backbone's config is not in reach. problems: what stands in
-    the way, each with its remedy."""
-
-    name: str
-    heads: HeadsFile | None
-    adapter: str | None
-    backbone: str | None
-    is_here: bool
-    backbone_bytes: int
-    parameters: int
-    family: str
-    context: int
-    nodes: int
-    memory: dict[str, Estimate]
-    notes: tuple[str, ...]
-    problems: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; the names of single tensors are left out."""
-        values = asdict(self)
-        if self.heads is not None:
-            del values["heads"]["tensors"]
-            values["heads"]["words"] = self.heads.words
-        for precision, parts in self.memory.items():
-            values["memory"][precision]["total"] = parts.total
-        return values
-
-    def lines(self) -> Iterator[str]:
-        """A report for a person."""
-        yield self.name
-        yield from (f"  {what:<9} {text}" for what, text in self._facts())
-        yield from (f"  note      {note}" for note in self.notes)
-        yield from (f"  problem   {problem}" for problem in self.problems)
-        if not self.problems:
-            yield "  no problems found"
-
-    def _facts(self) -> Iterator[tuple[str, str]]:
-        if (heads := self.heads) is not None:
-            yield "layout", f"{heads.layout}: {heads.words}"
-            yield "heads", _in_words(heads)
-            yield "files", f"{', '.join(heads.files)} ({gb(heads.bytes)} of heads)"
-        elif not self.problems:
-            yield "heads", "none: it decodes with prompt-lookup"
-        if self.adapter:
-            yield "adapter", f"{self.adapter}, merged into the backbone at load"
-        if self.backbone:
-            yield "backbone", self._backbone()
-        for precision, parts in self.memory.items():
-            yield precision, f"{gb(parts.total)} ({_parts(parts)})"
-
-    def _backbone(self) -> str:
-        facts = [self.backbone or ""]
-        if self.family:
-            facts.append(f"{self.family}, {number(self.parameters)} parameters")
-        facts.append(f"here, {gb(self.backbone_bytes)}" if self.is_here else "not on this disk")
-        return ": ".join((facts[0], ", ".join(facts[1:])))
-
-
-def _in_words(heads: HeadsFile) -> str:
-    layers = f"{heads.layers} layer{'' if heads.layers == 1 else 's'}"
-    rows = f", {heads.vocabulary} tokens" if heads.vocabulary else ""
-    bias = "" if heads.bias else ", no bias"
-    return (
-        f"{heads.heads} of {layers}{bias}, {LM_HEADS[heads.lm]}, hidden {heads.hidden}{rows}, "
-        f"{heads.dtype}"
-    )
-
-
-def _parts(parts: Estimate) -> str:
-    return ", ".join(f"{name} {gb(count)}" for name, count in asdict(parts).items() if count)
 
 
 def inspect(
@@ -110,11 +29,13 @@ def inspect(
     open_source: Callable[[str], Source] = open_here,
     device: str = "cuda",
     cpu: Cpu = PLAIN_CPU,
+    refuse_unlike: Callable[[Path], None] | None = None,
 ) -> Inspection:
     """Look at a checkpoint and at the backbone it needs. open_source: a folder or id -> its
     files; it raises ModelError for what is out of reach. device, cpu: what memory is estimated
-    for. Raises ModelError only when the checkpoint itself cannot be opened; all else becomes a
-    problem of the report."""
+    for. refuse_unlike: raises ModelError for a model's folder whose tensors are not those of its
+    family; asked where the headers alone do not tell. Raises ModelError only when the checkpoint
+    itself cannot be opened; all else becomes a problem of the report."""
     source = open_source(name)
     report = Inspection(
         *(name, None, None, None, False, 0, 0, "", context or CONTEXT, NODES, {}, (), ())
@@ -141,8 +62,28 @@ def inspect(
         return _with(report, str(error))
     if files is None:
         return _with(report, f"{where} holds no model: give another --backbone")
+    try:
+        if refuse_unlike is not None and (folder := _unsure(place, files)) is not None:
+            refuse_unlike(folder)
+        _refuse_calibration(source)
+    except ModelError as error:
+        report = _with(report, str(error))
     here = isinstance(place, LocalFolder)
     return _with_backbone(report, files, here, context, device, cpu)
+
+
+def _unsure(place: Source, files: BackboneFiles) -> Path | None:
+    """The folder of a model on this disk whose shapes do not follow from its config here."""
+    if not isinstance(place, LocalFolder) or files.is_pickled or files.missing:
+        return None
+    return None if are_known(files.config) else place.folder / files.folder
+
+
+def _refuse_calibration(source: Source) -> None:
+    """Raises ModelError for a calibration beside the heads that a load would refuse."""
+    if CALIBRATION_FILE in source.files():
+        text = source.read(CALIBRATION_FILE, 0, MAX_JSON)
+        Calibration.parse(text, f"{source.name}/{CALIBRATION_FILE}")
 
 
 def open_anywhere(name: str) -> Source:

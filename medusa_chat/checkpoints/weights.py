@@ -60,18 +60,27 @@ def read_backbone(
         "device_map": dict(device_map) if device_map else {"": device},
     }
     if precision not in QUANTISED:
-        return _frozen(_read(_safe_folder(found), found, config=config, **options)), []
+        return _frozen(_read(_safe_folder(found), found.backbone, config=config, **options)), []
     kept = quantised.find(found, precision, str(half))
     if kept is not None:
         try:
-            return _frozen(_read(kept, found, **options)), ["read as it was quantised before"]
+            model = _read(kept, found.backbone, **options)
+            return _frozen(model), ["read as it was quantised before"]
         except ModelError:
             quantised.drop(kept)  # damaged: made anew from the source
-    how = _quantization(precision, half)
-    model = _read(_safe_folder(found), found, config=config, quantization_config=how, **options)
+    options |= {"config": config, "quantization_config": _quantization(precision, half)}
+    model = _read(_safe_folder(found), found.backbone, **options)
     with _silent():
         note = quantised.keep(model, found, precision, str(half), held_bytes(model))
     return _frozen(model), [note]
+
+
+def refuse_unlike(folder: Path) -> None:
+    """Raises ModelError for a family that cannot be decoded as a tree, and for safetensors files
+    whose tensors are not those of the model; no weight is read."""
+    config = read_config(folder)
+    if getattr(config, "quantization_config", None) is None:
+        _read(folder, folder, config=config, device_map={"": torch.device("meta")})
 
 
 def is_kept(found: Checkpoint, config: Any, precision: str, device: torch.device) -> bool:
@@ -90,8 +99,9 @@ def _half(device: torch.device, config: Any) -> torch.dtype:
     return torch.bfloat16 if is_source and has_bf16 else torch.float16
 
 
-def _read(folder: Path, found: Checkpoint, **options: Any) -> Any:
-    """The model whose safetensors files lie in `folder`. Raises ModelError."""
+def _read(folder: Path, backbone: Path, **options: Any) -> Any:
+    """The model whose safetensors files lie in `folder`. backbone: the folder that messages name.
+    Raises ModelError."""
     try:
         with _silent():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -108,13 +118,11 @@ def _read(folder: Path, found: Checkpoint, **options: Any) -> Any:
     except Exception as error:  # transformers and safetensors raise all kinds for broken files
         if is_exhausted(error):
             raise
-        raise ModelError(
-            f"the model in {found.backbone} cannot be read: {first_line(error)}"
-        ) from error
+        raise ModelError(f"the model in {backbone} cannot be read: {first_line(error)}") from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(
-            f"the weights in {found.backbone} lack {missing[0]} and {len(missing) - 1} more: the "
+            f"the weights in {backbone} lack {missing[0]} and {len(missing) - 1} more: the "
             "folder is incomplete, fetch it again"
         )
     hold(model)

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Exit, Option, Typer
@@ -127,10 +128,19 @@ def inspect(
 ) -> None:
     """Report a checkpoint's contents, memory needs and problems, without loading it."""
     prepare_process(data_dir=data_dir)
-    report = inspection.inspect(checkpoint, backbone, max_context, inspection.open_anywhere)
+    report = inspection.inspect(
+        *(checkpoint, backbone, max_context, inspection.open_anywhere),
+        refuse_unlike=_refuse_unlike,
+    )
     print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
     if report.problems:
         raise ModelError(f"{checkpoint} cannot be loaded as it is: {report.problems[0]}")
+
+
+def _refuse_unlike(folder: Path) -> None:
+    from medusa_chat.checkpoints.weights import refuse_unlike  # torch takes seconds to import
+
+    refuse_unlike(folder)
 
 
 app.command()(doctor)

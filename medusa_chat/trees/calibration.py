@@ -48,7 +48,16 @@ class Calibration:
     def read(cls, file: Path) -> "Calibration":
         """Raises ModelError when the file is not a calibration."""
         try:
-            values = json.loads(file.read_text("utf-8"))
+            text = file.read_bytes()
+        except OSError as error:
+            raise _invalid(file, error) from error
+        return cls.parse(text, file)
+
+    @classmethod
+    def parse(cls, text: bytes, file: Path | str) -> "Calibration":
+        """text: what `file` holds. Raises ModelError when that is not a calibration."""
+        try:
+            values = json.loads(text)
             table = tuple(tuple(map(float, row)) for row in values["accuracies"])
             rates = sorted((int(n), float(r)) for n, r in values.get("tokens_per_step", {}).items())
             return cls(
@@ -59,8 +68,11 @@ class Calibration:
                 rates=tuple(rates),
                 shortlist=_tokens(values.get("shortlist", [])),
             )
-        except (OSError, ArithmeticError, LookupError, *MISSHAPEN) as error:
-            raise ModelError(
-                f"{file} is not a valid calibration ({error}): delete it, or run medusa-chat "
-                "calibrate"
-            ) from error
+        except (ArithmeticError, LookupError, *MISSHAPEN) as error:
+            raise _invalid(file, error) from error
+
+
+def _invalid(file: Path | str, why: Exception) -> ModelError:
+    return ModelError(
+        f"{file} is not a valid calibration ({why}): delete it, or run medusa-chat calibrate"
+    )

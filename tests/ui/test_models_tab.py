@@ -14,7 +14,7 @@ from support.scripted import ScriptedRunner
 from support.waiting import wait_for
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.inspection import Inspection
+from medusa_chat.checkpoints.inspection_report import Inspection
 from medusa_chat.checkpoints.memory_estimate import Estimate
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.hub.catalog import model_preset, model_presets

@@ -24,8 +24,7 @@ def refuse_misfits(header: Mapping[str, Entry], config: Mapping[str, Any], where
     stores its weights otherwise: only its layers are counted."""
     text = config.get("text_config") or config
     _refuse_missing_layers(header, text.get("num_hidden_layers"), where)
-    has_numbers = all(type(config.get(key)) is int for key in NUMBERS)
-    if config.get("model_type") not in KNOWN or not has_numbers or config.get(QUANTISED):
+    if not are_known(config) or config.get(QUANTISED):
         return
     starts = [name.removesuffix(EMBEDDINGS) for name in header if name.endswith(EMBEDDINGS)]
     if len(starts) != 1:
@@ -40,6 +39,12 @@ def refuse_misfits(header: Mapping[str, Entry], config: Mapping[str, Any], where
             raise ModelError(
                 f"{where}: tensor {name} is {found.shape}, config.json says {shape}: {REMEDY}"
             )
+
+
+def are_known(config: Mapping[str, Any]) -> bool:
+    """Whether the shapes of all tensors follow from a config."""
+    has_numbers = all(type(config.get(key)) is int for key in NUMBERS)
+    return config.get("model_type") in KNOWN and has_numbers
 
 
 def _outer(header: Mapping[str, Entry], name: str) -> Entry | None:

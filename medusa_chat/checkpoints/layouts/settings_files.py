@@ -68,6 +68,12 @@ def refuse_odd_config(config: Mapping[str, Any], where: str) -> None:
             value = part.get(key)
             if value is not None and (type(value) is not int or not 1 <= value <= MAX_COUNT):
                 raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
+        heads, few = part.get("num_attention_heads"), part.get("num_key_value_heads")
+        if heads is not None and few is not None and heads % few:
+            raise ModelError(
+                f"{where} has {heads} attention heads, which {few} key-value heads do not divide: "
+                "fetch it again"
+            )
         _refuse_layers(part, where)
 
 

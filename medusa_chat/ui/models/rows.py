@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from medusa_chat.checkpoints.inspection import Inspection
+from medusa_chat.checkpoints.inspection_report import Inspection
 from medusa_chat.hub import CachedModel, Found, gb, is_repo_id
 from medusa_chat.hub.catalog import ModelPreset
 from medusa_chat.hub.environment import page
