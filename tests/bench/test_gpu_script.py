@@ -50,7 +50,7 @@ def test_recorded_steps_are_compared_with_their_parts(script):
 
 def test_recorded_steps_are_timed_against_their_parts(script):
     found = script.step_times(script.load_shape(TINY, LoadRequest(device="cpu")).engine)
-    variants = {"by parts", "recorded"}
+    variants = {"by operators", "recorded"}
     for nodes in (1, 8, 16, 32, 64):
         for name in variants:
             assert found[f"{name}, {nodes} nodes"] > 0
