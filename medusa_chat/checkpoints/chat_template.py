@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from medusa_chat.checkpoints.process_limits import can_limit_memory, environment
@@ -27,6 +28,12 @@ COMMAND = (sys.executable, "-P", "-m", "medusa_chat.checkpoints.chat_template_ch
 TIMED_OUT = (-signal.SIGPROF,) if hasattr(signal, "SIGPROF") else ()  # its exit code
 SLOW = f"takes more than {SECONDS:.0f} seconds"
 UNBOUNDED = "chat templates have a limit of time alone: this system has none of memory"
+
+
+@cache
+def renderer() -> "TemplateRenderer":
+    """The one of this process."""
+    return TemplateRenderer()
 
 
 def missing_limits() -> list[str]:
@@ -55,10 +62,16 @@ class TemplateRenderer:
                 self._has_begun = False
                 self._end = weakref.finalize(self, _end, self._child)
 
-    def render(self, tokenizer: Any, messages: Sequence[Message], continues: bool = False) -> str:
-        """The text of a conversation by the tokenizer's template, with the generation prompt, or
-        so that it `continues` the last message. Raises UsageError for what the template refuses,
-        and for a template beyond the limits."""
+    def render(
+        self,
+        tokenizer: Any,
+        messages: Sequence[Message],
+        add_prompt: bool = True,
+        continues: bool = False,
+    ) -> str:
+        """The text of a conversation by the tokenizer's template. add_prompt: with the generation
+        prompt. continues: so that it continues the last message, without one. Raises UsageError
+        for what the template refuses, and for a template beyond the limits."""
         template = tokenizer.get_chat_template()
         if len(template.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE:
             raise _refusal(f"has more than {gb(MAX_TEMPLATE)}")
@@ -66,7 +79,7 @@ class TemplateRenderer:
             raise UsageError("the conversation is empty: type something")
         options = tokenizer.special_tokens_map | {
             "chat_template": template,
-            "add_generation_prompt": not continues,
+            "add_generation_prompt": add_prompt and not continues,
             "continue_final_message": continues,
         }
         found = self._ask({"messages": list(messages), "options": options})

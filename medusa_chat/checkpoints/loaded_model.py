@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from medusa_chat.checkpoints.chat_template import TemplateRenderer
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.engine import Engine
@@ -30,7 +29,6 @@ class LoadedModel:
     tuned: Tuning | None = None
     budget: DraftBudget | None = None  # of the auto tree; it learns from every answer
     trees: dict[int | None, tuple[Tree, str]] = field(default_factory=dict)  # auto, once asked
-    renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
 
     def __post_init__(self) -> None:
         self.plain_clock = PlainClock(self.engine, self.tokenizer, self.texts)

@@ -8,7 +8,6 @@ from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.messages import BEFORE_READING, DeviceMemory, LoadPhase, LoadRequest
 
 if TYPE_CHECKING:
-    from medusa_chat.checkpoints.chat_template import TemplateRenderer
     from medusa_chat.checkpoints.loaded_model import LoadedModel
 
 
@@ -17,7 +16,6 @@ class ModelSlot:
 
     def __init__(self) -> None:
         self.loaded: LoadedModel | None = None
-        self._renderer: TemplateRenderer | None = None  # one for all models
 
     def load(
         self, request: LoadRequest, should_stop: Callable[[], bool] = lambda: False
@@ -25,13 +23,13 @@ class ModelSlot:
         """Load phase by phase. The present model stays until the files of the next one are here,
         and is freed before they are read. Raises ModelError for a checkpoint that is refused, and
         LoadStopped at the first phase, or progress of a download, where should_stop() is true."""
+        from medusa_chat.checkpoints.chat_template import renderer
         from medusa_chat.checkpoints.load import load
 
-        renderer = self._started_renderer()
+        with suppress(OSError):  # the first conversation will say why
+            renderer().start()  # now, so that it has begun before that one comes
         with closing(load(request)) as phases:
             for phase, model in phases:
-                if model is not None:
-                    model.renderer = renderer
                 if phase.name not in BEFORE_READING:
                     self._replace(model)
                 yield phase
@@ -51,15 +49,6 @@ class ModelSlot:
 
         held = self.loaded.info.memory_bytes if self.loaded else 0
         return device_memory(choose_device(device), held)
-
-    def _started_renderer(self) -> "TemplateRenderer":
-        """Started now, so that it has begun before the first conversation comes."""
-        from medusa_chat.checkpoints.chat_template import TemplateRenderer
-
-        self._renderer = self._renderer or TemplateRenderer()
-        with suppress(OSError):  # the first conversation will say why
-            self._renderer.start()
-        return self._renderer
 
     def _replace(self, model: "LoadedModel | None") -> None:
         from medusa_chat.checkpoints.memory import release

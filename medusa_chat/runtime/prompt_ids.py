@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.events import Finished
 from medusa_chat.errors import UsageError
@@ -33,7 +34,7 @@ def _rendered(loaded: LoadedModel, messages: list[Message]) -> str:
     """The conversation as text, up to where the assistant's next token belongs. Raises UsageError:
     a template may refuse roles or their order in its own words."""
     continues = bool(messages) and messages[-1]["role"] == "assistant"
-    text = loaded.renderer.render(loaded.tokenizer, messages, continues)
+    text = renderer().render(loaded.tokenizer, messages, continues=continues)
     if continues:
         ending = messages[-1]["content"]
         trimmed = ending.rstrip()  # some templates strip a message; what it ends with is its own

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat.errors import UsageError
+from medusa_chat.messages import Message
 from medusa_chat.training.data_files import rows_of
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
@@ -20,7 +21,6 @@ SPEAKERS = {
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
 }
-Message = dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,16 @@
 
 import random
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 
+from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.errors import UsageError
-
-Message = Mapping[str, str]
+from medusa_chat.messages import Message
 
 
 @dataclass(frozen=True)
@@ -90,13 +89,7 @@ def render(tokenizer: Any, messages: Sequence[Message], add_prompt: bool = False
     """The conversation as text. add_prompt: with the generation prompt. Raises UsageError."""
     if not tokenizer.chat_template:
         raise UsageError("the tokenizer has no chat template: use a chat model as the backbone")
-    try:
-        text: str = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_prompt
-        )
-    except TemplateError as error:
-        raise UsageError(f"the chat template rejects the conversation: {error}") from error
-    return text
+    return renderer().render(tokenizer, messages, add_prompt)
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

@@ -107,6 +107,16 @@ def test_parquet_without_pyarrow_says_how_to_get_it(
 # ------------------------------------------------------------------------------- encoding
 
 
+def test_a_template_that_never_ends_is_refused_with_the_line_it_met(tmp_path: Path) -> None:
+    """It ran in the process that trains, which only a kill ended."""
+    tokenizer = letter_tokenizer()
+    loop = "{% for i in range(99999) %}"
+    tokenizer.chat_template = f"{loop}{loop}{{% endfor %}}{{% endfor %}}"
+    found = read_conversations(write_rows(tmp_path / "d.jsonl", talks(1)))
+    with pytest.raises(UsageError, match=r"d\.jsonl:1: the chat template of this checkpoint"):
+        encode_all(tokenizer, found, 64, 99)
+
+
 def encoded(rows: list[dict], tmp_path: Path, length: int = 64, vocabulary: int = 99):
     found = list(read_conversations(write_rows(tmp_path / "d.jsonl", rows)))
     return encode_all(letter_tokenizer(), found, length, vocabulary)

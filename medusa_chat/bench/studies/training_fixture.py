@@ -19,9 +19,10 @@ from medusa_chat.bench.harness.hf_baseline import read_baseline
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
+from medusa_chat.messages import Message
 from medusa_chat.training.accuracy import ranks_of_answer
 from medusa_chat.training.answerers import fastest_answerer, require_ends
-from medusa_chat.training.conversations import Conversation, Message, read_conversations
+from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import Example, collate, encode, encode_prompt, group_by_length
 from medusa_chat.training.distill import DistillRecipe, answer_prompts
 from medusa_chat.training.examples import encode_all
