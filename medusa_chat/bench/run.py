@@ -29,7 +29,7 @@ from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.tuner import adopt
+from medusa_chat.runtime.tuner import apply_tuning
 from medusa_chat.training.conversations import read_conversations
 
 Study = Callable[[BenchContext], Iterator[Row]]
@@ -155,7 +155,7 @@ def _keep(loaded: LoadedModel, rows: Sequence[Row]) -> None:
     names = ("plain", "medusa", "prompt-lookup")
     speeds = {row["name"]: row["value"] for row in rows if row["name"] in names}
     if speeds and loaded.tuned is not None:
-        adopt(loaded, replace(loaded.tuned, measured=speeds))
+        apply_tuning(loaded, replace(loaded.tuned, measured=speeds))
 
 
 def verdict(loaded: LoadedModel) -> str:

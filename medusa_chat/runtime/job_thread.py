@@ -53,7 +53,7 @@ class JobThread:
                 if self._must_check_worker:
                     self._replace_dead_worker()
                     continue
-                ticket = self._queue.take()
+                ticket = self._queue.next_ticket()
                 self._is_tuning = ticket is None
             if ticket is None:
                 self._tune_unasked()

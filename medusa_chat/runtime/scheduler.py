@@ -78,7 +78,7 @@ class Queue:
             (self._waiting.appendleft if is_next else self._waiting.append)(ticket)
             self.changed.notify_all()
 
-    def take(self) -> Ticket[Any] | None:
+    def next_ticket(self) -> Ticket[Any] | None:
         """The next ticket, which runs from now on; None where none waits."""
         with self.changed:
             self.running = self._waiting.popleft() if self._waiting else None

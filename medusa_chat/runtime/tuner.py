@@ -28,7 +28,7 @@ SECONDS = 1.0
 def tune(
     loaded: LoadedModel, budget: float = SECONDS, clock: "Clock" = perf_counter
 ) -> Generator[Tuning | None, None, None]:
-    """Time steps for about `budget` seconds and adopt the result. Yields None after each step, so
+    """Time steps for about `budget` seconds and apply the result. Yields None after each step, so
     that the caller can close the iterator in between, and the Tuning at the end; nothing for a
     model without heads."""
     if not loaded.info.heads:
@@ -38,7 +38,7 @@ def tune(
     source = source_tree(loaded.calibration, loaded.info.heads)
     with closing(time_steps(loaded.engine, source, budget, clock)) as steps:
         for costs in steps:
-            yield None if costs is None else _adopted(loaded, costs)
+            yield None if costs is None else _applied(loaded, costs)
 
 
 def tune_unless_known(
@@ -57,16 +57,16 @@ def tune_unless_known(
                 return
 
 
-def _adopted(loaded: LoadedModel, costs: StepCosts) -> Tuning | None:
+def _applied(loaded: LoadedModel, costs: StepCosts) -> Tuning | None:
     info, device = loaded.info, loaded.engine.backbone.device
     place = tuning_key(info.name, info.precision, device)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     measured = loaded.tuned.measured if loaded.tuned is not None else {}
-    adopt(loaded, Tuning(place, info.parameters, costs, date, measured))
+    apply_tuning(loaded, Tuning(place, info.parameters, costs, date, measured))
     return loaded.tuned
 
 
-def adopt(loaded: LoadedModel, tuning: Tuning) -> None:
+def apply_tuning(loaded: LoadedModel, tuning: Tuning) -> None:
     """Let the auto tree of a loaded model follow a tuning, and keep the tuning on disk."""
     loaded.tuned = tuning
     _choose_tree(loaded)
