@@ -63,9 +63,9 @@ def inspect(
     if files is None:
         return _with(report, f"{where} holds no model: give another --backbone")
     try:
+        _refuse_calibration(source)
         if refuse_unlike is not None and (folder := _unsure(place, files)) is not None:
             refuse_unlike(folder)
-        _refuse_calibration(source)
     except ModelError as error:
         report = _with(report, str(error))
     here = isinstance(place, LocalFolder)

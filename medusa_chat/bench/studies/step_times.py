@@ -177,7 +177,7 @@ def _times(
     for _ in range(count + 1):
         context.synchronise()
         started = perf_counter()
-        taken, _ = profiler.step(nodes, length)
+        profiler.step(nodes, length)
         context.synchronise()
-        found.append((perf_counter() - started) / taken)
+        found.append(perf_counter() - started)
     return found[1:]
