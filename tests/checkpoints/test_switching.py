@@ -195,7 +195,7 @@ def test_a_download_stops_keeps_the_old_model_and_goes_on_later(
     assert child.state.model is not None and child.state.model.name == str(backbone)
     assert f"{HEADS} was stopped; what came is kept" in child.state.message
     job = child.submit(Reply("hi", SETTINGS))
-    assert job.done.wait(60) and not job.error and child.runner.pid == pid
+    assert job.done.wait(240) and not job.error and child.runner.pid == pid
     server.faults.clear()
     before = server.sent
     child.submit(LoadRequest(HEADS))
@@ -207,7 +207,7 @@ def test_a_download_stops_keeps_the_old_model_and_goes_on_later(
 def test_a_refused_id_leaves_the_old_model_and_says_why(child: Session) -> None:
     child.submit(LoadRequest("nobody/nothing"))
     job = child.submit(Reply("hi", SETTINGS))
-    assert job.done.wait(60) and not job.error
+    assert job.done.wait(240) and not job.error
     assert child.state.status == "ready" and "nobody/nothing" in child.state.message
 
 
@@ -231,5 +231,5 @@ def test_a_load_that_waits_is_taken_back(child: Session, backbone: Path) -> None
     wait_for(lambda: job.trace)
     child.submit(LoadRequest("nobody/nothing"))
     child.cancel_loads()
-    assert job.done.wait(60)
+    assert job.done.wait(240)
     assert child.state.status == "ready" and child.state.message == ""

@@ -45,7 +45,7 @@ def remember_jobs(session: Session, monkeypatch) -> list[Ticket]:
 def ids_of(session: Session) -> tuple[int, ...]:
     """What the session says when asked once more."""
     job = session.submit(Reply(STORY, SHORT))
-    assert job.done.wait(60) and not job.error, job.error
+    assert job.done.wait(240) and not job.error, job.error
     return job.trace[-1].token_ids
 
 

@@ -80,7 +80,7 @@ def opened(tmp_path):
         sessions.append(session)
         personal = PersonalTrees(session, tmp_path / "trees")
         session.submit(LoadRequest())
-        assert session.submit(Reply("x", GENERATED)).done.wait(60)
+        assert session.submit(Reply("x", GENERATED)).done.wait(240)
         return session, runner, personal
 
     yield make
@@ -90,7 +90,7 @@ def opened(tmp_path):
 
 def chat(session, personal) -> None:
     job = session.submit(Reply("hello", GENERATED))
-    assert job.done.wait(60)
+    assert job.done.wait(240)
     first, *steps, _ = job.trace
     personal.count(first, steps)
 
@@ -99,12 +99,12 @@ def test_a_chosen_tree_is_used_kept_and_used_again_after_a_restart(opened):
     session, runner, personal = opened()
     chat(session, personal)
     tree = PersonalTree(PRIOR, cartesian(2, 2).choices[1:])
-    assert personal.use(tree).done.wait(60)
+    assert personal.use(tree).done.wait(240)
     assert runner.trees == [tree] and session.state.model.tree_facts.is_personal
     session, runner, personal = opened()
     assert runner.trees == [tree], "before the first answer that was asked for later"
     assert personal.of(session.state.model.tree_facts).tally.answers == 1
-    assert personal.use(None).done.wait(60)
+    assert personal.use(None).done.wait(240)
     assert not session.state.model.tree_facts.is_personal
     _, runner, _ = opened()
     assert runner.trees == []

@@ -366,7 +366,7 @@ class Tuned:
         self.stopped.clear()
         self.began.set()
         if self.calls <= self.holds:
-            self.stopped.wait(60)
+            self.stopped.wait(240)
             return
         yield from self.script.run(request)
 
@@ -398,16 +398,16 @@ def test_an_idle_session_tunes_once_and_shows_it(session_of):
     wait_for(lambda: session.state.model and session.state.model.nodes == 24)
     assert "measured here" in session.state.model.tree_reason
     for _ in range(3):
-        assert session.submit(Reply("hello", GenerationSettings())).done.wait(60)
+        assert session.submit(Reply("hello", GenerationSettings())).done.wait(240)
     assert runner.calls == 1
 
 
 def test_a_job_stops_the_tuner_and_runs_and_tuning_comes_back(session_of):
     runner = Tuned(holds=1)
     session = session_of(runner, tunes=True)
-    assert runner.began.wait(60)
+    assert runner.began.wait(240)
     job = session.submit(Reply("hello", GenerationSettings()))
-    assert job.done.wait(60) and not job.error and job.trace
+    assert job.done.wait(240) and not job.error and job.trace
     wait_for(lambda: session.state.model.nodes == 24)
     assert runner.calls == 2
 
@@ -415,7 +415,7 @@ def test_a_job_stops_the_tuner_and_runs_and_tuning_comes_back(session_of):
 def test_a_session_that_was_not_asked_to_never_tunes(session_of):
     runner = Tuned(holds=0)
     session = session_of(runner)
-    assert session.submit(Reply("hello", GenerationSettings())).done.wait(60)
+    assert session.submit(Reply("hello", GenerationSettings())).done.wait(240)
     assert not runner.began.wait(0.2)
 
 
@@ -472,5 +472,5 @@ def test_a_wish_for_a_tree_waits_behind_an_answer_and_tells_what_came_of_it(sess
     session = session_of(Tuned(holds=0))
     job = session.submit(Reply("hello", GenerationSettings()))
     wish = session.submit(UseTree(None))
-    assert wish.done.wait(60) and job.done.is_set() and not wish.error
+    assert wish.done.wait(240) and job.done.is_set() and not wish.error
     assert wish.result is session.state.model

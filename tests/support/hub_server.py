@@ -150,7 +150,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             try:
                 fault = hub.fault(self.path)
                 if fault and fault.kind == "hang":
-                    hub.ended.wait(60)
+                    hub.ended.wait(240)
                     self.close_connection = True
                 elif fault and fault.kind == "status":
                     self.refuse(fault.status, headers=fault.headers)
@@ -325,7 +325,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                         self.connection.shutdown(socket.SHUT_RDWR)
                         return
                     if fault.kind == "stall":
-                        hub.ended.wait(60)
+                        hub.ended.wait(240)
                         self.close_connection = True
                         return
                     if hub.ended.wait(len(piece) / fault.rate):

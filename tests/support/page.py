@@ -21,7 +21,7 @@ ARGUMENTS = (
     "--disable-gpu",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-SLOW = 120_000  # milliseconds for a busy machine
+SLOW = 180_000  # milliseconds for a busy machine
 
 
 def browser_or_skip() -> None:
@@ -92,7 +92,7 @@ def open_tab(served, browser) -> Iterator:
     def context_of(person):
         if person not in contexts:
             contexts[person] = browser.new_context(viewport={"width": 1280, "height": 900})
-            contexts[person].set_default_timeout(60_000)
+            contexts[person].set_default_timeout(SLOW)
             contexts[person].on("request", lambda request: asked.append(request))
         return contexts[person]
 

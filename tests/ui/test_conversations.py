@@ -24,7 +24,7 @@ from medusa_chat.ui.chat.view import Tab
 @pytest.fixture
 def session():
     session = Session(ScriptedRunner(delay=0.001, prefill=0.001, steps=5))
-    session.submit(LoadRequest()).done.wait(10)
+    session.submit(LoadRequest()).done.wait(240)
     yield session
     session.close()
 

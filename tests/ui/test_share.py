@@ -92,7 +92,7 @@ def test_a_link_that_comes_after_stop_is_closed_at_once():
     gate, tunnel = threading.Event(), FakeTunnel()
 
     def slow(port: int) -> Tunnel:
-        gate.wait(10)
+        gate.wait(240)
         return tunnel(port)
 
     share = Share(lambda: 7, slow)

@@ -127,13 +127,13 @@ def test_a_guest_sees_no_file_names_and_is_known_as_one():
 def controller():
     session = Session(runner_of())
     session.submit(LoadRequest())
-    assert session.submit(Reply("x", GenerationSettings(max_new_tokens=2))).done.wait(60)
+    assert session.submit(Reply("x", GenerationSettings(max_new_tokens=2))).done.wait(240)
     yield TuneController(session, PersonalTrees(session))
     session.close()
 
 
 def ended(controller: TuneController) -> dict:
-    assert controller._asked is not None and controller._asked.done.wait(60)
+    assert controller._asked is not None and controller._asked.done.wait(240)
     return controller.view()
 
 
@@ -142,7 +142,7 @@ def poor_chats(controller: TuneController) -> None:
     wide = cartesian(4, 1)
     controller.session.runner.nodes = len(wide)
     accuracies = controller.session.runner.facts.accuracies
-    controller.personal.use(PersonalTree(accuracies, wide.choices[1:])).done.wait(60)
+    controller.personal.use(PersonalTree(accuracies, wide.choices[1:])).done.wait(240)
     tally = controller.personal.of(controller.session.state.model.tree_facts).tally
     dice = random.Random(0)
     for _ in range(40):

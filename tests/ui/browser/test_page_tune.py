@@ -88,7 +88,7 @@ def test_a_better_tree_is_offered_used_and_given_back(served, tab, monkeypatch):
     personal = served.session.lifecycle.on_model.__self__
     monkeypatch.setattr(served.runner, "nodes", len(wide))
     monkeypatch.setattr(served.runner, "is_timed", False)
-    personal.use(PersonalTree(served.runner.facts.accuracies, wide.choices[1:])).done.wait(60)
+    personal.use(PersonalTree(served.runner.facts.accuracies, wide.choices[1:])).done.wait(240)
     tally, dice = personal.of(served.runner.facts).tally, random.Random(0)
     for _ in range(40):
         tally.add_answer(prefilled(), answer(dice, wide, 40), 3)
