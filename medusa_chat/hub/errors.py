@@ -45,7 +45,7 @@ def _explained(repo: str, error: Exception) -> HubError | None:
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx
 
-    then = "check the network and try again, or use --offline"
+    then = "check the network and try again"
     match error:
         case errors.GatedRepoError():
             return gated_error(repo)
@@ -150,5 +150,5 @@ def _reason(error: BaseException) -> str:
     """Its first line, in words that say something to who does not know the system's."""
     text = next(iter(str(error).strip().splitlines()), "")
     if UNKNOWN_NAME.search(text):
-        return "its address cannot be resolved: check the network connection"
+        return "its address cannot be resolved"
     return ERROR_NUMBER.sub("", text)[:200] or type(error).__name__
