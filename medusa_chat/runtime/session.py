@@ -86,16 +86,6 @@ class Session:
             elif ticket is self._queue.running and not ticket.done.is_set():
                 self.runner.stop()
 
-    def cancel_loads(self) -> None:
-        """Give up the load that runs and those that wait; `state` says what is there then."""
-        with self._queue.changed:
-            running = self._queue.running
-            loads = self._queue.waiting(LoadRequest)
-            if running is not None and isinstance(running.request, LoadRequest):
-                loads.append(running)
-            for ticket in loads:
-                self.cancel(ticket)
-
     def load_again(self) -> None:
         """Load what was asked for last where no model is there, or on its way; returns at once."""
         with self._queue.changed:

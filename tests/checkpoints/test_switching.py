@@ -187,10 +187,10 @@ def test_a_download_stops_keeps_the_old_model_and_goes_on_later(
     size = (backbone / "model.safetensors").stat().st_size
     server.faults.append(Fault(r"/model\.safetensors", "slow", after=size // 2, rate=2000))
     pid = child.runner.pid
-    child.submit(LoadRequest(HEADS))
+    loading = child.submit(LoadRequest(HEADS))
     wait_for(lambda: child.state.phase == "download" and child.state.done > size // 3)
     assert child.state.total > size
-    child.cancel_loads()
+    child.cancel(loading)
     wait_for(lambda: child.state.status == "ready")
     assert child.state.model is not None and child.state.model.name == str(backbone)
     assert f"{HEADS} was stopped; what came is kept" in child.state.message
@@ -217,9 +217,9 @@ def test_a_load_inside_one_long_call_is_ended_with_its_process(
     monkeypatch.setattr("medusa_chat.runtime.worker_process.PATIENCE", {"find": 0.2})
     assert isinstance(child.runner, WorkerProcess) and child.runner.pid
     os.kill(child.runner.pid, signal.SIGSTOP)  # it heeds nothing any more
-    child.submit(LoadRequest(str(backbone)))
+    loading = child.submit(LoadRequest(str(backbone)))
     wait_for(lambda: child.runner._running is not None)
-    child.cancel_loads()
+    child.cancel(loading)
     wait_for(lambda: child.state.status == "empty")
     assert "was stopped: no model is loaded" in child.state.message
     child.submit(LoadRequest(str(backbone)))
@@ -229,7 +229,6 @@ def test_a_load_inside_one_long_call_is_ended_with_its_process(
 def test_a_load_that_waits_is_taken_back(child: Session, backbone: Path) -> None:
     job = child.submit(Reply("hi", GenerationSettings(max_new_tokens=200, seed=1)))
     wait_for(lambda: job.trace)
-    child.submit(LoadRequest("nobody/nothing"))
-    child.cancel_loads()
+    child.cancel(child.submit(LoadRequest("nobody/nothing")))
     assert job.done.wait(240)
     assert child.state.status == "ready" and child.state.message == ""

@@ -237,9 +237,9 @@ def test_a_message_brings_back_a_model_that_was_there_however_it_went():
     session.submit(LoadRequest())
     wait_for(lambda: is_ready(session))
     session.runner.may_load.clear()
-    session.submit(LoadRequest())  # the same again
+    again = session.submit(LoadRequest())
     wait_for(lambda: session.state.phase == "read")
-    session.cancel_loads()
+    session.cancel(again)
     wait_for(lambda: session.state.status == "empty")
     session.runner.stopped.clear()
     session.runner.may_load.set()

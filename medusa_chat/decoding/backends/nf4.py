@@ -39,13 +39,6 @@ def repack(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tiles:
     return Tiles(codes, padded.contiguous(), outputs, inputs)
 
 
-def unpack(tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """Back to bitsandbytes' layout: uint8 [N * K / 2, 1] and scales float32 [N * K / 64]."""
-    weights, scales = _by_row(tiles)
-    pairs = weights.reshape(-1, 2)
-    return (pairs[:, 0] << 4 | pairs[:, 1]).unsqueeze(1), scales.reshape(-1)
-
-
 def dequantise(tiles: Tiles, dtype: torch.dtype) -> Tensor:
     """The weights [N, K] in `dtype`."""
     weights, scales = _by_row(tiles)
