@@ -45,7 +45,7 @@ def _explained(repo: str, error: Exception) -> HubError | None:
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx
 
-    then = "check the network and try again"
+    then = "check the network and try again, or use --offline"
     match error:
         case errors.GatedRepoError():
             return gated_error(repo)
