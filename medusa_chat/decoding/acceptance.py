@@ -133,13 +133,15 @@ def thresholds(log_p: Tensor, settings: GenerationSettings) -> Tensor:
 
 
 def _threshold(entropy: Tensor, settings: GenerationSettings) -> Tensor:
+    """min(epsilon, delta * exp(-H)): posterior_threshold is epsilon, posterior_alpha delta."""
     return torch.clamp(
         settings.posterior_alpha * torch.exp(-entropy), max=settings.posterior_threshold
     )
 
 
 def _prefix_lengths(accepted: Tensor, draft: Draft) -> Tensor:
-    """[n] -> how many nodes the path to each node has, 0 unless all but the root are accepted."""
+    """[n] -> the length of the path from the root to each node, both included; 0 where a node on
+    it was refused. The root always counts as accepted."""
     refused = ~accepted
     refused[:1] = False  # a slice is filled on the device; an element is copied from the host
     broken = (draft.tensors.ancestors & refused).any(1)

@@ -35,9 +35,9 @@ class DraftBudget:
 
     *Trust* is the running ratio of accepted nodes to the number expected by the heads' accuracies.
     It scales the expected nodes, and the size with the most expected tokens per second is chosen.
-    With candidates this size says only whether the heads run: which candidates are drafted follows
-    from this step's probabilities (dynamic_tree.py), where a node has to bring the tokens per
-    second of that size.
+    With candidates this size decides only whether the heads run. `grow` (dynamic_tree.py) then
+    picks the nodes by this step's probabilities, those whose expected tokens are worth their time
+    at that size's tokens per second.
 
     *Credit*, in seconds by the measured costs, limits it: every step adds its tokens at plain
     decoding's time per token, plus SHARE of that, and subtracts its own cost. A size is used only
@@ -46,8 +46,8 @@ class DraftBudget:
 
         cost of the steps <= (1 + SHARE) * cost of plain decoding + PATIENCE steps' overhead
 
-    whatever the text. Where plain decoding looks best, the smallest draft is tried as often as
-    the credit allows.
+    whatever the text. Where plain decoding looks best, drafts are still tried while the credit
+    allows: the smallest size, or with candidates what `grow` finds worth it.
     """
 
     def __init__(

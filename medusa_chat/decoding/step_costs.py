@@ -74,8 +74,8 @@ def pick(costs: StepCosts, expected: Sequence[float], length: int, most: int | N
     """The measured size with the best expected tokens over step time; plain decoding wins a tie.
 
     expected[m - 1]: tokens a step with the first m nodes (accept_length.py). most: the largest
-    size that may be chosen. Sizes between the measured ones are not considered, but the whole
-    tree is where it ends between two of them.
+    size that may be chosen. Only measured sizes are considered, and the whole tree, also where its
+    size was not measured.
     """
     end = min(len(expected), most or len(expected), costs.sizes[-1])
     sizes = [m for m in costs.sizes if m < end] + [end]

@@ -72,7 +72,8 @@ class WorkerProcess:
         return self._ask(request)
 
     def _ask(self, request: Request[V]) -> Iterator[V]:
-        """What the model says to a request, which does not end without it where it is a Tune."""
+        """Send a request other than a load and yield its values. One that goes on too long after a
+        stop ends with its process; a Tune may take as long as it needs."""
         self._running = running = Running("" if isinstance(request, Tune) else "answer")
         try:
             yield from self._exchange(request)

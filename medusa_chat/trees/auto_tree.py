@@ -13,7 +13,7 @@ from medusa_chat.trees.presets import load_tree, published_accuracies
 from medusa_chat.trees.tuning_store import Tuning
 
 CANDIDATES = 2  # candidate nodes for each node that pays on average
-FEW = 4  # nodes of a tree that gets no further candidates: each row costs what it computes
+FEW = 4  # a tree of so many nodes gets no further candidates: here each row costs its arithmetic
 
 if TYPE_CHECKING:
     import torch
