@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +52,23 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
     def run(*argv: str) -> str:
         reader, writer = os.openpty()
-        with open(reader, "rb", buffering=0) as seen, open(writer, "w", encoding="utf-8") as stream:
-            os.set_blocking(reader, False)
-            monkeypatch.setattr(sys, "stdout", stream)
-            monkeypatch.setattr(sys, "stderr", stream)
-            assert main(argv) == 0
-            stream.flush()
-            return (seen.read(65536) or b"").decode("utf-8").replace("\r\n", "\n")
+        with open(reader, "rb", buffering=0) as seen:
+            with open(writer, "w", encoding="utf-8") as stream, monkeypatch.context() as patched:
+                patched.setattr(sys, "stdout", stream)
+                patched.setattr(sys, "stderr", stream)
+                assert main(argv) == 0
+            return _all_of(seen).decode("utf-8").replace("\r\n", "\n")
 
     return run
+
+
+def _all_of(terminal: Any) -> bytes:
+    """What was written to a terminal that is closed: it may come in several pieces."""
+    found = b""
+    with suppress(OSError):  # Linux says so where there is no more
+        while piece := terminal.read(65536):
+            found += piece
+    return found
 
 
 def shown(text: str) -> list[str]:

@@ -214,3 +214,20 @@ def test_pieces_of_the_tint_are_sent_once_and_cover_the_words(controller):
     ended(chat)
     second = json.loads(controller.refresh(tab).tint)
     assert len(second["rows"]) == 2 and key not in second["new"] and len(second["new"]) == 1
+
+
+def test_a_tab_that_got_its_views_in_another_order_draws_the_last_one_anew(controller):
+    """Its Stop stood for ever, or the answer was not there: the server took it for drawn."""
+    tab = owner()
+    controller.attach(tab, None)
+    early = controller.send(tab, turn("hi"))
+    ended(controller.session_of(tab))
+    late = controller.refresh(tab)
+    assert len(late.history) == 2 and late.stop["visible"] is False
+    for line in (late.next, late.next, early.next):  # it may be on its way at the first look
+        assert controller.tick(tab, line)["__type__"] == "update"
+    assert json.loads(controller.tick(tab, early.next))["ask"] == "refresh"
+    again = controller.refresh(tab)
+    assert len(again.history) == 2 and again.stop["visible"] is False and again.text == ""
+    for forged in (5, None, "x", "[]", '{"view": "1"}', '{"view": -1}', again.next, again.next):
+        assert controller.tick(tab, forged)["__type__"] == "update"

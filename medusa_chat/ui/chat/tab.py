@@ -145,7 +145,7 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
     or to follow the answer that runs: so an answer is followed whoever began it."""
     view = [parts[name] for name in View._fields]
     box, history, following = parts["box"], parts["history"], parts["next"]
-    following.tick(controller.tick, [tab], [following], **AT_ONCE)
+    following.tick(controller.tick, [tab, following], [following], **AT_ONCE)
     following.refresh(controller.refresh, [tab, box], view, **AT_ONCE)
     following.write(None, None, [parts["text"]], js=TEXT_SO_FAR, **STEADY)
     following.shown(controller.end_show, [tab], None, **STEADY)

@@ -26,7 +26,8 @@ class Tab:
     chosen_answer: an earlier answer; None is the latest. number: of the latest it knows. awaits:
     of the one whose end it has not told. has_live: whether it shows what a stream wrote. tinted:
     keys of the pieces it has. list_version, search, listed: of the list of conversations.
-    pace: as chosen; None is the model's usual one.
+    pace: as chosen; None is the model's usual one. views: how many it was sent. behind: the one it
+    showed at the last look, where that was not the last one sent.
     """
 
     scope: str = ""
@@ -46,6 +47,15 @@ class Tab:
     list_version: int = -1
     search: str = ""
     listed: int = 200
+    views: int = 0
+    behind: int = 0
+
+    def is_behind(self, shown: object) -> bool:
+        """Whether it has shown an older view than the last one for two looks: the answers to two
+        requests may come in another order than they were made. shown: the number of its view."""
+        is_older = isinstance(shown, int) and 0 < shown < self.views
+        before, self.behind = self.behind, shown if isinstance(shown, int) and is_older else 0
+        return is_older and shown == before
 
     def turn_to(self, chat: ChatSession) -> None:
         """Show another conversation from now on: nothing of it is on the page yet."""
@@ -96,6 +106,8 @@ def view_of(
     tab.has_live &= not is_still
     has_messages = bool(transcript.messages)
     can = gr.update(interactive=has_messages and not is_running) if is_new else gr.skip()
+    tab.views += 1
+    ask = "follow" if is_running and not tab.is_streaming else ""
     shown_rows = rows_of(transcript) if is_transcript_new else []
     return View(
         history=_history(transcript, shown_rows) if is_transcript_new else gr.skip(),
@@ -105,7 +117,7 @@ def view_of(
         empty=gr.update(visible=not has_messages and not is_running) if is_new else gr.skip(),
         send=gr.update(value="Send next" if is_running else "Send") if is_new else gr.skip(),
         stop=gr.update(visible=is_running) if is_new else gr.skip(),
-        next=next_line(tab, chat, "follow" if is_running and not tab.is_streaming else ""),
+        next=next_line(tab, chat, ask, tab.views),
         tint=_tint(tab, transcript, shown_rows) if is_transcript_new else gr.skip(),
         regenerate=can,
         proceed=can,
@@ -123,12 +135,12 @@ def rows_of(transcript: Transcript) -> list[Row]:
     return list(rows(transcript.messages, transcript.notes, transcript.answers, first))
 
 
-def next_line(tab: Tab, chat: ChatSession, ask: str) -> str:
-    """What waits, what the tab's script shall ask for, once per number, and which conversation it
-    shows."""
+def next_line(tab: Tab, chat: ChatSession, ask: str, view: int) -> str:
+    """What waits, what the tab's script shall ask for, once per number, which conversation it shows
+    and in which view."""
     tab.asks += bool(ask)
     line = {"pending": [inputs.text[:200] for inputs in chat.pending], "ask": ask}
-    line |= {"number": tab.asks, "key": tab.key, "is_demo": is_demo(chat.session)}
+    line |= {"number": tab.asks, "key": tab.key, "is_demo": is_demo(chat.session), "view": view}
     return to_line({**line, "conversation": chat.id, "guest": "" if chat.is_kept else chat.scope})
 
 

@@ -107,8 +107,9 @@ class ChatViewer:
     def _is_guest_known(self, scope: str) -> bool:
         return scope != OWNER and self.sessions.is_known(scope)
 
-    def tick(self, tab: Tab) -> Any:
-        """Once a second: tell the tab to refresh when its chat has changed elsewhere."""
+    def tick(self, tab: Tab, shown: object = "") -> Any:
+        """Once a second: tell the tab to refresh when its chat has changed elsewhere, or when it
+        does not show the last view. shown: the line (`next_line`) that it has."""
         if not tab.version:
             return gr.skip()  # it has not said yet which chat is its own
         self.sessions.touch(tab.scope)
@@ -117,9 +118,12 @@ class ChatViewer:
         is_list_shown = tab.list_version == self.sessions.version(tab.scope)
         is_shown = tab.version == chat.version and is_list_shown
         is_shown &= tab.system is not None and tab.system[1] == self._hint
+        view = _read(shown).get("view")
         if is_shown and (tab.is_streaming or not chat.is_running):
-            return gr.skip()
-        return next_line(tab, chat, "refresh")
+            if not tab.is_behind(view):
+                return gr.skip()
+            tab.turn_to(chat)  # it is drawn anew
+        return next_line(tab, chat, "refresh", view if isinstance(view, int) else 0)
 
     def refresh(self, tab: Tab, box: object = "") -> View:
         """Show what has changed; box: what is being written."""
@@ -212,7 +216,7 @@ class ChatViewer:
 
 
 def _read(known: object) -> dict[str, Any]:
-    """What a browser keeps, which may be anything."""
+    """What a browser keeps or shows, which may be anything."""
     try:
         found = json.loads(known) if isinstance(known, str) else None
     except (ValueError, RecursionError):
