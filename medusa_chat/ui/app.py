@@ -129,10 +129,11 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
 
 
 def _without_cors(app: Any) -> None:
-    """Take out the part of Gradio that lets other ports of this machine read the answers."""
-    kept = [part for part in app.user_middleware if part.cls is not CustomCORSMiddleware]
-    assert len(kept) < len(app.user_middleware), "Gradio has another name for it now"
-    app.user_middleware = kept
+    """Take out the part of Gradio that lets other ports of this machine read the answers.
+
+    It may be out already: Gradio starts the app anew where a port was taken meanwhile.
+    """
+    app.user_middleware = [p for p in app.user_middleware if p.cls is not CustomCORSMiddleware]
     app.middleware_stack = app.build_middleware_stack()
 
 

@@ -421,6 +421,20 @@ def test_a_taken_port_of_the_usual_range_is_passed_over():
         opened.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 127.0.0.2 by itself")
+def test_a_port_that_somebody_took_a_moment_ago_is_passed_over(monkeypatch):
+    monkeypatch.setattr("gradio.http_server.TRY_NUM_PORTS", 3)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.2", 0))  # Gradio looks for a free port on 127.0.0.1
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("gradio.http_server.INITIAL_PORT_VALUE", port)
+        opened = page.open_page(Session(ScriptedRunner()), page.PageOptions(host="127.0.0.2"))
+    assert opened.blocks.server_port > port
+    assert httpx.get(opened.url).status_code == 200
+    opened.close()
+
+
 @pytest.mark.parametrize(
     ("host", "port", "says"),
     [
