@@ -37,6 +37,9 @@ class MedusaHeads(nn.Module):
     [1, R, d] for one LM head of all, or None for heads that share the backbone's. token_map
     int64 [R]: which of the backbone's V tokens each row is; None where the rows are the tokens in
     order. New heads are zero, so that their logits are the LM head's.
+
+    Drafts are taken from the tokens of the shortlist alone, where there is one (`shorten`), or of
+    the token map: a step then reads only their rows of an LM head.
     """
 
     def __init__(
@@ -59,8 +62,8 @@ class MedusaHeads(nn.Module):
         self.token_map: Tensor | None
         self.register_buffer("token_map", None)
         self.vocabulary = vocabulary
-        self.short: nn.Module | None = None  # the shared LM head's rows that drafts are taken from
-        self.shortlist: Tensor | None  # int64 [R], the tokens of these rows
+        self.short: nn.Module | None = None  # the shared LM head's rows of the shortlist
+        self.shortlist: Tensor | None  # int64 [S], tokens; own LM heads have their rows first
         self.register_buffer("shortlist", None, persistent=False)
         self.twin: HeadsTwin | None = None  # a faster implementation for one position
 
@@ -82,17 +85,21 @@ class MedusaHeads(nn.Module):
         return x
 
     def shorten(self, tokens: Sequence[int], lm_head: Any) -> bool:
-        """Draft only these tokens, so that a step reads only their rows of the shared LM head. The
-        text stays the same, for every drafted token is verified. lm_head: backbone.LogitHead.
+        """Draft only these tokens. The text stays the same, for every drafted token is verified.
+        Own LM heads get their rows of these tokens to the front, without a copy of them. lm_head:
+        backbone.LogitHead, whose rows are copied for heads that share it.
 
-        Returns whether it was done: not for heads with LM heads of their own, and not for weights
-        in 4 or 8 bits.
+        Returns whether it was done: not for no tokens, and not for a shared LM head in 4 or 8 bits.
         """
+        if not tokens:
+            return False
+        if self.lm_weight is not None:
+            found = self._put_first(tokens, self.lm_weight)
+            self.shortlist = found if len(found) else None
+            return len(found) > 0
         linear = lm_head.linear
         weight, bias = getattr(linear, "weight", None), getattr(linear, "bias", None)
-        if not tokens or not self.is_shared or weight is None:
-            return False
-        if weight.dim() != 2 or not weight.is_floating_point():
+        if weight is None or weight.dim() != 2 or not weight.is_floating_point():
             return False
         chosen = torch.tensor(sorted(set(tokens)), device=weight.device)
         with torch.device("meta"):
@@ -103,17 +110,36 @@ class MedusaHeads(nn.Module):
         self.short, self.shortlist = short, chosen
         return True
 
+    @torch.no_grad()
+    def _put_first(self, tokens: Sequence[int], weight: Tensor) -> Tensor:
+        """Move the rows of `tokens` in own LM heads [K or 1, R, d] to the front, head by head;
+        returns the tokens int64 [S] that have one, in the order of their rows."""
+        rows = weight.shape[1]
+        names = self.token_map
+        if names is None:
+            names = torch.arange(rows, device=weight.device)
+        is_listed = torch.isin(names, torch.tensor(tokens, device=names.device))
+        order = torch.argsort(~is_listed, stable=True)
+        for head in weight:
+            head.copy_(head[order])
+        self.token_map = names[order]
+        return self.token_map[: int(is_listed.sum())]
+
     def draft_logits(
         self, hidden: Tensor, lm_head: Callable[[Tensor], Tensor], heads: int, count: int
     ) -> tuple[Tensor, Tensor | None]:
         """hidden [1, d] -> logits [heads, R] of the first `heads` heads, and the token int64 [R] of
         each column; None: all V tokens, in order. count: guesses that will be taken of a row."""
-        if self.short is None or self.shortlist is None or count > len(self.shortlist):
+        names = self.shortlist if self.shortlist is not None else self.token_map
+        if names is None or count > len(names):
             return self(hidden, lm_head, heads)[:, 0], None
+        states = self.hidden_states(hidden, heads)
+        if self.lm_weight is not None:
+            return self._own_logits(states, self.lm_weight[:, : len(names)])[:, 0], names
         finish: Any = getattr(lm_head, "finish", lambda logits: logits)
-        states = self.hidden_states(hidden, heads)[:, 0]
         weight: Any = getattr(self.short, "weight", states)  # a NativeLinear has none
-        return finish(self.short(states.to(weight.dtype))), self.shortlist
+        assert self.short is not None
+        return finish(self.short(states[:, 0].to(weight.dtype))), names
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """logits [K, V] -> the `count` largest in falling order [K, count], their tokens int64
@@ -135,15 +161,19 @@ class MedusaHeads(nn.Module):
         if self.lm_weight is None:
             logits: Tensor = lm_head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
             return logits
-        x = x.to(self.lm_weight.dtype)
-        if len(self.lm_weight) == 1:
-            logits = F.linear(x, self.lm_weight[0])
-        else:
-            logits = torch.bmm(x, self.lm_weight[:heads].transpose(1, 2))
+        logits = self._own_logits(x, self.lm_weight)
         if self.token_map is None:
             return logits
         whole = logits.new_full((*logits.shape[:2], self.vocabulary or 0), -torch.inf)
         return whole.index_copy(2, self.token_map, logits)
+
+    @staticmethod
+    def _own_logits(x: Tensor, weight: Tensor) -> Tensor:
+        """x [K, n, d] by own LM heads [K or more, R, d], or one of all [1, R, d] -> [K, n, R]."""
+        x = x.to(weight.dtype)
+        if len(weight) == 1:
+            return F.linear(x, weight[0])
+        return torch.bmm(x, weight[: len(x)].transpose(1, 2))
 
     def fit(self, vocabulary: int) -> int:
         """Make the own LM heads end where the backbone's vocabulary ends: rows beyond it are
@@ -168,9 +198,9 @@ class MedusaHeads(nn.Module):
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Tensors under the reference's names: `{head}.{layer}.linear.weight` [d, d] and `.bias`
-        [d], `{head}.{L}.weight` [R, d]."""
+        [d], `{head}.{L}.weight` [R, d]; `token_map` [R] where there is one."""
         layers = self.weight.shape[0]
-        tensors = {}
+        tensors = {} if self.token_map is None else {TOKEN_MAP: self.token_map}
         for head in range(len(self)):
             for layer in range(layers):
                 tensors[f"{head}.{layer}.linear.weight"] = self.weight[layer, head]

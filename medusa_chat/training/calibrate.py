@@ -27,6 +27,7 @@ from medusa_chat.training.events import Stage, Written
 from medusa_chat.training.examples import require_template
 from medusa_chat.training.loss import IGNORED, head_targets
 from medusa_chat.training.path_search import Answer as AnswerRanks
+from medusa_chat.training.shortlist import shortlist
 
 MOST_CONVERSATIONS = 256
 ANSWER_TOKENS = 128
@@ -45,7 +46,8 @@ class RankCounter:
     """The heads' predictions over the greedy answers so far.
 
     hits [K, R] int64: how often each rank alone was right; labels [K] int64. prompts: token ids of
-    each; answers: the rank of every token, for the search of the tree. tokens: of all answers.
+    each; said: those of each answer; answers: the rank of every token of it, for the search of the
+    tree.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -54,13 +56,13 @@ class RankCounter:
         self.hits = torch.zeros(loaded.info.heads, ranks, dtype=torch.long)
         self.labels = torch.zeros(loaded.info.heads, dtype=torch.long)
         self.prompts: list[list[int]] = []
+        self.said: list[list[int]] = []
         self.answers: list[AnswerRanks] = []
-        self.tokens = 0
 
     def add(self, prompt: list[int], answer: list[int]) -> None:
         """Count one answer to a prompt, both token ids."""
         self.prompts.append(prompt)
-        self.tokens += len(answer)
+        self.said.append(answer)
         engine, ranks = self._loaded.engine, self.hits.shape[1]
         heads, lm_head = engine.heads, engine.backbone.lm_head
         assert heads is not None
@@ -72,6 +74,11 @@ class RankCounter:
         self.hits += count_hits(heads, lm_head, hidden, targets, ranks)
         before = hidden[len(prompt) - 1 : -1]
         self.answers.append(ranks_after(before, answer, heads, lm_head, ranks))
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens all answers have."""
+        return sum(map(len, self.said))
 
     @property
     def accuracies(self) -> list[list[float]]:
@@ -129,15 +136,16 @@ def _sources(data: Sequence[Path], chats: Sequence[Conversation]) -> str:
 
 
 def _search(loaded: LoadedModel, counter: RankCounter, nodes: int, sources: str) -> Calibrated:
-    """The calibration with the best tree; a shortlist that the checkpoint has is kept."""
+    """The calibration with the best tree, and with the checkpoint's shortlist, or a first one where
+    the answers are enough for it."""
     if not int(counter.labels.sum()):
         raise UsageError("the answers are too short to measure the heads on: give other prompts")
     measured_on = f"{len(counter.prompts)} greedy answers of the backbone to {sources}"
     positions = int(counter.labels[0])
     found = Calibrated.search(counter.accuracies, nodes, measured_on, positions, counter.answers)
-    if loaded.calibration is None:
-        return found
-    return replace(found, shortlist=loaded.calibration.shortlist)
+    kept = loaded.calibration.shortlist if loaded.calibration is not None else ()
+    vocabulary = loaded.engine.backbone.vocabulary
+    return replace(found, shortlist=kept or shortlist(counter.said, vocabulary))
 
 
 def _write(calibrated: Calibrated, output: Path) -> Written:

@@ -189,9 +189,8 @@ def _finish(
     examples, held_out = data
     yield Stage("calibration")
     calibrated = calibrate_heads(setup, heads, conversations, held_out, folder)
-    if heads.is_shared:
-        tokens = shortlist((example.labels for example in examples), setup.vocabulary)
-        calibrated = replace(calibrated, shortlist=tokens)
+    tokens = shortlist((example.labels for example in examples), setup.vocabulary)
+    calibrated = replace(calibrated, shortlist=tokens)
     yield calibrated
     size = write_output(request, setup, heads, calibrated, adapter)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,7 @@
 """The shortlist: drafts of few tokens, the text of all."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +17,11 @@ from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import cartesian
+from medusa_chat.decoding.tree import Tree, cartesian
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
+from medusa_chat.training.calibrate import RankCounter, _search
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.shortlist import shortlist
 from medusa_chat.trees.calibration import Calibration
@@ -80,11 +82,62 @@ def test_the_captured_step_drafts_from_it_too():
     assert drafted and drafted <= set(LISTED)
 
 
-def test_heads_with_lm_heads_of_their_own_have_none():
-    model = tiny("llama")
-    engine = engine_of(model)
-    own = MedusaHeads(4, model.config.hidden_size, vocabulary=VOCABULARY)
-    assert not own.shorten(LISTED, engine.backbone.lm_head) and own.short is None
+def with_own_heads(engine, one_lm=False, mapped=False):
+    """Heads with LM heads of their own, whose logits are distinct from the backbone's."""
+    torch.manual_seed(3)
+    rows = 30 if mapped else VOCABULARY
+    hidden = engine.backbone.config.hidden_size
+    own = MedusaHeads(4, hidden, vocabulary=rows, one_lm=one_lm)
+    for part in (own.weight, own.lm_weight):
+        torch.nn.init.normal_(part)
+    if mapped:
+        own.token_map, own.vocabulary = torch.randperm(VOCABULARY)[:rows], VOCABULARY
+    return own.requires_grad_(False)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("one_lm", [False, True])
+def test_lm_heads_of_their_own_read_its_rows_alone(one_lm, mapped):
+    engine, tree = engine_of(tiny("llama")), cartesian(3, 2)
+    wanted = tokens(engine)
+    engine.heads = own = with_own_heads(engine, one_lm, mapped)
+    hidden = torch.randn(1, own.bias.shape[-1])
+    before, size = own(hidden, engine.backbone.lm_head)[:, 0], own.lm_weight.numel()
+    assert own.shorten(LISTED, engine.backbone.lm_head) and own.short is None
+    assert own.lm_weight.numel() == size
+    listed = set(LISTED) if not mapped else set(LISTED) & set(own.token_map.tolist())
+    logits, names = own.draft_logits(hidden, engine.backbone.lm_head, 2, 3)
+    assert set(names.tolist()) == listed and logits.shape == (2, len(listed))
+    assert torch.allclose(logits, before[:2, names], atol=1e-5)
+    assert torch.allclose(own(hidden, engine.backbone.lm_head)[:, 0], before, atol=1e-5)
+    again = MedusaHeads.from_tensors(own.to_tensors()).to(own.bias)
+    again.vocabulary = VOCABULARY
+    assert torch.allclose(again(hidden, engine.backbone.lm_head)[:, 0], before, atol=1e-5)
+    found = drafted(engine, tree)
+    assert found and {token for ids, _ in found for token in ids} <= listed
+    drafter = engine.drafter(GenerationSettings(drafter="medusa", nodes=len(tree), seed=0), tree)
+    assert tokens(engine, drafter=drafter) == wanted
+
+
+def test_a_token_map_is_drafted_from_as_it_is():
+    engine = engine_of(tiny("llama"))
+    own, hidden = (
+        with_own_heads(engine, mapped=True),
+        torch.randn(1, engine.backbone.config.hidden_size),
+    )
+    logits, names = own.draft_logits(hidden, engine.backbone.lm_head, 4, 3)
+    assert names is own.token_map and logits.shape == (4, 30)
+    whole, none = own.draft_logits(hidden, engine.backbone.lm_head, 4, 31)
+    assert none is None and torch.allclose(whole[:, names], logits, atol=1e-5)
+
+
+def test_a_quantised_lm_head_and_tokens_that_no_head_has_are_left_alone():
+    engine = engine_of(tiny("llama"))
+    own = with_own_heads(engine, mapped=True)
+    missing = sorted(set(range(VOCABULARY)) - set(own.token_map.tolist()))
+    assert not own.shorten(missing, engine.backbone.lm_head)
+    logits, names = own.draft_logits(torch.randn(1, own.bias.shape[-1]), None, 4, 3)
+    assert len(names) == 30 and logits.shape == (4, 30)
     engine.backbone.lm_head.linear.weight = torch.nn.Parameter(
         torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False
     )
@@ -147,7 +200,24 @@ def test_a_step_makes_nothing_anew():
     assert first == second and len(drafters[0]._plans) <= tree.depth + 1
 
 
-def test_train_writes_it_and_calibrate_keeps_it():
+@pytest.mark.parametrize("kept", [(), (5, 9)])
+def test_calibrate_keeps_a_shortlist_or_makes_the_first_one(kept):
+    stored = Calibration(((0.5,),), Tree.from_choices([(0,)]), shortlist=kept)
+    loaded = SimpleNamespace(
+        engine=engine_of(tiny("llama")),
+        info=SimpleNamespace(heads=3),
+        calibration=stored if kept else None,
+    )
+    loaded.engine.backbone.vocabulary = 4096
+    counter = RankCounter(loaded)
+    counter.labels += 1
+    counter.prompts, counter.said = [[1]], [list(range(256)) * 16]
+    counter.answers = [[(0, 0, 0)] * 8]
+    found = _search(loaded, counter, 4, "here").shortlist
+    assert found == (kept or tuple(range(256)))
+
+
+def test_train_writes_it():
     calibrated = Calibrated(((0.5,),), ((0,),), "here", 1, shortlist=(3, 7))
     assert calibrated.to_json()["shortlist"] == (3, 7)
     assert "shortlist" not in Calibrated(((0.5,),), ((0,),), "here", 1).to_json()
