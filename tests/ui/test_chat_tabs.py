@@ -231,3 +231,35 @@ def test_a_tab_that_got_its_views_in_another_order_draws_the_last_one_anew(contr
     assert len(again.history) == 2 and again.stop["visible"] is False and again.text == ""
     for forged in (5, None, "x", "[]", '{"view": "1"}', '{"view": -1}', again.next, again.next):
         assert controller.tick(tab, forged)["__type__"] == "update"
+
+
+def test_a_view_that_came_late_does_not_empty_the_answer_that_runs(controller):
+    """The text that was streamed was gone until the next token came."""
+    controller.session.runner.hold_at = 3
+    tab = owner()
+    controller.attach(tab, None)
+    late = controller.send(tab, turn("hi"))
+    controller.refresh(tab)
+
+    async def behind():
+        """What the looks of a tab that shows the late view bring, while it streams."""
+        asked = []
+        async for update in controller.stream(tab):
+            if update.text:
+                assert len(asked) < 2, "the stream goes on, and nothing new comes"
+                asked.append(controller.tick(tab, late.next))
+        return asked
+
+    asked = asyncio.run(behind())
+    assert asked[0]["__type__"] == "update" and json.loads(asked[1])["ask"] == "refresh"
+    view = controller.refresh(tab)
+    assert view.text == "" and json.loads(view.next)["ask"] == "follow"
+
+    async def first():
+        async for update in controller.stream(tab):
+            if update.text:
+                return update.text
+
+    assert asyncio.run(first())
+    controller.session.runner.hold_at = None
+    ended(controller.session_of(tab))

@@ -27,7 +27,8 @@ class Tab:
     of the one whose end it has not told. has_live: whether it shows what a stream wrote. tinted:
     keys of the pieces it has. list_version, search, listed: of the list of conversations.
     pace: as chosen; None is the model's usual one. views: how many it was sent. behind: the one it
-    showed at the last look, where that was not the last one sent.
+    showed at the last look, where that was not the last one sent. turns: how often it was drawn
+    anew, which ends the stream of before.
     """
 
     scope: str = ""
@@ -49,6 +50,7 @@ class Tab:
     listed: int = 200
     views: int = 0
     behind: int = 0
+    turns: int = 0
 
     def is_behind(self, shown: object) -> bool:
         """Whether it has shown an older view than the last one for two looks: the answers to two
@@ -63,6 +65,7 @@ class Tab:
         self.version = self.transcript_version = self.awaits = 0
         self.number, self.chosen_answer, self.system = chat.answer.number, None, None
         self.has_live, self.list_version = True, -1
+        self.turns += 1
 
 
 class View(NamedTuple):

@@ -146,12 +146,12 @@ class ChatViewer:
             chat.leave(tab.conversation == chat.id)
 
     async def _updates(self, tab: Tab, chat: ChatSession) -> Updates:
-        answer, told, sent, shown = chat.answer, 0.0, 0, 0
+        answer, turns, told, sent, shown = chat.answer, tab.turns, 0.0, 0, 0
         before: tuple[str, int, int, bool] | None = None
         while True:
             is_over = chat.answer is not answer or not chat.is_running
-            if tab.conversation != chat.id:
-                return  # the tab shows another one
+            if tab.turns != turns:
+                return  # the tab shows another one, or this one from its begin
             if not is_over:
                 chat.fold(self._waiting_for)
             is_paced = chat.is_paced and not is_over
