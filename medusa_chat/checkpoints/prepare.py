@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from medusa_chat.checkpoints import native_build
+from medusa_chat.checkpoints.kernel_trial import try_kernels
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, cuda_graph_trial, native
@@ -51,6 +52,8 @@ def prepare(
     notes += _use_shortlist(backbone, heads, calibration)
     backend: StepBackend = TorchStep(backbone)
     why = ""
+    if device.type == "cuda":
+        notes += try_kernels(backbone)
     if device.type == "cuda" and os.environ.get(GRAPHS) != "0":
         backend, why = cuda_graph_trial.try_cuda_graphs(backbone, heads)
     elif device.type == "cpu":

@@ -113,8 +113,11 @@ def steady_attention(
     return _unfolded(out, heads, rows)
 
 
+OURS: dict[str, Attention] = {}  # by name
+
+
 def register(name: str, attend: Attention) -> None:
-    """Let transformers' models attend by a function of ours, under a name."""
+    """Let models attend by a function of ours, under a name."""
 
     def attention(
         module: nn.Module,
@@ -127,9 +130,9 @@ def register(name: str, attend: Attention) -> None:
     ) -> tuple[Tensor, None]:
         return attend(query, key, value, attention_mask, scaling), None
 
+    OURS[name] = attend
     AttentionInterface.register(name, attention)
 
 
-OURS: dict[str, Attention] = {NAME: tree_attention, STEADY: steady_attention}
-for name, attend in OURS.items():
-    register(name, attend)
+register(NAME, tree_attention)
+register(STEADY, steady_attention)

@@ -46,8 +46,7 @@ class Backbone:
         refuse_unfit(self.config)
         if needs_eager(self.config):
             implementation = "eager"
-        self.model.set_attn_implementation(implementation)
-        self.implementation = implementation
+        self.attend_by(implementation)
         self.decoder: Any = lean_decoder(self.model.get_decoder(), implementation)
         self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
         first = next(p for p in model.parameters() if p.device.type != "meta")  # not offloaded
@@ -61,6 +60,11 @@ class Backbone:
         shapes, devices = self._layers()
         self.cache = KVCache(shapes, devices, context + MAX_NODES, self.numbers)
         self._masks: dict[Tree, Tensor] = {}
+
+    def attend_by(self, implementation: str) -> None:
+        """Use the attention function of this name."""
+        self.model.set_attn_implementation(implementation)
+        self.implementation = implementation
 
     @property
     def beside(self) -> tuple[nn.Module, ...]:

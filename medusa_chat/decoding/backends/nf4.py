@@ -1,8 +1,8 @@
 """Products of few rows with NF4 weights: the Triton kernel's torch reference, and its use in
 models.
 
-No model uses the kernel by default: it was tested in Triton's interpreter and never timed on a GPU.
-`replace_where_faster` uses it where the caller's timer measures it as faster than bitsandbytes.
+The kernel was tested in Triton's interpreter and never timed on a GPU: every load tries it, and
+`replace_where_faster` uses it where it measures as faster than bitsandbytes.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,14 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.backends.nf4_tiles import BLOCK, BUCKETS, OUTPUTS, TABLE, Tiles
-from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.backends.parity import Timer, agrees
 from medusa_chat.decoding.linear4 import absmax, is_linear4
 
 FEWEST = 8  # rows; fewer are bitsandbytes' own fused kernel's
 TOLERANCE = 2e-2  # of half precision against its reference in fp32, of the largest output
 GAIN = 1.05  # how many times as fast it must measure
-
-Timer = Callable[[Callable[[], Any]], float]  # a function to call -> seconds of one call
 
 
 def repack(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tiles:
@@ -116,22 +114,32 @@ def is_nf4(linear: Any) -> bool:
     return is_known and state.shape[1] % BLOCK == 0 and linear.weight.dtype == torch.uint8
 
 
-def replace_where_faster(model: nn.Module, timer: Timer) -> list[str]:
+def replace_where_faster(model: nn.Module, timer: Timer, free: int) -> list[str]:
     """Use our kernel in the model's 4-bit linears, in place, for the numbers of rows at which the
-    timer measures it as faster; returns a sentence for each shape, which is measured once."""
-    chosen: dict[Any, frozenset[int]] = {}
-    notes = []
-    for parent, name, linear in list(_linears(model)):
+    timer measures it as faster. free: bytes that their second copies may take, of linears of one
+    shape together. Returns a sentence for each shape that got it."""
+    shapes: dict[tuple[int, int], list[tuple[nn.Module, str, Any]]] = {}
+    for parent, name, linear in _linears(model):
         if not has_kernel(linear.weight.device, linear.compute_dtype or torch.float16):
             return ["no kernel of ours for 4-bit products here"]
-        key = (*linear.weight.quant_state.shape, linear.weight.device)
-        if key not in chosen:
-            chosen[key] = measure(linear, timer)
-            rows = ", ".join(map(str, sorted(chosen[key]))) or "none"
-            notes.append(f"{key[0]} x {key[1]}: our 4-bit product for up to these rows: {rows}")
-        if chosen[key]:
-            setattr(parent, name, Nf4Linear(linear, chosen[key]))
+        shapes.setdefault(linear.weight.quant_state.shape, []).append((parent, name, linear))
+    notes = []
+    for (outputs, inputs), places in shapes.items():
+        size = len(places) * _tile_bytes(outputs, inputs)
+        buckets = measure(places[0][2], timer) if size <= free else frozenset()
+        if buckets:
+            free -= size
+            rows = ", ".join(map(str, sorted(buckets)))
+            notes.append(f"{outputs} x {inputs}: our 4-bit product for up to these rows: {rows}")
+        for parent, name, linear in places if buckets else ():
+            setattr(parent, name, Nf4Linear(linear, buckets))
     return notes
+
+
+def _tile_bytes(outputs: int, inputs: int) -> int:
+    """Bytes of the tiles of a linear: half a byte a weight and a scale in fp32 a block."""
+    rows, blocks = outputs + -outputs % OUTPUTS, inputs // BLOCK + inputs // BLOCK % 2
+    return rows * blocks * (BLOCK // 2 + 4)
 
 
 def measure(linear: Any, timer: Timer) -> frozenset[int]:

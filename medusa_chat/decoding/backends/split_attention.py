@@ -1,20 +1,25 @@
 """Attention of few rows over many keys, in splits: by the kernel where it runs, else torch.
 
-Attention "medusa_split" is not chosen by default: the kernel was tested in Triton's interpreter
-and never timed on a GPU.
+The kernel was tested in Triton's interpreter and never timed on a GPU: every load tries it, and
+attention "medusa_split" is used where it measures as faster.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
+from medusa_chat.decoding.attention import NAME as TREE
 from medusa_chat.decoding.attention import register, tree_attention
-from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.parity import Timer, agrees
 from medusa_chat.decoding.backends.split_twin import split_attention
 
 NAME = "medusa_split"
 TOLERANCE = 2e-2  # of half precision against its reference in fp32
+ROWS = 16  # of the steps that it is timed at
+SHORT, LONG = 512, 8192  # keys: where it must lose nothing, and where it must win
+GAIN, LOSS = 1.05, 0.98  # how many times as fast it must measure there
 
 
 def split_tree_attention(
@@ -35,6 +40,26 @@ def split_tree_attention(
     out = run(folded, key[0], value[0], mask[0, 0], scale)
     mixed: Tensor = out.unflatten(1, (groups, rows)).flatten(0, 1).transpose(0, 1).unsqueeze(0)
     return mixed
+
+
+def is_faster(backbone: Backbone, timer: Timer) -> bool:
+    """Whether the kernel runs for the attention of this backbone, measures as faster over a long
+    text, and as no slower over a short one."""
+    cache = backbone.cache.layers.layers[0]
+    heads = backbone.config.num_attention_heads
+    if backbone.implementation != TREE or not has_kernel(backbone.device):
+        return False
+    gains = {}
+    for keys in (SHORT, min(LONG, backbone.context)):
+        key, value = cache.keys[:, :, :keys], cache.values[:, :, :keys]
+        query = key.new_zeros(1, heads, ROWS, key.shape[-1])
+        mask = key.new_zeros(1, 1, ROWS, key.shape[2])
+        plain, split = (
+            timer(partial(attend, query, key, value, mask))
+            for attend in (tree_attention, split_tree_attention)
+        )
+        gains[keys] = plain / split
+    return min(gains.values()) >= LOSS and max(gains.values()) >= GAIN
 
 
 @cache

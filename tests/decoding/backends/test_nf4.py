@@ -49,9 +49,22 @@ def test_by_default_no_model_has_the_kernel_and_without_one_none_gets_it(folder)
     model = quantised_model(folder["llama"])
     replace_submodules(model)
     assert not any(isinstance(module, nf4.Nf4Linear) for module in model.modules())
-    notes = nf4.replace_where_faster(model, lambda call: pytest.fail("timed what cannot run"))
+    notes = nf4.replace_where_faster(
+        model, lambda call: pytest.fail("timed what cannot run"), 2**40
+    )
     assert notes == ["no kernel of ours for 4-bit products here"]
     assert not any(isinstance(module, nf4.Nf4Linear) for module in model.modules())
+
+
+def quantised_and_merged(folder):
+    model = quantised_model(folder["llama"])
+    replace_submodules(model)
+    return model
+
+
+def bytes_of_tiles(place):
+    tiles = nf4.tiles_of(place[2])
+    return tiles.codes.nbytes + tiles.scales.nbytes
 
 
 def test_it_is_adopted_where_it_measures_faster_and_nowhere_else(folder, monkeypatch):
@@ -73,7 +86,11 @@ def test_it_is_adopted_where_it_measures_faster_and_nowhere_else(folder, monkeyp
 
     monkeypatch.setattr(nf4, "has_kernel", lambda *device: True)
     monkeypatch.setattr(nf4.Nf4Linear, "own", own)
-    notes = nf4.replace_where_faster(model, timer)
+    held = sum(map(bytes_of_tiles, nf4._linears(model)))
+    assert nf4.replace_where_faster(model, timer, 0) == []
+    most = max(bytes_of_tiles(one) for one in nf4._linears(model))
+    assert len(nf4.replace_where_faster(quantised_and_merged(folder), timer, 2 * most)) in (1, 2, 3)
+    notes = nf4.replace_where_faster(model, timer, held)
     layer = model.model.layers[1]
     assert {type(p) for p in (layer.qkv, layer.out, layer.gate_up, layer.down)} == {nf4.Nf4Linear}
     assert layer.qkv.buckets == {32} and len(notes) == 4 and all(": 32" in n for n in notes)

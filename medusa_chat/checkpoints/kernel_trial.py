@@ -1,0 +1,97 @@
+"""Kernel trial: at a load on a CUDA device each of our kernels is tried beside what it would
+replace, and used where its results agree and it is faster."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_chat import paths
+from medusa_chat.checkpoints.devices import describe_device
+from medusa_chat.checkpoints.memory import device_memory
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends import nf4, split_attention
+from medusa_chat.decoding.backends.parity import Timer
+
+FOLDER = "kernels"  # of the state: a file for each kernel that is being tried
+SPARE = 10**9  # bytes that stay free for answers
+REPEATS = 15
+WARM_UPS = 3
+
+
+def try_kernels(backbone: Backbone) -> list[str]:
+    """Let the steps of a backbone on one CUDA device use our kernels where they pay; a sentence for
+    each that was tried.
+
+    A kernel may fail in a way that ends the process. Each trial leaves a mark on disk until it is
+    over; what left one behind is not tried again on this device with this version of torch.
+    """
+    kernels: dict[str, Callable[[Backbone, Timer], list[str]]] = {
+        "nf4-product": _nf4_product,
+        "split-attention": _split_attention,
+    }
+    notes = []
+    for name, attempt in kernels.items():
+        mark = paths.state_dir() / FOLDER / f"{name}.json"
+        with _marked(mark, backbone.device) as is_safe:
+            if is_safe:
+                notes += attempt(backbone, cuda_seconds)
+            else:
+                notes.append(f"{name} is not used: its last trial did not end (see {mark})")
+    return notes
+
+
+def _nf4_product(backbone: Backbone, timer: Timer) -> list[str]:
+    free = device_memory(backbone.device).free - SPARE
+    return nf4.replace_where_faster(backbone.model, timer, free)
+
+
+def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
+    if not split_attention.is_faster(backbone, timer):
+        return []
+    backbone.attend_by(split_attention.NAME)
+    return ["attention over long texts in splits"]
+
+
+@contextmanager
+def _marked(mark: Path, device: torch.device) -> Iterator[bool]:
+    """Whether the last trial on this device came to its end. The mark says that one runs."""
+    here = {"device": describe_device(device), "torch": str(torch.__version__)}
+    if _read(mark) == here:
+        yield False
+        return
+    try:
+        paths.write_text(mark, json.dumps(here))
+    except OSError:
+        yield True  # a disk that is full or read-only: without a mark
+        return
+    yield True  # an error leaves the mark: the device is lost
+    mark.unlink(missing_ok=True)
+
+
+def _read(mark: Path) -> Any:
+    try:
+        return json.loads(mark.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def cuda_seconds(call: Callable[[], Any]) -> float:
+    """Median seconds of a call on the current CUDA device, by its own clock. A buffer larger than
+    its cache is written before each, so that weights come from memory as in a step."""
+    cache = torch.cuda.get_device_properties().L2_cache_size
+    buffer = torch.empty(4 * cache, dtype=torch.uint8, device="cuda")
+    spans = []
+    for _ in range(WARM_UPS + REPEATS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        buffer.zero_()
+        begin.record()
+        call()
+        end.record()
+        spans.append((begin, end))
+    torch.cuda.synchronize()
+    seconds = sorted(begin.elapsed_time(end) / 1e3 for begin, end in spans[WARM_UPS:])
+    return seconds[REPEATS // 2]

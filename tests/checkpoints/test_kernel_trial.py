@@ -1,0 +1,120 @@
+"""The trial of our kernels at a load: what agrees and is faster is used, and a lost device is
+remembered. There is no GPU here: kernels are their torch references, and clocks are scripted."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.engines import decode, engine_of
+from support.families import tiny
+
+from medusa_chat import paths
+from medusa_chat.checkpoints import kernel_trial
+from medusa_chat.decoding.backends import nf4, split_attention
+from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.backends.split_twin import split_attention as twin
+from medusa_chat.decoding.tree import cartesian
+
+KERNELS = "medusa_chat.decoding.backends.kernels.split"
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """The split kernel as its reference -> the numbers of keys it was called with."""
+    keys = []
+
+    def run(query, key, value, mask, scaling):
+        keys.append(key.shape[1])
+        return twin(query, key, value, mask, scaling)
+
+    monkeypatch.setitem(sys.modules, KERNELS, SimpleNamespace(run=run))
+    monkeypatch.setattr(split_attention, "has_kernel", lambda device: True)
+    monkeypatch.setattr(nf4, "has_kernel", lambda *device: True)
+    return keys
+
+
+def clock(monkeypatch, keys, gains):
+    """Seconds of a call: 1 by torch, 1 / gain by the kernel, by the keys that it reads."""
+
+    def seconds(call):
+        before = len(keys)
+        call()
+        return 1.0 if len(keys) == before else 1 / gains[min(keys[-1], 512) == 512]
+
+    monkeypatch.setattr(kernel_trial, "cuda_seconds", seconds)
+    monkeypatch.setattr(split_attention, "SHORT", 64)
+
+
+def marks():
+    return sorted((paths.state_dir() / "kernels").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "is_used"),
+    [(1.0, 1.5, True), (0.9, 1.5, False), (1.0, 1.01, False), (1.0, float("nan"), False)],
+)
+def test_attention_in_splits_is_used_where_it_wins_and_loses_nothing(
+    monkeypatch, kernel, short, long, is_used
+):
+    engine, tree = engine_of(tiny("llama", hidden_size=64), context=600), cartesian(3, 2)
+    wanted = decode(engine, tree=tree)[-1].token_ids
+    clock(monkeypatch, kernel, (short, long))
+    notes = kernel_trial.try_kernels(engine.backbone)
+    assert (notes == ["attention over long texts in splits"]) is is_used
+    assert (engine.backbone.implementation == split_attention.NAME) is is_used
+    kernel.clear()
+    engine.forget()
+    assert decode(engine, tree=tree)[-1].token_ids == wanted
+    assert bool(kernel) is is_used and marks() == []
+
+
+def test_another_attention_than_ours_is_kept(monkeypatch, kernel):
+    backbone = engine_of(tiny("llama", hidden_size=64), "eager", context=600).backbone
+    clock(monkeypatch, kernel, (9, 9))
+    before = backbone.implementation
+    assert kernel_trial.try_kernels(backbone) == [] and backbone.implementation == before
+
+
+def test_a_kernel_that_lost_the_device_is_not_tried_again_there(monkeypatch):
+    backbone = engine_of(tiny("llama")).backbone
+
+    def lose(backbone, timer):
+        raise torch.AcceleratorError("CUDA error: misaligned address")
+
+    monkeypatch.setattr(kernel_trial, "_nf4_product", lose)
+    monkeypatch.setattr(kernel_trial, "_split_attention", lambda *asked: ["tried"])
+    with pytest.raises(torch.AcceleratorError):
+        kernel_trial.try_kernels(backbone)
+    (mark,) = marks()
+    off, other = kernel_trial.try_kernels(backbone)  # in the worker that was started again
+    assert "nf4-product is not used" in off and str(mark) in off and other == "tried"
+    monkeypatch.setattr(kernel_trial, "describe_device", lambda device: "another card")
+    monkeypatch.setattr(kernel_trial, "_nf4_product", lambda *asked: ["tried"])
+    assert kernel_trial.try_kernels(backbone) == ["tried", "tried"] and marks() == []
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "\x00"])
+def test_a_mark_that_cannot_be_read_or_written_is_none(monkeypatch, content):
+    mark = paths.state_dir() / "kernels" / "nf4-product.json"
+    mark.parent.mkdir(parents=True)
+    mark.write_text(content)
+    monkeypatch.setattr(kernel_trial, "_nf4_product", lambda *asked: ["tried"])
+    monkeypatch.setattr(kernel_trial, "_split_attention", lambda *asked: [])
+    backbone = engine_of(tiny("llama")).backbone
+    assert kernel_trial.try_kernels(backbone) == ["tried"] and marks() == []
+
+    def full(*asked):
+        raise OSError(28, "no space")
+
+    monkeypatch.setattr(kernel_trial.paths, "write_text", full)
+    assert kernel_trial.try_kernels(backbone) == ["tried"] and marks() == []
+
+
+def test_a_lost_device_is_no_disagreement(caplog):
+    def lose():
+        raise torch.AcceleratorError("CUDA error: an illegal memory access")
+
+    with pytest.raises(torch.AcceleratorError):
+        agrees("torch", lose, 1.0)
+    assert not caplog.records
