@@ -14,7 +14,7 @@ from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.memory import device_memory
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import nf4, split_attention
-from medusa_chat.decoding.backends.parity import Timer
+from medusa_chat.decoding.backends.parity import Timer, agrees
 
 FOLDER = "kernels"  # of the state: a file for each kernel that is being tried
 SPARE = 10**9  # bytes that stay free for answers
@@ -52,8 +52,12 @@ def _nf4_product(backbone: Backbone, timer: Timer) -> list[str]:
 def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
     if not split_attention.is_faster(backbone, timer):
         return []
+    before = backbone.implementation
     backbone.attend_by(split_attention.NAME)
-    return ["attention over long texts in splits"]
+    if agrees("attention stays in one part", backbone.check, torch.inf):
+        return ["attention over long texts in splits"]
+    backbone.attend_by(before)
+    return []
 
 
 @contextmanager

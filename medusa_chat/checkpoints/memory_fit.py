@@ -62,8 +62,12 @@ class MemoryNeeds:
         """Notes on what a precision does to this model."""
         if precision not in QUANTISED or self.at(precision) is None:
             return ()
+        notes = ()
+        if precision == "int8" and self.device.startswith("cuda"):
+            notes = ("int8 saves memory alone: its products are slower than those in 16 bits",)
         size = 2 * sizes(self.found.weights.config).experts
-        return (f"the experts stay in 16 bits ({gb(size)}): bitsandbytes leaves them",) * (size > 0)
+        experts = f"the experts stay in 16 bits ({gb(size)}): bitsandbytes leaves them"
+        return (*notes, experts) if size else notes
 
     def advice(self, precision: str) -> str:
         """One line: that it does not fit at `precision`, and what would."""

@@ -2,11 +2,12 @@
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8", "nf4")  # what --precision takes
 QUANTISED = ("int8", "nf4")  # by bitsandbytes
-BY_MEMORY = ("bf16", "int8", "nf4")  # what a load may fall back to, the largest first
 
 
 def smaller_precisions(precision: str) -> tuple[str, ...]:
-    """The precisions that take less memory than `precision`, the largest first."""
-    if precision in BY_MEMORY:
-        return BY_MEMORY[BY_MEMORY.index(precision) + 1 :]
-    return BY_MEMORY if precision == "fp32" else BY_MEMORY[1:]
+    """The precisions that a load may fall back to because they take less memory, the largest first.
+    int8 is none: bitsandbytes looks for outliers on the host in each of its products (220 times a
+    step of a 7B model), so that it is slower than 16 bits. It is there for who asks for it."""
+    if precision == "fp32":
+        return "bf16", "nf4"
+    return () if precision == "nf4" else ("nf4",)

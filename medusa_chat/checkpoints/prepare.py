@@ -9,21 +9,16 @@ import torch
 
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.kernel_trial import try_kernels
-from medusa_chat.decoding import attention
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, cuda_graph_trial, native
 from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.linear4 import release
-from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.step_result import StepBackend
-from medusa_chat.errors import UsageError
 from medusa_chat.trees.calibration import Calibration
 
 GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run without CUDA graphs
-STEADY = "MEDUSA_CHAT_STEADY"  # so many rows a pass on a CUDA device (decoding/padded_rows.py)
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # in a config
 
 
 def prepare(
@@ -35,20 +30,14 @@ def prepare(
     is_spread: bool = False,
 ) -> tuple[StepBackend, Sequence[str]]:
     """What runs the steps of the model as a backbone, with submodules replaced by faster ones, and
-    a sentence for each change. is_spread: it lies on several devices, and is left as it is. Raises
-    UsageError for an invalid number of rows in MEDUSA_CHAT_STEADY."""
-    rows, notes = _padded_rows(), list[str]()
-    if rows > 1 and (device.type != "cuda" or is_spread):
-        rows, notes = 1, [f"{STEADY} is ignored: it works only with a model on one CUDA device"]
+    a sentence for each change. is_spread: it lies on several devices, and is left as it is."""
     if is_spread:
-        return TorchStep(Backbone(model, context)), notes  # accelerate's hooks stay
+        return TorchStep(Backbone(model, context)), []  # accelerate's hooks stay
     can_run = native.can_run(model)
     library = native_build.library() if can_run else None
-    notes += replace_submodules(model, packs=library is None)
+    notes = replace_submodules(model, packs=library is None)
     notes += release(model)
-    backbone = _backbone(model, context, rows, library)
-    if rows > 1:
-        notes.append(f"each step has {rows} rows{_rounding(backbone)}")
+    backbone = Backbone(model, context, numbers=None if library is None else native.NUMBERS)
     notes += _use_shortlist(backbone, heads, calibration)
     backend: StepBackend = TorchStep(backbone)
     why = ""
@@ -67,33 +56,6 @@ def prepare(
 def is_native(backend: StepBackend) -> bool:
     """Whether the pass of its steps is our C."""
     return isinstance(backend, native.NativeStep)
-
-
-def _backbone(model: Any, context: int, rows: int, library: ctypes.CDLL | None) -> Backbone:
-    numbers = None if library is None else native.NUMBERS
-    implementation = attention.STEADY if rows > 1 else attention.NAME
-    backbone = Backbone(model, context, implementation, numbers)
-    backbone.rows = rows
-    return backbone
-
-
-def _padded_rows() -> int:
-    """Rows of each pass, from the environment; 1 where none are asked for. Raises UsageError for a
-    number that does not divide the nodes of the largest tree."""
-    asked = os.environ.get(STEADY) or "1"
-    rows = (int(asked) or 1) if asked.isdecimal() and len(asked) < 4 else 0
-    if not rows or MAX_NODES % rows:
-        raise UsageError(f"{STEADY} is {asked[:20]!r}: give a number that divides {MAX_NODES}")
-    return rows
-
-
-def _rounding(backbone: Backbone) -> str:
-    """The effect of padded rows on this model, as the end of a sentence."""
-    if backbone.implementation != attention.STEADY:
-        return "; the attention of its family may still round otherwise in a tree"
-    if any(getattr(backbone.config, name, None) for name in EXPERTS):
-        return "; its experts may still round otherwise in a tree"
-    return ", so that a tree rounds as plain decoding does"
 
 
 def _use_shortlist(

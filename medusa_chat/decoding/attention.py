@@ -1,4 +1,4 @@
-"""The attention functions that we register with transformers: "medusa_tree", "medusa_steady"."""
+"""The attention functions that we register with transformers, "medusa_tree" first of all."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 
 NAME = "medusa_tree"
-STEADY = "medusa_steady"  # see padded_rows.py
-MOST_STEADY = 256  # rows that a step can have
 
 # query, key, value, additive mask or None, scaling -> mixed values; as `tree_attention`
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
@@ -97,22 +95,6 @@ def _double_attention(
     return (torch.softmax(scores, -1) @ value.double()).to(query.dtype)
 
 
-def steady_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None
-) -> Tensor:
-    """`tree_attention` with sums in fp64 on every device: query [1, H, q, D], key and value
-    [1, H_kv, s, D], mask [1, 1, q, s] or None -> [1, q, H, D].
-
-    More rows than a step can have (a prompt) go to `tree_attention` itself.
-    """
-    if mask is None or query.shape[2] > MOST_STEADY:
-        return tree_attention(query, key, value, mask, scaling)
-    heads, rows = query.shape[1], query.shape[2]
-    folded = query[0].unflatten(0, (key.shape[1], -1)).flatten(1, 2)
-    out = _double_attention(folded, key[0], value[0], mask, scaling)
-    return _unfolded(out, heads, rows)
-
-
 OURS: dict[str, Attention] = {}  # by name
 
 
@@ -135,4 +117,3 @@ def register(name: str, attend: Attention) -> None:
 
 
 register(NAME, tree_attention)
-register(STEADY, steady_attention)

@@ -10,7 +10,6 @@ from medusa_chat.decoding.attention import aligned, keep_cudnn_out
 from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.fused_layers import FusedDecoder, lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache
-from medusa_chat.decoding.padded_rows import filled, widened
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
@@ -28,8 +27,8 @@ UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do no
 class Backbone:
     """A causal language model, its KV cache and its masks, for one text at a time.
 
-    The model is stock; attention "medusa_tree" and "medusa_steady" are ours (see attention.py),
-    "sdpa" and "eager" transformers'. Raises ModelError for a family whose attention cannot hold a
+    The model is stock; attention "medusa_tree" is ours (see attention.py), "sdpa" and "eager"
+    transformers'. Raises ModelError for a family whose attention cannot hold a
     tree.
     """
 
@@ -53,7 +52,6 @@ class Backbone:
         self.device, self.dtype = first.device, first.dtype
         keep_cudnn_out(self.device)
         self.numbers = numbers or first.dtype
-        self.rows = 1  # a step's pass has a multiple of so many (padded_rows.py)
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
@@ -82,10 +80,8 @@ class Backbone:
 
     def run_draft(self, draft: Draft) -> tuple[Tensor, Tensor]:
         """One pass over the n nodes of a draft: hidden [n, d] and logits [n, V]."""
-        count = len(draft.tree)
-        tree, tensors = widened(draft.tree, draft.tensors, self.rows)
-        hidden = self.run_tree(filled(draft.tokens, len(tree)), tree, tensors)
-        return hidden[:count], self.lm_head(hidden)[:count]
+        hidden = self.run_tree(draft.tokens, draft.tree, draft.tensors)
+        return hidden, self.lm_head(hidden)
 
     def run_chunk(self, tokens: Tensor) -> Tensor:
         """One causal pass over the next tokens int64 [q] of the text -> hidden [q, d]; the cache is

@@ -100,7 +100,7 @@ class StepProfiler:
         self.lengths = _lengths(engine)
         cache = engine.backbone.cache
         self._ids, self._length = list(engine._ids), cache.length
-        most = len(tree) + -len(tree) % engine.backbone.rows
+        most = len(tree)
         self._kept = {
             start: cache.rows(start, min(start + most, self._length))
             for start in self.lengths

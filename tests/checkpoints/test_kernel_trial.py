@@ -69,6 +69,16 @@ def test_attention_in_splits_is_used_where_it_wins_and_loses_nothing(
     assert bool(kernel) is is_used and marks() == []
 
 
+def test_a_kernel_that_decodes_a_tree_otherwise_is_not_used(monkeypatch, kernel):
+    engine = engine_of(tiny("llama", hidden_size=64), context=600)
+    clock(monkeypatch, kernel, (1, 2))
+    wrong = SimpleNamespace(run=lambda q, k, v, m, s: kernel.append(k.shape[1]) or 2 * q)
+    monkeypatch.setitem(sys.modules, KERNELS, wrong)
+    assert kernel_trial.try_kernels(engine.backbone) == []
+    assert engine.backbone.implementation == "medusa_tree"
+    engine.backbone.check()
+
+
 def test_another_attention_than_ours_is_kept(monkeypatch, kernel):
     backbone = engine_of(tiny("llama", hidden_size=64), "eager", context=600).backbone
     clock(monkeypatch, kernel, (9, 9))

@@ -1,6 +1,7 @@
 """What fits in memory: the estimate against what is held, what is chosen, and what is said."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.memory_estimate import Cpu
 from medusa_chat.checkpoints.memory_fit import MemoryNeeds
+from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native
@@ -96,16 +98,23 @@ def vicuna(free: int | None) -> MemoryNeeds:
 
 @pytest.mark.parametrize(
     ("free", "chosen"),
-    [(24 * GB, "bf16"), (11 * GB, "int8"), (7 * GB, "nf4"), (4 * GB, None), (None, "bf16")],
+    [(24 * GB, "bf16"), (11 * GB, "nf4"), (7 * GB, "nf4"), (4 * GB, None), (None, "bf16")],
 )
 def test_auto_takes_the_largest_precision_that_fits(free, chosen):
     assert vicuna(free).choose("bf16") == chosen
 
 
+def test_int8_is_nobodys_fallback_and_says_its_price_on_a_gpu():
+    assert all("int8" not in smaller_precisions(p) for p in ("fp32", "bf16", "fp16", "int8", "nf4"))
+    assert "slower" in vicuna(24 * GB).remarks("int8")[0]
+    assert vicuna(24 * GB).remarks("nf4") == ()
+    assert replace(vicuna(None), device="cpu").remarks("int8") == ()
+
+
 @pytest.mark.parametrize(
     ("free", "remedy"),
     [
-        (11 * GB, "--precision int8 would fit"),
+        (11 * GB, "--precision nf4 would fit"),
         (7 * GB, "--precision nf4 would fit"),
         (5 * GB, "--precision nf4 --max-context 512 would fit"),
         (1 * GB, "choose a smaller model"),

@@ -155,10 +155,9 @@ class CudaGraphStep:
         return outcome
 
     def _recorded(self, kind: Kind, state: DecodeState, length: int) -> RecordedStep:
-        """The kind's step for the smallest bucket with room for its rows after `length` tokens."""
+        """The kind's step for the smallest bucket with room for its nodes after `length` tokens."""
         capacity = self.backbone.cache.capacity
-        rows, nodes = self.backbone.rows, len(kind.plan.tree)
-        needed = length + nodes + -nodes % rows
+        needed = length + len(kind.plan.tree)
         bucket = min(next((b for b in BUCKETS if b >= needed), capacity), capacity)
         step = kind.steps.get(bucket)
         if step is None:

@@ -8,7 +8,6 @@ from torch import Tensor
 from medusa_chat.decoding.backends.graph_capture import GraphCapture
 from medusa_chat.decoding.backends.torch_step import run_step
 from medusa_chat.decoding.drafters import Draft, Plan
-from medusa_chat.decoding.padded_rows import filled, widened
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import DecodeState, Frame, packed
 
@@ -46,8 +45,7 @@ def kind_of(settings: GenerationSettings) -> tuple[bool, int, float]:
 
 
 class RecordedStep:
-    """Steps of one plan and one rule, for texts of at most `bucket` - rows tokens; rows: the plan's
-    nodes and the rows that pad them (padded_rows.py).
+    """Steps of one plan and one rule, for texts of at most `bucket` tokens with the plan's nodes.
 
     `body` never waits for the device, and every shape is fixed: on CUDA it is one graph, elsewhere
     it is called. Keys and values are read up to `bucket` and masked after the text, so a step's
@@ -69,13 +67,12 @@ class RecordedStep:
         self._backbone, self._state = recorder.backbone, recorder.state
         self._plan, self._answer = plan, state  # of its drafter, rule and details alone
         self._settings: Any = settings  # stands for GenerationSettings
-        backbone, device = recorder.backbone, recorder.backbone.device
-        self._wide, self._beside = widened(plan.tree, plan.tensors, backbone.rows)
-        self._nodes = torch.arange(len(self._wide), device=device)
+        device = recorder.backbone.device
+        self._nodes = torch.arange(len(plan.tree), device=device)
         self._deep = torch.arange(plan.tree.depth + 1, device=device)
         self._columns = torch.arange(bucket, device=device)
         self._places = torch.zeros_like(self._nodes)
-        self._layers = backbone.cache.fixed(self._places, bucket)
+        self._layers = self._backbone.cache.fixed(self._places, bucket)
         self._is_begun = False
         self.replay = recorder.recorded(self.body)
 
@@ -98,18 +95,16 @@ class RecordedStep:
 
     def _run(self, draft: Draft) -> tuple[Tensor, Tensor]:
         """The backbone's pass at the device's own position: see torch_step.Pass."""
-        backbone, cur, count = self._backbone, self._state.cur, len(draft.tree)
+        backbone, cur = self._backbone, self._state.cur
         self._places.copy_(cur + self._nodes)
-        positions = cur + self._beside.depths
+        positions = cur + self._plan.tensors.depths
         masks = {window: self._mask(positions, window) for window in backbone.windows}
-        tokens = filled(draft.tokens, len(self._wide))
-        hidden = backbone.run_fixed(tokens, positions, masks, self._layers)
-        return hidden[:count], backbone.lm_head(hidden)[:count]
+        hidden = backbone.run_fixed(draft.tokens, positions, masks, self._layers)
+        return hidden, backbone.lm_head(hidden)
 
     def _mask(self, positions: Tensor, window: int | None) -> Tensor:
-        """Additive mask [rows, bucket] of positions [rows]: a node sees the text and its
-        ancestors."""
-        tensors, count = self._beside, len(self._wide)
+        """Additive mask [n, bucket] of positions [n]: a node sees the text and its ancestors."""
+        tensors, count = self._plan.tensors, len(self._plan.tree)
         beyond = self._columns - self._state.cur  # 0 at the root's own row
         node = beyond.clamp(0, count - 1)
         seen = tensors.ancestors.index_select(1, node)
