@@ -77,12 +77,13 @@ def difference(device: torch.device, dtype: torch.dtype = torch.float16) -> floa
 
     generator = torch.Generator(device).manual_seed(0)
     worst = 0.0
-    for groups, rows, keys in ((1, 1, 40), (4, 16, 700), (2, 64, 1300)):
+    for groups, rows, keys, width in ((1, 1, 40, 64), (4, 16, 700, 128), (2, 64, 1300, 64)):
 
         def draw(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, device=device).to(dtype)
 
-        query, key, value = draw(2, groups * rows, 64), draw(2, keys, 64), draw(2, keys, 64)
+        sizes = (groups * rows, keys, keys)
+        query, key, value = (draw(2, size, width) for size in sizes)
         mask = torch.zeros(rows, keys, device=device, dtype=dtype)
         for row in range(rows):
             mask[row, keys - rows + row + 1 :] = -torch.inf

@@ -4,12 +4,11 @@ Triton is wanted, but not beside torch: on a machine without a GPU other librari
 compile with it. TRITON_FOLDER names where it lies (`pip install --target`); CI sets it.
 """
 
-import os
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
+from support.triton_folder import triton_or_skip
 
 NF4 = """
 import torch
@@ -40,12 +39,7 @@ for dtype, limit in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
 def test_a_kernel_gives_what_its_twin_gives(program):
     """In a process of its own: Triton asks for its interpreter when it is imported. It multiplies
     no bf16 (it would multiply their bits)."""
-    folder = os.environ.get("TRITON_FOLDER", "")
-    if not folder and find_spec("triton") is None:
-        assert "CI" not in os.environ, "CI has to say where Triton is: TRITON_FOLDER"
-        pytest.skip("needs Triton")
-    places = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": places}
+    environment = triton_or_skip() | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

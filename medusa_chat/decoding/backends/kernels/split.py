@@ -7,7 +7,15 @@ from torch import Tensor
 
 from medusa_chat.decoding.backends.split_twin import SPLIT, merge
 
-ROWS, KEYS = 64, 64  # of one tile
+STAGES = 2  # of keys and values that are in shared memory at once
+TILE_BYTES = 16_384  # of the keys of a tile
+
+
+def tile_of(width: int, itemsize: int) -> tuple[int, int]:
+    """The most rows and the keys of one tile, for heads of `width` numbers of `itemsize` bytes, so
+    that its shared memory is within the 101,376 bytes of the smallest cards (sm_86, 89, 120)."""
+    keys = min(64, TILE_BYTES // (width * itemsize))
+    return min(keys, 64 if itemsize == 2 else 32), keys
 
 
 @triton.jit
@@ -73,14 +81,16 @@ def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float)
     assert query.stride(2) == key.stride(2) == value.stride(2) == mask.stride(1) == 1
     out = torch.empty(parts, heads, total, width, dtype=torch.float32, device=query.device)
     sums = torch.empty(parts, heads, total, 1, dtype=torch.float32, device=query.device)
-    block_rows = max(16, min(ROWS, 1 << (total - 1).bit_length()))
+    most, block_keys = tile_of(width, query.element_size())
+    block_rows = max(16, min(most, 1 << (total - 1).bit_length()))
     _split_kernel[(heads, parts, -(-total // block_rows))](
         *(query, key, value, mask, out, sums, scaling, mask.shape[0], total, keys),
         *(query.stride(0), query.stride(1), key.stride(0), key.stride(1)),
         *(value.stride(0), value.stride(1), mask.stride(0)),
         split=SPLIT,
         block_rows=block_rows,
-        block_keys=KEYS if width <= 128 else 32,
+        block_keys=block_keys,
         width=width,
+        num_stages=STAGES,
     )
     return merge(out, sums).to(query.dtype)

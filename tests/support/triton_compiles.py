@@ -1,0 +1,97 @@
+"""A program that compiles the Triton kernels, as `run` launches them, for GPUs that are not here.
+
+It prints a JSON line for each: [kernel, launch, architecture, bytes of shared memory].
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from medusa_chat.decoding.backends import nf4
+from medusa_chat.decoding.backends.kernels import nf4 as nf4_kernel
+from medusa_chat.decoding.backends.kernels import split
+
+NAMES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.uint8: "u8",
+}
+HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
+SPLIT = [
+    *((HALF, width, cc) for width in (64, 128, 256) for cc in (86, 90)),
+    *((FULL, width, 86) for width in (64, 128, 256)),
+    *((BRAIN, 128, cc) for cc in (80, 89, 120)),
+]
+NF4 = [
+    *((HALF, rows, cc) for rows in (16, 64) for cc in (86, 90)),
+    *((BRAIN, 64, cc) for cc in (80, 89, 120)),
+]
+
+
+class Launches:
+    """Stands for a kernel: keeps the arguments and options of its last launch."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.names = kernel, kernel.arg_names
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self._keep
+
+    def _keep(self, *arguments: Any, **named: Any) -> None:
+        self.values = dict(zip(self.names, arguments, strict=False)) | named
+
+    def shared(self, architecture: int) -> int:
+        """Bytes of shared memory of the last launch on a GPU of compute capability 8.6 for 86."""
+        given = {name: self.values[name] for name in self.names}
+        constants = {p.name for p in self.kernel.params if p.is_constexpr}
+        signature = {n: "constexpr" if n in constants else _type(v) for n, v in given.items()}
+        source = ASTSource(
+            fn=self.kernel,
+            signature=signature,
+            constexprs={name: given[name] for name in constants},
+            attrs={
+                (place,): [["tt.divisibility", 16]]
+                for place, (name, value) in enumerate(given.items())
+                if name not in constants and _is_round(value)
+            },
+        )
+        options = {name: v for name, v in self.values.items() if name not in given}
+        made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+        return int(made.metadata.shared)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"*{NAMES[value.dtype]}"
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def _is_round(value: Any) -> bool:
+    """Whether Triton takes it for divisible by 16, as it does at a launch."""
+    return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+
+
+def compiled() -> Iterator[list[Any]]:
+    """What is printed, line by line."""
+    launches = split._split_kernel = Launches(split._split_kernel)
+    for dtype, width, architecture in SPLIT:
+        query, key = (torch.zeros(2, n, width, dtype=dtype) for n in (64, 512))
+        split.run(query, key, key, torch.zeros(16, 512, dtype=dtype), 0.1)
+        launch = f"{NAMES[dtype]}, width {width}"
+        yield ["split", launch, architecture, launches.shared(architecture)]
+    launches = nf4_kernel._nf4_kernel = Launches(nf4_kernel._nf4_kernel)
+    tiles = nf4.repack(torch.zeros(256 * 256, dtype=torch.uint8), torch.ones(2048), 256, 512)
+    for dtype, rows, architecture in NF4:
+        nf4_kernel.run(tiles, torch.zeros(rows, 512, dtype=dtype), use_prmt=True)
+        yield ["nf4", f"{NAMES[dtype]}, {rows} rows", architecture, launches.shared(architecture)]
+
+
+if __name__ == "__main__":
+    for line in compiled():
+        print(json.dumps(line), flush=True)
