@@ -19,6 +19,7 @@ from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.precision import QUANTISED
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.tokenizer import add_known_template, end_tokens, read_tokenizer
+from medusa_chat.checkpoints.usual_nodes import usual_nodes
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
@@ -26,7 +27,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
 from medusa_chat.trees import tuning_store
-from medusa_chat.trees.auto_tree import auto_tree, default_nodes, tree_facts
+from medusa_chat.trees.auto_tree import auto_tree, expected_tokens, tree_facts
 from medusa_chat.trees.calibration import Calibration
 from medusa_chat.trees.presets import load_tree
 
@@ -82,9 +83,8 @@ def _without_unused_heads(
     count = found.heads.heads
     if request.tree == "auto":
         tuned = tuning_store.read(tuning_key(found.name, plan.precision, plan.device))
-        tree, _ = auto_tree(
-            calibration, count, plan.device, _default_nodes(plan), request.nodes, tuned
-        )
+        usual = _usual_nodes(found, plan, calibration)
+        tree, _ = auto_tree(calibration, count, plan.device, usual, request.nodes, tuned)
     else:
         tree = load_tree(request.tree, request.nodes)
     if not 1 <= tree.depth < count:
@@ -136,7 +136,7 @@ def _loaded_model(
     calibration: Calibration | None,
 ) -> tuple[LoadedModel, Tree]:
     """The model with all that is told of it, and its auto tree."""
-    usual, heads = _default_nodes(plan), parts.head_count
+    usual, heads = _usual_nodes(found, plan, calibration), parts.head_count
     tuned = tuning_store.read(tuning_key(found.name, plan.precision, plan.device), parts.parameters)
     tree, why = auto_tree(calibration, heads, plan.device, usual, tuned=tuned)
     backbone = engine.backbone
@@ -164,8 +164,14 @@ def _loaded_model(
     return loaded, tree
 
 
-def _default_nodes(plan: DevicePlan) -> int:
-    return default_nodes(plan.device, plan.precision, plan.is_native)
+def _usual_nodes(
+    found: Checkpoint, plan: DevicePlan, calibration: Calibration | None
+) -> tuple[int, str]:
+    heads, parameters = (found.heads.heads, found.heads.parameters) if found.heads else (0, 0)
+    return usual_nodes(
+        *(plan.device, plan.precision, plan.is_native, found.weights.config),
+        *(expected_tokens(calibration, heads), parameters),
+    )
 
 
 def tuning_key(name: str, precision: str, device: torch.device) -> tuning_store.TuningKey:

@@ -23,7 +23,7 @@ class LoadedModel:
     texts: TokenTexts
     calibration: Calibration | None
     info: ModelInfo
-    usual_nodes: int  # of its auto tree until it is tuned
+    usual: tuple[int, str]  # nodes of its auto tree until it is tuned, and why (usual_nodes.py)
     said: tuple[str, list[int]] = ("", [])  # the last text as a whole and its exact ids
     stored: Calibration | None = None  # the checkpoint's own, while a personal tree stands above it
     tuned: Tuning | None = None
@@ -38,6 +38,6 @@ class LoadedModel:
         takes as long as to read a short prompt. Raises UsageError for more than the tree has."""
         if nodes not in self.trees:
             heads, device = self.info.heads, self.engine.backbone.device
-            known = self.calibration, heads, device, self.usual_nodes
+            known = self.calibration, heads, device, self.usual
             self.trees[nodes] = auto_tree(*known, nodes, self.tuned)
         return self.trees[nodes]

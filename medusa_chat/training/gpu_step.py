@@ -13,17 +13,14 @@ the weights are written out in 16 bits and read again in every step.
 from dataclasses import dataclass
 from typing import Literal
 
+from medusa_chat.checkpoints.gpus import KERNEL_SECONDS, SMALL_KERNELS
+from medusa_chat.checkpoints.memory_estimate import LINEAR
 from medusa_chat.training.hardware import BYTES, SHAPES, Gpu, ModelShape, attention, linear
 
 Precision = Literal["fp16", "4 bit"]
 PRECISIONS: tuple[Precision, ...] = ("fp16", "4 bit")
 
-SHARE = 0.9  # of the bandwidth: what large reads reach on these cards
-PEAK_SHARE = 0.75  # of the FLOP/s
-NF4_BYTES = 0.516  # of a weight, its scales included
 HEADS = 5  # Medusa heads with LM heads of their own, as published; they run on one row
-SMALL_KERNELS = 13  # of a layer, between its products
-KERNEL_SECONDS = 2e-6
 
 # The most rows whose products read packed weights, by (q, k, v), o, (up, gate) and down: what
 # bitsandbytes' own rule says of each GPU's number of multiprocessors, for 7B, 13B and 33B.
@@ -70,7 +67,7 @@ def step_time(
     heads = HEADS if nodes > 1 else 0
     return StepTime(
         products=shape.layers * sum(seconds for seconds, _ in linears),
-        attention=shape.layers * 2 * _seconds(gpu, seen.flops, BYTES * seen.values),
+        attention=shape.layers * 2 * gpu.seconds(seen.flops, BYTES * seen.values),
         lm_head=_dense(gpu, nodes, hidden, words),
         heads=heads * (_dense(gpu, 1, hidden, hidden) + _dense(gpu, 1, hidden, words)),
         kernels=shape.layers * SMALL_KERNELS * KERNEL_SECONDS,
@@ -96,17 +93,12 @@ def _linear(
         return _dense(gpu, rows, inputs, outputs), 0.0
     work, weights = linear(rows, inputs, outputs), inputs * outputs
     if rows <= most:
-        moved = BYTES * (work.values - weights) + NF4_BYTES * weights
-        return _seconds(gpu, work.flops, moved), 0.0
-    unpacking = _seconds(gpu, 0.0, (NF4_BYTES + BYTES) * weights)
+        moved = BYTES * (work.values - weights) + LINEAR["nf4"] * weights
+        return gpu.seconds(work.flops, moved), 0.0
+    unpacking = gpu.seconds(0.0, (LINEAR["nf4"] + BYTES) * weights)
     return _dense(gpu, rows, inputs, outputs), unpacking
 
 
 def _dense(gpu: Gpu, rows: int, inputs: int, outputs: int) -> float:
     work = linear(rows, inputs, outputs)
-    return _seconds(gpu, work.flops, BYTES * work.values)
-
-
-def _seconds(gpu: Gpu, flops: float, moved: float) -> float:
-    """By the roofline, at what a GPU reaches of its data sheet. moved: bytes."""
-    return max(flops / (PEAK_SHARE * gpu.flops), moved / (SHARE * gpu.bandwidth))
+    return gpu.seconds(work.flops, BYTES * work.values)

@@ -10,32 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log
 
+from medusa_chat.checkpoints.gpus import GPUS as GPUS
+from medusa_chat.checkpoints.gpus import Gpu as Gpu
+
 BYTES = 2  # of a value
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """flops: the peak of dense 16-bit products with 32-bit sums, in FLOP/s; bandwidth: in bytes/s;
-    both from the vendor's data sheet."""
-
-    name: str
-    flops: float
-    bandwidth: float
-
-
-GPUS = tuple(
-    Gpu(name, tera * 1e12, giga * 1e9)
-    for name, tera, giga in (
-        ("RTX 3090", 71, 936),
-        ("RTX 4090", 165, 1008),
-        ("RTX 5090", 210, 1792),
-        ("A40", 150, 696),
-        ("A6000", 155, 768),
-        ("A100-80GB-PCIe", 312, 1935),
-        ("H100", 989, 3350),
-        ("H200", 989, 4800),
-    )
-)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from medusa_chat.decoding.accept_length import Accuracies
+from medusa_chat.decoding.accept_length import Accuracies, expected_lengths
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import TreeFacts
@@ -23,14 +23,14 @@ def auto_tree(
     calibration: Calibration | None,
     heads: int,
     device: "torch.device",
-    usual: int,
+    usual: tuple[int, str],
     nodes: int | None = None,
     tuned: Tuning | None = None,
 ) -> tuple[Tree, str]:
     """The tree of `--tree auto` and why: the checkpoint's calibrated tree, else a published one,
     pruned to the number of heads and cut to `nodes`; without `nodes` to the size that pays best by
-    the tuner's measured costs, and before the tuner ran to `usual` nodes. Raises UsageError for
-    more nodes than the tree has.
+    the tuner's measured costs, and before the tuner ran to the `usual` nodes for their reason.
+    Raises UsageError for more nodes than the tree has.
     """
     origin = calibration.origin if calibration else "the published mc_sim_7b_63"
     source = source_tree(calibration, heads)
@@ -44,16 +44,14 @@ def auto_tree(
         if found is not None:
             why += f"; each step drafts what the heads are sure of, among {len(found)} nodes"
         return tree, why
-    tree = source.head(nodes or usual)
-    return tree, f"{origin}, {len(tree)} nodes for {device.type}"
+    count, why = (nodes, f"for {device.type}") if nodes else usual
+    tree = source.head(count)
+    return tree, f"{origin}, {len(tree)} nodes {why}"
 
 
-def default_nodes(device: "torch.device", precision: str, is_native: bool) -> int:
-    """Nodes of the auto tree before the tuner measured step costs: 4 on a CPU in fp32 or with the
-    C step, where each row costs its full computation, else 16; on a GPU 64, at 4 bit 32."""
-    if device.type == "cpu":
-        return 4 if is_native or precision == "fp32" else 16
-    return 32 if precision == "nf4" else 64
+def expected_tokens(calibration: Calibration | None, heads: int) -> tuple[float, ...]:
+    """Tokens a step with the first 1, 2, ... nodes of the whole tree that auto cuts."""
+    return expected_lengths(source_tree(calibration, heads), rank_accuracies(calibration))
 
 
 def candidates(

@@ -223,7 +223,7 @@ def test_explicit_nodes_and_trees_are_left_alone(monkeypatch, loaded):
 
 
 def test_without_a_tuning_auto_is_what_it_was(loaded):
-    tree, why = auto_tree(None, 3, CPU, 4)
+    tree, why = auto_tree(None, 3, CPU, (4, "for cpu"))
     assert len(tree) == 4 and "4 nodes for cpu" in why
     assert tuner.budget_of(loaded, GenerationSettings()) is None
 
@@ -231,7 +231,7 @@ def test_without_a_tuning_auto_is_what_it_was(loaded):
 def test_too_many_nodes_are_still_refused_with_a_tuning():
     found = tuning_store.Tuning(PLACE, 1, costs_of(0.01), "2026-01-01")
     with pytest.raises(UsageError, match="nodes"):
-        auto_tree(None, 3, CPU, 4, 200, found)
+        auto_tree(None, 3, CPU, (4, "for cpu"), 200, found)
 
 
 def test_a_long_context_is_named_where_its_choice_is_another():

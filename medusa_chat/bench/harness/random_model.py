@@ -13,12 +13,13 @@ from medusa_chat.checkpoints.devices import choose_device, choose_precision
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.prepare import is_native, prepare
+from medusa_chat.checkpoints.usual_nodes import usual_nodes
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, ModelInfo
-from medusa_chat.trees.auto_tree import auto_tree, default_nodes
+from medusa_chat.trees.auto_tree import auto_tree, expected_tokens
 
 CONTEXT = 8192
 
@@ -62,7 +63,10 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         parameters = sum(p.numel() for p in model.parameters())
         context = min(request.max_context or CONTEXT, shape.context)
         backend, notes = prepare(model, heads, device, context)
-    usual = default_nodes(device, precision, is_native(backend))
+    usual = usual_nodes(
+        *(device, precision, is_native(backend), model.config.to_dict()),
+        *(expected_tokens(None, shape.heads), sum(p.numel() for p in heads.parameters())),
+    )
     tree, why = auto_tree(None, shape.heads, device, usual)
     info = ModelInfo(
         name=name,

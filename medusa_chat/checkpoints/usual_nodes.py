@@ -1,0 +1,59 @@
+"""How many nodes the auto tree has before step times were measured: on a GPU by its roofline."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from medusa_chat.checkpoints.gpus import KERNEL_SECONDS, SMALL_KERNELS, Gpu, gpu_of
+from medusa_chat.checkpoints.memory_estimate import LINEAR, PLAIN, Sizes, sizes
+from medusa_chat.decoding.step_costs import StepCosts, pick
+from medusa_chat.errors import ModelError
+
+MODELLED = (1, 4, 8, 16, 32, 64)  # nodes
+LEAST = 4  # also where plain decoding looks faster: a second later the tuner has measured
+CAUTIOUS = 16  # where the device or the model is not known well enough
+FUSED_ROWS = 32  # most rows that bitsandbytes multiplies with packed weights on all of these GPUs
+
+
+def usual_nodes(
+    device: torch.device,
+    precision: str,
+    is_native: bool,
+    config: Mapping[str, Any],
+    expected: Sequence[float],
+    head_parameters: int,
+) -> tuple[int, str]:
+    """Nodes of the auto tree, and the reason as the end of a sentence.
+
+    On a CPU few in fp32 and with the pass in C, where each row costs its whole computation. On a
+    GPU those with the most tokens a second, by the time that weights and products take of a step.
+    config: the backbone's. expected[m - 1]: tokens a step with m nodes. head_parameters: of the
+    Medusa heads."""
+    if device.type == "cpu":
+        return (4 if is_native or precision == "fp32" else 16), "for cpu"
+    gpu = gpu_of(torch.cuda.get_device_properties(device)) if device.type == "cuda" else None
+    try:
+        size = sizes(config)
+    except ModelError:
+        gpu = None
+    if gpu is None or size.experts:  # a tree's rows go to more experts than one row
+        return CAUTIOUS, f"for {device.type}, as step times cannot be told before they are measured"
+    seconds = tuple(_seconds(gpu, size, precision, m, head_parameters) for m in MODELLED)
+    best = pick(StepCosts(MODELLED, (1,), (seconds,)), expected, 1)
+    return max(LEAST, best.nodes), f"by the bandwidth and arithmetic of {gpu.name}"
+
+
+def _seconds(gpu: Gpu, size: Sizes, precision: str, nodes: int, head_parameters: int) -> float:
+    """A step of `nodes` nodes by the roofline; attention, which depends on the text, left out."""
+    plain = PLAIN[precision]
+    linears = gpu.seconds(2.0 * size.linears * nodes, LINEAR[precision] * size.linears)
+    if LINEAR[precision] < 1 and nodes > FUSED_ROWS:  # written out in 16 bits, and read again
+        linears = gpu.seconds(2.0 * size.linears * nodes, plain * size.linears)
+        linears += gpu.seconds(0.0, (LINEAR[precision] + plain) * size.linears)
+    words = size.vocabulary * size.hidden
+    step = linears + gpu.seconds(2.0 * words * nodes, plain * words)
+    if nodes > 1:  # heads without an LM head of their own read the backbone's
+        read = head_parameters if head_parameters > words else head_parameters + words
+        step += gpu.seconds(2.0 * read, plain * read)
+    return step + size.layers * SMALL_KERNELS * KERNEL_SECONDS

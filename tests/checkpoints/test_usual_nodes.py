@@ -1,0 +1,106 @@
+"""How many nodes a model starts with on a GPU: by its data sheet, and never by a constant alone."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.inspected import VICUNA
+
+from medusa_chat.checkpoints import usual_nodes as usual
+from medusa_chat.checkpoints.gpus import GPUS, Gpu, gpu_of
+from medusa_chat.trees.auto_tree import auto_tree, expected_tokens
+
+CUDA, CPU, MPS = (torch.device(name) for name in ("cuda", "cpu", "mps"))
+OWN_LM_HEADS = 5 * (4096 * 4096 + 4096 * 32000)
+
+
+def card(name, capability=(8, 6), count=28, clock=1_777_000, memory=7_501_000, width=192):
+    """What torch tells of a card; an RTX 3060 where nothing else is said."""
+    major, minor = capability
+    known = {"name": name, "major": major, "minor": minor, "multi_processor_count": count}
+    clocks = {"clock_rate": clock, "memory_clock_rate": memory, "memory_bus_width": width}
+    return SimpleNamespace(**known, **{k: v for k, v in clocks.items() if v is not None})
+
+
+def nodes_on(monkeypatch, properties, precision, config=VICUNA, device=CUDA, heads=OWN_LM_HEADS):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    expected = expected_tokens(None, 5)
+    return usual.usual_nodes(device, precision, False, config, expected, heads)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "least", "most"),
+    [
+        ("NVIDIA GeForce RTX 3060", "nf4", 8, 16),
+        ("NVIDIA GeForce RTX 3090", "fp16", 32, 64),
+        ("NVIDIA GeForce RTX 4090", "nf4", 16, 32),
+        ("NVIDIA A100-SXM4-80GB", "fp16", 64, 64),
+        ("NVIDIA H100 80GB HBM3", "fp16", 64, 64),
+        ("NVIDIA H200", "bf16", 64, 64),
+    ],
+)
+def test_a_7b_starts_with_what_its_card_can_pay(monkeypatch, name, precision, least, most):
+    nodes, why = nodes_on(monkeypatch, card(name), precision)
+    assert least <= nodes <= most
+    assert why.startswith("by the bandwidth and arithmetic of ")
+    tree, words = auto_tree(None, 5, CUDA, (nodes, why))
+    assert len(tree) == nodes and f"{nodes} nodes by the bandwidth" in words
+
+
+@pytest.mark.parametrize("precision", ["fp16", "nf4", "int8"])
+def test_less_arithmetic_never_means_more_nodes(precision):
+    expected, found = expected_tokens(None, 5), []
+    for flops in (1e12, 5e12, 20e12, 80e12, 300e12, 1e15):
+        asked = (Gpu("a card", flops, 1e12), usual.sizes(VICUNA), precision)
+        seconds = tuple(usual._seconds(*asked, m, OWN_LM_HEADS) for m in usual.MODELLED)
+        costs = usual.StepCosts(usual.MODELLED, (1,), (seconds,))
+        found.append(usual.pick(costs, expected, 1).nodes)
+    assert found == sorted(found) and len(set(found)) > 2
+
+
+@pytest.mark.parametrize(
+    ("properties", "tera", "giga"),
+    [
+        (card("NVIDIA GeForce RTX 3060"), 25.5, 360),
+        (
+            card("NVIDIA GeForce RTX 4090 Laptop GPU", (8, 9), 76, 2_040_000, 9_001_000, 256),
+            79,
+            576,
+        ),
+        (card("NVIDIA GeForce RTX 4090 D", (8, 9)), 165, 1008),
+        (card("NVIDIA RTX A6000"), 155, 768),
+        (card("NVIDIA A40"), 150, 696),
+        (card("Tesla T4", (7, 5), 40, 1_590_000, 5_001_000, 256), 32.6, 320),
+    ],
+)
+def test_a_card_is_known_by_its_name_or_its_clocks(properties, tera, giga):
+    found = gpu_of(properties)
+    assert found.flops == pytest.approx(tera * 1e12, rel=0.02)
+    assert found.bandwidth == pytest.approx(giga * 1e9, rel=0.02)
+
+
+def test_every_named_card_is_found_under_nvidias_names():
+    names = ("GeForce RTX 3090", "GeForce RTX 4090", "GeForce RTX 5090", "A40", "RTX A6000")
+    names += ("A100 80GB PCIe", "H100 PCIe", "H200")
+    assert [gpu_of(card(f"NVIDIA {name}")) for name in names] == list(GPUS)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [card("A4000", clock=None), card("new", (13, 0)), card("RTX 4090 Laptop GPU", memory=0)],
+)
+def test_what_is_not_known_starts_cautiously_and_says_so(monkeypatch, properties):
+    assert gpu_of(properties) is None
+    nodes, why = nodes_on(monkeypatch, properties, "fp16")
+    assert nodes == usual.CAUTIOUS and why.startswith("for cuda, as step times cannot be told")
+    experts = VICUNA | {"num_local_experts": 8}
+    assert nodes_on(monkeypatch, card("NVIDIA H100"), "fp16", experts)[0] == usual.CAUTIOUS
+    assert nodes_on(monkeypatch, card("NVIDIA H100"), "fp16", {})[0] == usual.CAUTIOUS
+    assert nodes_on(monkeypatch, None, "fp16", device=MPS)[0] == usual.CAUTIOUS
+
+
+def test_a_cpu_starts_with_few(monkeypatch):
+    expected = expected_tokens(None, 3)
+    for precision, is_native, nodes in (("fp32", False, 4), ("bf16", True, 4), ("bf16", False, 16)):
+        found = usual.usual_nodes(CPU, precision, is_native, VICUNA, expected, 0)
+        assert found == (nodes, "for cpu")
