@@ -171,13 +171,11 @@ def drafting(draft: Any, tokens: int) -> Iterator[dict[str, Any]]:
         logging.set_verbosity(level)
 
 
-def compiled(context: BenchContext, longest: int) -> dict[str, Any]:
-    """Options of `generate` with a static cache and a compiled step, on a CPU as well, for prompts
-    of at most `longest` tokens."""
-    on_cuda = context.loaded.engine.backbone.device.type == "cuda"
-    config = CompileConfig(mode="reduce-overhead" if on_cuda else "default")
+def compiled(device: torch.device, room: int) -> dict[str, Any]:
+    """Options of `generate` with a static cache and a compiled step, on a CPU as well. room: most
+    tokens of prompt and answer."""
+    config = CompileConfig(mode="reduce-overhead" if device.type == "cuda" else "default")
     config._compile_all_devices = True
-    room = longest + context.max_new_tokens
     return {"cache_implementation": "static", "max_cache_len": room, "compile_config": config}
 
 

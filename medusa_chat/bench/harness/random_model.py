@@ -26,7 +26,8 @@ CONTEXT = 8192
 
 @dataclass(frozen=True)
 class RandomModel:
-    """The sizes of a Llama. heads: Medusa heads of one layer that share the LM head."""
+    """The sizes of a Llama. heads: Medusa heads of one layer. own_lm: each has an LM head of its
+    own, as published heads have; else they share the backbone's."""
 
     name: str
     hidden: int
@@ -37,6 +38,7 @@ class RandomModel:
     vocabulary: int
     context: int
     heads: int = 5
+    own_lm: bool = False
 
 
 SHAPES = {
@@ -59,7 +61,7 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
     with refuse_out_of_memory(
         lambda: f"{name} does not fit on {device} at {precision}: give fewer --layers"
     ):
-        model, heads = _random_weights(shape, device, dtype)
+        model, heads = random_weights(shape, device, dtype)
         parameters = sum(p.numel() for p in model.parameters())
         context = min(request.max_context or CONTEXT, shape.context)
         backend, notes = prepare(model, heads, device, context)
@@ -101,7 +103,7 @@ def llama_config(shape: RandomModel, **others: Any) -> LlamaConfig:
     )
 
 
-def _random_weights(
+def random_weights(
     shape: RandomModel, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, MedusaHeads]:
     """The model and its heads, made on the device without a copy in main memory."""
@@ -110,9 +112,16 @@ def _random_weights(
     model = empty.to(dtype).to_empty(device=device).eval()
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config).to(device)
     _fill(model.named_parameters())
-    heads = MedusaHeads(shape.heads, shape.hidden, dtype=dtype).to(device)
+    return model, random_heads(shape, device, dtype)
+
+
+def random_heads(shape: RandomModel, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
+    """Its Medusa heads, on the device."""
+    vocabulary = shape.vocabulary if shape.own_lm else None
+    with torch.device(device):
+        heads = MedusaHeads(shape.heads, shape.hidden, vocabulary=vocabulary, dtype=dtype)
     _fill(heads.named_parameters())
-    return model, heads
+    return heads
 
 
 def _held_bytes(backbone: Backbone, model: Any, heads: MedusaHeads) -> int:

@@ -54,7 +54,8 @@ def hf_contestants(context: BenchContext, longest: int, compiles: bool) -> Itera
         if draft is not None:
             yield _assisted(f"generate-{dtype}-assisted", baseline, draft)
         if compiles:  # last, on the same model: a compiled step needs a static cache
-            options = compiled(context, longest)
+            room = longest + context.max_new_tokens
+            options = compiled(context.loaded.engine.backbone.device, room)
             yield _generate(f"generate-{dtype}-static", baseline, **options)
             if most_threads() != threads:
                 name = f"generate-{dtype}-static-{most_threads()}-threads"

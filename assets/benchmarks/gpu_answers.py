@@ -1,0 +1,32 @@
+"""Answers of gpu.py's models to token ids, and where two of them part."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import Tree
+
+
+def prompt_of(engine: Engine, length: int) -> list[int]:
+    """A made-up prompt."""
+    return [(7 * i + 3) % engine.backbone.vocabulary for i in range(length)]
+
+
+def events_of(
+    engine: Engine, ids: Sequence[int], tree: Tree, count: int, temperature: float = 0.0
+) -> list[Any]:
+    """The events of an answer of at most `count` tokens, with the details that users get. A tree of
+    one node is plain decoding."""
+    drafter = "medusa" if len(tree) > 1 else "none"
+    settings = GenerationSettings(drafter, temperature=temperature, max_new_tokens=count, seed=0)
+    return list(engine.generate(ids, engine.drafter(settings, tree), settings))
+
+
+def parted_at(ours: Sequence[int], others: Sequence[int]) -> int | None:
+    """The first place at which two answers differ, one that ends there included; None: nowhere."""
+    for place, (a, b) in enumerate(zip_longest(ours, others)):
+        if a != b:
+            return place
+    return None

@@ -1,0 +1,118 @@
+"""The runner of gpu.py: every part in a process of its own, within its time; JSON after each."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, strftime
+from typing import Any
+
+from gpu_part import written
+
+CHILD = Path(__file__).parent / "gpu_part.py"
+DONE, NOT_RUN = "done", "not run: time was up"
+LEAST = 1 / 3  # a part begins only where so much of its time limit is left
+SAID = 2000  # characters of what a part printed that are kept
+
+
+@dataclass(frozen=True)
+class Part:
+    """call: "module:function", a generator of (name, value) in a file beside this one. seconds: its
+    time limit. options: of the function. needs: packages without which it is left out."""
+
+    name: str
+    call: str
+    seconds: float
+    options: dict[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+
+
+def run_parts(
+    parts: Sequence[Part],
+    out: Path,
+    options: dict[str, Any],
+    minutes: float,
+    progress: Callable[[str], None],
+) -> Iterator[dict[str, Any]]:
+    """Run parts in order -> after each the report so far, which is in the file `out` by then.
+    options: fields of gpu_part.Bench. minutes: for all parts."""
+    end = monotonic() + 60 * minutes
+    report: dict[str, Any] = {"began": strftime("%Y-%m-%dT%H:%M:%S%z"), **options, "parts": {}}
+    with tempfile.TemporaryDirectory(prefix="medusa-chat-gpu-") as folder:
+        environment = _environment(Path(folder), options["is_dry"])
+        for part in parts:
+            left = end - monotonic()
+            if left < part.seconds * LEAST:
+                found: dict[str, Any] = {"outcome": NOT_RUN}
+            else:
+                progress(f"{part.name} ...")
+                limit = min(part.seconds, left)
+                found = _run(part, options, report["parts"], Path(folder), limit, environment)
+            progress(f"{part.name}: {found['outcome']}, {found.get('seconds', 0)} s")
+            report["parts"][part.name] = found
+            written(out, report)
+            yield report
+
+
+def _environment(folder: Path, is_dry: bool) -> dict[str, str]:
+    """Nothing is kept beyond the run nor fetched; a dry run computes as on a GPU, without our C."""
+    fixed = {
+        "MEDUSA_CHAT_DATA_DIR": str(folder / "data"),
+        "HF_HUB_OFFLINE": "1",
+        "KINETO_LOG_LEVEL": "99",  # the profiler tells every begin and end
+    }
+    return os.environ | fixed | ({"MEDUSA_CHAT_NATIVE": "0"} if is_dry else {})
+
+
+def _run(
+    part: Part,
+    options: dict[str, Any],
+    known: dict[str, Any],
+    folder: Path,
+    limit: float,
+    environment: dict[str, str],
+) -> dict[str, Any]:
+    """A part in a process of its own -> how it ended, its seconds, what it found until then and, if
+    it printed anything, the end of that."""
+    into, before, said = (folder / f"{part.name}.{kind}" for kind in ("json", "known", "said"))
+    written(before, {name: one.get("found", {}) for name, one in known.items()})
+    asked = json.dumps([part.call, options, part.options, part.needs])
+    began = monotonic()
+    with open(said, "wb") as stream:
+        child = subprocess.Popen(
+            [sys.executable, CHILD, asked, before, into],
+            **{"stdout": stream, "stderr": stream, "stdin": subprocess.DEVNULL},
+            **{"env": environment, "start_new_session": True},
+        )
+        try:
+            outcome = _outcome(child.wait(limit))
+        except subprocess.TimeoutExpired:
+            outcome = f"stopped at its time limit of {limit:.0f} s"
+        finally:
+            if child.poll() is None:
+                _end(child)
+    found: dict[str, Any] = {"outcome": outcome, "seconds": round(monotonic() - began, 1)}
+    if into.exists():
+        found |= json.loads(into.read_text("utf-8"))
+    if text := said.read_text("utf-8", "replace").strip():
+        found["said"] = text[-SAID:]
+    return found
+
+
+def _outcome(code: int) -> str:
+    if code == 0:
+        return DONE
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else "failed"
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill the process and those that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
