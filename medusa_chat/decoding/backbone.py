@@ -48,7 +48,8 @@ class Backbone:
         self.attend_by(implementation)
         self.decoder: Any = lean_decoder(self.model.get_decoder(), implementation)
         self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
-        first = next(p for p in model.parameters() if p.device.type != "meta")  # not offloaded
+        parameters = list(model.parameters())
+        first = next((p for p in parameters if not p.is_meta), parameters[0])  # not offloaded
         self.device, self.dtype = first.device, first.dtype
         keep_cudnn_out(self.device)
         self.numbers = numbers or first.dtype
