@@ -10,6 +10,7 @@ const redrawn = new MutationObserver(() => {
   addBare();
 });
 let isFollowing = false;
+let following = null; // what ends the stream
 let said = "";
 let drawn = ""; // what there was of it when it was drawn
 let writing = 0; // the timer of the next one
@@ -19,13 +20,15 @@ async function follow(key) {
   if (isFollowing) return;
   isFollowing = true;
   let isWhole = false;
+  following = new AbortController();
   try {
     const root = ((window.gradio_config || {}).root || "").replace(/\/$/, "");
     const headers = { "x-medusa-tab": key };
-    const answer = await fetch(`${root}/live`, { headers, cache: "no-store" });
+    const { signal } = following;
+    const answer = await fetch(`${root}/live`, { headers, signal, cache: "no-store" });
     if (answer.ok) isWhole = await read(answer.body.getReader());
   } catch {
-    // the connection is gone: what is there now is looked at below
+    // the connection is gone, or was ended: what is there now is looked at below
   }
   isFollowing = false;
   tell("medusa-end");

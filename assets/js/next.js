@@ -4,6 +4,8 @@
 const root = element.querySelector(".next-block") || element;
 let seen = "";
 let asked = 0;
+let newest = 0; // of the views that came
+let mine = ""; // the key of this tab, which counts them
 
 function line(text, place) {
   const row = document.createElement("div");
@@ -43,7 +45,11 @@ function show() {
   const value = props.value || "";
   if (!value || value === seen) return;
   seen = value;
-  const { pending, ask, number, conversation, guest, key, is_demo } = JSON.parse(value);
+  const { pending, ask, number, conversation, guest, key, is_demo, view } = JSON.parse(value);
+  if (key !== mine) [mine, newest] = [key, 0];
+  // it came late, and has put older things in the place of what the stream brought
+  if (view && view < newest) following?.abort();
+  newest = Math.max(newest, view);
   if (conversation) keep(conversation, guest);
   root.replaceChildren(...pending.map(line));
   if (pending.length && window.medusaShow.isOn()) root.append(skipButton());

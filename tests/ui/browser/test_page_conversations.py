@@ -10,6 +10,7 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.ui.app import PageOptions, open_page
 
 ROWS = "n => document.querySelectorAll('#history .message-row').length === n"
+TEXT = "() => document.querySelector('#live-text .md')?.textContent"
 LISTED = """titles => JSON.stringify([...document.querySelectorAll('.talk-title')]
   .map(node => node.textContent)) === JSON.stringify(titles)"""
 LAST_STEP = "() => document.querySelector('#tree').innerText.includes('step 12 / 12')"
@@ -199,7 +200,31 @@ def test_one_comes_back_to_an_answer_that_runs(tab, served):
     listed(tab, "still running")
     open_listed(tab, "still running")
     tab.wait_for_selector("#stop", state="visible")
-    tab.wait_for_function("() => document.querySelector('#live-text .md')?.textContent")
+    tab.wait_for_function(TEXT)
+    served.runner.hold_at = None
+    wait_end(tab)
+    tab.wait_for_function(ROWS, arg=2)
+
+
+def test_a_view_that_comes_late_leaves_the_answer_that_runs_on_the_page(tab, served):
+    served.runner.hold_at = 3
+    send(tab, "overtaken")
+    new_chat(tab)
+    listed(tab, "overtaken")
+    held = []
+
+    def hold(route):
+        if held or '"event_data":{"id"' not in (route.request.post_data or ""):
+            return route.continue_()
+        held.append((route, route.fetch()))  # answered by the server, not yet by the network
+
+    tab.route("**/run/predict", hold)
+    row(tab, "overtaken").locator(".talk-open").click()
+    tab.wait_for_function(TEXT)
+    (route, answer), *_ = held
+    route.fulfill(response=answer)
+    tab.wait_for_function("() => document.querySelector('#chat-title').textContent === 'overtaken'")
+    tab.wait_for_function(TEXT)
     served.runner.hold_at = None
     wait_end(tab)
     tab.wait_for_function(ROWS, arg=2)
