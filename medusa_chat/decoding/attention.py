@@ -19,11 +19,11 @@ def tree_attention(
 ) -> Tensor:
     """Attention of query [1, H, q, D] over keys and values [1, H_kv, s, D] -> [1, q, H, D].
 
-    mask: additive [1, 1, q, s], or None for a causal pass over q = s rows. Grouped keys
-    are never repeated nor expanded: the queries of a group stand below each other as rows (keys of
-    stride 0 with a mask gave wrong numbers on CUDA: pytorch issue 191937). On a CPU in half
-    precision the sums are taken in fp64, so that a row gives the same bits whatever rows stand
-    beside it: a tree then decodes to plain decoding's tokens.
+    mask: additive [1, 1, q, s], or `fold`ed already, or None for a causal pass over q = s rows.
+    Grouped keys are never repeated nor expanded: the queries of a group stand below each other as
+    rows (keys of stride 0 with a mask gave wrong numbers on CUDA: pytorch issue 191937). On a CPU
+    in half precision the sums are taken in fp64, so that a row gives the same bits whatever rows
+    stand beside it: a tree then decodes to plain decoding's tokens.
     """
     heads, rows = query.shape[1], query.shape[2]
     groups = heads // key.shape[1]
@@ -33,9 +33,11 @@ def tree_attention(
     if query.dtype in (torch.bfloat16, torch.float16) and query.device.type == "cpu":
         out = _double_attention(folded, key[0], value[0], mask, scaling)
     else:
-        whole = None if mask is None else fold(mask, groups)
+        if mask is not None:
+            is_folded = mask.shape[2] == folded.shape[1]
+            mask = aligned(mask) if is_folded else fold(mask, groups)
         out = F.scaled_dot_product_attention(
-            folded[None], key, value, attn_mask=whole, scale=scaling
+            folded[None], key, value, attn_mask=mask, scale=scaling
         )
     return _unfolded(out, heads, rows)
 

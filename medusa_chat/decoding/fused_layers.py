@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medusa_chat.decoding.attention import OURS
+from medusa_chat.decoding.attention import OURS, fold
 from medusa_chat.decoding.linear4 import Rows, can_merge, is_linear4, merge4
 
 # families whose norms are weight * x / rms(x) and nothing else
@@ -152,6 +152,8 @@ class FusedDecoder:
 
     def __init__(self, decoder: Any) -> None:
         self.stock = decoder
+        config = decoder.config
+        self.groups = config.num_attention_heads // config.num_key_value_heads
 
     def __call__(
         self,
@@ -162,6 +164,7 @@ class FusedDecoder:
         use_cache: bool = True,
     ) -> Any:
         stock = self.stock
+        attention_mask = fold(attention_mask, self.groups)  # for all layers
         hidden = stock.embed_tokens(input_ids)
         angles = stock.rotary_emb(hidden, position_ids=position_ids)
         for layer in stock.layers:

@@ -23,7 +23,8 @@ PRECISIONS: tuple[Precision, ...] = ("fp16", "4 bit")
 HEADS = 5  # Medusa heads with LM heads of their own, as published; they run on one row
 
 # The most rows whose products read packed weights, by (q, k, v), o, (up, gate) and down: what
-# bitsandbytes' own rule says of each GPU's number of multiprocessors, for 7B, 13B and 33B.
+# bitsandbytes' own rule says of each GPU's number of multiprocessors, for 7B, 13B and 33B. Where
+# more rows read them again behind a gap, those are left out (A100, 8 to 16 rows of a 7B's down).
 _AMPERE = ((128, 64, 128, 64), (128, 64, 128, 64), (128, 128, 128, 128))
 _HOPPER = ((32, 7, 48, 5), (32, 5, 64, 5), (48, 16, 64, 16))
 FUSED_ROWS = {

@@ -1,0 +1,53 @@
+"""Recorded steps of tiny models on fake tensors."""
+
+from types import SimpleNamespace
+
+import torch
+
+from medusa_chat.decoding.acceptance import ACCEPTANCE
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.graph_capture import State
+from medusa_chat.decoding.backends.recorded_step import DeviceSettings, RecordedStep
+from medusa_chat.decoding.backends.torch_step import TorchStep
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.fused_layers import replace_submodules
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_result import DecodeState
+from medusa_chat.decoding.tree import ROOT, cartesian
+from support.fake_device import DEVICE
+from support.families import tiny
+
+TREES = {"plain": ROOT, "tree": cartesian(3, 2)}
+SAMPLED = {"temperature": 0.7, "top_k": 5, "top_p": 0.9}
+SETTINGS = {
+    "greedy": {},
+    "sampled": {"temperature": 0.7},
+    "cut": SAMPLED,
+    "typical": {"acceptance": "typical", "temperature": 0.7},
+    "typical, cut": {"acceptance": "typical", **SAMPLED},
+}
+
+
+def step_of(
+    family, tree, details=False, shortlist=(), num_hidden_layers=2, **asked
+) -> RecordedStep:
+    """A recorded step of a tiny model, inside of fake_device."""
+    model = tiny(family, num_hidden_layers=num_hidden_layers)
+    replace_submodules(model)
+    backbone = Backbone(model, 90)
+    heads = MedusaHeads(4, model.config.hidden_size)
+    if shortlist:
+        heads.shorten(shortlist, backbone.lm_head)
+    engine = Engine(TorchStep(backbone), heads)
+    drafter = "medusa" if len(tree) > 1 else "none"
+    settings = GenerationSettings(drafter=drafter, seed=0, nodes=len(tree), **asked)
+    made = engine.drafter(settings, tree, details)
+    plan = made.plan([1, 2, 3], 4)
+    hidden = torch.empty(1, model.config.hidden_size)
+    rule = ACCEPTANCE[settings.acceptance]
+    state = DecodeState(made, rule, settings, details, hidden, 5)
+    recorder = SimpleNamespace(
+        backbone=backbone, state=State.like(hidden), recorded=lambda body: body
+    )
+    return RecordedStep(recorder, plan, state, DeviceSettings(settings, DEVICE), 80)
