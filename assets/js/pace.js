@@ -55,7 +55,8 @@ function setPace(change) {
 // What the server must know: whether answers are shown slower than they come, and of which size.
 function tellPace() {
   const mode = paceMode();
-  trigger("pace", { paced: mode !== "full", nodes: mode === "gpu" ? pace.nodes : null });
+  const nodes = mode === "gpu" ? pace.nodes : null;
+  trigger("pace", { paced: mode !== "full", nodes, order: performance.now() });
 }
 
 // What the Compare tab must know: it races at this pace, too.

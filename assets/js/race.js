@@ -44,7 +44,7 @@ function tellRacePace() {
   const told = { paced, nodes: paced ? paceNow().nodes : null };
   if (JSON.stringify(told) === toldPace) return;
   toldPace = JSON.stringify(told);
-  trigger("pace", told);
+  trigger("pace", { ...told, order: performance.now() });
 }
 
 function drawRaceClock() {

@@ -119,10 +119,20 @@ def test_a_pace_asks_for_its_nodes_unless_the_settings_have_some(controller):
 
 
 @pytest.mark.parametrize(
-    "posted", [None, {}, {"paced": 1}, {"paced": True, "nodes": "9"}, {"paced": True, "nodes": 0}]
+    "posted",
+    [
+        *(None, {}, {"paced": 1}, {"paced": True, "nodes": "9"}, {"paced": True, "nodes": 0}),
+        {"paced": True, "order": "1"},
+    ],
 )
 def test_what_is_no_pace_is_none(posted):
     assert Pace.posted(posted) is None
+
+
+def test_of_two_choices_the_later_one_counts_whichever_comes_first():
+    later = Pace.posted({"paced": True, "nodes": 16, "order": 20.5})
+    assert Pace.posted({"paced": False, "nodes": None, "order": 20}, later) is later
+    assert Pace.posted({"paced": False, "nodes": None, "order": 21}, later) == Pace()
 
 
 def test_only_the_demo_starts_with_a_show(controller):

@@ -68,7 +68,7 @@ class ChatController(ConversationEvents):
 
     def set_pace(self, tab: Tab, event: gr.EventData) -> None:
         """The pace was chosen; it goes with the next message."""
-        tab.pace = Pace.posted(getattr(event, "_data", None))
+        tab.pace = Pace.posted(getattr(event, "_data", None), tab.pace)
 
     def end_show(self, tab: Tab, event: gr.EventData) -> None:
         """The tab has shown an answer to its end."""

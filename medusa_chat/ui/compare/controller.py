@@ -62,7 +62,7 @@ class CompareController:
 
     def set_pace(self, tab: CompareTab, event: gr.EventData) -> None:
         """The clock of the race was chosen; it goes with the next comparison."""
-        tab.pace = Pace.posted(getattr(event, "_data", None))
+        tab.pace = Pace.posted(getattr(event, "_data", None), tab.pace)
 
     def refuse(self, tab: CompareTab, error: MedusaChatError) -> tuple[Any, ...]:
         """The same three when what was posted is wrong: one line over the last result."""

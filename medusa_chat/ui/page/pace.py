@@ -1,7 +1,7 @@
 """Pace: whether a tab shows answers as a GPU would give them, by which times, and its nodes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from medusa_chat.decoding.settings import MAX_NODES
@@ -18,22 +18,26 @@ SIZES = (*range(1, 17), *range(20, 65, 4), 65, 80, 96, 128, 129, 192, 256)
 
 @dataclass(frozen=True)
 class Pace:
-    """nodes: drafted in every step of an answer "as a GPU would"; None: by the settings."""
+    """nodes: drafted in every step of an answer "as a GPU would"; None: by the settings. order:
+    ms on the browser's clock when it was chosen."""
 
     is_paced: bool = False
     nodes: int | None = None
+    order: float = field(default=0.0, compare=False)
 
     @classmethod
-    def posted(cls, values: object) -> "Pace | None":
-        """From what a browser posted; None where it is no pace."""
+    def posted(cls, values: object, before: "Pace | None" = None) -> "Pace | None":
+        """From what a browser posted; None where it is no pace. What was chosen before stays where
+        it was chosen later: two requests may come in another order."""
         if not isinstance(values, Mapping) or not isinstance(values.get("paced"), bool):
             return None
-        nodes = values.get("nodes")
-        if nodes is None:
-            return cls(values["paced"])
-        if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 < nodes <= MAX_NODES:
+        nodes, order = values.get("nodes"), values.get("order", 0.0)
+        if nodes is not None and (type(nodes) is not int or not 1 < nodes <= MAX_NODES):
             return None
-        return cls(values["paced"], nodes)
+        if type(order) not in (int, float):
+            return None
+        is_late = before is not None and order < before.order
+        return before if is_late else cls(values["paced"], nodes, order)
 
     def of(self, inputs: Inputs, model: ModelInfo | None) -> Inputs:
         """What was asked for, at this pace: nodes that were chosen in the settings stay, and a

@@ -372,6 +372,18 @@ def test_another_clock_keeps_the_place_of_the_race(gpu_tab):
     assert half == pytest.approx(whole / 2, abs=0.02) and all(gpu_tab.evaluate(TEXTS))
 
 
+def set_pace(page, change: str) -> None:
+    """Set the Chat tab's pace, until the server knows it of both tabs."""
+    told = []
+
+    def is_second(reply) -> bool:
+        told.extend([reply] if '"paced"' in (reply.request.post_data or "") else [])
+        return len(told) == 2
+
+    with page.expect_response(is_second):
+        page.evaluate(f"medusaPace.set({change})")
+
+
 def run_both_quickly(page) -> None:
     chosen(page, "Clock", "own")
     run_both(page)
@@ -380,14 +392,14 @@ def run_both_quickly(page) -> None:
 def test_the_clock_follows_the_chats_pace_and_the_server_is_told(served, gpu_tab):
     tab = gpu_tab
     race_clock(tab).select_option("here")
-    tab.evaluate("medusaPace.set({mode: 'gpu', nodes: 16, clock: 'own'})")
+    set_pace(tab, "{mode: 'gpu', nodes: 16, clock: 'own'}")
     assert race_clock(tab).input_value() == "gpu"
     run_both(tab)
     drafted = [s for s in served.runner.settings if s.drafter != "none"]
     assert drafted[-1].nodes == 16
-    tab.evaluate("medusaPace.set({nodes: 32})")
+    set_pace(tab, "{nodes: 32}")
     assert "Run both again to race with 32 nodes" in tab.inner_text(".race-words")
-    tab.evaluate("medusaPace.set({mode: 'full', nodes: 64})")
+    set_pace(tab, "{mode: 'full', nodes: 64}")
     assert race_clock(tab).input_value() == "here"
     run_both(tab)
     drafted = [s for s in served.runner.settings if s.drafter != "none"]
