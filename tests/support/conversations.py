@@ -37,6 +37,7 @@ def known(tab: Tab) -> str:
 
 def ended(chat: ChatSession) -> None:
     wait_for(lambda: not chat.is_running)
+    chat.fold()  # waits until the answer is in the conversation, and on disk
 
 
 def post(act, refuse, tab, text="hi", event=None, **settings):

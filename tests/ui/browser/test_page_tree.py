@@ -343,7 +343,8 @@ def test_a_word_shows_its_step_and_a_click_goes_there(tab, runner, monkeypatch):
     tab.mouse.up()
     assert tab.evaluate("() => getSelection().toString()") != ""
     assert now(tab) == 12, "a drag selects text and goes nowhere"
-    tab.mouse.click(*letter_of(tab, steps, 20, -1))  # ends the selection
+    with tab.expect_response(lambda reply: '"index"' in (reply.request.post_data or "")):
+        tab.mouse.click(*letter_of(tab, steps, 20, -1))  # ends the selection
     tab.wait_for_function("() => getSelection().isCollapsed")
     tab.mouse.wheel(0, -3000)
     tab.wait_for_function("() => document.querySelector('#talk').scrollTop === 0")
