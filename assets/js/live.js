@@ -22,9 +22,9 @@ root.replaceChildren(thought, status, error, voice);
 let read = "";
 let pieces = [];
 let whole = ""; // the text so far
-let spoken = 0; // characters of it, thoughts left out, that were said
+let heard = ""; // the part of it, thoughts left out, that was said
 let saidAt = 0;
-let told = ""; // what was said of the answer before
+let isOver = false; // the whole answer was said: what comes next is another one
 let isBusy = false;
 let scheduled = false;
 
@@ -40,40 +40,28 @@ function think(inner, isOpen) {
   if (thoughts.textContent !== inner) thoughts.textContent = inner;
 }
 
-// Whole sentences only, and the rest when the answer is over.
-function announce(said, isOver) {
-  if (!isOver && performance.now() < saidAt + SAY_EVERY) return;
-  let end = isOver ? said.length : spoken;
-  for (const match of isOver ? [] : said.slice(spoken).matchAll(SENTENCE)) {
-    end = spoken + match.index + match[0].length;
+// Whole sentences only, and the rest when the answer is over. A stream that begins anew says nothing
+// again, and the end may have been trimmed: spaces, or what looked like the begin of a thought.
+function announce(said, isEnd) {
+  if (!isEnd && performance.now() < saidAt + SAY_EVERY) return;
+  if (heard.startsWith(said.trimEnd())) return;
+  if (!said.startsWith(heard)) heard = "";
+  let end = isEnd ? said.length : heard.length;
+  for (const match of isEnd ? [] : said.slice(heard.length).matchAll(SENTENCE)) {
+    end = heard.length + match.index + match[0].length;
   }
-  const text = said.slice(spoken, end).replace(/[*_`#|]+/g, "").trim();
-  spoken = end;
+  const text = said.slice(heard.length, end).replace(/[*_`#|]+/g, "").trim();
+  heard = said.slice(0, end);
   if (!text) return;
   saidAt = performance.now();
   voice.append(make("p", "", text));
   while (voice.childElementCount > 40) voice.firstChild.remove();
 }
 
-// An answer may be over before any of it was seen here: it is said all the same.
-function finish(text) {
-  // the end may have been trimmed: spaces, or what looked like the begin of a thought
-  const rest = told.startsWith(text.trimEnd()) ? "" : text.startsWith(told) ? text.slice(told.length) : text;
-  told = text; // told again, it is not said again
-  spoken = 0;
-  announce(rest, true);
-}
-
 function reset() {
-  const [said] = split(whole);
-  if (whole) {
-    announce(said, true);
-    told = said;
-  }
   read = "";
   pieces = [];
   whole = "";
-  spoken = 0;
   status.textContent = "";
   error.textContent = "";
 }
@@ -86,11 +74,16 @@ function take(value) {
     if (!line) continue;
     const item = JSON.parse(line);
     if (Array.isArray(item)) {
+      if (isOver) heard = "";
+      isOver = false;
       pieces.push(...item);
       for (let at = 1; at < item.length; at += 2) whole += item[at];
     } else if ("status" in item) status.textContent = item.status;
     else if ("error" in item) error.textContent = item.error;
-    else if ("done" in item) finish(item.done);
+    else if ("done" in item) {
+      announce(item.done, true); // an answer may be over before any of it was seen here
+      isOver = true;
+    }
   }
   read = value.slice(0, end);
   isBusy = Boolean(pieces.length || status.textContent);

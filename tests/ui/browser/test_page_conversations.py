@@ -228,6 +228,10 @@ def test_a_view_that_comes_late_leaves_the_answer_that_runs_on_the_page(tab, ser
     served.runner.hold_at = None
     wait_end(tab)
     tab.wait_for_function(ROWS, arg=2)
+    said = tab.evaluate("[...document.querySelectorAll('#voice p')].map(p => p.textContent)")
+    answer = tab.locator("#history .bot .message-content").last.inner_text()
+    assert "".join("".join(said).split()).endswith("".join(answer.split()))
+    assert all(text.endswith(".") for text in said[:-1]), "a sentence is said once, and whole"
 
 
 def test_each_conversation_has_its_settings_and_system_prompt(tab):
