@@ -59,7 +59,7 @@ def plan_device(request: LoadRequest, found: Checkpoint, config: Any) -> DeviceP
     device = choose_device(request.device)
     context = choose_context(request.max_context, config.get_text_config())
     needs = MemoryNeeds(found, context, str(device), _free_bytes(device), this_cpu())
-    preferred, reason = choose_precision(request.precision, device, needs.runs_in_c("bf16"))
+    preferred, reason = choose_precision(request.precision, device)
     is_open = request.precision == "auto"
     chosen = needs.choose(preferred) if is_open else preferred
     if chosen is not None and needs.fits(chosen):

@@ -4,7 +4,6 @@ import platform
 
 import torch
 
-from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.cpu import cpu_name
 from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.errors import DeviceError, UsageError
@@ -41,9 +40,15 @@ def describe_device(device: torch.device) -> str:
     return f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def choose_precision(name: str, device: torch.device, runs_in_c: bool = False) -> tuple[str, str]:
-    """The precision that --precision names and a sentence that says why. runs_in_c: whether our C
-    code would decode the model in bf16 on a CPU. Raises UsageError for an unknown precision."""
+def has_fast_bf16() -> bool:
+    """Whether this CPU multiplies bf16 itself (AMX, or AVX-512 with bf16), which is at least twice
+    as fast as fp32, in our C code, in torch's and in training."""
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
+def choose_precision(name: str, device: torch.device) -> tuple[str, str]:
+    """The precision that --precision names and a sentence that says why. Raises UsageError for an
+    unknown precision."""
     if name not in PRECISIONS:
         raise UsageError(f"precision is {name!r}: choose one of {', '.join(PRECISIONS)}")
     if name != "auto":
@@ -54,9 +59,6 @@ def choose_precision(name: str, device: torch.device, runs_in_c: bool = False) -
         return chosen, f"precision {chosen}: what this GPU computes fastest"
     if device.type == "mps":
         return "fp16", "precision fp16: what MPS computes fastest"
-    library = native_build.library() if runs_in_c else None
-    if library is not None and library.multiplies_half():
-        return "bf16", "precision bf16: this CPU multiplies it twice as fast as fp32"
-    if torch.cpu._is_amx_tile_supported():
-        return "bf16", "precision bf16: this CPU has AMX, where a tree costs little more than a row"
+    if has_fast_bf16():
+        return "bf16", "precision bf16: this CPU multiplies it at least twice as fast as fp32"
     return "fp32", "precision fp32: this CPU has no fast bf16"

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from medusa_chat.checkpoints.devices import has_fast_bf16
+
 
 def processor() -> dict[str, Any]:
     """The processor as torch sees it; "fast bf16": whether its matrix products are fast."""
@@ -14,7 +16,7 @@ def processor() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "mkldnn": torch.backends.mkldnn.is_available(),
-        "fast bf16": _says_yes("_is_mkldnn_bf16_supported"),
+        "fast bf16": has_fast_bf16(),
         "fast fp16": _says_yes("_is_mkldnn_fp16_supported"),
         "amx": _says_yes("_is_amx_tile_supported"),
     }

@@ -53,7 +53,7 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
     It has no tokenizer. Raises UsageError for 4 and 8 bit, DeviceError, OutOfMemoryError.
     """
     device = choose_device(request.device)
-    precision, reason = choose_precision(request.precision, device, device.type == "cpu")
+    precision, reason = choose_precision(request.precision, device)
     if precision not in DTYPES:
         raise UsageError(f"precision is {precision!r}: --shape takes fp32, bf16 or fp16")
     dtype = getattr(torch, DTYPES[precision])

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from support.engines import TREES, decode, drafters_of, engine_of, on, tokens
 from support.families import CONTEXT, VOCABULARY, tiny
 from support.native_engines import made_native, native_engine
 
-from medusa_chat.checkpoints import devices, native_build
+from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.memory_estimate import sizes
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.native.heads import NativeHeads
@@ -304,19 +303,6 @@ def test_the_library_follows_from_every_file(library, tmp_path, monkeypatch):
     with (tmp_path / "vectors.h").open("a") as header:
         header.write("/* changed */")
     assert native_build._name(command) != name
-
-
-@pytest.mark.parametrize(
-    ("multiplies", "runs_in_c", "precision"),
-    [(1, True, "bf16"), (1, False, "fp32"), (0, True, "fp32")],
-)
-def test_bf16_is_chosen_where_c_multiplies_it(monkeypatch, multiplies, runs_in_c, precision):
-    library = SimpleNamespace(multiplies_half=lambda: multiplies)
-    monkeypatch.setattr(native_build, "library", lambda: library)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    assert devices.choose_precision("auto", torch.device("cpu"), runs_in_c)[0] == precision
-    monkeypatch.setattr(native_build, "library", lambda: None)
-    assert devices.choose_precision("auto", torch.device("cpu"), runs_in_c)[0] == "fp32"
 
 
 @pytest.mark.parametrize(

@@ -139,15 +139,6 @@ void share(const Product *p, int part, int parts) {
     multiply(&q, at, end);
 }
 
-/* Whether the CPU itself multiplies bf16. */
-EXPORT int64_t multiplies_half(void) {
-#if defined(__AVX512BF16__) && defined(__AVX512VL__)
-    return 1;
-#else
-    return 0;
-#endif
-}
-
 /* Outputs of a panel. */
 EXPORT int64_t panel(void) { return PANEL; }
 
