@@ -5,6 +5,7 @@ import math
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,9 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from gradio.queueing import Queue
 from support.scripted import ScriptedRunner, best_tree
+from support.waiting import wait_for
 
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
@@ -419,6 +422,23 @@ def test_a_taken_port_of_the_usual_range_is_passed_over():
         assert first <= opened.blocks.server_port <= 7959
         assert httpx.get(opened.url).status_code == 200
         opened.close()
+
+
+def test_an_idle_page_looks_seldom_for_something_queued(monkeypatch):
+    """Gradio's own 1,000 looks a second take 5 % of a core from the model."""
+    looks = []
+
+    class Counted(Queue):
+        def __len__(self) -> int:
+            looks.append(time.monotonic())
+            return super().__len__()
+
+    monkeypatch.setattr("gradio.queueing.Queue", Counted)
+    opened = page.open_page(Session(ScriptedRunner()))
+    wait_for(lambda: len(looks) > 20)
+    opened.close()
+    pauses = sorted(after - before for before, after in zip(looks, looks[1:], strict=False))
+    assert pauses[len(pauses) // 2] >= page.QUEUE_SECONDS
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 127.0.0.2 by itself")
