@@ -71,7 +71,7 @@ def device_map(
     share = parts.cache if "cpu" in memory else parts.cache * 5 // (4 * len(gpus))
     limits = {place: int(SHARE * free) for place, free in memory.items()}
     for place in gpus:
-        limits[place] -= share
+        limits[place] -= share + parts.gaps // len(gpus)
     limits[gpus[0]] -= parts.heads + parts.step
     kinds = {"fp32": torch.float32, "int8": torch.int8, "nf4": CustomDtype.INT4}
     kept = _not_quantised(model) if precision in ("int8", "nf4") else []

@@ -1,7 +1,8 @@
 """How much memory a model will take, from its config and its heads, before anything is fetched.
 
 weights + heads + keys and values for the context + the logits of one tree step + what CUDA itself
-takes; on a CPU also the linears that are laid out a second time. Plain numbers, no torch.
+takes, with the gaps between weights, recorded steps and buffers there; on a CPU also the linears
+that are laid out a second time. Plain numbers, no torch.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,12 @@ from medusa_chat.decoding.settings import CHUNK, MAX_NODES
 from medusa_chat.errors import ModelError
 
 CUDA_CONTEXT = 700_000_000
+# On CUDA, by what is known of the libraries and a replay of loads; not measured on a card.
+RECORDED = 100_000_000  # ten recorded steps of 5 to 10 MB
+WORKSPACES = 64_000_000  # of cuBLAS
+# between the weights, of their bytes and for any model (tests/checkpoints/test_load_replay.py)
+GAPS = {"fp32": 0.03, "bf16": 0.03, "fp16": 0.03, "int8": 0.05, "nf4": 0.05}
+LEAST_GAPS = 100_000_000
 # bytes of one weight of a linear; the LM head, embeddings, norms and heads stay in 16 bits.
 # int8: a scale for each row; nf4 with double quantisation: a byte for 64 weights, 4 for 64 * 256
 LINEAR = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0, "nf4": 0.5 + 1 / 64 + 4 / 16_384}
@@ -34,7 +41,8 @@ UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
 @dataclass(frozen=True)
 class Estimate:
     """Bytes by part. packed: second copies of linears; step: logits of one tree step, on CUDA
-    twice; device: what CUDA takes before any weight."""
+    twice, with recorded steps and buffers; device: what CUDA takes before any weight; gaps: what
+    its allocator cannot give to anything else."""
 
     weights: int
     heads: int
@@ -42,6 +50,7 @@ class Estimate:
     step: int
     device: int
     packed: int = 0
+    gaps: int = 0
 
     @property
     def held(self) -> int:
@@ -49,8 +58,13 @@ class Estimate:
         return self.weights + self.packed + self.heads + self.cache
 
     @property
+    def beside(self) -> int:
+        """What it takes besides, which no tensor tells."""
+        return self.step + self.device + self.gaps
+
+    @property
     def total(self) -> int:
-        return self.held + self.step + self.device
+        return self.held + self.beside
 
 
 @dataclass(frozen=True)
@@ -161,15 +175,26 @@ def estimate(
     if precision == "nf4" and size.hidden % BLOCK == 0:
         scales = int(size.merged * UNNESTED)
     rows = 1 + (heads.heads if heads else 0)
+    weights = int(size.linears * LINEAR[precision]) + (size.experts + size.rest) * plain + scales
     return Estimate(
-        weights=int(size.linears * LINEAR[precision]) + (size.experts + size.rest) * plain + scales,
+        weights=weights,
         heads=heads.parameters * plain if heads else 0,
         cache=2 * size.key_values * (context + MAX_NODES) * (4 if is_native else plain),
         step=nodes * rows * size.vocabulary * 4 * (2 if is_cuda else 1)
-        + (CHUNK * size.row * 4 if is_native else 0),
+        + (CHUNK * size.row * 4 if is_native else 0)
+        + (RECORDED + WORKSPACES + _unpacked(size, precision) if is_cuda else 0),
         device=CUDA_CONTEXT if is_cuda else 0,
         packed=_packed(size, heads, precision, cpu) * plain if device == "cpu" else 0,
+        gaps=int(weights * GAPS[precision]) + LEAST_GAPS if is_cuda else 0,
     )
+
+
+def _unpacked(size: Sizes, precision: str) -> int:
+    """Bytes of the widest linear of a layer in 16 bits, to which bitsandbytes unpacks one of 4
+    bits for a product of many rows; recorded steps keep that buffer."""
+    layers = size.copied[1:]
+    widest = max((rows * columns for rows, columns, _ in layers), default=0)
+    return 2 * widest if precision == "nf4" else 0
 
 
 def _packed(size: Sizes, heads: HeadsFile | None, precision: str, cpu: Cpu) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.attention import OURS, fold
-from medusa_chat.decoding.linear4 import Rows, can_merge, is_linear4, merge4
+from medusa_chat.decoding.linear4 import Rows, can_merge, is_linear4, merge4, moved
 
 # families whose norms are weight * x / rms(x) and nothing else
 PLAIN_NORMS = {
@@ -88,9 +88,9 @@ class FusedLayer(nn.Module):
         )
         lay = packed if packs else lambda linear: linear
         self.qkv = lay(merge(attention, "q_proj", "k_proj", "v_proj"))
-        self.out = lay(attention.o_proj)
+        self.out = lay(moved(attention.o_proj))
         self.gate_up = lay(merge(mlp, "gate_proj", "up_proj"))
-        self.down = lay(mlp.down_proj)
+        self.down = lay(moved(mlp.down_proj))
         half = self.head_dim // 2
         sign = torch.tensor([-1.0] * half + [1.0] * half).to(self.before.weight)
         self.sign: Tensor
@@ -233,6 +233,7 @@ def replace_submodules(model: Any, packs: bool = True) -> list[str]:
     layers = [name for name, m in model.named_modules() if is_plain_layer(m)]
     for name in layers:
         _put(model, name, FusedLayer(model.get_submodule(name), packs))
+        torch.cuda.empty_cache()  # no merged linear fits where its parts were
     head = model.get_output_embeddings()
     if packs and (wide := packed(head)) is not head:
         model.set_output_embeddings(wide)

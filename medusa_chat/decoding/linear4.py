@@ -129,3 +129,15 @@ def merge4(*linears: Any) -> Any:
         whole.bias = nn.Parameter(torch.cat([x.bias.data for x in linears]), requires_grad=False)
     hold(whole)
     return whole.eval()  # in training mode bitsandbytes computes differently
+
+
+@torch.no_grad()
+def moved(linear: Any) -> Any:
+    """The linear itself; one of 4 bits in memory of its own. While a model is quantised its weights
+    fill what the 16-bit sources left, with parts between them that are merged later: memory that a
+    GPU gets back only when everything in it is gone."""
+    if is_linear4(linear):
+        linear.weight.data = linear.weight.data.clone()
+        state = linear.weight.quant_state
+        state.absmax = state.absmax.clone()
+    return linear

@@ -21,7 +21,7 @@ from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.memory_estimate import Cpu
-from medusa_chat.checkpoints.memory_fit import MemoryNeeds
+from medusa_chat.checkpoints.memory_fit import SHARE, MemoryNeeds
 from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
@@ -116,7 +116,7 @@ def test_int8_is_nobodys_fallback_and_says_its_price_on_a_gpu():
     [
         (11 * GB, "--precision nf4 would fit"),
         (7 * GB, "--precision nf4 would fit"),
-        (5 * GB, "--precision nf4 --max-context 512 would fit"),
+        (5 * GB + GB // 2, "--precision nf4 --max-context 512 would fit"),
         (1 * GB, "choose a smaller model"),
         (24 * GB, "close other programs"),
         (None, "try --precision nf4, a smaller --max-context or a smaller model"),
@@ -141,6 +141,13 @@ def wide_needs(config: Any) -> MemoryNeeds:
     return MemoryNeeds(found, 96, "cuda:0", 0)
 
 
+def free_for(needs: MemoryNeeds, share: float, gpus: int = 1) -> int:
+    """Bytes on the first of several GPUs, on which `share` of the weights have room."""
+    parts = needs.at("bf16")
+    rest = parts.total - parts.weights - parts.gaps + parts.gaps // gpus
+    return int((rest + share * parts.weights) / SHARE)
+
+
 def layers_of(found: Any) -> list[Any]:
     """Where each decoder layer lies."""
     places = found.device_map
@@ -152,15 +159,16 @@ def test_a_model_too_large_for_one_gpu_is_spread_in_order_over_several():
     config = wide_config()
     needs = wide_needs(config)
     whole = needs.at("bf16").total
-    found = split_layers(config, needs, ("bf16", "int8", "nf4"), {0: whole * 8 // 10, 1: whole}, 0)
+    first = free_for(needs, 0.7, gpus=2)
+    found = split_layers(config, needs, ("bf16", "int8", "nf4"), {0: first, 1: whole}, 0)
     assert found.precision == "bf16" and "no single GPU" in found.why
     places = layers_of(found)
     assert places == sorted(places) and set(places) == {0, 1}
     used = {p: sum(needs.at("bf16").weights / 8 for q in places if q == p) for p in (0, 1)}
-    assert used[0] < whole * 8 // 10
-    smaller = split_layers(
-        config, needs, ("bf16", "nf4"), {0: whole * 4 // 10, 1: whole * 4 // 10}, 0
-    )
+    assert used[0] < first
+    each = free_for(needs, 0.4, gpus=2)
+    second = each - int(needs.at("bf16").step / SHARE)  # the step is the first one's
+    smaller = split_layers(config, needs, ("bf16", "nf4"), {0: each, 1: second}, 0)
     assert smaller.precision == "nf4"
 
 
@@ -168,7 +176,8 @@ def test_layers_that_fit_on_no_gpu_lie_in_main_memory_unquantised_or_nowhere():
     config = wide_config()
     needs = wide_needs(config)
     whole = needs.at("bf16").total
-    found = split_layers(config, needs, ("bf16", "int8", "nf4"), {0: whole * 8 // 10}, 100 * whole)
+    free = {0: free_for(needs, 0.7)}
+    found = split_layers(config, needs, ("bf16", "int8", "nf4"), free, 100 * whole)
     assert found.precision == "bf16" and set(layers_of(found)) == {0, "cpu"}
     assert "main memory" in found.why and "slow" in found.why
     assert split_layers(config, needs, ("int8", "nf4"), {0: whole // 100}, 100 * whole) is None

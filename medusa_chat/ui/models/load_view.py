@@ -104,4 +104,4 @@ def _estimated(model: ModelInfo, detail: Detail | None) -> int:
     parts = report.memory.get(SAME.get(model.precision, model.precision)) if report else None
     if report is None or parts is None:
         return 0
-    return bytes_for(parts, report.context, model.context) - parts.step - parts.device
+    return bytes_for(parts, report.context, model.context) - parts.beside
