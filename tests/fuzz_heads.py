@@ -29,7 +29,7 @@ from medusa_chat.checkpoints import pickle_sandbox
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.shapes import read_heads
 from medusa_chat.checkpoints.layouts.source import LocalFolder
-from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.head_tensors import heads_of
 from medusa_chat.errors import ModelError
 
 SLOW = 10.0  # seconds of computing of our own that no file of a few kilobytes may take
@@ -224,7 +224,7 @@ def build(file, heads, tally):
     try:
         with safe_open(file, framework="pt") as opened:
             tensors = {n: opened.get_tensor(inside) for n, (_, inside) in heads.tensors.items()}
-        built = MedusaHeads.from_tensors(tensors)
+        built = heads_of(tensors)
     except Exception as error:
         fail(f"{type(error).__name__}: {error}", file, tally)
         return

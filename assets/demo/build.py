@@ -28,6 +28,7 @@ import dialogues  # noqa: E402
 from backbone import Recipe  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from medusa_chat.decoding.head_tensors import heads_of, tensors_of  # noqa: E402
 from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
 from medusa_chat.errors import MedusaChatError  # noqa: E402
 from medusa_chat.training.accuracy import count_ranks, ranks_of_answer  # noqa: E402
@@ -234,9 +235,9 @@ def make_heads(
             else:
                 bar.write(f"heads, step {event.step}: held-out top-1 {top1}", file=sys.stderr)
         bar.close()
-        save_file(heads.to("cpu", torch.bfloat16).to_tensors(), path.with_suffix(".part"))
+        save_file(tensors_of(heads.to("cpu", torch.bfloat16)), path.with_suffix(".part"))
         path.with_suffix(".part").replace(path)
-    return MedusaHeads.from_tensors(load_file(path)).float().to(model.device)
+    return heads_of(load_file(path)).float().to(model.device)
 
 
 def make_calibration(

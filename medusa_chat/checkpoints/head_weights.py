@@ -8,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from medusa_chat.checkpoints import pickle_sandbox
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.decoding.head_tensors import heads_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError, first_line
 
@@ -25,7 +26,7 @@ def read_heads(found: Checkpoint, config: Any) -> tuple[MedusaHeads | None, list
             f"{where} is for hidden size {found.heads.hidden} and the backbone has {hidden}: give "
             "the backbone that the heads were trained on"
         )
-    heads = MedusaHeads.from_tensors(_read_tensors(found, where))
+    heads = heads_of(_read_tensors(found, where))
     if not all(torch.isfinite(t).all() for t in heads.parameters()):
         raise ModelError(f"{where} holds NaN or infinity: the heads are broken, fetch them again")
     try:

@@ -8,20 +8,13 @@ from torch import Tensor, nn
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.attention import aligned, keep_cudnn_out
 from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.families import needs_eager, refuse_unfit, windows
 from medusa_chat.decoding.fused_layers import FusedDecoder, lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache
+from medusa_chat.decoding.logit_head import LogitHead
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
-
-LAYER_KINDS = {"full_attention", "sliding_attention"}
-# families with a recurrent state, which cannot branch, and with ALiBi, a bias by distance
-RECURRENT = (
-    "mamba mamba2 falcon_mamba rwkv jamba bamba zamba zamba2 recurrent_gemma granitemoehybrid "
-    "lfm2 lfm2_moe qwen3_next qwen3_5 nemotron_h xlstm minimax falcon_h1 kimi_linear"
-).split()
-ALIBI = ("bloom", "mpt")
-UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do not follow the mask
 
 
 class Backbone:
@@ -205,68 +198,3 @@ class Backbone:
         finally:
             self.model.set_attn_implementation(self.implementation)
         return logits
-
-
-class LogitHead:
-    """The backbone's LM head with the scale or cap its family puts after it: [m, d] -> [m, V]."""
-
-    def __init__(self, linear: nn.Module, config: Any) -> None:
-        self.linear = linear
-        self.scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
-        self.scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
-        self.cap = getattr(config, "final_logit_softcapping", None)  # Gemma
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the family neither scales nor caps its logits."""
-        return self.scale == 1.0 and self.cap is None
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.linear(hidden).to(hidden.device)  # it may lie on another
-        return self.finish(logits)
-
-    def finish(self, logits: Tensor) -> Tensor:
-        """logits [m, V] of the linear -> [m, V], with the family's scale or cap applied."""
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        if self.cap is not None:
-            logits = torch.tanh(logits / self.cap) * self.cap
-        return logits
-
-
-def refuse_unfit(config: Any) -> None:
-    """Raise ModelError for a model family that tree attention does not support."""
-    family = config.model_type
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if family in RECURRENT or not kinds <= LAYER_KINDS:
-        raise ModelError(
-            f"model family {family} is not supported: a recurrent state cannot hold a draft tree"
-        )
-    if family in ALIBI or getattr(config, "alibi", False):
-        raise ModelError(
-            f"model family {family} is not supported: ALiBi position encodings do not work with "
-            "tree attention"
-        )
-    if family in UNPROVEN:
-        raise ModelError(
-            f"model family {family} is not supported: its local attention is untested with trees"
-        )
-
-
-def needs_eager(config: Any) -> bool:
-    """Whether the family changes attention scores in a way that only its eager attention
-    applies."""
-    capped = getattr(config, "attn_logit_softcapping", None) is not None
-    return capped or config.model_type in ("gpt_oss", "gptj", "falcon")
-
-
-def windows(config: Any) -> tuple[int | None, ...]:
-    """The attention windows of the layers: None for full attention, else its width."""
-    width = getattr(config, "sliding_window", None)
-    if getattr(config, "use_sliding_window", True) is False:
-        width = None
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        return (width,)
-    found = {None if kind == "full_attention" else width for kind in kinds}
-    return tuple(sorted(found, key=lambda w: w is not None))

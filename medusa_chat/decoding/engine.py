@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule, VerifyInput
+from medusa_chat.decoding.answer_tokens import AnswerTokens
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.drafters import Autoregressive, Draft, Drafter, TreeTensors
-from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
+from medusa_chat.decoding.events import Event, Prefilled, Reason
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.probe import common_prefix, probe_logits
@@ -20,10 +21,6 @@ from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-BROKEN = (
-    "the model produced invalid numbers (NaN or infinity): try --precision fp32, or check its "
-    "weights"
-)
 
 
 class Engine:
@@ -98,10 +95,8 @@ class Engine:
         self._require_room(prompt_ids)
         started = perf_counter()
         first, hidden, reused = self._prefill(prompt_ids, rule, settings)
-        root_id = first.next_token
-        answer: list[int] = [] if root_id in self.eos else [root_id]
-        limit, at_limit = self._limit(len(prompt_ids), settings)
-        prefill_seconds = perf_counter() - started
+        answer = AnswerTokens(self.eos, *self._limit(len(prompt_ids), settings))
+        emitted = answer.begin(first, perf_counter() - started)
         yield Prefilled(
             model=self.name,
             precision=self.precision,
@@ -110,48 +105,23 @@ class Engine:
             prompt_token_ids=tuple(prompt_ids),
             prompt_tokens=len(prompt_ids),
             reused_tokens=reused,
-            token_ids=tuple(answer) if first.is_finite else (),
+            token_ids=emitted,
             text="",
-            seconds=prefill_seconds,
+            seconds=answer.prefill_seconds,
             context=self.backbone.context,
             backend=self.backend.name,
         )
-        steps, emitted, seconds = 0, 0, 0.0
-        _, reason = self._cut([root_id], first, 0, limit, at_limit)
-        known: Sequence[int] = [*prompt_ids, root_id]
-        state = DecodeState(drafter, rule, settings, details, hidden, root_id)
-        while reason is None:
+        known: Sequence[int] = [*prompt_ids, first.next_token]
+        state = DecodeState(drafter, rule, settings, details, hidden, first.next_token)
+        while answer.reason is None:
             started = perf_counter()
-            state.most = limit - len(answer)
-            outcome, why = self._step(state, known)
-            known = [*outcome.tokens[1:], outcome.next_token]
-            fresh, reason = self._cut(known, outcome, len(answer), limit, at_limit)
-            count = len(fresh) + (reason == "eos")
-            answer += fresh
-            spent = perf_counter() - started
-            steps, emitted, seconds = steps + 1, emitted + count, seconds + spent
-            yield Step(
-                steps - 1,
-                tuple(fresh),
-                "",
-                spent,
-                tuple(outcome.path[: count + 1]),
-                outcome.record,
-                outcome.heads_seconds,
-                outcome.backbone_seconds,
-                outcome.nodes,
-                why,
-            )
-        if reason == "error":
+            state.most = answer.room
+            result, why = self._step(state, known)
+            known = [*result.tokens[1:], result.next_token]
+            yield answer.step(known, result, perf_counter() - started, why)
+        if answer.reason == "error":
             self.backbone.cache.wipe()
-        yield Finished(
-            reason=reason,
-            token_ids=tuple(answer),
-            text="",
-            tail="",
-            stats=Stats.of(len(answer), steps, emitted, seconds, prefill_seconds),
-            message=BROKEN if reason == "error" else "",
-        )
+        yield answer.finished()
 
     def peek(
         self, token_ids: Sequence[int], path: Sequence[int], head: int = 0
@@ -226,18 +196,3 @@ class Engine:
         if settings.max_new_tokens <= room:
             return settings.max_new_tokens, "length"
         return room, "context"
-
-    def _cut(
-        self, known: Sequence[int], outcome: StepResult, produced: int, limit: int, at_limit: Reason
-    ) -> tuple[list[int], Reason | None]:
-        """The tokens of a step to emit, without an end token, and the reason to end, or None."""
-        if not outcome.is_finite:
-            return [], "error"
-        fresh: list[int] = []
-        for token in known:
-            if token in self.eos:
-                return fresh, "eos"
-            fresh.append(token)
-            if produced + len(fresh) >= limit:
-                return fresh, at_limit
-        return fresh, None

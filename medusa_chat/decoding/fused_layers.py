@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.attention import OURS, fold
-from medusa_chat.decoding.linear4 import Rows, can_merge, is_linear4, merge4, moved
+from medusa_chat.decoding.linear4 import can_merge, is_linear4, moved
+from medusa_chat.decoding.merged_linear import PackedLinear, merge, packed
 
 # families whose norms are weight * x / rms(x) and nothing else
 PLAIN_NORMS = {
@@ -17,7 +18,6 @@ PLAIN_NORMS = {
 }
 # families whose layers are norm, rotary attention, norm, gated SiLU, and nothing else
 PLAIN_LAYERS = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2")}
-WIDE = 1024  # outputs from which oneDNN's layout pays in fp32
 
 
 class FusedRMSNorm(nn.Module):
@@ -46,24 +46,6 @@ class FusedRMSNorm(nn.Module):
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
         normed: Tensor = (hidden / torch.hypot(length, self.floor)).mul_(self.scaled)
         return normed
-
-
-class PackedLinear(nn.Module):
-    """A linear whose weight is in oneDNN's layout, converted once instead of at every call
-    (CPU)."""
-
-    def __init__(self, linear: nn.Linear, rows: int = 16) -> None:
-        super().__init__()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), rows)
-        self.bias = linear.bias
-        self.weight = linear.weight  # shared with the embedding where those are tied
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., K] -> [..., N]."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(
-            hidden, self.packed, self.bias, "none", [], ""
-        )
-        return out
 
 
 class FusedLayer(nn.Module):
@@ -184,43 +166,6 @@ def lean_decoder(decoder: Any, implementation: str) -> Any:
     is_merged = len(layers) > 0 and all(isinstance(layer, FusedLayer) for layer in layers)
     fits = is_merged and implementation in OURS and len(kinds) == 1
     return FusedDecoder(decoder) if fits else decoder
-
-
-def merge(parent: Any, *names: str) -> Any:
-    """One linear with the outputs of several linears of `parent` side by side. No weight is held
-    twice: the linears' weights become views of it; in 4 bits the linears become `Rows` of it."""
-    linears = [getattr(parent, name) for name in names]
-    sizes = [linear.out_features for linear in linears]
-    if is_linear4(linears[0]):
-        whole, start = merge4(*linears), 0
-        for name, size in zip(names, sizes, strict=True):
-            setattr(parent, name, Rows(whole, start, start + size))
-            start += size
-        for linear in linears:
-            linear.weight = (
-                None  # a reference cycle: free the weight now, not at the next collection
-            )
-        return whole
-    first = linears[0]
-    whole = nn.Linear(first.in_features, sum(sizes), bias=False, device="meta")
-    whole.weight = nn.Parameter(torch.cat([x.weight.data for x in linears]), requires_grad=False)
-    if first.bias is not None:
-        whole.bias = nn.Parameter(torch.cat([x.bias.data for x in linears]), requires_grad=False)
-    for linear, weight in zip(linears, whole.weight.data.split(sizes), strict=True):
-        linear.weight.data = weight
-    return whole
-
-
-def packed(linear: nn.Linear) -> nn.Module:
-    """The linear in oneDNN's own layout where that pays: in bf16 on a CPU with AMX, in fp32 on a
-    CPU where the output is wide; else itself."""
-    if type(linear) is not nn.Linear or linear.weight.device.type != "cpu":
-        return linear
-    if linear.weight.dtype == torch.bfloat16:
-        pays = bool(torch.cpu._is_amx_tile_supported())
-    else:
-        pays = linear.weight.dtype == torch.float32 and linear.out_features >= WIDE
-    return PackedLinear(linear) if pays and torch.backends.mkldnn.is_available() else linear
 
 
 def replace_submodules(model: Any, packs: bool = True) -> list[str]:

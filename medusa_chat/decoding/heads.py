@@ -1,8 +1,7 @@
 """MedusaHeads: the extra heads, all of them as one batched product."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +9,6 @@ from torch.nn import functional as F
 
 from medusa_chat.errors import ModelError
 
-LAYER = re.compile(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$")
-LM_HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
-ONE_LM_HEAD = "lm_head.weight"
-TOKEN_MAP = "token_map"
 PADDING = 1024  # rows beyond the vocabulary that can be padding and not another vocabulary
 
 
@@ -196,47 +191,6 @@ class MedusaHeads(nn.Module):
             self.lm_weight = nn.Parameter(kept, requires_grad=False)
         return rows - vocabulary
 
-    def to_tensors(self) -> dict[str, Tensor]:
-        """Tensors under the reference's names: `{head}.{layer}.linear.weight` [d, d] and `.bias`
-        [d], `{head}.{L}.weight` [R, d]; `token_map` [R] where there is one."""
-        layers = self.weight.shape[0]
-        tensors = {} if self.token_map is None else {TOKEN_MAP: self.token_map}
-        for head in range(len(self)):
-            for layer in range(layers):
-                tensors[f"{head}.{layer}.linear.weight"] = self.weight[layer, head]
-                tensors[f"{head}.{layer}.linear.bias"] = self.bias[layer, head]
-            if self.lm_weight is not None:
-                tensors[f"{head}.{layers}.weight"] = self.lm_weight.expand(len(self), -1, -1)[head]
-        return {name: t.detach().clone().contiguous() for name, t in tensors.items()}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Heads from tensors under the names of `to_tensors`, with `lm_head.weight` [R, d] (one LM
-        head for all) and `token_map` [R] where there are such; a missing bias is zero. Raises
-        ModelError."""
-        num_heads, num_layers, has_own = _count(tensors)
-        lm = tensors.get(f"0.{num_layers}.weight", tensors.get(ONE_LM_HEAD))
-        first = tensors.get("0.0.linear.weight", lm)
-        assert first is not None  # _count found a layer or an LM head
-        rows = None if lm is None else lm.shape[0]
-        heads = cls(num_heads, first.shape[-1], num_layers, rows, not has_own, first.dtype)
-        heads._fill(tensors)
-        return heads.requires_grad_(False)
-
-    @torch.no_grad()
-    def _fill(self, tensors: Mapping[str, Tensor]) -> None:
-        layers = self.weight.shape[0]
-        for name in tensors:
-            if match := LAYER.match(name):
-                part = self.weight if match[3] == "weight" else self.bias
-                _copy(part[int(match[2]), int(match[1])], tensors, name)
-        if self.lm_weight is not None:
-            for head, target in enumerate(self.lm_weight):
-                name = f"{head}.{layers}.weight"
-                _copy(target, tensors, name if name in tensors else ONE_LM_HEAD)
-        if TOKEN_MAP in tensors:
-            self.token_map = tensors[TOKEN_MAP].long()
-
 
 def refuse_map(ids: Tensor, vocabulary: int) -> None:
     """Raise ModelError unless `ids` int64 [R] are different tokens of the vocabulary."""
@@ -245,27 +199,3 @@ def refuse_map(ids: Tensor, vocabulary: int) -> None:
             f"the heads' token map does not fit the backbone's vocabulary of {vocabulary} tokens: "
             "use the backbone that the heads were trained on"
         )
-
-
-def _count(tensors: Mapping[str, Tensor]) -> tuple[int, int, bool]:
-    """Heads, layers, and whether each head has an LM head of its own."""
-    layers = {(int(m[1]), int(m[2])) for m in map(LAYER.match, tensors) if m}
-    own = {(int(m[1]), int(m[2])) for m in map(LM_HEAD.match, tensors) if m}
-    known = (ONE_LM_HEAD, TOKEN_MAP)
-    unknown = [n for n in tensors if not LAYER.match(n) and not LM_HEAD.match(n) and n not in known]
-    if unknown or not layers | own:
-        raise ModelError(f"no Medusa heads: unexpected tensor {(unknown or ['(none)'])[0]!r}")
-    num_heads = max(head for head, _ in layers | own) + 1
-    num_layers = max((layer + 1 for _, layer in layers), default=0)
-    complete = {(head, num_layers) for head in range(num_heads)}
-    if len(layers) != num_heads * num_layers or (own and own != complete):
-        raise ModelError(f"Medusa heads are incomplete: {len(layers)} layers, {len(own)} own")
-    return num_heads, num_layers, bool(own)
-
-
-def _copy(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
-    if tensors[name].shape != target.shape:
-        raise ModelError(
-            f"Medusa head tensor {name} is {tuple(tensors[name].shape)}, not {tuple(target.shape)}"
-        )
-    target.copy_(tensors[name])

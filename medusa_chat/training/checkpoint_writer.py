@@ -14,6 +14,7 @@ from torch import Tensor
 
 from medusa_chat import __version__
 from medusa_chat.checkpoints.locate import CALIBRATION_FILE, HEADS_FILE
+from medusa_chat.decoding.head_tensors import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError, first_line
@@ -123,9 +124,9 @@ def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
 
 
 def write_heads(folder: Path, heads: MedusaHeads, calibrated: Calibrated) -> None:
-    """Write the heads, in their own dtype and under the names of `MedusaHeads.to_tensors`, and
+    """Write the heads, in their own dtype and under the names of `tensors_of`, and
     their calibration."""
-    save_file(heads.to("cpu").to_tensors(), folder / HEADS_FILE)
+    save_file(tensors_of(heads.to("cpu")), folder / HEADS_FILE)
     (folder / CALIBRATION_FILE).write_text(json.dumps(calibrated.to_json()) + "\n", "utf-8")
 
 

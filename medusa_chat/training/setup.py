@@ -10,7 +10,8 @@ import torch
 from medusa_chat.checkpoints import devices, weights
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
-from medusa_chat.decoding.backbone import LogitHead, needs_eager, windows
+from medusa_chat.decoding.families import needs_eager, windows
+from medusa_chat.decoding.logit_head import LogitHead
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.training.checkpoint_writer import Base

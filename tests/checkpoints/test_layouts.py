@@ -24,6 +24,7 @@ from support.loading import answer, loaded
 from medusa_chat.checkpoints.layouts.contents import survey
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.decoding.head_tensors import heads_of, tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
@@ -201,10 +202,10 @@ def test_what_heads_write_reads_back_in_every_form():
     lm_head = torch.randn(50, 8)
     made = MedusaHeads(2, 8, layers=0, vocabulary=50, one_lm=True)
     torch.nn.init.normal_(made.lm_weight)
-    again = MedusaHeads.from_tensors(made.to_tensors())
+    again = heads_of(tensors_of(made))
     x = torch.randn(3, 8)
     assert torch.allclose(made(x, lm_head), again(x, lm_head), atol=1e-5)
-    own = MedusaHeads.from_tensors(with_own({}, lm_head, layers=0, heads=2))
+    own = heads_of(with_own({}, lm_head, layers=0, heads=2))
     assert torch.allclose(own(x, lm_head)[1], x @ lm_head.T)
 
 

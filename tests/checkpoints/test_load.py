@@ -11,8 +11,9 @@ from support.loading import answer, loaded
 
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm, PackedLinear
+from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.merged_linear import PackedLinear
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import LoadRequest

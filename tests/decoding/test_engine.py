@@ -307,7 +307,7 @@ def test_a_checkpoint_without_heads_says_what_to_use():
 def test_families_that_cannot_work_are_refused_by_name(name, values):
     import transformers
 
-    from medusa_chat.decoding.backbone import refuse_unfit
+    from medusa_chat.decoding.families import refuse_unfit
 
     config = getattr(transformers, f"{name}Config")(**values)
     with pytest.raises(ModelError, match=config.model_type):

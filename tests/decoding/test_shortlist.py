@@ -15,6 +15,7 @@ from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.fused_layers import replace_submodules
+from medusa_chat.decoding.head_tensors import heads_of, tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree, cartesian
@@ -110,7 +111,7 @@ def test_lm_heads_of_their_own_read_its_rows_alone(one_lm, mapped):
     assert set(names.tolist()) == listed and logits.shape == (2, len(listed))
     assert torch.allclose(logits, before[:2, names], atol=1e-5)
     assert torch.allclose(own(hidden, engine.backbone.lm_head)[:, 0], before, atol=1e-5)
-    again = MedusaHeads.from_tensors(own.to_tensors()).to(own.bias)
+    again = heads_of(tensors_of(own)).to(own.bias)
     again.vocabulary = VOCABULARY
     assert torch.allclose(again(hidden, engine.backbone.lm_head)[:, 0], before, atol=1e-5)
     found = drafted(engine, tree)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from medusa_chat.decoding.head_tensors import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from support.families import tiny
 from support.tokenizers import byte_tokenizer
@@ -41,7 +42,7 @@ def write_heads(folder: Path, heads: MedusaHeads) -> None:
     """Heads with small random weights, in the layout that shares the LM head."""
     torch.manual_seed(0)
     torch.nn.init.normal_(heads.weight, std=0.1)
-    save_file(heads.to_tensors(), folder / "medusa_lm_head.safetensors")
+    save_file(tensors_of(heads), folder / "medusa_lm_head.safetensors")
 
 
 # One set of heads in every layout. `layered` heads have one layer and no bias, so that every

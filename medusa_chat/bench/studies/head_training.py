@@ -22,6 +22,7 @@ from medusa_chat.bench.studies.training_fixture import (
     prompted_messages,
     ranks_of,
 )
+from medusa_chat.decoding.head_tensors import heads_of, tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.data import Example
 from medusa_chat.training.events import TrainStep
@@ -112,8 +113,8 @@ def _shipped(context: BenchContext, model: Any, tests: Sequence[Example]) -> Ite
     """The row of the checkpoint's own heads."""
     loaded = context.loaded.engine.heads
     assert loaded is not None
-    tensors = {name: tensor.float() for name, tensor in loaded.to_tensors().items()}
-    ranks = ranks_of(model, MedusaHeads.from_tensors(tensors).to(model.device), tests)
+    tensors = {name: tensor.float() for name, tensor in tensors_of(loaded).items()}
+    ranks = ranks_of(model, heads_of(tensors).to(model.device), tests)
     values = [held_out_tokens_per_step(ranks, len(loaded))]
     note = f"as the checkpoint has them; {NODES} nodes, {len(tests)} answers"
     name = f"the checkpoint's own {len(loaded)} heads"

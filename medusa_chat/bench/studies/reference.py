@@ -27,6 +27,7 @@ from medusa_chat.bench.harness.hf_baseline import HFBaseline, matching_baseline
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, unmeasured
 from medusa_chat.bench.studies.paper_figures import GREEDY, chosen_tree
+from medusa_chat.decoding.head_tensors import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
@@ -210,4 +211,4 @@ def _heads(heads: MedusaHeads, lm_head: Any) -> dict[str, Any]:
     """Our heads by the names in the reference's model, each with an LM head of its own."""
     last = f"{heads.weight.shape[0]}.weight"
     found = {f"{number}.{last}": lm_head.detach() for number in range(len(heads))}
-    return {f"medusa_head.{name}": tensor for name, tensor in (found | heads.to_tensors()).items()}
+    return {f"medusa_head.{name}": tensor for name, tensor in (found | tensors_of(heads)).items()}

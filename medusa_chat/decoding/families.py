@@ -1,0 +1,52 @@
+"""Model families: those whose attention cannot hold a draft tree, and how the others attend."""
+
+from typing import Any
+
+from medusa_chat.errors import ModelError
+
+LAYER_KINDS = {"full_attention", "sliding_attention"}
+# families with a recurrent state, which cannot branch, and with ALiBi, a bias by distance
+RECURRENT = (
+    "mamba mamba2 falcon_mamba rwkv jamba bamba zamba zamba2 recurrent_gemma granitemoehybrid "
+    "lfm2 lfm2_moe qwen3_next qwen3_5 nemotron_h xlstm minimax falcon_h1 kimi_linear"
+).split()
+ALIBI = ("bloom", "mpt")
+UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do not follow the mask
+
+
+def refuse_unfit(config: Any) -> None:
+    """Raise ModelError for a model family that tree attention does not support."""
+    family = config.model_type
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if family in RECURRENT or not kinds <= LAYER_KINDS:
+        raise ModelError(
+            f"model family {family} is not supported: a recurrent state cannot hold a draft tree"
+        )
+    if family in ALIBI or getattr(config, "alibi", False):
+        raise ModelError(
+            f"model family {family} is not supported: ALiBi position encodings do not work with "
+            "tree attention"
+        )
+    if family in UNPROVEN:
+        raise ModelError(
+            f"model family {family} is not supported: its local attention is untested with trees"
+        )
+
+
+def needs_eager(config: Any) -> bool:
+    """Whether the family changes attention scores in a way that only its eager attention
+    applies."""
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    return capped or config.model_type in ("gpt_oss", "gptj", "falcon")
+
+
+def windows(config: Any) -> tuple[int | None, ...]:
+    """The attention windows of the layers: None for full attention, else its width."""
+    width = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        width = None
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return (width,)
+    found = {None if kind == "full_attention" else width for kind in kinds}
+    return tuple(sorted(found, key=lambda w: w is not None))

@@ -1,0 +1,33 @@
+"""LogitHead: a backbone's LM head with what its family does to the logits."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class LogitHead:
+    """The backbone's LM head with the scale or cap its family puts after it: [m, d] -> [m, V]."""
+
+    def __init__(self, linear: nn.Module, config: Any) -> None:
+        self.linear = linear
+        self.scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
+        self.scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
+        self.cap = getattr(config, "final_logit_softcapping", None)  # Gemma
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the family neither scales nor caps its logits."""
+        return self.scale == 1.0 and self.cap is None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.linear(hidden).to(hidden.device)  # it may lie on another
+        return self.finish(logits)
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """logits [m, V] of the linear -> [m, V], with the family's scale or cap applied."""
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.cap is not None:
+            logits = torch.tanh(logits / self.cap) * self.cap
+        return logits
