@@ -99,17 +99,15 @@ def with_text(
     `events`. The texts of all events and the tail join to `finished.text`.
     """
     stream = TextStream(tokenizer, stop)
-    shown, ids = "", list[int]()
+    shown, ids, is_last = "", list[int](), False
     steps, emitted, seconds, prefill = 0, 0, 0.0, 0.0
-    is_last = False
     for event in events:
         if isinstance(event, Finished):
             tail = stream.tail()
             yield changed(event, text=shown + tail, tail=tail)
             return
         fresh, text = _push(stream, event.token_ids)
-        shown += text
-        ids += fresh
+        shown, ids = shown + text, ids + fresh
         if isinstance(event, Prefilled):
             prefill = event.seconds
             yield changed(event, token_ids=tuple(fresh), text=text)

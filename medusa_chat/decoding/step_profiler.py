@@ -35,57 +35,94 @@ def time_steps(
     of the machine only adds time. The cache is as before afterwards. The engine must have heads.
     """
     profiler = StepProfiler(engine, tree)
-    timed: dict[tuple[int, int], list[float]] = {}
-    drafting: dict[int, list[float]] = {}
-
-    def time_one(nodes: int, length: int, is_warm: bool = True) -> float:
-        for _ in range(warm_ups(firsts[nodes]) if is_warm else 0):
-            profiler.step(nodes, length)
-        started = clock()
-        drafting.setdefault(nodes, []).append(profiler.step(nodes, length))
-        return clock() - started
-
-    sizes: list[int] = []
-    first, firsts = 0.0, dict[int, float]()
-    began = clock()
+    timing = _Timing(profiler, tree, budget, clock)
     try:
-        for nodes in [m for m in SIZES if m < len(tree)] + [len(tree)]:
-            started = clock()
-            for length in profiler.lengths:
-                profiler.try_out(nodes, length)
-            began += clock() - started  # answers do not take this time: it is not of the budget
-            seconds = time_one(nodes, profiler.lengths[0], False)
-            yield None
-            first = first or seconds
-            for _ in range(DOUBTS if sizes and first < WARM_SECONDS else 0):
-                if seconds <= first * (tree.depth + 1):
-                    break
-                seconds = min(seconds, time_one(nodes, profiler.lengths[0], False))
-                yield None
-            firsts[nodes] = seconds
-            if sizes and (seconds > first * (tree.depth + 1) or clock() - began > SLOW * budget):
-                break  # it could not pay even if a whole path were accepted; or time is up
-            sizes.append(nodes)
-        for number in range(MAX_ROUNDS):
-            for turn in range(len(sizes)):
-                nodes = sizes[(turn + number) % len(sizes)]
-                for length in profiler.lengths:
-                    timed.setdefault((nodes, length), []).append(time_one(nodes, length))
-                    yield None
-            spent = clock() - began
-            if spent >= SLOW * budget or (number + 1 >= MIN_ROUNDS and spent >= budget):
-                break
+        sizes = yield from timing.sizes_that_may_pay()
+        yield from timing.rounds(sizes)
     finally:
         profiler.leave()
-    rows = [tuple(min(timed[m, length]) for m in sizes) for length in profiler.lengths]
-    drafts = tuple(min(drafting[m]) for m in sizes)
-    yield StepCosts(tuple(sizes), profiler.lengths, tuple(rows), drafts)
+    yield timing.costs(sizes)
 
 
 def warm_ups(first: float) -> int:
     """Warm-up steps before a timed one. first: seconds of the first step of its kind. In an answer
     a step follows many of its kind: a small model's sixth takes half the time of its first."""
     return min(WARM_UPS, int(WARM_SECONDS / first)) if first else 0
+
+
+class _Timing:
+    """The times of one run of `time_steps`; its generators yield None after every step."""
+
+    def __init__(self, profiler: "StepProfiler", tree: Tree, budget: float, clock: Clock) -> None:
+        self.profiler, self.tree, self.budget, self.clock = profiler, tree, budget, clock
+        self.timed: dict[tuple[int, int], list[float]] = {}
+        self.drafting: dict[int, list[float]] = {}
+        self.firsts: dict[int, float] = {}
+        self.began = clock()
+
+    @property
+    def spent(self) -> float:
+        """Seconds of the budget."""
+        return self.clock() - self.began
+
+    def sizes_that_may_pay(self) -> Generator[None, None, list[int]]:
+        """Time a first step of each size -> the sizes up to the one that could not pay even if a
+        whole path were accepted, or after which time is up."""
+        sizes: list[int] = []
+        for nodes in [m for m in SIZES if m < len(self.tree)] + [len(self.tree)]:
+            started = self.clock()
+            for length in self.profiler.lengths:
+                self.profiler.try_out(nodes, length)
+            self.began += self.clock() - started  # answers do not take this time
+            yield from self._first(nodes)
+            is_dear = self.firsts[nodes] > self._most
+            if sizes and (is_dear or self.spent > SLOW * self.budget):
+                break
+            sizes.append(nodes)
+        return sizes
+
+    def rounds(self, sizes: list[int]) -> Generator[None, None, None]:
+        """Time every size at every length in turn, for as long as the budget asks."""
+        for number in range(MAX_ROUNDS):
+            for turn in range(len(sizes)):
+                nodes = sizes[(turn + number) % len(sizes)]
+                for length in self.profiler.lengths:
+                    for _ in range(warm_ups(self.firsts[nodes])):
+                        self.profiler.step(nodes, length)
+                    self.timed.setdefault((nodes, length), []).append(self._one(nodes, length))
+                    yield None
+            is_enough = number + 1 >= MIN_ROUNDS and self.spent >= self.budget
+            if is_enough or self.spent >= SLOW * self.budget:
+                break
+
+    def costs(self, sizes: list[int]) -> StepCosts:
+        """The least of each size's times."""
+        lengths = self.profiler.lengths
+        rows = [tuple(min(self.timed[m, length]) for m in sizes) for length in lengths]
+        drafts = tuple(min(self.drafting[m]) for m in sizes)
+        return StepCosts(tuple(sizes), lengths, tuple(rows), drafts)
+
+    @property
+    def _most(self) -> float:
+        """Seconds beyond which a step cannot pay, by the first size's."""
+        return next(iter(self.firsts.values())) * (self.tree.depth + 1)
+
+    def _first(self, nodes: int) -> Generator[None, None, None]:
+        """A first step of a size, timed again where a small model's seems too long."""
+        seconds = self._one(nodes, self.profiler.lengths[0])
+        yield None
+        is_short = bool(self.firsts) and next(iter(self.firsts.values())) < WARM_SECONDS
+        for _ in range(DOUBTS if is_short else 0):
+            if seconds <= self._most:
+                break
+            seconds = min(seconds, self._one(nodes, self.profiler.lengths[0]))
+            yield None
+        self.firsts[nodes] = seconds
+
+    def _one(self, nodes: int, length: int) -> float:
+        started = self.clock()
+        self.drafting.setdefault(nodes, []).append(self.profiler.step(nodes, length))
+        return self.clock() - started
 
 
 class StepProfiler:

@@ -100,10 +100,8 @@ def view_of(
     system prompt."""
     _notice_answer(tab, chat)
     transcript, is_running = chat.transcript, chat.is_running
-    is_new, is_transcript_new = (
-        tab.version != chat.version,
-        tab.transcript_version != chat.transcript_version,
-    )
+    is_new = tab.version != chat.version
+    is_transcript_new = tab.transcript_version != chat.transcript_version
     tab.version, tab.transcript_version = chat.version, chat.transcript_version
     is_still = (is_transcript_new or tab.has_live) and not tab.is_streaming
     tab.has_live &= not is_still

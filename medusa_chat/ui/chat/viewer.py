@@ -63,12 +63,8 @@ class ChatViewer:
 
     def last_message(self, tab: Tab) -> str:
         """What the user said last in the tab's chat; empty before that."""
-        said = (
-            m["content"]
-            for m in reversed(self.session_of(tab).transcript.messages)
-            if m["role"] == "user"
-        )
-        return next(said, "")
+        said = reversed(self.session_of(tab).transcript.messages)
+        return next((m["content"] for m in said if m["role"] == "user"), "")
 
     def session_of(self, tab: Tab) -> ChatSession:
         """The conversation the tab shows; a new one when it has none yet, or when it is gone."""
