@@ -46,7 +46,7 @@ class _GradientSums:
         self.of_rows: list[Tensor] = []
 
     def add(self, chunk_loss: ChunkLoss, chunk: slice, rows: Tensor) -> Tensor:
-        """The chunk's loss, detached. Its graph is freed when this returns."""
+        """The loss [] of a chunk of rows [n, d], detached. Its graph is freed when this returns."""
         leaf = rows[chunk].detach().requires_grad_(self._rows_need_it)
         value = chunk_loss(chunk, leaf)
         inputs = [*self._inputs, leaf] if self._rows_need_it else self._inputs
