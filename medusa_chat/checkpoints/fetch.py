@@ -5,7 +5,8 @@ from contextlib import closing
 from dataclasses import replace
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.locate import Checkpoint, SurveyedFolder, folder_or_repo
+from medusa_chat.checkpoints.locate import Checkpoint, SurveyedFolder
+from medusa_chat.checkpoints.places import folder_or_repo
 from medusa_chat.messages import LoadPhase, LoadRequest
 
 Downloads = Generator[tuple[LoadPhase, None], None, Checkpoint]

@@ -13,7 +13,6 @@ from medusa_chat.checkpoints.layouts.gguf_header import MAX_TEMPLATE, TYPES, rea
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.errors import ModelError
 
-
 WIDE = {"hidden_size": 256, "intermediate_size": 256}  # rows of one block of 256 weights
 
 

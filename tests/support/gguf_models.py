@@ -13,9 +13,10 @@ import gguf
 import numpy as np
 import torch
 from tokenizers import pre_tokenizers
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from support.checkpoints import TEMPLATE
-from support.families import tiny
+from support.families import COMMON, tiny
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = [*ALPHABET, "he", "<|im_start|>", "<|im_end|>", "<pad>"]
@@ -28,13 +29,20 @@ PACKED = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "IQ4
 
 def tiny_model(family: str = "llama", **changes: Any) -> Any:
     """A random model whose vocabulary is that of the files."""
-    values = {"vocab_size": ROWS, "max_position_embeddings": 256, "initializer_range": 0.2}
-    model = tiny(family, **values | changes)
+    values = {"vocab_size": ROWS, "max_position_embeddings": 256, "intermediate_size": 64}
+    values = {"initializer_range": 0.2} | values | changes
+    model = _gemma2(values) if family == "gemma2" else tiny(family, **values)
     with torch.no_grad():
         for one in model.parameters():
             if one.dim() == 1:  # norms and biases, else they are ones and zeros
                 one += 0.1 * torch.randn(one.shape)
     return model
+
+
+def _gemma2(values: Mapping[str, Any]) -> Any:
+    torch.manual_seed(0)
+    config = Gemma2Config(**COMMON | dict(values))
+    return Gemma2ForCausalLM(config).eval().requires_grad_(False)
 
 
 def write_gguf(

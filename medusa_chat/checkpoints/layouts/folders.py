@@ -31,7 +31,8 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 class BackboneFiles:
     """A whole model. folder: "" or the folder below. files: its weights in that folder, all
     .safetensors or all pickles, or one GGUF file; missing: what its index names and is not there.
-    stored: the type of most weights of a GGUF file, which holds config and tokenizer as well."""
+    stored: the type of most weights of a GGUF file, which holds config and tokenizer as well.
+    notes: why these files."""
 
     folder: str
     config: Mapping[str, Any]
@@ -40,6 +41,7 @@ class BackboneFiles:
     bytes: int
     has_tokenizer: bool
     stored: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def is_pickled(self) -> bool:

@@ -85,9 +85,7 @@ def end_tokens(header: GgufHeader) -> list[int]:
     return list(dict.fromkeys(token for token in found if isinstance(token, int)))
 
 
-def _own(
-    header: GgufHeader, family: str, config: Mapping[str, int], width: int
-) -> dict[str, Any]:
+def _own(header: GgufHeader, family: str, config: Mapping[str, int], width: int) -> dict[str, Any]:
     """What one family has and others have not."""
     metadata, values = header.metadata, {} if family == "phi3" else {"head_dim": width}
     if family == "llama":

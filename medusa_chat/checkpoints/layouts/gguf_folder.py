@@ -27,8 +27,6 @@ def gguf_in(folder: Folder) -> BackboneFiles | None:
     refuse_odd_config(config, where)
     names = renamed(header, family_of(header, where), where)
     refuse_misfits(entries(header, names), config, where)
-    if why:
-        folder.notes.append(why)
     return BackboneFiles(
         folder=folder.folder,
         config=config,
@@ -37,4 +35,5 @@ def gguf_in(folder: Folder) -> BackboneFiles | None:
         bytes=folder.sizes[file],
         has_tokenizer=True,
         stored=header.quantisation,
+        notes=(why,) if why else (),
     )

@@ -6,24 +6,22 @@ version, two counts, then (key, type, value) and (name, dimensions, type, offset
 """
 
 import math
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from medusa_chat.checkpoints.layouts.entry import REMEDY
+from medusa_chat.checkpoints.layouts.gguf_reader import MAX_TEXT, Broken, GgufReader
 from medusa_chat.checkpoints.layouts.headers import first_bytes
 from medusa_chat.checkpoints.layouts.source import Source
 from medusa_chat.errors import ModelError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-CHUNK = 1 << 20
-MAX_HEADER = 64_000_000  # bytes; 262,144 tokens with their merges take 14 MB
 MAX_KEYS = 10_000
+MAX_ALIGNMENT = 1 << 20
 MAX_TENSORS = 100_000
 MAX_NAME = 300  # bytes of a key or of a tensor's name; llama.cpp allows 64 for a tensor
-MAX_TEXT = 1 << 20  # bytes of a text
 MAX_TEMPLATE = 1 << 16  # bytes of a chat template, as where it is rendered
 MAX_ARRAY = 4_000_000  # entries; the merges of the largest known vocabulary are 0.5 million
 FEW = 4096  # numbers of an array that are kept; of a longer one, and of texts, the count
@@ -48,10 +46,6 @@ TYPES = {
     **{34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17)},
 }
 T = TypeVar("T")
-
-
-class Broken(Exception):
-    """What is wrong with a file, as the end of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -91,61 +85,12 @@ def read_gguf(source: Source, file: str) -> GgufHeader:
         raise ModelError(f"{where} is not a GGUF file: it does not begin with GGUF: {REMEDY}")
     size = source.files()[file]
     try:
-        return _parse(_Reader(source, file, size), size)
+        return _parse(GgufReader(source, file, size), size)
     except Broken as error:
         raise ModelError(f"{where} is broken: {error}: {REMEDY}") from error
 
 
-class _Reader:
-    """The bytes of a header, one after another; only what is asked for is read."""
-
-    def __init__(self, source: Source, file: str, size: int) -> None:
-        self._source, self._file = source, file
-        self._most = min(size, MAX_HEADER)
-        self._is_long = size > MAX_HEADER
-        self.data = bytearray()
-        self.place = 0
-
-    def take(self, length: int) -> int:
-        """The place of the next `length` bytes in `data`, which are there from now on."""
-        start, end = self.place, self.place + length
-        if end > self._most:
-            long = f"its header is larger than {MAX_HEADER} bytes"
-            raise Broken(long if self._is_long else "it is cut short, or a length in it is wrong")
-        while len(self.data) < end:
-            piece = self._source.read(self._file, len(self.data), CHUNK)
-            if not piece:
-                raise Broken("it is cut short")
-            self.data += piece
-        self.place = end
-        return start
-
-    def numbers(self, form: str, count: int = 1) -> tuple[Any, ...]:
-        whole = f"<{count}{form}"
-        return struct.unpack_from(whole, self.data, self.take(struct.calcsize(whole)))
-
-    def number(self, form: str) -> Any:
-        return self.numbers(form)[0]
-
-    def text(self, most: int, what: str) -> str:
-        length = self.number("Q")
-        if length > most:
-            raise Broken(f"{what} has {length} bytes: at most {most} are allowed")
-        start = self.take(length)
-        try:
-            return self.data[start : start + length].decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise Broken(f"{what} is not UTF-8") from error
-
-    def skip_texts(self, count: int, what: str) -> None:
-        for _ in range(count):
-            length = self.number("Q")
-            if length > MAX_TEXT:
-                raise Broken(f"a text of {what} has {length} bytes: at most {MAX_TEXT} are allowed")
-            self.take(length)
-
-
-def _parse(reader: _Reader, size: int) -> GgufHeader:
+def _parse(reader: GgufReader, size: int) -> GgufHeader:
     reader.take(len(MAGIC))
     version = reader.number("I")
     if version not in VERSIONS:
@@ -159,7 +104,7 @@ def _parse(reader: _Reader, size: int) -> GgufHeader:
     infos = _distinct(_infos(reader, tensors), "tensor")
     _refuse_odd_tokens(metadata)
     step = metadata.get("general.alignment", 32)
-    if type(step) is not int or not 8 <= step <= CHUNK or step & (step - 1):
+    if type(step) is not int or not 8 <= step <= MAX_ALIGNMENT or step & (step - 1):
         raise Broken(f"its general.alignment is {str(step)[:40]}, not a power of two from 8")
     start = -(-reader.place // step) * step
     placed = {n: _placed(n, *info, start, step, size) for n, info in infos.items()}
@@ -176,13 +121,13 @@ def _distinct(pairs: Iterator[tuple[str, T]], what: str) -> dict[str, T]:
     return found
 
 
-def _metadata(reader: _Reader, count: int) -> Iterator[tuple[str, Any]]:
+def _metadata(reader: GgufReader, count: int) -> Iterator[tuple[str, Any]]:
     for _ in range(count):
         key = reader.text(MAX_NAME, "a key")
         yield key, _value(reader, key, reader.number("I"))
 
 
-def _value(reader: _Reader, key: str, kind: int) -> Any:
+def _value(reader: GgufReader, key: str, kind: int) -> Any:
     what = f"its {key[:80]!r}"
     if kind == TEXT:
         most = MAX_TEMPLATE if key.startswith(TEMPLATE) else MAX_TEXT
@@ -204,7 +149,7 @@ def _value(reader: _Reader, key: str, kind: int) -> Any:
 
 
 def _infos(
-    reader: _Reader, count: int
+    reader: GgufReader, count: int
 ) -> Iterator[tuple[str, tuple[tuple[int, ...], int, int]]]:
     """(name, (shape, type, offset)) of each tensor."""
     for _ in range(count):
