@@ -47,6 +47,16 @@ def choose_file(sizes: Mapping[str, int]) -> tuple[str | None, str]:
     )
 
 
+def choose_in_repo(sizes: Mapping[str, int]) -> tuple[str | None, str]:
+    """As choose_file, of a whole repo: in its root, else in the first folder that has some."""
+    folders: dict[str, dict[str, int]] = {}
+    for name, size in sizes.items():
+        if is_gguf(name):
+            folders.setdefault(str(PurePosixPath(name).parent), {})[name] = size
+    choices = (choose_file(folders[folder]) for folder in sorted(folders))
+    return next((choice for choice in choices if choice[0]), (None, ""))
+
+
 def part_of_split(name: str) -> str:
     """Why a file cannot be read by itself, as a clause; empty where it can."""
     match = PART.search(name)
