@@ -15,6 +15,11 @@ def is_gguf(name: str) -> bool:
     return name.lower().endswith(ENDING)
 
 
+def is_model(name: str) -> bool:
+    """Whether a file can be loaded, by its name."""
+    return is_gguf(name) and not BESIDE.search(_last(name)) and not part_of_split(name)
+
+
 def split_name(name: str) -> tuple[str, str | None]:
     """The repo and the file of owner/name/FILE.gguf; without a file the name as it is."""
     parts = name.split("/")
