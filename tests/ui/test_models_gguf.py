@@ -70,20 +70,24 @@ def event(**data):
     return SimpleNamespace(_data=data)
 
 
-def rows_of(controller, *boxes):
-    """The rows once all is looked up, by the last part of their ids."""
-    tab = ModelsTab()
-    boxes = boxes or BOXES
+def row_of(controller, name, text=""):
+    """The row of a file once it was looked at. text: what is typed."""
+    tab, found = ModelsTab(text=text), {}  # nobody types any more
 
-    def is_done():
-        controller.refresh(tab, OWNER, *boxes)
-        catalog = controller.catalog
-        return not catalog._workers and not catalog._is_listing and catalog.local
+    def is_there():
+        controller.refresh(tab, OWNER, text, *BOXES[1:])
+        rows = {Path(row["id"]).name: row for row in json.loads(tab.rows)["rows"]}
+        found.update(rows.get(name, {}))
+        return found.get("memory") or found.get("problem")
 
-    tab.text = boxes[0]  # nobody types any more
-    wait_for(is_done)
-    controller.refresh(tab, OWNER, *boxes)
-    return {Path(row["id"]).name: row for row in json.loads(tab.rows)["rows"]}
+    wait_for(is_there)
+    return found
+
+
+def names_shown(controller, text):
+    tab = ModelsTab(text=text)
+    controller.refresh(tab, OWNER, text, *BOXES[1:])
+    return {Path(row["id"]).name for row in json.loads(tab.rows)["rows"]}
 
 
 def test_files_of_lm_studio_and_llama_cpp_are_found_by_name(home):
@@ -103,7 +107,7 @@ def test_the_cache_of_llama_cpp_may_lie_elsewhere(home, monkeypatch):
 
 
 def test_they_have_rows_with_memory_disk_and_type_before_any_click(controller):
-    row = rows_of(controller)["tiny-Q8_0.gguf"]
+    row = row_of(controller, "tiny-Q8_0.gguf")
     facts = dict(row["facts"])
     assert (row["group"], row["title"], row["is_here"]) == ("gguf", "tiny-Q8_0.gguf", True)
     assert facts["of"] == "LM Studio" and facts["GGUF"].startswith("Q8_0, ")
@@ -114,18 +118,18 @@ def test_they_have_rows_with_memory_disk_and_type_before_any_click(controller):
 
 def test_a_path_that_is_typed_has_a_row_and_words_filter_the_files(controller, home):
     path = str(home / ".cache/llama.cpp/them_tiny_tiny-Q4_0.gguf")
-    rows = rows_of(controller, path, *BOXES[1:])
-    assert rows["them_tiny_tiny-Q4_0.gguf"]["group"] == "typed"
+    assert row_of(controller, "them_tiny_tiny-Q4_0.gguf", path)["group"] == "typed"
     assert LoadChoices("them/tiny/file.gguf").names_one and LoadChoices(path).names_one
-    assert "tiny-Q8_0.gguf" not in rows_of(controller, "llama.cpp", *BOXES[1:])
-    missing = rows_of(controller, str(home / "no.gguf"), *BOXES[1:])["no.gguf"]
+    wait_for(lambda: "them_tiny_tiny-Q4_0.gguf" in names_shown(controller, "llama.cpp"))
+    assert "tiny-Q8_0.gguf" not in names_shown(controller, "llama.cpp")
+    missing = row_of(controller, "no.gguf", str(home / "no.gguf"))
     assert "there is no file" in missing["problem"] and missing["is_refused"]
 
 
 def test_a_broken_file_says_so_in_its_row(controller, home):
     file = home / ".cache/llama.cpp/them_tiny_tiny-Q4_0.gguf"
     file.write_bytes(file.read_bytes()[:-32])
-    row = rows_of(controller)["them_tiny_tiny-Q4_0.gguf"]
+    row = row_of(controller, "them_tiny_tiny-Q4_0.gguf")
     assert "ends at byte" in row["problem"] and row["is_refused"]
 
 
@@ -145,12 +149,12 @@ def test_what_was_converted_is_deleted_and_the_file_stays(controller, home, monk
     monkeypatch.setattr("gradio.Info", told.append)
     path = home / ".lmstudio/models/them/tiny-GGUF/tiny-Q8_0.gguf"
     converted_folder(Checkpoint.find(LoadRequest(str(path))), "bf16")
-    row = rows_of(controller)["tiny-Q8_0.gguf"]
+    row = row_of(controller, "tiny-Q8_0.gguf")
     assert row["delete"].startswith("Delete ") and "the model itself stays" in row["deletion"]
     assert dict(row["facts"])["converted"].endswith(" here")
     controller.drop_model(ModelsTab(), event(id=str(path)), OWNER, *BOXES)
     assert "are free again" in told[0] and path.is_file() and not kept_copies.kept()
-    assert not rows_of(controller)["tiny-Q8_0.gguf"]["delete"]
+    assert not row_of(controller, "tiny-Q8_0.gguf")["delete"]
 
 
 def test_a_copy_whose_file_is_gone_is_listed_and_can_be_deleted(controller, home):
@@ -158,7 +162,7 @@ def test_a_copy_whose_file_is_gone_is_listed_and_can_be_deleted(controller, home
     write_gguf(path, tiny_model())
     converted_folder(Checkpoint.find(LoadRequest(str(path))), "bf16")
     path.unlink()
-    row = rows_of(controller)["gone.gguf"]
+    row = row_of(controller, "gone.gguf")
     assert row["group"] == "here" and row["delete"] and "there is no file" in row["problem"]
     controller.drop_model(ModelsTab(), event(id=str(path)), OWNER, *BOXES)
     assert not kept_copies.kept()
@@ -181,7 +185,7 @@ def test_what_is_in_use_and_what_is_no_copy_is_not_deleted(controller, home, mon
 def test_a_guest_sees_no_file_and_deletes_nothing(controller, home):
     path = home / ".lmstudio/models/them/tiny-GGUF/tiny-Q8_0.gguf"
     converted_folder(Checkpoint.find(LoadRequest(str(path))), "bf16")
-    rows_of(controller)  # the owner has looked
+    row_of(controller, path.name)  # the owner has looked
     for hit in (
         controller.refresh(ModelsTab(), VISITOR, *BOXES),
         controller.refresh(ModelsTab(), VISITOR, str(path), *BOXES[1:]),
