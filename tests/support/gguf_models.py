@@ -22,7 +22,7 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = [*ALPHABET, "he", "<|im_start|>", "<|im_end|>", "<pad>"]
 BOS, END, PAD = 257, 258, 259
 ROWS = len(TOKENS)
-ARCHITECTURES = {"gemma3_text": "gemma3"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
 # types that gguf cannot write: the halves at these places of a block are its scales
 PACKED = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "IQ4_XS": (0,)}
 
@@ -46,7 +46,12 @@ def _gemma2(values: Mapping[str, Any]) -> Any:
 
 
 def write_gguf(
-    path: Path, model: Any, kind: str = "F32", template: str | None = TEMPLATE, **more: Any
+    path: Path,
+    model: Any,
+    kind: str = "F32",
+    template: str | None = TEMPLATE,
+    sentencepiece: bool = False,
+    **more: Any,
 ) -> Path:
     """Write a model. kind: type of the matrices; more: further metadata, by its key."""
     config = model.config
@@ -54,7 +59,8 @@ def write_gguf(
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, name)
     _add_sizes(writer, name, config)
-    _add_tokenizer(writer, template)
+    add_tokenizer = _add_sentencepiece if sentencepiece else _add_tokenizer
+    add_tokenizer(writer, template)
     for key, value in more.items():
         key = key.replace("__", ".")
         kinds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
@@ -133,11 +139,34 @@ def _add_sizes(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_value_length(width)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if name in ("gemma2", "gemma3"):
+    if name in ("gemma2", "gemma3") or config.model_type == "mistral":
         writer.add_sliding_window(config.sliding_window)
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _add_sentencepiece(writer: gguf.GGUFWriter, template: str | None) -> None:
+    """As files of Llama 2 have it: scores, a token for each byte, and no merges."""
+    few = ["h", "e", "he", "\u2581", "\u2581he", "l", "o", "lo"]
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *few,
+        *(f"<0x{byte:02X}>" for byte in range(ROWS - 3 - len(few))),
+    ]
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(words)
+    writer.add_token_scores([-float(n) for n in range(ROWS)])
+    writer.add_token_types([2, 3, 3] + [1] * len(few) + [6] * (ROWS - 3 - len(few)))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    if template is not None:
+        writer.add_chat_template(template)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, template: str | None) -> None:

@@ -21,6 +21,8 @@ CLASSES = {  # model_type and class in transformers, by the family's name in a G
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
     "phi3": ("phi3", "Phi3ForCausalLM"),
 }
+MISTRAL = ("mistral", "MistralForCausalLM")  # is told as llama, and may have a window
+WINDOWED = ("llama", "phi3", "gemma2", "gemma3")
 COUNTS = {
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
@@ -64,7 +66,8 @@ def gguf_config(header: GgufHeader, source: Source, file: str) -> dict[str, Any]
     config = {ours: _count(metadata, f"{family}.{key}", where) for ours, key in COUNTS.items()}
     heads = config["num_attention_heads"]
     width = _width(metadata, family, config["hidden_size"] // heads, where)
-    kind, name = CLASSES[family]
+    windowed = _window(metadata, family) is not None
+    kind, name = MISTRAL if family == "llama" and windowed else CLASSES[family]
     few = _count(metadata, f"{family}.attention.head_count_kv", where, heads)
     return config | {
         "model_type": kind,
@@ -87,24 +90,31 @@ def end_tokens(header: GgufHeader) -> list[int]:
 
 def _own(header: GgufHeader, family: str, config: Mapping[str, int], width: int) -> dict[str, Any]:
     """What one family has and others have not."""
-    metadata, values = header.metadata, {} if family == "phi3" else {"head_dim": width}
-    if family == "llama":
-        return values | {
+    metadata, window = header.metadata, _window(header.metadata, family)
+    values: dict[str, Any] = {} if family == "phi3" else {"head_dim": width}
+    if window is not None and family in WINDOWED:
+        values |= {"sliding_window": window}
+    elif family == "llama":
+        values |= {
             "attention_bias": "blk.0.attn_output.bias" in header.tensors,
             "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
         }
+    start = metadata.get("phi3.rope.scaling.original_context_length")
+    if family == "phi3" and type(start) is int and start > 0:
+        values |= {"original_max_position_embeddings": start}
+    if family in LARGEST:
+        large = config["num_hidden_layers"] == LARGEST[family]
+        scale = config["hidden_size"] // config["num_attention_heads"] if large else width
+        caps = ("attn_logit_softcapping", "final_logit_softcapping")
+        said = {key: metadata[f"{family}.{key}"] for key in caps if f"{family}.{key}" in metadata}
+        values |= {"query_pre_attn_scalar": scale} | said
+    return values
+
+
+def _window(metadata: Mapping[str, Any], family: str) -> int | None:
+    """Tokens that a layer with a window reads; None where the file tells none."""
     window = metadata.get(f"{family}.attention.sliding_window")
-    if family not in ("phi3", "gemma2", "gemma3") or type(window) is not int:
-        return values
-    values |= {"sliding_window": window}
-    if family == "phi3":
-        start = metadata.get("phi3.rope.scaling.original_context_length")
-        return values | ({"original_max_position_embeddings": start} if start else {})
-    large = config["num_hidden_layers"] == LARGEST[family]
-    scale = config["hidden_size"] // config["num_attention_heads"] if large else width
-    caps = ("attn_logit_softcapping", "final_logit_softcapping")
-    said = {key: metadata[f"{family}.{key}"] for key in caps if f"{family}.{key}" in metadata}
-    return values | {"query_pre_attn_scalar": scale} | said
+    return window if type(window) is int and window > 0 else None
 
 
 def _count(metadata: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
