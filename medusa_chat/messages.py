@@ -111,9 +111,10 @@ class ModelInfo:
 class LoadPhase:
     """One phase of loading, told when it begins; the last one is "ready" and carries the model.
 
-    name: "resolve", "download", "read", "quantise", "check", "warm up" or "ready"; what need not
-    be done is left out. A "download" is told about five times a second: done and total in bytes,
-    what was here before not counted; rate in bytes a second, 0 while unknown.
+    name: "resolve", "download", "read", "convert", "quantise", "check", "warm up" or "ready"; what
+    need not be done is left out. A "download" is told about five times a second: done and total in
+    bytes, what was here before not counted; rate in bytes a second, 0 while unknown. So is a
+    "convert", of bytes to be written; note: what is converted, and what that takes.
     """
 
     name: str
@@ -121,6 +122,7 @@ class LoadPhase:
     done: int = 0
     total: int = 0
     rate: float = 0.0
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ const GROUPS = {
   typed: "What you typed",
   known: "Known to be good",
   found: "On the Hub",
+  gguf: "GGUF files on this disk",
   here: "More on this disk",
 };
 const SEARCH = { asking: "Asking the Hub …", failed: "", done: "", off: "" };

@@ -5,7 +5,8 @@ from contextlib import closing
 from dataclasses import replace
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.locate import Checkpoint, SurveyedFolder, folder_or_repo
+from medusa_chat.checkpoints.locate import Checkpoint, SurveyedFolder
+from medusa_chat.checkpoints.places import folder_or_repo
 from medusa_chat.messages import LoadPhase, LoadRequest
 
 Downloads = Generator[tuple[LoadPhase, None], None, Checkpoint]
@@ -36,7 +37,9 @@ def _must_download(repo: str, request: LoadRequest) -> bool:
 
 def _pulled(plan: hub.DownloadPlan) -> Iterator[tuple[LoadPhase, None]]:
     """What is whole in the cache is used as it is: `models pull` brings what is newer."""
-    parts = tuple(part for part in plan.parts if not hub.cached_folder(part.id))
+    parts = tuple(part for part in plan.parts if not hub.cached_folder(part.name))
+    note = "; ".join(filter(None, (part.note for part in parts)))
     with closing(hub.pull(replace(plan, parts=parts))) as events:
         for event in events:
-            yield LoadPhase("download", None, event.done, event.total, event.speed or 0.0), None
+            figures = event.done, event.total, event.speed or 0.0
+            yield LoadPhase("download", None, *figures, note), None

@@ -11,9 +11,10 @@ from medusa_chat.checkpoints.layouts.backbone_shapes import are_known
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, survey
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source
-from medusa_chat.checkpoints.locate import open_here
 from medusa_chat.checkpoints.memory_estimate import estimate, sizes
+from medusa_chat.checkpoints.places import is_folder, is_gguf_file, is_here, open_here
 from medusa_chat.errors import ModelError
+from medusa_chat.gguf_files import split_name
 from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
 
 PRECISIONS = ("fp32", "fp16", "int8", "nf4")
@@ -74,7 +75,7 @@ def inspect(
 
 def _unsure(place: Source, files: BackboneFiles) -> Path | None:
     """The folder of a model on this disk whose shapes do not follow from its config here."""
-    if not isinstance(place, LocalFolder) or files.is_pickled or files.missing:
+    if not isinstance(place, LocalFolder) or files.is_pickled or files.missing or files.stored:
         return None
     return None if are_known(files.config) else place.folder / files.folder
 
@@ -87,11 +88,9 @@ def _refuse_calibration(source: Source) -> None:
 
 
 def open_anywhere(name: str) -> Source:
-    """A folder of this disk, "demo", or a Hub repo: read by ranges, or from the cache where the
-    network is not to be used or not there. Raises ModelError."""
-    if Path(name).expanduser().is_dir() or name == "demo" or not hub.is_repo_id(name):
-        return open_here(name)
-    if hub.is_offline():
+    """A folder or GGUF file of this disk, "demo", or a Hub repo: read by ranges, or from the cache
+    where the network is not to be used or not there. Raises ModelError."""
+    if is_here(name) or not hub.is_repo_id(split_name(name)[0]) or hub.is_offline():
         return open_here(name)
     try:
         return hub.HubSource(name)
@@ -119,16 +118,9 @@ def _beside(source: Source, base: str) -> str:
     """A folder that the checkpoint names relative to itself, else the name as it is."""
     if isinstance(source, LocalFolder):
         for place in (source.folder / base, source.folder.parent / base):
-            if _is_folder(place):
+            if is_folder(place) or is_gguf_file(place):
                 return str(place.resolve())
     return base
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def _with_backbone(
@@ -146,6 +138,8 @@ def _with_backbone(
     asked = min(context or CONTEXT, size.positions)
     report = replace(
         report,
+        notes=(*report.notes, *files.notes),
+        stored=files.stored,
         is_here=is_local and not files.missing,
         backbone_bytes=files.bytes,
         parameters=size.parameters,

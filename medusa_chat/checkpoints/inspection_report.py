@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from medusa_chat.checkpoints.kept_copies import root
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.memory_estimate import Estimate
 from medusa_chat.units import gb, number
 
+CONVERTED = 2  # bytes of a weight of a GGUF file once converted
 LM_HEADS = {
     "own": "an LM head each",
     "one": "one LM head of their own for all",
@@ -20,7 +22,7 @@ class Inspection:
     """What was found. backbone: the id or folder that the heads need, None for unknown; is_here:
     whether it can be loaded without a download. memory: by precision, for `context` tokens and a
     tree of `nodes`; empty where the backbone's config is not in reach. problems: what stands in
-    the way, each with its remedy."""
+    the way, each with its remedy. stored: the type of most weights where it is a GGUF file."""
 
     name: str
     heads: HeadsFile | None
@@ -35,6 +37,7 @@ class Inspection:
     memory: dict[str, Estimate]
     notes: tuple[str, ...]
     problems: tuple[str, ...]
+    stored: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the names of single tensors are left out."""
@@ -62,6 +65,9 @@ class Inspection:
             yield "files", f"{', '.join(heads.files)} ({gb(heads.bytes)} of heads)"
         elif not self.problems:
             yield "heads", "none: it decodes with prompt-lookup"
+        if self.stored:
+            size = gb(CONVERTED * self.parameters)
+            yield "disk", f"converted once to 16 bits: {size} in {root('gguf')}"
         if self.adapter:
             yield "adapter", f"{self.adapter}, merged into the backbone at load"
         if self.backbone:
@@ -73,6 +79,8 @@ class Inspection:
         facts = [self.backbone or ""]
         if self.family:
             facts.append(f"{self.family}, {number(self.parameters)} parameters")
+        if self.stored:
+            facts.append(f"GGUF {self.stored}")
         facts.append(f"here, {gb(self.backbone_bytes)}" if self.is_here else "not on this disk")
         return ": ".join((facts[0], ", ".join(facts[1:])))
 

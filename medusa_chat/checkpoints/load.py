@@ -12,6 +12,7 @@ from medusa_chat.checkpoints.chat_template import missing_limits
 from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.fetch import fetch
+from medusa_chat.checkpoints.gguf_backbone import converted
 from medusa_chat.checkpoints.head_weights import read_heads
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
@@ -55,8 +56,9 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     yield LoadPhase("resolve"), None
     found = yield from fetch(request)
     yield LoadPhase("read"), None
-    config = weights.read_config(found.backbone)
+    config = weights.config_of(found)
     plan = plan_device(request, found, config)
+    found = yield from converted(found, plan.precision)
     calibration = Calibration.read(found.calibration) if found.calibration else None
     found = _without_unused_heads(request, found, calibration, plan)
     with refuse_out_of_memory(plan.advice):

@@ -1,19 +1,25 @@
 """Checkpoint: where the parts of a model lie: its heads, its backbone, its adapter, its tree."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from medusa_chat import hub
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, survey
 from medusa_chat.checkpoints.layouts.declared import REPO
 from medusa_chat.checkpoints.layouts.folders import MODEL, BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
-from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.checkpoints.places import (
+    folder_of,
+    folder_or_repo,
+    from_hub,
+    is_folder,
+    is_gguf_file,
+    opened,
+    place_of,
+)
 from medusa_chat.errors import ModelError
+from medusa_chat.gguf_files import split_name
 from medusa_chat.hub.catalog import model_preset
 from medusa_chat.messages import LoadRequest
-from medusa_chat.paths import asset
 from medusa_chat.trees.calibration import CALIBRATION_FILE
 
 HEADS_FILE = "medusa_lm_head.safetensors"  # the name under which we write heads
@@ -24,8 +30,10 @@ class Checkpoint:
     """Where the parts of a model lie; heads, adapter, calibration: None where there are none.
 
     folder: what the heads' and the adapter's files are named in. backbone: a folder with config,
-    tokenizer and the files of `weights`. base: the Hub id of the backbone, or the one that is
-    named beside a local one. notes: a sentence for each thing that was decided.
+    tokenizer and the files of `weights`, or with a GGUF file that holds all of them. base: the Hub
+    id of the backbone, or the one that is named beside a local one. notes: a sentence for each
+    thing that was decided. repo: what the backbone was had by on the Hub, with its GGUF file where
+    one was named. original: the GGUF file that the backbone was converted from.
     """
 
     name: str
@@ -37,6 +45,15 @@ class Checkpoint:
     calibration: Path | None
     notes: tuple[str, ...] = ()
     base: str | None = None
+    repo: str | None = None
+    original: Path | None = None
+
+    @property
+    def source(self) -> Path:
+        """The backbone before anything was converted: a folder, or a GGUF file."""
+        if self.weights.stored:
+            return self.backbone / self.weights.files[0]
+        return self.original or self.backbone
 
     @classmethod
     def find(cls, request: LoadRequest) -> "Checkpoint":
@@ -47,30 +64,33 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class SurveyedFolder:
-    """A checkpoint's own folder, surveyed, and where its backbone is: a folder or a Hub id."""
+    """A checkpoint's own folder or GGUF file, surveyed, and where its backbone is: such a place or
+    a Hub id."""
 
     request: LoadRequest
-    folder: Path
+    place: Path
     contents: Contents
     backbone: Path | str
 
     @classmethod
     def of(cls, request: LoadRequest, offline: bool) -> "SurveyedFolder":
         """Survey the checkpoint that a request names. Raises ModelError, with what to do."""
-        folder = _folder(request.checkpoint, offline)
-        contents = survey(LocalFolder(folder))
-        return cls(request, folder, contents, _backbone_place(request, folder, contents))
+        place = place_of(request.checkpoint, offline)
+        contents = survey(opened(place))
+        return cls(request, place, contents, _backbone_place(request, place, contents))
 
     def locate(self) -> Checkpoint:
         """All parts, the backbone's folder surveyed where it is another one. Raises ModelError."""
-        folder, contents, where = self.folder, self.contents, self.backbone
-        place = where if isinstance(where, Path) else _from_hub(where, self.request.offline)
-        weights = contents.backbone if place == folder else backbone_of(LocalFolder(place))
+        folder, contents, where = folder_of(self.place), self.contents, self.backbone
+        place = where if isinstance(where, Path) else from_hub(where, self.request.offline)
+        is_own = place == self.place
+        weights = contents.backbone if is_own else backbone_of(opened(place))
+        place = folder_of(place)
         if weights is None:
             raise ModelError(_no_backbone(place))
         _require_files(place, weights)
-        adapter, notes = contents.adapter, list(contents.notes)
-        if adapter is not None and place == folder:
+        adapter, notes = contents.adapter, [*contents.notes, *weights.notes]
+        if adapter is not None and is_own:
             notes.append(f"{adapter} is ignored: the folder holds a whole model")
             adapter = None
         if contents.heads is not None:
@@ -86,12 +106,19 @@ class SurveyedFolder:
             calibration=calibration if calibration.is_file() else None,
             notes=tuple(notes),
             base=where if isinstance(where, str) else _base(self.request, contents),
+            repo=_repo(where, self.request.checkpoint if is_own else ""),
         )
 
 
-def _backbone_place(request: LoadRequest, folder: Path, found: Contents) -> Path | str:
+def _repo(where: Path | str, name: str) -> str | None:
+    """The Hub id that a backbone was had by. name: of the checkpoint that holds it."""
+    place = folder_or_repo(name) if isinstance(where, Path) and name else where
+    return place if isinstance(place, str) else None
+
+
+def _backbone_place(request: LoadRequest, place: Path, found: Contents) -> Path | str:
     """The one that --backbone names, else the checkpoint itself, else the base that it names: a
-    folder, or a Hub id."""
+    folder, a GGUF file, or a Hub id."""
     if request.backbone and found.is_whole:
         raise ModelError(
             f"{request.checkpoint} holds its own backbone, trained together with its heads: leave "
@@ -100,8 +127,8 @@ def _backbone_place(request: LoadRequest, folder: Path, found: Contents) -> Path
     if request.backbone:
         return folder_or_repo(request.backbone)
     if found.backbone is not None:
-        return folder
-    base = _base(request, found)
+        return place
+    folder, base = folder_of(place), _base(request, found)
     if base is not None:
         return _base_place(base, request, folder)
     if found.heads is None or _has_model(folder, found.heads):
@@ -119,13 +146,13 @@ def _base(request: LoadRequest, found: Contents) -> str | None:
 
 
 def _base_place(base: str, request: LoadRequest, folder: Path) -> Path | str:
-    """The backbone that a checkpoint names: a folder beside it where it is itself a folder of the
-    user's, else a Hub id."""
-    if _is_folder(Path(request.checkpoint).expanduser()):
+    """The backbone that a checkpoint names: a folder or a GGUF file beside it where it is itself a
+    folder of the user's, else a Hub id."""
+    if is_folder(Path(request.checkpoint).expanduser()):
         for place in (folder / base, folder.parent / base):
-            if _is_folder(place):
+            if is_folder(place) or is_gguf_file(place):
                 return place.resolve()
-    if not REPO.match(base):
+    if not REPO.match(split_name(base)[0]):
         raise ModelError(
             f"{request.checkpoint} names the backbone {base[:80]!r}, which is neither a folder "
             "beside it nor a Hub id: give --backbone ID|DIR"
@@ -142,8 +169,8 @@ def _no_backbone(folder: Path) -> str:
     config = folder / "config.json"
     if not config.is_file():
         return (
-            f"{folder} holds no config.json: give a folder with a transformers model, or "
-            "--backbone for a folder that holds only Medusa heads"
+            f"{folder} holds no config.json: give a folder with a transformers model or a GGUF "
+            "file, or --backbone for a folder that holds only Medusa heads"
         )
     if any(MODEL.match(file.name) for file in folder.iterdir()):
         return f"{config} has no model_type: it is not the config of a transformers model"
@@ -159,52 +186,3 @@ def _require_files(place: Path, weights: BackboneFiles) -> None:
         )
     if not weights.has_tokenizer:
         raise ModelError(f"{place / weights.folder} holds no tokenizer: it is incomplete")
-
-
-def open_here(name: str) -> LocalFolder:
-    """The files of "demo", of a folder, or of a Hub repo that is in the cache. Raises ModelError;
-    the network is never used."""
-    return LocalFolder(_folder(name, offline=True), name)
-
-
-def folder_or_repo(name: str) -> Path | str:
-    """The folder that a checkpoint's or backbone's name means, else the name as a Hub id. Raises
-    ModelError for what can be neither."""
-    if name == "demo":
-        folder = asset("demo")
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"the demo checkpoint is missing from {folder}: install again")
-        return folder
-    path = Path(name or "/").expanduser()
-    if name and _is_folder(path):
-        return path
-    if not name.isprintable() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ModelError(_no_such(name))
-    return name
-
-
-def _no_such(name: str) -> str:
-    path = Path(name or "/").expanduser()
-    if name.isprintable() and os.path.isfile(path):
-        return f"{name} is a file: give the folder that holds the checkpoint"
-    if name.isprintable() and name.startswith((".", "/", "~")):
-        return f"there is no folder {name}: check the path"
-    return f"{name[:80]!r} is not a checkpoint: give a folder, a Hub id (owner/name) or demo"
-
-
-def _folder(name: str, offline: bool) -> Path:
-    place = folder_or_repo(name)
-    return place if isinstance(place, Path) else _from_hub(place, offline)
-
-
-def _is_folder(path: Path) -> bool:
-    """Path.is_dir, and False for a name that no folder can have (null bytes, too long)."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
-
-
-def _from_hub(name: str, offline: bool) -> Path:
-    """The Hub repo in the local cache, downloaded unless offline."""
-    return hub.resolve(name, offline)

@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from medusa_chat.checkpoints import pickle_sandbox, quantised
+from medusa_chat.checkpoints import kept_copies, pickle_sandbox, quantised
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import held_bytes, is_exhausted
 from medusa_chat.checkpoints.precision import QUANTISED
@@ -34,6 +34,15 @@ def read_config(folder: Path) -> Any:
         raise ModelError(f"the config in {folder} cannot be read: {first_line(error)}") from error
     if not isinstance(config.get_text_config(), PreTrainedConfig):
         raise ModelError(f"the config in {folder} has a text_config that its family does not read")
+    refuse_unfit(config)
+    return config
+
+
+def config_of(found: Checkpoint) -> Any:
+    """As read_config; that of a GGUF file is known without a folder."""
+    if not found.weights.stored:
+        return read_config(found.backbone)
+    config = AutoConfig.for_model(**found.weights.config)
     refuse_unfit(config)
     return config
 
@@ -68,7 +77,7 @@ def read_backbone(
             model = _read(kept, found.backbone, **options)
             return _frozen(model), ["read as it was quantised before"]
         except ModelError:
-            quantised.drop(kept)  # damaged: made anew from the source
+            kept_copies.drop(kept)  # damaged: made anew from the source
     options |= {"config": config, "quantization_config": _quantization(precision, half)}
     model = _read(_safe_folder(found), found.backbone, **options)
     with _silent():

@@ -39,7 +39,7 @@ class Calibrate(LoadOptions, CalibrateOptions):
         request = self.load_request()
         if not self.data and not self.chats:
             raise UsageError("there is nothing to measure on: give --data FILE, or --chats")
-        file = calibration_file(self.checkpoint, self.output)
+        file = calibration_file(request.checkpoint, self.output)
         files = data_paths(self.data, self.more)
         chats = own_chats() if self.chats else []
         from medusa_chat.training.calibrate import calibrate

@@ -23,7 +23,16 @@ from medusa_chat.cli.calibrate import Calibrate
 from medusa_chat.cli.doctor import doctor
 from medusa_chat.cli.generate import Generate
 from medusa_chat.cli.models import models
-from medusa_chat.cli.options import AsJson, Backbone, Command, DataDir, count, prepare_process
+from medusa_chat.cli.options import (
+    PLACE,
+    AsJson,
+    Backbone,
+    Command,
+    DataDir,
+    count,
+    named,
+    prepare_process,
+)
 from medusa_chat.cli.terminal import note
 from medusa_chat.cli.train import Train
 from medusa_chat.cli.ui import Ui
@@ -118,7 +127,9 @@ def start(
 
 @app.command()
 def inspect(
-    checkpoint: Annotated[str, Argument(metavar="ID|DIR", help="Checkpoint to inspect.")] = "demo",
+    checkpoint: Annotated[
+        str | None, Argument(metavar=PLACE, help="Checkpoint to inspect. Default: the demo.")
+    ] = None,
     backbone: Backbone = None,
     max_context: Annotated[
         int | None, count("Context length of the memory estimate.", min=16)
@@ -128,6 +139,7 @@ def inspect(
 ) -> None:
     """Report a checkpoint's contents, memory needs and problems, without loading it."""
     prepare_process(data_dir=data_dir)
+    checkpoint, backbone = named(checkpoint, backbone)
     report = inspection.inspect(
         *(checkpoint, backbone, max_context, inspection.open_anywhere),
         refuse_unlike=_refuse_unlike,

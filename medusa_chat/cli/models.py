@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from typer import Argument, Typer
 
 from medusa_chat import paths
-from medusa_chat.checkpoints import quantised
+from medusa_chat.checkpoints import kept_copies
+from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.cli.options import AsJson, Backbone, DataDir, Offline, prepare_process, value
 from medusa_chat.cli.pull_progress import shown
 from medusa_chat.cli.terminal import CONTROLS, note
@@ -30,7 +31,8 @@ from medusa_chat.hub import (
 from medusa_chat.hub.catalog import ModelPreset, model_presets
 from medusa_chat.units import gb
 
-Id = Annotated[str, Argument(metavar="ID", help="Hub id: owner/name.")]
+Id = Annotated[str, Argument(metavar="ID", help="Hub id: owner/name, or owner/name/FILE.gguf.")]
+KINDS = {"quantised": "quantised", "gguf": "converted"}  # kinds of kept copies, in JSON
 
 models = Typer(
     name="models",
@@ -44,11 +46,11 @@ def list_models(
 ) -> None:
     """List the checkpoints on this disk, then the recommended ones. Uses no network."""
     prepare_process(data_dir=data_dir, offline=offline)
-    here, kept = cached(), quantised.kept()
+    here, kept = cached(), kept_copies.kept()
     known = model_presets()
     if as_json:
         rows = {"cached": [cached_row(m) for m in here], "known": [asdict(p) for p in known]}
-        show_json(rows | {"quantised": [kept_row(one) for one in kept]})
+        show_json(rows | {key: kept_rows(kept, kind) for kind, key in KINDS.items()})
         return
     show(cached_lines(here))
     show(kept_lines(kept))
@@ -107,10 +109,10 @@ def pull_model(
 
 @models.command("rm")
 def remove_model(repo: Id, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Delete a checkpoint and its quantised copies from this disk. Its backbone stays, because
-    other checkpoints may need it."""
+    """Delete a checkpoint, and what was quantised or converted of it, from this disk. A file of
+    yours stays, and so does a backbone, because other checkpoints may need it."""
     prepare_process(data_dir=data_dir)
-    freed = quantised.remove(repo)
+    freed = kept_copies.remove(repo)
     try:
         freed += remove(repo)
     except HubError as error:
@@ -153,16 +155,17 @@ def cached_lines(here: tuple[CachedModel, ...]) -> Iterator[str]:
         yield f"  {gb(sum(model.bytes for model in here)):>9}  together"
 
 
-def kept_row(one: quantised.QuantisedCopy) -> dict[str, Any]:
-    return asdict(one) | {"folder": str(one.folder)}
+def kept_rows(kept: tuple[KeptCopy, ...], kind: str) -> list[dict[str, Any]]:
+    return [asdict(one) | {"folder": str(one.folder)} for one in kept if one.kind == kind]
 
 
-def kept_lines(kept: tuple[quantised.QuantisedCopy, ...]) -> Iterator[str]:
-    """Kept quantised backbones, by the checkpoint that they were loaded for."""
+def kept_lines(kept: tuple[KeptCopy, ...]) -> Iterator[str]:
+    """Kept copies of backbones, by what they were made for."""
     if kept:
-        yield "quantised here, read instead of their source (medusa-chat models rm frees them)"
+        yield "made here, read instead of their source (medusa-chat models rm frees them)"
     for one in kept:
-        yield f"  {gb(one.bytes):>9}  {one.name}  ({one.precision})"
+        how = "converted to " if one.kind == "gguf" else ""
+        yield f"  {gb(one.bytes):>9}  {one.name}  ({how}{one.precision})"
 
 
 def known_lines(known: tuple[ModelPreset, ...], here: set[str]) -> Iterator[str]:

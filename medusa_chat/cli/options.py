@@ -49,7 +49,8 @@ def flag(name: str, help: str) -> Any:
 
 AsJson = Annotated[bool, flag("--json", "Print JSON.")]
 TreeName = Annotated[str, value("auto|NAME|FILE", "Draft tree: a preset or a file.")]
-Backbone = Annotated[str | None, value("ID|DIR", "Use this backbone, not the checkpoint's.")]
+PLACE = "ID|DIR|FILE"  # where a checkpoint or a backbone is: on the Hub, a folder, a GGUF file
+Backbone = Annotated[str | None, value(PLACE, "Use this backbone, not the checkpoint's.")]
 Device = Annotated[str, value("auto|cpu|cuda[:N]|mps", "Device that runs the model.")]
 Offline = Annotated[bool, flag("--offline", "Do not use the network.")]
 DataDir = Annotated[
@@ -69,7 +70,10 @@ class Command(Protocol):
 class LoadOptions:
     """Options of every command that loads a model."""
 
-    checkpoint: Annotated[str, value("ID|DIR", "Medusa checkpoint: a Hub id or a folder.")] = "demo"
+    checkpoint: Annotated[
+        str | None,
+        value(PLACE, "Hub id, folder or GGUF file. Default: --backbone alone, else the demo."),
+    ] = None
     backbone: Backbone = None
     precision: Annotated[str, value("|".join(PRECISIONS), "Number format of the weights.")] = "auto"
     device: Device = "auto"
@@ -83,9 +87,15 @@ class LoadOptions:
         """The request to load the model, after `prepare_process`. Raises UsageError."""
         prepare_process(self.device, self.data_dir, self.offline, self.precision)
         return LoadRequest(
-            *(self.checkpoint, self.backbone, self.precision, self.device),
-            *(self.max_context, self.offline),
+            *named(self.checkpoint, self.backbone),
+            *(self.precision, self.device, self.max_context, self.offline),
         )
+
+
+def named(checkpoint: str | None, backbone: str | None) -> tuple[str, str | None]:
+    """The checkpoint and the backbone to use with it: a backbone that is named alone is loaded
+    alone, and without either it is the demo."""
+    return (checkpoint, backbone) if checkpoint else (backbone or "demo", None)
 
 
 def values_of(options: type, command: object) -> dict[str, Any]:

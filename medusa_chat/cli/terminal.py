@@ -38,8 +38,8 @@ def load(runner: Runner, request: LoadRequest, verbose: bool = False) -> None:
     line = LoadLine()
     try:
         for phase in runner.run(request):
-            if phase.name == "download":
-                line.show_download(phase)
+            if phase.name in ("download", "convert"):
+                line.show_bytes(phase)
             elif not verbose:
                 line.show(f"loading: {phase.name}")
             elif phase.model is None:
@@ -54,12 +54,13 @@ def load(runner: Runner, request: LoadRequest, verbose: bool = False) -> None:
 
 class LoadLine:
     """How far a load is, on stderr: in a terminal one line that changes and is cleared at the end,
-    elsewhere a new line of a download now and then, for minutes of silence would look like a hang.
-    """
+    elsewhere a new line of a download or a conversion now and then, for minutes of silence would
+    look like a hang. What takes space on the disk is told before and stays."""
 
     def __init__(self) -> None:
         self._is_open = False
         self._told = time.monotonic()
+        self._note = ""
 
     def show(self, text: str) -> None:
         """Say `text` instead of what was said before, where stderr is a terminal."""
@@ -67,9 +68,13 @@ class LoadLine:
             self._is_open = True
             print(f"{CLEARED}{text}", end="", file=sys.stderr, flush=True)
 
-    def show_download(self, phase: LoadPhase) -> None:
-        """Bytes, speed and time left."""
-        text = "  ".join(["downloading", *transfer(phase.done, phase.total, phase.rate)])
+    def show_bytes(self, phase: LoadPhase) -> None:
+        """What is done, told once, then bytes, speed and time left."""
+        if phase.note != self._note:
+            self.clear()
+            self._note = phase.note
+            note(phase.note)
+        text = "  ".join([f"{phase.name}ing", *transfer(phase.done, phase.total, phase.rate)])
         self.show(text)
         if not self._is_open and time.monotonic() - self._told > LINE_SECONDS:
             self._told = time.monotonic()

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.cli.options import (
+    PLACE,
     AsJson,
     DataDir,
     Device,
@@ -44,7 +45,7 @@ class TrainOptions:
     ]
     output: Annotated[Path, folder_path("New folder for the checkpoint.")]
     more: More = None
-    backbone: Annotated[str, value("ID|DIR", "Model to train heads for.")] = "demo"
+    backbone: Annotated[str, value(PLACE, "Model to train heads for.")] = "demo"
     sequence_length: Annotated[
         int | None, count("Tokens per training example; longer ones are cut.", min=16)
     ] = None

@@ -3,13 +3,14 @@
 Plain typed values, no torch and no gradio. huggingface_hub is imported by the first call.
 """
 
-from medusa_chat.hub.cache import CachedModel, cached, find, remove
+from medusa_chat.hub.cache import CachedModel, cached, find
 from medusa_chat.hub.discovery import Found, last_search, search
 from medusa_chat.hub.download import DownloadEvent, cached_folder, pull, resolve
 from medusa_chat.hub.download_plan import DownloadPlan, free_bytes, plan
 from medusa_chat.hub.environment import is_offline
 from medusa_chat.hub.errors import HubError
 from medusa_chat.hub.remote_files import HubSource
+from medusa_chat.hub.removal import remove
 from medusa_chat.hub.repo_files import is_repo_id
 from medusa_chat.hub.repo_plan import FilePlan, RepoPlan, plan_repo
 from medusa_chat.units import gb

@@ -1,4 +1,4 @@
-"""The Hub repos on this disk: found without the network, listed, removed.
+"""The Hub repos on this disk: found without the network, and listed.
 
 The folders are huggingface_hub's: blobs/<hash>, snapshots/<commit>/<file> linking to them, and
 refs/<revision> naming a commit, which a pull writes last. Version 2.4 of it removes revisions for
@@ -8,16 +8,15 @@ wants to see and remove, and its snapshot_download(local_files_only=True) does n
 
 import json
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medusa_chat.gguf_files import is_gguf
 from medusa_chat.hub import repo_files
 from medusa_chat.hub.environment import constants
-from medusa_chat.hub.errors import HubError
 from medusa_chat.hub.repo_files import COMMIT, is_repo_id
 
 MAX_JSON = 16_000_000
@@ -71,15 +70,14 @@ def find(repo: str, revision: str | None = None) -> Path | None:
 
 def is_whole(folder: Path) -> bool:
     """Whether a snapshot holds all of its weights or heads; sizes are not judged here."""
-    names = _names(folder)
+    names = names_in(folder)
     index = repo_files.index_file(names)
     content = read_json(folder / index) if index else {}
     if not repo_files.shards_of(content) <= names:
         return False
     weights = repo_files.weight_files(names, content)
-    return bool(weights and repo_files.config_file(names) in names) or bool(
-        repo_files.heads_files(names)
-    )
+    is_model = bool(weights) and repo_files.config_file(names) in names
+    return is_model or bool(repo_files.heads_files(names)) or any(map(is_gguf, names))
 
 
 def cached_ids() -> tuple[str, ...]:
@@ -94,37 +92,6 @@ def cached() -> tuple[CachedModel, ...]:
     return tuple(_described(repo) for repo in cached_ids())
 
 
-def remove(repo: str) -> int:
-    """Delete a repo from the cache, leftovers included; the bytes freed. Raises HubError."""
-    folder = storage(repo)
-    if not is_repo_id(repo) or not folder.is_dir():
-        known = [name for name in cached_ids() if name.lower() == repo.lower()]
-        hint = f"; did you mean {known[0]}?" if known else ": see medusa-chat models list"
-        raise HubError(f"{repo} is not in the cache{hint}", "missing")
-    before = _bytes(cache_folder())
-    _delete_revisions(repo)
-    try:
-        if folder.is_dir():
-            shutil.rmtree(folder)
-    except OSError as error:
-        raise HubError(
-            f"{repo} cannot be removed from {folder} ({error.strerror})", "disk"
-        ) from error
-    shutil.rmtree(cache_folder() / ".locks" / folder.name, ignore_errors=True)
-    return before - _bytes(cache_folder())
-
-
-def _delete_revisions(repo: str) -> None:
-    """By huggingface_hub, which knows what other repos share; broken repos are not its business."""
-    from huggingface_hub import scan_cache_dir
-
-    report = scan_cache_dir(cache_folder())
-    for found in report.repos:
-        if (found.repo_type, found.repo_id) == ("model", repo):
-            commits = (revision.commit_hash for revision in found.revisions)
-            report.delete_revisions(*commits).execute()
-
-
 def _described(repo: str) -> CachedModel:
     folder = storage(repo)
     revision = "main" if _commit(folder, "main") else next(iter(_refs(folder)), None)
@@ -133,7 +100,7 @@ def _described(repo: str) -> CachedModel:
     leftovers = [facts.st_size for name, facts in blobs.items() if name.endswith(".incomplete")]
     return CachedModel(
         id=repo,
-        bytes=_bytes(folder),
+        bytes=bytes_in(folder),
         leftover_bytes=sum(leftovers),
         whole=snapshot is not None,
         has_heads=snapshot is not None and _has_heads(snapshot),
@@ -144,7 +111,7 @@ def _described(repo: str) -> CachedModel:
 
 
 def _has_heads(folder: Path) -> bool:
-    names = _names(folder)
+    names = names_in(folder)
     index = repo_files.index_file(names)
     return (
         bool(repo_files.heads_files(names))
@@ -162,7 +129,7 @@ def _any_snapshot(repo: str) -> Path | None:
 
 def _refs(folder: Path) -> list[str]:
     """The revisions of a repo that name a commit."""
-    return sorted(_names(folder / "refs"))
+    return sorted(names_in(folder / "refs"))
 
 
 def _commit(folder: Path, revision: str) -> str | None:
@@ -191,12 +158,12 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 yield file, facts
 
 
-def _names(folder: Path) -> set[str]:
+def names_in(folder: Path) -> set[str]:
     """Names of a snapshot's files, with "/" between the parts."""
     return {file.relative_to(folder).as_posix() for file, _ in _files(folder)}
 
 
-def _bytes(folder: Path) -> int:
+def bytes_in(folder: Path) -> int:
     """The bytes in a folder; a file with two names counts once."""
     sizes = {(facts.st_dev, facts.st_ino): facts.st_size for _, facts in _files(folder)}
     return sum(sizes.values())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medusa_chat import paths
+from medusa_chat.gguf_files import split_name
 from medusa_chat.hub.cache import find, storage
 from medusa_chat.hub.cached_file import disk_errors
 from medusa_chat.hub.catalog import model_preset
@@ -83,11 +84,15 @@ def pull(
 
 
 def cached_folder(repo: str, revision: str | None = None) -> Path | None:
-    """The folder of a repo that is whole in the cache, None where it is not; without a revision,
-    the one that its preset names, then any. No network."""
+    """The folder of a repo that is whole in the cache, or that has the GGUF file which is named
+    with it, None where it is not; without a revision, the one that its preset names, then any. No
+    network."""
+    repo, file = split_name(repo)
     preset = model_preset(repo)
     pinned = revision or (preset.revision if preset else None)
-    return find(repo, pinned) or (None if revision else find(repo))
+    folder = find(repo, pinned) or (None if revision else find(repo))
+    is_there = folder is not None and (file is None or (folder / file).is_file())
+    return folder if is_there else None
 
 
 def resolve(
@@ -173,7 +178,7 @@ def _link_snapshot(part: RepoPlan) -> None:
 
 
 def _not_cached(repo: str) -> HubError:
-    if not storage(repo).is_dir():
+    if not storage(split_name(repo)[0]).is_dir():
         return offline_error(repo)
     return HubError(
         f"the Hub repo {repo} is not in the cache as a whole, and the network is off: leave "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medusa_chat.gguf_files import split_name
 from medusa_chat.hub.cache import cache_folder
 from medusa_chat.hub.catalog import model_preset
 from medusa_chat.hub.errors import HubError
@@ -74,9 +75,12 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
     base = backbone or (_base(repo, config) if own.role == "heads" else None)
     if base is None and own.role == "heads":
         notes.append(f"{repo} does not name a backbone: choose one with --backbone")
-    if base is not None and is_repo_id(base) and not Path(base).expanduser().is_dir():
+    notes += [own.note] if own.note else []
+    if base is not None and _is_of_hub(base):
         try:
-            parts.append(plan_repo(base, None, role="backbone")[0])
+            part, _ = plan_repo(base, None, role="backbone")
+            parts.append(part)
+            notes += [part.note] if part.note else []
         except HubError as error:
             if backbone or error.kind != "missing":
                 raise
@@ -100,9 +104,14 @@ def _base(repo: str, config: Mapping[str, Any]) -> str | None:
         return preset.base
     for key in ("base_model_name_or_path", "_name_or_path"):
         name = config.get(key)
-        if is_repo_id(name) and "/" in str(name) and name != repo:
+        found = split_name(name)[0] if isinstance(name, str) else ""
+        if is_repo_id(found) and "/" in found and name != repo:
             return str(name)
     return None
+
+
+def _is_of_hub(base: str) -> bool:
+    return is_repo_id(split_name(base)[0]) and not Path(base).expanduser().exists()
 
 
 def _disk_full(plan: DownloadPlan) -> HubError:

@@ -6,27 +6,33 @@ and its parse_safetensors_file_metadata reads no pickles and checks no offsets.
 
 from collections.abc import Mapping
 
+from medusa_chat.gguf_files import split_name
 from medusa_chat.hub.cache import folder_of
 from medusa_chat.hub.client import file_path, get
 from medusa_chat.hub.errors import HubError
 from medusa_chat.hub.repo import RepoFile, repo_info
 
 AHEAD = 128 * 1024  # what one request brings at least: most headers fit
+ABOUT = "README.md"  # is kept beside a file that was named: it tells the licence
 MAX_READ = 64 * 1024 * 1024
 
 
 class HubSource:
-    """The files of a Hub repo at one commit (layouts.source.Source).
+    """The files of a Hub repo at one commit (layouts.source.Source), or one GGUF file of it alone.
 
     What lies in the cache is read from there. Every method raises HubError.
     """
 
     def __init__(self, repo: str, revision: str | None = None) -> None:
+        repo, named = split_name(repo)
         found = repo_info(repo, revision)
         self.name = repo
         self.sha = found.sha
         self.gated = found.gated
-        self._files: dict[str, RepoFile] = {file.name: file for file in found.files}
+        kept = found.names if named is None else (named, ABOUT)
+        self._files: dict[str, RepoFile] = {f.name: f for f in found.files if f.name in kept}
+        if named is not None and named not in self._files:
+            raise HubError(f"{repo} has no file {named}", "missing")
         self._cached = folder_of(repo, found.sha)
         self._pieces: dict[str, list[tuple[int, bytes]]] = {}
 

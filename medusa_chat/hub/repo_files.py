@@ -13,7 +13,7 @@ SHARD = {
     "safetensors": re.compile(r"model-\d+-of-(\d+)\.safetensors"),
     "bin": re.compile(r"pytorch_model-\d+-of-(\d+)\.bin"),
 }
-# What else a backbone is read from. No code, no GGUF, no original/*.pth, no optimizer.
+# What else a backbone is read from. No code, no original/*.pth, no optimizer.
 BESIDE = re.compile(
     r"(config|generation_config|hf_quant_config|quantize_config|quantization_config|"
     r"tokenizer|tokenizer_config|special_tokens_map|added_tokens|chat_template|vocab)\.json|"

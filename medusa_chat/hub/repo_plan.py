@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medusa_chat.gguf_files import choose_in_repo, is_gguf, split_name
 from medusa_chat.hub import repo_files as files
 from medusa_chat.hub.cache import MAX_JSON, folder_of, parse_json, read_json, storage
 from medusa_chat.hub.catalog import model_preset
@@ -25,7 +26,8 @@ class FilePlan:
 class RepoPlan:
     """What is needed of one repo. role: "model" (a whole one), "heads" or "backbone".
 
-    refusal: why this user cannot have its files yet, None when nothing stands in the way.
+    refusal: why this user cannot have its files yet, None when nothing stands in the way. named:
+    the GGUF file that was asked for; note: which one was chosen where none was, and why.
     """
 
     id: str
@@ -35,6 +37,13 @@ class RepoPlan:
     files: tuple[FilePlan, ...]
     gated: bool = False
     refusal: HubError | None = None
+    named: str | None = None
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it was asked for by."""
+        return f"{self.id}/{self.named}" if self.named else self.id
 
     @property
     def total(self) -> int:
@@ -56,11 +65,15 @@ def plan_repo(
     """What is needed of this repo alone, and its config (a LoRA adapter's included; {} when it
     has none that may be read).
 
-    role: "backbone" leaves heads out; None means: as its files say. Raises HubError.
+    repo: an id, or one of its GGUF files (owner/name/FILE.gguf). role: "backbone" leaves heads out;
+    None means: as its files say. Raises HubError.
     """
+    repo, named = split_name(repo)
     preset = model_preset(repo)
     found = repo_info(repo, revision or (preset.revision if preset else None))
     refusal = access_refusal(found)
+    if named or _is_gguf_repo(found, role):
+        return _gguf_plan(found, role or "model", refusal, named), {}
     places = ("adapter_config.json", "config.json", files.config_file(found.names))
     config: dict[str, Any] = {}
     for place in () if refusal else dict.fromkeys(places):
@@ -75,6 +88,30 @@ def plan_repo(
     return (
         RepoPlan(found.id, found.revision, found.sha, role, items, found.gated, refusal),
         config,
+    )
+
+
+def _is_gguf_repo(repo: Repo, role: str | None) -> bool:
+    """Whether a GGUF file is all that there is: weights in safetensors come before it, and heads
+    that name their own base."""
+    has_heads = role is None and bool(files.heads_files(repo.names))
+    if has_heads or files.weight_files(repo.names):
+        return False
+    return choose_in_repo({file.name: file.size for file in repo.files})[0] is not None
+
+
+def _gguf_plan(repo: Repo, role: str, refusal: HubError | None, named: str | None) -> RepoPlan:
+    """One GGUF file, which holds everything."""
+    sizes = {file.name: file.size for file in repo.files}
+    chosen, note = (named, "") if named else choose_in_repo(sizes)
+    file = repo.file(chosen or "")
+    if file is None:
+        others = [name for name in sizes if is_gguf(name)][:5]
+        hint = f"it has {', '.join(others)}" if others else "it has no GGUF file"
+        raise HubError(f"{repo.id} has no model in {named or 'a GGUF file'}: {hint}", "missing")
+    items = _items(repo, [file])
+    return RepoPlan(
+        *(repo.id, repo.revision, repo.sha, role, items, repo.gated, refusal, named, note)
     )
 
 
@@ -105,8 +142,8 @@ def _needed(
     usable = weights if role != "heads" else weights or files.heads_files(repo.names)
     if not usable:
         raise HubError(
-            f"{repo.id} holds neither Medusa heads nor weights in safetensors or .bin: choose "
-            "another repo (see medusa-chat models search)",
+            f"{repo.id} holds neither Medusa heads nor weights in safetensors, .bin or GGUF: "
+            "choose another repo (see medusa-chat models search)",
             "refused",
         )
     return found

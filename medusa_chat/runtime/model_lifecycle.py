@@ -32,7 +32,7 @@ REMEDY = (
 class ModelState:
     """What the page shows of the model. message: why it "failed" and what to do; why it is
     "loading" when the worker's end is the reason; while "ready" or "empty", why the last load did
-    not bring another one. done, total, rate: of a download, as in LoadPhase."""
+    not bring another one. done, total, rate, note: of a phase that has them, as in LoadPhase."""
 
     status: Literal["empty", "loading", "ready", "failed"] = "empty"
     phase: str = ""
@@ -41,6 +41,7 @@ class ModelState:
     done: int = 0
     total: int = 0
     rate: float = 0.0
+    note: str = ""
 
 
 class ModelLifecycle:
@@ -103,8 +104,8 @@ class ModelLifecycle:
             return
         if phase.name not in BEFORE_READING:
             self._present = None
-        sizes = (phase.done, phase.total, phase.rate)
-        self.state = ModelState("loading", phase.name, why, None, *sizes)
+        told = (phase.done, phase.total, phase.rate, phase.note)
+        self.state = ModelState("loading", phase.name, why, None, *told)
 
     def _change_tree(self, request: Tune | UseTree) -> Iterator[ModelInfo]:
         for model in self.runner.run(request):

@@ -3,7 +3,7 @@ them, and the tokens a step that the tree really gives."""
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def calibrate(
     data. Raises MedusaChatError."""
     conversations = _choose(data, chats)
     yield Stage("loading")
-    loaded = _load(request)
+    loaded = yield from _load(request)
     require_template(loaded.tokenizer, conversations)
     yield Stage("answers")
     counter = RankCounter(loaded)
@@ -123,8 +123,13 @@ def _choose(data: Sequence[Path], chats: Sequence[Conversation]) -> list[Convers
     return random.Random(0).sample(found, min(len(found), MOST_CONVERSATIONS))
 
 
-def _load(request: LoadRequest) -> LoadedModel:
-    *_, (_, loaded) = load(request)
+def _load(request: LoadRequest) -> Generator[Stage, None, LoadedModel]:
+    told, loaded = "", None
+    for phase, model in load(request):
+        loaded = model
+        if phase.note not in ("", told):
+            told = phase.note
+            yield Stage(told)
     assert loaded is not None
     if not loaded.info.heads:
         raise UsageError(f"{loaded.info.name} has no Medusa heads: train heads first")

@@ -54,7 +54,7 @@ def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]
 
 def _from_setup(request: TrainRequest, group: ProcessGroup, folder: Path) -> Iterator[Event]:
     recipe = request.recipe
-    setup = prepare_setup(request, group)
+    setup = yield from prepare_setup(request, group)
     conversations = _read(request.data, recipe.distill)
     with _advice(request):
         if recipe.distill:

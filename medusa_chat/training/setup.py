@@ -1,20 +1,23 @@
 """TrainingSetup: the backbone that is trained on, and how it is run."""
 
 import os
+from collections.abc import Generator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from medusa_chat.checkpoints import devices, weights
+from medusa_chat.checkpoints.gguf_backbone import converted
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.places import is_here
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.decoding.families import needs_eager, windows
 from medusa_chat.decoding.logit_head import LogitHead
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.training.checkpoint_writer import Base
+from medusa_chat.training.events import Stage
 from medusa_chat.training.process_group import ProcessGroup
 from medusa_chat.training.recipe import Recipe, TrainRequest
 
@@ -46,13 +49,18 @@ class TrainingSetup:
         return LogitHead(self.model.get_output_embeddings(), self.config.get_text_config())
 
 
-def prepare_setup(request: TrainRequest, group: ProcessGroup) -> TrainingSetup:
-    """Everything about the backbone but its weights. Raises ModelError, DeviceError, UsageError."""
+def prepare_setup(
+    request: TrainRequest, group: ProcessGroup
+) -> Generator[Stage, None, TrainingSetup]:
+    """Everything about the backbone but its weights; a stage where its file is converted first.
+    Raises ModelError, DeviceError, UsageError."""
     found = _find_backbone(request)
-    config = weights.read_config(found.backbone)
-    tokenizer = read_tokenizer(found.backbone)
+    config = weights.config_of(found)
     device = devices.choose_device(_device_name(request.device, group))
     precision, reason = devices.choose_precision(request.precision, device)
+    place = found.source
+    found = yield from _converted(found, precision)
+    tokenizer = read_tokenizer(found.backbone)
     _require_teacher(request.recipe, precision)
     text = config.get_text_config()
     length = _sequence_length(request, text)
@@ -60,11 +68,23 @@ def prepare_setup(request: TrainRequest, group: ProcessGroup) -> TrainingSetup:
     notes = [reason]
     if narrow:
         notes.append(f"rows are not packed: the backbone's attention window is {narrow[0]}")
-    is_local = request.backbone == "demo" or Path(request.backbone).expanduser().is_dir()
-    base = Base(request.backbone, found.backbone if is_local else None)
+    base = Base(request.backbone, place if is_here(request.backbone) else None)
     return TrainingSetup(
         base, found, config, tokenizer, device, precision, length, not narrow, notes
     )
+
+
+def _converted(found: Checkpoint, precision: str) -> Generator[Stage, None, Checkpoint]:
+    """The backbone as a folder; what takes time and disk is told before."""
+    steps, told = converted(found, precision), ""
+    while True:
+        try:
+            phase, _ = next(steps)
+        except StopIteration as end:
+            return end.value
+        if phase.note != told:
+            told = phase.note
+            yield Stage(told)
 
 
 def _find_backbone(request: TrainRequest) -> Checkpoint:

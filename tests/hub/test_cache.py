@@ -30,9 +30,9 @@ def test_cached_tells_sizes_and_rm_frees_them(server: Hub) -> None:
     assert [models[name].has_heads for name in (BASE, HEADS, WHOLE)] == [False, True, True]
     plan = hub.plan(WHOLE)
     assert plan.total <= models[WHOLE].bytes < plan.total + 500
-    disk = hub.cache._bytes(hub.cache.cache_folder())
+    disk = hub.cache.bytes_in(hub.cache.cache_folder())
     freed = hub.remove(WHOLE)
-    assert freed == disk - hub.cache._bytes(hub.cache.cache_folder()) >= plan.total
+    assert freed == disk - hub.cache.bytes_in(hub.cache.cache_folder()) >= plan.total
     assert WHOLE not in hub.cache.cached_ids()
     assert hub.plan(WHOLE).left == plan.total
     refusal("missing", "not in the cache", lambda: hub.remove(WHOLE))

@@ -127,7 +127,7 @@ def test_a_preset_pins_the_revision_and_knows_the_base(server: Hub) -> None:
     "files",
     [
         {"README.md": b"x"},
-        {"model.Q4.gguf": b"x", "config.json": b"{}"},
+        {"mmproj.gguf": b"x", "config.json": b"{}"},
         {"original/consolidated.00.pth": b"x", "config.json": text(model_type="llama")},
     ],
 )

@@ -20,6 +20,7 @@ HEADS = "someone/medusa-heads"
 
 
 WHOLE = "someone/medusa-whole"
+BASE_FILE = "base.Q4_K_M.gguf"
 
 
 def weights(size: int, seed: int = 1) -> bytes:
@@ -51,7 +52,7 @@ def base_files() -> dict[str, bytes]:
         ),
         "pytorch_model.bin": weights(300_000, 7),
         "original/consolidated.00.pth": weights(300_000),
-        "base.Q4_K_M.gguf": weights(100_000),
+        BASE_FILE: weights(100_000),
         "modeling_evil.py": b"print('no')",
         "tf_model.h5": weights(100),
     }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.gguf_models import tiny_model, write_gguf
 from support.training_models import CONTEXT, talks, write_backbone, write_rows
 
 from medusa_chat.checkpoints.load import load
@@ -395,3 +396,18 @@ def test_disk_that_fills_up_keeps_the_training(
 
 def test_shares_are_shown_short_and_whole() -> None:
     assert heads_shown(((0.5, 1.0), (0.0, 0.07))) == ".50 1.00 | .00 .07"
+
+
+def test_heads_are_trained_for_a_gguf_file_and_find_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(tmp_path / "models" / "a.gguf", tiny_model())
+    data = tmp_path / "text.txt"
+    data.write_text("the hedgehog heard her. " * 60)
+    output = tmp_path / "models" / "heads"
+    asked = ["--data", str(data), "--output", str(output), "--max-steps", "2", *QUICK]
+    assert main(["train", "--backbone", str(path), *asked]) == 0
+    assert "converting a.gguf (" in capsys.readouterr().err
+    assert json.loads((output / "config.json").read_text())["base_model_name_or_path"] == "a.gguf"
+    *_, (_, loaded) = load(LoadRequest(str(output), precision="fp32"))
+    assert loaded is not None and loaded.info.heads == 3 and loaded.info.family == "llama"

@@ -27,12 +27,13 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail, MemoryTarget, look_up
 from medusa_chat.ui.models.controller import ModelsController
+from medusa_chat.ui.models.entries import Entry, grouped
 from medusa_chat.ui.models.load_form import LoadChoices, choices_of, request_of
 from medusa_chat.ui.models.load_view import for_page, loaded_view, progress_card
 from medusa_chat.ui.models.memory_fit import Machine, bytes_for, cells, estimates, fit_of, warning
 from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
-from medusa_chat.ui.models.rows import Entry, grouped, row_view
+from medusa_chat.ui.models.rows import row_view
 from medusa_chat.ui.models.tab import first_rows
 from medusa_chat.ui.models.view import ModelsTab
 

@@ -65,9 +65,11 @@ class BenchContext:
 
 def read_model(request: LoadRequest, progress: Callable[[str], None]) -> LoadedModel:
     """The model of `request`. progress is called with every phase of the load."""
-    loaded = None
+    loaded, told = None, ""
     for phase, model in load(request):
-        progress(f"loading: {phase.name}")
+        if (line := phase.note or f"loading: {phase.name}") != told:
+            told = line
+            progress(line)
         loaded = model
     assert loaded is not None
     return loaded

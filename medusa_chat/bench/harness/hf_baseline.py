@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
+from medusa_chat.checkpoints.gguf_backbone import converted_folder
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
@@ -91,11 +92,17 @@ class HFBaseline:
 
 def read_baseline(context: BenchContext, dtype: str) -> HFBaseline:
     """The backbone again, as transformers loads it. dtype: a value of DTYPES."""
-    found = Checkpoint.find(context.request).backbone
+    found = _folder(context)
     context.progress(f"loading: the baseline in {dtype}")
     engine = context.loaded.engine
     model = _read(context, found, dtype)
     return HFBaseline(model, engine.eos, context.max_new_tokens, engine.backbone.context)
+
+
+def _folder(context: BenchContext) -> Path:
+    """The backbone's folder; of a GGUF file what the load converted it to."""
+    found = Checkpoint.find(context.request)
+    return converted_folder(found, context.loaded.info.precision).backbone
 
 
 def matching_baseline(context: BenchContext) -> HFBaseline | None:
@@ -107,7 +114,7 @@ def matching_baseline(context: BenchContext) -> HFBaseline | None:
 def read_draft(context: BenchContext, dtype: str) -> Any | None:
     """The draft model of --draft, or the one in the backbone's folder; None without one. Raises
     UsageError for a draft model with another vocabulary."""
-    folder = context.draft or Path(Checkpoint.find(context.request).backbone) / DRAFT_FOLDER
+    folder = context.draft or _folder(context) / DRAFT_FOLDER
     if not (folder / "config.json").is_file():
         if context.draft is not None:
             raise UsageError(

@@ -12,6 +12,7 @@ from medusa_chat.checkpoints.layouts.folders import (
     backbone_in,
     heads_in,
 )
+from medusa_chat.checkpoints.layouts.gguf_folder import gguf_in
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.source import Source
 
@@ -44,7 +45,7 @@ def survey(source: Source) -> Contents:
     notes: list[str] = []
     for folder in _folders(source):
         found = heads_in(folder) if heads is None else None
-        whole = backbone_in(folder, found) if backbone is None else None
+        whole = _backbone_in(folder, found) if backbone is None else None
         beside = folder.json("adapter_config.json")
         if found is not None:
             heads, config = found, beside | folder.json("config.json")
@@ -60,7 +61,11 @@ def survey(source: Source) -> Contents:
 
 def backbone_of(source: Source) -> BackboneFiles | None:
     """The whole model of a source, its heads left aside."""
-    return next(filter(None, (backbone_in(folder, None) for folder in _folders(source))), None)
+    return next(filter(None, (_backbone_in(folder, None) for folder in _folders(source))), None)
+
+
+def _backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None:
+    return backbone_in(folder, heads) or gguf_in(folder)
 
 
 def _with_config(heads: HeadsFile, config: Mapping[str, Any], adapter: str | None) -> HeadsFile:

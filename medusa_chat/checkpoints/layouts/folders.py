@@ -30,7 +30,9 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 @dataclass(frozen=True)
 class BackboneFiles:
     """A whole model. folder: "" or the folder below. files: its weights in that folder, all
-    .safetensors or all pickles; missing: what its index names and is not there."""
+    .safetensors or all pickles, or one GGUF file; missing: what its index names and is not there.
+    stored: the type of most weights of a GGUF file, which holds config and tokenizer as well.
+    notes: why these files."""
 
     folder: str
     config: Mapping[str, Any]
@@ -38,10 +40,12 @@ class BackboneFiles:
     missing: tuple[str, ...]
     bytes: int
     has_tokenizer: bool
+    stored: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def is_pickled(self) -> bool:
-        return not self.files[0].endswith(".safetensors") if self.files else False
+        return bool(self.files) and not self.stored and not self.files[0].endswith(".safetensors")
 
 
 @dataclass

@@ -19,6 +19,16 @@ Header = Mapping[str, Entry]
 
 def read_header(source: Source, file: str) -> dict[str, Entry]:
     """The tensors of a .safetensors, .pt or .bin file. Raises ModelError."""
+    first_bytes(source, file)
+    size, where = source.files()[file], f"{source.name}/{file}"
+    if file.endswith(".safetensors"):
+        return _read_safetensors(source, file, size, where)
+    return read_archive(source, file, size, where)
+
+
+def first_bytes(source: Source, file: str) -> bytes:
+    """The first 64 bytes of a file of weights. Raises ModelError for one that is not there, is
+    empty, or is something else under its name."""
     size = source.files().get(file, -1)
     where = f"{source.name}/{file}"
     if size < 0:
@@ -30,9 +40,7 @@ def read_header(source: Source, file: str) -> dict[str, Entry]:
         raise ModelError(f"{where} is a Git LFS pointer, not the file: run git lfs pull")
     if start.lstrip().lower().startswith((b"<!doctype", b"<html")):
         raise ModelError(f"{where} is a web page, not the file: {REMEDY}")
-    if file.endswith(".safetensors"):
-        return _read_safetensors(source, file, size, where)
-    return read_archive(source, file, size, where)
+    return start
 
 
 def _read_safetensors(source: Source, file: str, size: int, where: str) -> dict[str, Entry]:

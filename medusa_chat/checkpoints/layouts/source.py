@@ -31,11 +31,13 @@ class Source(Protocol):
 
 
 class LocalFolder:
-    """A folder on this disk and the folders one level below. Its files are listed once."""
+    """A folder on this disk and the folders one level below, or one file of it alone (`only`). Its
+    files are listed once."""
 
-    def __init__(self, folder: Path, name: str | None = None) -> None:
+    def __init__(self, folder: Path, name: str | None = None, only: str | None = None) -> None:
         self.folder = folder
         self.name = name or str(folder)
+        self._only = only
         self._files: dict[str, int] | None = None
 
     def files(self) -> dict[str, int]:
@@ -45,6 +47,8 @@ class LocalFolder:
         return self._files
 
     def _listed(self) -> dict[str, int]:
+        if self._only is not None:
+            return {self._only: size_of(self.folder / self._only)}
         found = [entry for entry in os.scandir(self.folder) if not entry.name.startswith(".")]
         for entry in list(found):
             if _is_folder(entry):

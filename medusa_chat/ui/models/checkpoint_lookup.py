@@ -8,10 +8,10 @@ from medusa_chat import hub
 from medusa_chat.checkpoints.inspection import inspect, open_anywhere
 from medusa_chat.checkpoints.inspection_report import Inspection
 from medusa_chat.checkpoints.layouts.source import Source
-from medusa_chat.checkpoints.locate import open_here
 from medusa_chat.checkpoints.memory_estimate import Cpu
+from medusa_chat.checkpoints.places import open_here
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.ui.models.load_form import is_folder
+from medusa_chat.ui.models.load_form import is_hub_name
 
 EVERY_CONTEXT = 10**9  # more than any model has: the report is made for all that it can read
 
@@ -94,12 +94,12 @@ def _look_up_there(key: CheckpointKey, target: MemoryTarget) -> Detail:
         opened[name] = open_anywhere(name)
         return opened[name]
 
-    needs = hub.plan(key.name, None, key.backbone) if hub.is_repo_id(key.name) else None
+    needs = hub.plan(key.name, None, key.backbone) if is_hub_name(key.name) else None
     if needs is not None and needs.refusal is not None and needs.refusal.kind != "disk":
         return _refused(needs.refusal, needs)  # closed: there is nothing to look at yet
     base = key.backbone or (needs.base if needs else None)
     report = inspect(key.name, base, EVERY_CONTEXT, opening, *target)
-    if needs is None and report.backbone and hub.is_repo_id(report.backbone):
+    if needs is None and report.backbone and is_hub_name(report.backbone):
         needs = hub.plan(report.backbone)
     licence = next(filter(None, map(_licence, opened.values())), "")
     refusal = needs.refusal if needs else None
@@ -121,8 +121,8 @@ def _refused(
 def _is_of_hub(name: str, report: Inspection | None = None) -> bool:
     """Whether something of it is on the Hub: the checkpoint, or the base of local heads."""
     if report is not None and report.backbone and not report.is_here:
-        return hub.is_repo_id(report.backbone)
-    return name != "demo" and hub.is_repo_id(name) and not is_folder(name)
+        return is_hub_name(report.backbone)
+    return name != "demo" and is_hub_name(name)
 
 
 def _licence(source: Source) -> str:

@@ -5,15 +5,17 @@ from collections.abc import Callable, Sequence
 import gradio as gr
 
 from medusa_chat import hub
+from medusa_chat.checkpoints import kept_copies
+from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.hub.catalog import model_preset
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
+from medusa_chat.ui.models.entries import Entry
 from medusa_chat.ui.models.load_form import choices_of, request_of
 from medusa_chat.ui.models.memory_fit import longest_context
 from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.picker import ModelPicker
-from medusa_chat.ui.models.rows import Entry
 from medusa_chat.ui.models.view import NOT_YOURS, Changes, ModelsTab, ModelsView
 from medusa_chat.ui.page.html_blocks import event_field
 
@@ -90,12 +92,25 @@ class ModelsController:
         self.picker.begin(request, key)
         tab.asked = request
 
+    def _is_in_use(self, name: str, copies: Sequence[KeptCopy]) -> bool:
+        """Whether a model that is loaded or being loaded is this one, or is read from its copy."""
+        used = self.view.in_use()
+        made = [one for one in copies if name in (one.name, one.source)]
+        return name in used or any(
+            kept_copies.belongs(one, other) for one in made for other in used
+        )
+
     def _delete(self, name: object) -> str:
-        if not isinstance(name, str) or not hub.is_repo_id(name):
+        copies = kept_copies.kept()
+        is_copied = any(name in (one.name, one.source) for one in copies)
+        if not isinstance(name, str) or not (is_copied or hub.is_repo_id(name)):
             raise hub.HubError("choose one of the checkpoints on this disk")
-        if name in self.view.in_use():
+        if self._is_in_use(name, copies):
             raise hub.HubError(f"{name} is in use: load another model first")
-        freed = hub.remove(name)
+        freed = kept_copies.remove(name)
+        if hub.is_repo_id(name) and (not freed or any(m.id == name for m in hub.cached())):
+            freed += hub.remove(name)
         self.catalog.forget()
         self.catalog.cached = tuple(model for model in self.catalog.cached if model.id != name)
+        self.catalog.copies = kept_copies.kept()
         return f"{name} is deleted: {hub.gb(freed)} are free again."

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from medusa_chat.checkpoints.places import is_gguf_file
 from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.errors import UsageError
+from medusa_chat.gguf_files import split_name
 from medusa_chat.hub import is_repo_id
 from medusa_chat.messages import LoadRequest
 
-LONGEST = 300  # characters of an id or a folder
+LONGEST = 500  # characters of an id or a path
 AUTO = "auto"
 
 
@@ -30,23 +32,30 @@ class LoadChoices:
     @property
     def names_one(self) -> bool:
         """Whether the text is a checkpoint rather than words to search for."""
-        return is_path(self.text) or ("/" in self.text and is_repo_id(self.text))
+        return is_path(self.text) or ("/" in self.text and is_hub_name(self.text))
 
 
 def is_path(name: str) -> bool:
-    """Whether this is written as the path of a folder, there or not; owner/name is an id, where
-    there is no such folder."""
-    return name.startswith((".", "~", "/", "\\")) or name[1:3] in (":\\", ":/") or is_folder(name)
+    """Whether this is written as the path of a folder or a GGUF file, there or not; owner/name is
+    an id, where there is no such folder."""
+    return name.startswith((".", "~", "/", "\\")) or name[1:3] in (":\\", ":/") or is_local(name)
 
 
-def is_folder(name: str) -> bool:
-    """Whether this is a folder of this disk that is written as one: a bare word is none."""
+def is_local(name: str) -> bool:
+    """Whether this is a folder or a GGUF file of this disk that is written as one: a bare word is
+    none."""
     if not name.startswith((".", "~")) and "/" not in name and "\\" not in name:
         return False
     try:
-        return Path(name).expanduser().is_dir()
+        path = Path(name).expanduser()
+        return path.is_dir() or is_gguf_file(path)
     except (OSError, ValueError, RuntimeError):
         return False
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether this can be a repo of the Hub, or a GGUF file in one, and is nothing on this disk."""
+    return is_repo_id(split_name(name)[0]) and not is_local(name)
 
 
 def choices_of(text: object, backbone: object, precision: object, context: object) -> LoadChoices:
@@ -64,12 +73,12 @@ def request_of(
     with: its device, its limits. longest: tokens that the model can read. Raises UsageError."""
     backbone, precision, context = posted
     if not _is_line(name) or not str(name).strip():
-        raise UsageError("choose a checkpoint: a Hub id or a folder")
+        raise UsageError("choose a checkpoint: a Hub id, a folder or a GGUF file")
     if precision not in PRECISIONS:
         raise UsageError(f"precision is {precision!r:.40}: choose one of {', '.join(PRECISIONS)}")
     if not _is_line(backbone):
         raise UsageError(
-            "the backbone is neither a Hub id nor a folder: correct it, or leave it empty"
+            "the backbone is no Hub id, folder or GGUF file: correct it, or leave it empty"
         )
     tokens = start.max_context if context == AUTO else _tokens(context)
     if context != AUTO and tokens is None:

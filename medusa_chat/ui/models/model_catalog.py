@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from medusa_chat import hub
+from medusa_chat.checkpoints import kept_copies
+from medusa_chat.checkpoints.gguf_library import LocalGguf, local_files
+from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.errors import MedusaChatError, first_line
 from medusa_chat.ui.models.checkpoint_lookup import (
     GONE,
@@ -46,6 +49,8 @@ class ModelCatalog:
     target: MemoryTarget = MemoryTarget()
     clock: Callable[[], float] = time.monotonic
     cached: tuple[hub.CachedModel, ...] = ()
+    local: tuple[LocalGguf, ...] = ()  # GGUF files of other programs
+    copies: tuple[KeptCopy, ...] = ()  # what was quantised or converted here
     hub_error: str = ""  # why the Hub cannot be asked just now
     _details: dict[CheckpointKey, tuple[float, Detail]] = field(default_factory=dict)
     _searches: dict[str, tuple[float, Search]] = field(default_factory=dict)
@@ -166,7 +171,7 @@ class ModelCatalog:
             self._searches[asked.text] = (self.clock(), found)
 
     def list_cached(self) -> None:
-        """Read in the background what lies in the cache, if that was not done just now."""
+        """Read in the background what lies on this disk, if that was not done just now."""
         with self._lock:
             if self._is_listing or self.clock() < self._listed_at + 10:
                 return
@@ -175,6 +180,7 @@ class ModelCatalog:
 
     def _list(self) -> None:
         try:
+            self.copies, self.local = kept_copies.kept(), local_files()
             self.cached = hub.cached()
         except (OSError, MedusaChatError):
             self.cached = ()

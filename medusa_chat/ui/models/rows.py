@@ -1,99 +1,19 @@
-"""Rows: the checkpoints to choose from, each once, with its figures before any click. No gradio."""
+"""Rows: what is shown of each checkpoint, with its figures before any click. No gradio."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from medusa_chat.checkpoints.inspection_report import Inspection
-from medusa_chat.hub import CachedModel, Found, gb, is_repo_id
-from medusa_chat.hub.catalog import ModelPreset
+from medusa_chat.checkpoints.inspection_report import CONVERTED
+from medusa_chat.hub import gb, is_repo_id
 from medusa_chat.hub.environment import page
-from medusa_chat.ui.models.checkpoint_lookup import NOT_ASKED, CheckpointKey, Detail
-from medusa_chat.ui.models.load_form import LoadChoices, is_folder
+from medusa_chat.ui.models.checkpoint_lookup import NOT_ASKED
+from medusa_chat.ui.models.entries import DEMO, Entry
+from medusa_chat.ui.models.load_form import LoadChoices, is_local
 from medusa_chat.ui.models.load_view import for_page
 from medusa_chat.ui.models.memory_fit import Machine, cells, estimates, warning
 
-DEMO = "demo"
 CLOSED = "yes, its licence is not accepted yet"
-
-
-@dataclass
-class Entry:
-    """One checkpoint with all that is known of it, from wherever."""
-
-    id: str
-    preset: ModelPreset | None = None
-    cached: CachedModel | None = None
-    found: Found | None = None
-    detail: Detail | None = None
-
-    @property
-    def report(self) -> Inspection | None:
-        return self.detail.report if self.detail else None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it has a backbone of its own, so that no other may be chosen."""
-        if self.report is not None and self.report.heads is not None:
-            return self.report.backbone == self.id
-        return self.id == DEMO or (self.preset is not None and self.preset.base is None)
-
-    @property
-    def is_here(self) -> bool:
-        return self.id == DEMO or (self.report is not None and self.report.is_here)
-
-    def key(self, backbone: str | None) -> CheckpointKey:
-        """What is looked up and loaded for it: a preset knows the base better than a config."""
-        if self.is_whole:
-            return CheckpointKey(self.id)
-        return CheckpointKey(self.id, backbone or (self.preset.base if self.preset else None))
-
-
-@dataclass
-class Groups:
-    """Entries in the order in which they are shown."""
-
-    typed: list[Entry] = field(default_factory=list)
-    known: list[Entry] = field(default_factory=list)
-    found: list[Entry] = field(default_factory=list)
-    here: list[Entry] = field(default_factory=list)
-
-    def all(self) -> Iterator[tuple[str, Entry]]:
-        """(the group's name, the entry)."""
-        for name in ("typed", "known", "found", "here"):
-            yield from ((name, entry) for entry in getattr(self, name))
-
-
-def grouped(
-    choices: LoadChoices,
-    presets: Iterable[ModelPreset],
-    cached: Iterable[CachedModel],
-    found: Iterable[Found],
-) -> Groups:
-    """Each checkpoint once: what was typed, then what is known, found, and on this disk."""
-    disk = {model.id: model for model in cached}
-    hits = {repo.id: repo for repo in found}
-    named = choices.text if choices.names_one else ""
-    words = choices.words
-    groups = Groups()
-    demo = Entry(DEMO)
-    if all(word in DEMO for word in words):
-        groups.known.append(demo)
-    if named:
-        groups.typed.append(Entry(named))
-    for preset in presets:
-        if preset.id.lower() == named.lower():
-            groups.typed = [Entry(preset.id, preset)]
-        elif all(word in f"{preset.id} {preset.title}".lower() for word in words):
-            groups.known.append(Entry(preset.id, preset))
-    seen = {entry.id for _, entry in groups.all()}
-    groups.found = [Entry(name) for name in hits if name not in seen and not named]
-    seen |= {entry.id for entry in groups.found}
-    fitting = [name for name in disk if all(word in name.lower() for word in words)]
-    groups.here = [Entry(name) for name in fitting if name not in seen]
-    for _, entry in groups.all():
-        entry.cached, entry.found = disk.get(entry.id), hits.get(entry.id)
-    return groups
 
 
 def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -> dict[str, Any]:
@@ -101,7 +21,7 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
     context = choices.context or machine.context
     needed = estimates(entry.report, entry.preset, context, machine.target)
     memory = cells(needed, machine, choices.precision)
-    cached = entry.cached if entry.id not in machine.in_use else None
+    freed = _freed(entry) if entry.id not in machine.in_use else 0
     return {
         "id": entry.id,
         "group": group,
@@ -117,14 +37,16 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
         "remedy": entry.detail.link if entry.detail else "",
         "page": _page(entry),
         "is_loaded": entry.id == machine.loaded,
-        "delete": f"Delete {gb(cached.bytes)}" if cached else "",
-        "deletion": _deletion(cached) if cached else "",
+        "delete": f"Delete {gb(freed)}" if freed else "",
+        "deletion": _deletion(entry, freed) if freed else "",
     }
 
 
 def _title(entry: Entry) -> str:
     if entry.id == DEMO:
         return "Demo, ships with medusa-chat"
+    if entry.local is not None:
+        return Path(entry.id).name
     return entry.preset.title if entry.preset else ""
 
 
@@ -136,6 +58,7 @@ def _facts(entry: Entry, choices: LoadChoices) -> Iterator[list[str]]:
     elif base and base != entry.id:
         yield ["base", base]
     yield from _of_heads(entry)
+    yield from _of_gguf(entry)
     licence = entry.preset.licence if entry.preset else entry.detail and entry.detail.licence
     if licence:
         yield ["licence", licence]
@@ -156,6 +79,20 @@ def _of_heads(entry: Entry) -> Iterator[list[str]]:
     elif entry.preset is not None:
         yield ["heads", str(entry.preset.heads or "?")]
         yield ["layout", entry.preset.layout]
+
+
+def _of_gguf(entry: Entry) -> Iterator[list[str]]:
+    """How its weights are stored, and the disk that it takes besides."""
+    if entry.local is not None:
+        yield ["of", entry.local.app]
+    report = entry.report
+    if report is None or not report.stored:
+        return
+    yield ["GGUF", f"{report.stored}, {gb(report.backbone_bytes)}"]
+    kept = sum(one.bytes for one in entry.copies if one.kind == "gguf")
+    size = f"{gb(kept)} here" if kept else f"{gb(CONVERTED * report.parameters)} at the first load"
+    yield ["converted", size]
+    yield from (["note", note] for note in report.notes if "GGUF files" in note)
 
 
 def _base(entry: Entry, choices: LoadChoices) -> str | None:
@@ -185,7 +122,7 @@ def _download(entry: Entry, machine: Machine) -> str:
     if entry.preset is not None and entry.preset.bytes:
         both = entry.preset.bytes + (entry.preset.base_bytes or 0)
         return f"about {gb(both)} to download"
-    if is_folder(entry.id):
+    if is_local(entry.id):
         return ""
     return "looking …" if entry.detail is None and machine.is_online else "size not known"
 
@@ -206,11 +143,23 @@ def _is_refused(entry: Entry) -> bool:
 
 def _page(entry: Entry) -> str:
     """Its page on the Hub."""
-    is_there = entry.id != DEMO and is_repo_id(entry.id) and not is_folder(entry.id)
+    is_there = entry.id != DEMO and is_repo_id(entry.id) and not is_local(entry.id)
     return page(entry.id) if is_there else ""
 
 
-def _deletion(cached: CachedModel) -> str:
+def _freed(entry: Entry) -> int:
+    """The bytes that deleting it frees: of the repo, and of what was made of it here."""
+    made = sum(one.bytes for one in entry.copies)
+    return made + (entry.cached.bytes if entry.cached else 0)
+
+
+def _deletion(entry: Entry, freed: int) -> str:
+    cached = entry.cached
+    if cached is None:
+        return (
+            f"Delete what was made of {entry.id} here? It frees {gb(freed)}; the model itself "
+            "stays, and is converted or quantised again when it is loaded."
+        )
     base = "" if cached.has_heads or not cached.whole else " Heads may need it as their base."
     half = "" if cached.whole else " The download is incomplete; loading it continues the download."
-    return f"Delete {cached.id} from this disk? It frees {gb(cached.bytes)}.{base}{half}"
+    return f"Delete {cached.id} from this disk? It frees {gb(freed)}.{base}{half}"

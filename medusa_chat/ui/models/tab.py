@@ -7,10 +7,11 @@ import gradio as gr
 from medusa_chat.hub.catalog import model_presets
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.models.controller import ModelsController
+from medusa_chat.ui.models.entries import grouped
 from medusa_chat.ui.models.load_form import LoadChoices
 from medusa_chat.ui.models.memory_fit import Machine
 from medusa_chat.ui.models.model_catalog import ModelCatalog
-from medusa_chat.ui.models.rows import grouped, row_view
+from medusa_chat.ui.models.rows import row_view
 from medusa_chat.ui.models.view import ModelsTab
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
 from medusa_chat.ui.page.tree_view import to_line
@@ -46,8 +47,9 @@ def first_rows() -> str:
 
 def _boxes() -> list[gr.components.Component]:
     """In the order in which events post them."""
-    asked = "vicuna, or owner/name, or ~/models/mine"
-    text = _textbox("text", "Search, or a Hub id, or a folder", asked, scale=4, min_width=240)
+    asked = "vicuna, or owner/name, or ~/models/mine, or ~/models/mine.gguf"
+    what = "Search, or a Hub id, or a folder, or a GGUF file"
+    text = _textbox("text", what, asked, scale=4, min_width=240)
     usual = "the one they were trained for"
     backbone = _textbox("backbone", "Another backbone for the heads", usual, scale=3, min_width=200)
     contexts = [("auto", "auto"), *((f"{count:,}", str(count)) for count in CONTEXTS)]

@@ -13,12 +13,13 @@ from medusa_chat.hub.catalog import model_presets
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, MemoryTarget
+from medusa_chat.ui.models.entries import Groups, grouped
 from medusa_chat.ui.models.load_form import LoadChoices
 from medusa_chat.ui.models.load_view import loaded_view, progress_card
 from medusa_chat.ui.models.memory_fit import DEFAULT_CONTEXT, Machine, memory_line
 from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
-from medusa_chat.ui.models.rows import Groups, grouped, row_view
+from medusa_chat.ui.models.rows import row_view
 from medusa_chat.ui.page.status import phase_text
 from medusa_chat.ui.page.tree_view import to_line
 
@@ -79,7 +80,9 @@ class ModelsView:
         text = "" if choices.names_one else choices.text
         search = self.catalog.search(text) if is_still else None
         found = search.rows if hub.is_offline() and search else self.catalog.found(text)
-        groups = grouped(choices, model_presets(), self.catalog.cached, found[:MOST_FOUND])
+        known = self.catalog
+        lists = (model_presets(), known.cached, found[:MOST_FOUND], known.local, known.copies)
+        groups = grouped(choices, *lists)
         self._fill(groups, choices, is_still)
         machine = self._machine()
         view = {
@@ -108,7 +111,7 @@ class ModelsView:
             entry.detail = self.catalog.detail(entry.key(choices.backbone))
         if not is_still:
             return
-        first = [*groups.typed, *groups.here, *groups.known, *groups.found]
+        first = [*groups.typed, *groups.here, *groups.gguf, *groups.known, *groups.found]
         keys = [entry.key(choices.backbone) for entry in first]
         current = self._current()
         self.catalog.want([*keys[:1], *([current] if current else []), *keys[1:]])

@@ -13,6 +13,7 @@ PHASES = {
     "resolve": "looking for the files",
     "download": "downloading",
     "read": "reading weights",
+    "convert": "converting weights",
     "quantise": "quantising weights",
     "check": "checking weights",
     "warm up": "warming up",
@@ -20,6 +21,7 @@ PHASES = {
 PARTS = {
     "resolve": 0.1,
     "read": 0.2,
+    "convert": 0.25,
     "quantise": 0.3,
     "check": 0.7,
     "warm up": 0.9,
@@ -51,7 +53,8 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
             line["facts"][0][1] = _short(last)
     elif state.status == "loading":
         why = f"{_capital(state.message)}: " if state.message else "Loading: "
-        line |= {"text": f"{why}{phase_text(state)} …", "part": PARTS.get(state.phase, 0.0)}
+        now = phase_text(state, is_guest)
+        line |= {"text": f"{why}{now} …", "part": PARTS.get(state.phase, 0.0)}
     elif is_guest:
         line["text"] = FOR_GUESTS
     else:
@@ -59,9 +62,9 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
     return to_line(line)
 
 
-def phase_text(state: ModelState) -> str:
-    """The current phase of loading, in words."""
-    words = PHASES.get(state.phase, state.phase)
+def phase_text(state: ModelState, is_guest: bool = False) -> str:
+    """The current phase of loading, in words; what is told of files is not for guests."""
+    words = ("" if is_guest else state.note) or PHASES.get(state.phase, state.phase)
     figures = transfer(state.done, state.total, state.rate) if state.total else []
     return ", ".join([words, *figures])
 

@@ -1,0 +1,133 @@
+"""Copies of backbones that are kept in our cache, so that what takes long is done once: quantised
+ones, and those converted from GGUF files.
+
+A folder each, written whole or not at all and named by all that its content depends on.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from medusa_chat import __version__, paths
+
+ABOUT = "about.json"
+KINDS = ("quantised", "gguf")
+MARGIN = 64 << 20  # bytes of the disk that stay free
+STALE_SECONDS = 86400
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a copy is of. name: the checkpoint it was made for; source: its folder or file."""
+
+    name: str
+    source: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class KeptCopy:
+    """A copy on this disk. kind: one of KINDS."""
+
+    kind: str
+    name: str
+    source: str
+    precision: str
+    bytes: int
+    folder: Path
+
+
+def root(kind: str) -> Path:
+    return paths.cache_dir() / kind
+
+
+def place(kind: str, facts: Sequence[Any], files: Sequence[Path]) -> Path:
+    """The folder of a copy; it need not exist. Named by facts and by the place, the size and the
+    time of change of its source's files, of which none is opened."""
+    told = list(facts)
+    for file in files:
+        stat = file.stat()
+        told.append([str(file.resolve()), stat.st_size, stat.st_mtime_ns])
+    return root(kind) / hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]
+
+
+def is_kept(folder: Path) -> bool:
+    return (folder / ABOUT).is_file()
+
+
+def has_room(folder: Path, size: int) -> bool:
+    """Whether the disk has room for a copy of `size` bytes. Makes the folder above it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return shutil.disk_usage(folder.parent).free >= size + MARGIN
+
+
+@contextmanager
+def writing(folder: Path, origin: Origin) -> Iterator[Path]:
+    """Yields a new folder to be filled, which then becomes the copy `folder`, instead of those that
+    were made of the same source before. After an error no half copy stays."""
+    paths.drop_leftovers(folder.parent, ".part-*", STALE_SECONDS)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
+    try:
+        yield partial
+        for file in partial.iterdir():
+            with open(file, "rb+") as stream:
+                os.fsync(stream.fileno())
+        paths.write_text(partial / ABOUT, json.dumps(asdict(origin) | {"version": __version__}))
+        for old in _all(folder.parent.name):
+            if (old.source, old.precision) == (origin.source, origin.precision):
+                drop(old.folder)
+        if not folder.is_dir():  # another process may have made it meanwhile
+            os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def kept(*kinds: str) -> tuple[KeptCopy, ...]:
+    """Every copy that is on this disk, of all kinds or of those named."""
+    return tuple(one for kind in kinds or KINDS for one in _all(kind))
+
+
+def drop(folder: Path) -> None:
+    """Remove a copy that cannot be read."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove(name: str) -> int:
+    """Delete the copies that were made for a checkpoint, a file or a repo; the bytes freed."""
+    chosen = [one for one in kept() if belongs(one, name)]
+    for one in chosen:
+        drop(one.folder)
+    return sum(one.bytes for one in chosen)
+
+
+def belongs(one: KeptCopy, name: str) -> bool:
+    """Whether a copy was made of what is called `name`: as it was given, a path that leads there,
+    or the repo that the file is of."""
+    try:
+        path = str(Path(name).expanduser().resolve())
+    except (OSError, ValueError, RuntimeError):
+        path = name
+    known = (one.name, one.source)
+    return name in known or path in known or one.name.startswith(f"{name}/")
+
+
+def _all(kind: str) -> Iterator[KeptCopy]:
+    try:
+        folders = sorted(f for f in root(kind).iterdir() if not f.name.startswith("."))
+    except OSError:
+        return
+    for folder in folders:
+        try:
+            about = json.loads((folder / ABOUT).read_text("utf-8"))
+            sizes = [file.stat().st_size for file in folder.iterdir()]
+            words = [str(about[key]) for key in ("name", "source", "precision")]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # one that is being written
+        yield KeptCopy(kind, *words, sum(sizes), folder)

@@ -1,0 +1,92 @@
+"""Places: what the name of a checkpoint means: a folder, a GGUF file, a repo of the Hub."""
+
+import os
+from pathlib import Path
+
+from medusa_chat import hub
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.errors import ModelError
+from medusa_chat.gguf_files import is_gguf, split_name
+from medusa_chat.paths import asset
+
+
+def open_here(name: str) -> LocalFolder:
+    """The files of "demo", of a folder, of a Hub repo that is in the cache, or a GGUF file. Raises
+    ModelError; the network is never used."""
+    place = place_of(name, offline=True)
+    return opened(place) if is_gguf_file(place) else LocalFolder(place, name)
+
+
+def folder_or_repo(name: str) -> Path | str:
+    """The folder or GGUF file that a checkpoint's or backbone's name means, else the name as a Hub
+    id, with or without a GGUF file. Raises ModelError for what can be none of them."""
+    if name == "demo":
+        folder = asset("demo")
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"the demo checkpoint is missing from {folder}: install again")
+        return folder
+    path = Path(name or "/").expanduser()
+    if name and (is_folder(path) or is_gguf_file(path)):
+        return path
+    is_id = split_name(name)[0].count("/") == 1 and not name.startswith((".", "/", "~"))
+    if not name.isprintable() or not is_id or is_here(name):
+        raise ModelError(_no_such(name))
+    return name
+
+
+def is_here(name: str) -> bool:
+    """Whether a name means something on this disk: "demo", a folder, a GGUF file, or one that is
+    missing from a folder that is there."""
+    path = Path(name or "/").expanduser()
+    is_place = is_folder(path) or is_gguf_file(path)
+    return name == "demo" or is_place or (is_gguf(name) and is_folder(path.parent))
+
+
+def _no_such(name: str) -> str:
+    path = Path(name or "/").expanduser()
+    if name.isprintable() and os.path.isfile(path):
+        return f"{name} is a file: give the folder that holds the checkpoint, or a GGUF file"
+    if name.isprintable() and (name.startswith((".", "/", "~")) or is_gguf(name)):
+        return f"there is no {'file' if is_gguf(name) else 'folder'} {name}: check the path"
+    return (
+        f"{name[:80]!r} is not a checkpoint: give a folder, a GGUF file, a Hub id (owner/name) or "
+        "demo"
+    )
+
+
+def place_of(name: str, offline: bool) -> Path:
+    """A folder, or a GGUF file."""
+    place = folder_or_repo(name)
+    return place if isinstance(place, Path) else from_hub(place, offline)
+
+
+def opened(place: Path) -> LocalFolder:
+    """The files of a folder, or a GGUF file alone."""
+    only = place.name if is_gguf_file(place) else None
+    return LocalFolder(folder_of(place), only=only)
+
+
+def folder_of(place: Path) -> Path:
+    return place.parent if is_gguf_file(place) else place
+
+
+def is_gguf_file(path: Path) -> bool:
+    """Whether it is a GGUF file by its name; what else it may be is told where it is read."""
+    try:
+        return is_gguf(path.name) and path.exists() and not path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Path.is_dir, and False for a name that no folder can have (null bytes, too long)."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def from_hub(name: str, offline: bool) -> Path:
+    """The Hub repo in the local cache, or its GGUF file; downloaded unless offline."""
+    folder, file = hub.resolve(name, offline), split_name(name)[1]
+    return folder / file if file else folder

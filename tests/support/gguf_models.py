@@ -1,0 +1,216 @@
+"""Small GGUF files: a random model of a family as llama.cpp's converter would write it.
+
+Names come from gguf's own tables and layouts from llama.cpp's convert_hf_to_gguf.py, so that they
+are independent of what is tested. The tokenizer is one of bytes.
+"""
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from tokenizers import pre_tokenizers
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from support.checkpoints import TEMPLATE
+from support.families import COMMON, tiny
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+TOKENS = [*ALPHABET, "he", "<|im_start|>", "<|im_end|>", "<pad>"]
+BOS, END, PAD = 257, 258, 259
+ROWS = len(TOKENS)
+ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
+# types that gguf cannot write: the halves at these places of a block are its scales
+PACKED = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "IQ4_XS": (0,)}
+
+
+def tiny_model(family: str = "llama", **changes: Any) -> Any:
+    """A random model whose vocabulary is that of the files."""
+    values = {"vocab_size": ROWS, "max_position_embeddings": 256, "intermediate_size": 64}
+    values = {"initializer_range": 0.2} | values | changes
+    model = _gemma2(values) if family == "gemma2" else tiny(family, **values)
+    with torch.no_grad():
+        for one in model.parameters():
+            if one.dim() == 1:  # norms and biases, else they are ones and zeros
+                one += 0.1 * torch.randn(one.shape)
+    return model
+
+
+def _gemma2(values: Mapping[str, Any]) -> Any:
+    torch.manual_seed(0)
+    config = Gemma2Config(**COMMON | dict(values))
+    return Gemma2ForCausalLM(config).eval().requires_grad_(False)
+
+
+def write_gguf(
+    path: Path,
+    model: Any,
+    kind: str = "F32",
+    template: str | None = TEMPLATE,
+    sentencepiece: bool = False,
+    **more: Any,
+) -> Path:
+    """Write a model. kind: type of the matrices; more: further metadata, by its key."""
+    config = model.config
+    name = ARCHITECTURES.get(config.model_type, config.model_type)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, name)
+    _add_sizes(writer, name, config)
+    add_tokenizer = _add_sentencepiece if sentencepiece else _add_tokenizer
+    add_tokenizer(writer, template)
+    for key, value in more.items():
+        key = key.replace("__", ".")
+        kinds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+        kinds[type(value)](key, value)
+    for place, tensor in tensors_of(model, name).items():
+        _add(writer, place, tensor, kind if tensor.ndim > 1 else "F32")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tensors_of(model: Any, name: str) -> Mapping[str, np.ndarray]:
+    """The tensors as the file holds them, in fp32."""
+    config = model.config
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+    table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    found = {}
+    for key, tensor in model.state_dict().items():
+        if key == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        place = table.get_name(key, try_suffixes=(".weight", ".bias"))
+        assert place is not None, key
+        if name == "llama" and ("attn_q." in place or "attn_k." in place):
+            heads = config.num_attention_heads
+            heads = config.num_key_value_heads if "attn_k." in place else heads
+            tensor = permuted(tensor, heads)
+        if name.startswith("gemma") and place.endswith("norm.weight"):
+            tensor = tensor + 1
+        found[place] = tensor.float().numpy()
+    return found
+
+
+def permuted(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """LlamaModel.permute of convert_hf_to_gguf.py."""
+    halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
+    return halves.swapaxes(1, 2).reshape(tensor.shape)
+
+
+def _add(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray, kind: str) -> None:
+    chosen = gguf.GGMLQuantizationType[kind]
+    if kind in PACKED:
+        blocks = _random_blocks(tensor, chosen)
+    elif kind == "F32":
+        blocks = tensor
+    else:
+        blocks = gguf.quantize(tensor, chosen)
+    writer.add_tensor(name, np.ascontiguousarray(blocks), raw_dtype=chosen)
+
+
+def _random_blocks(tensor: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    weights, length = gguf.GGML_QUANT_SIZES[kind]
+    count = tensor.size // weights
+    generator = np.random.default_rng(count)
+    blocks = generator.integers(0, 256, (count, length), dtype=np.uint8)
+    for place in PACKED[kind.name]:
+        scales = generator.uniform(1e-4, 1e-3, (count, 1)).astype(np.float16)
+        blocks[:, place : place + 2] = scales.view(np.uint8)
+    return blocks.reshape(*tensor.shape[:-1], -1)
+
+
+def _add_sizes(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_name(f"tiny {name}")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(width)
+    if name not in ("llama", "qwen2", "phi3"):
+        writer.add_key_length(width)
+        writer.add_value_length(width)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if name in ("gemma2", "gemma3") or config.model_type == "mistral":
+        writer.add_sliding_window(config.sliding_window)
+    if name == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _add_sentencepiece(writer: gguf.GGUFWriter, template: str | None) -> None:
+    """As files of Llama 2 have it: scores, a token for each byte, and no merges."""
+    few = ["h", "e", "he", "\u2581", "\u2581he", "l", "o", "lo"]
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *few,
+        *(f"<0x{byte:02X}>" for byte in range(ROWS - 3 - len(few))),
+    ]
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(words)
+    writer.add_token_scores([-float(n) for n in range(ROWS)])
+    writer.add_token_types([2, 3, 3] + [1] * len(few) + [6] * (ROWS - 3 - len(few)))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    if template is not None:
+        writer.add_chat_template(template)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, template: str | None) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([1] * BOS + [3] * (ROWS - BOS))
+    writer.add_token_merges(["h e"])
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(END)
+    writer.add_pad_token_id(PAD)
+    if template is not None:
+        writer.add_chat_template(template)
+
+
+# Files that are wrong in one place.
+
+
+def raw_gguf(
+    pairs: Mapping[str, tuple[int, bytes]],
+    tensors: Mapping[str, tuple[tuple[int, ...], int, int]],
+    data: bytes = b"",
+    version: int = 3,
+    counts: tuple[int, int] | None = None,
+) -> bytes:
+    """A file byte by byte. pairs: key -> (type, value); tensors: name -> (dimensions as the file
+    has them, type, offset); counts: of tensors and keys, where they lie."""
+    told = counts or (len(tensors), len(pairs))
+    whole = b"GGUF" + struct.pack("<IQQ", version, *told)
+    for key, (kind, value) in pairs.items():
+        whole += text(key) + struct.pack("<I", kind) + value
+    for name, (dimensions, kind, offset) in tensors.items():
+        sizes = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+        whole += text(name) + sizes + struct.pack("<IQ", kind, offset)
+    return whole + bytes(-len(whole) % 32) + data
+
+
+def text(value: str | bytes, length: int | None = None) -> bytes:
+    """A text with its length before it, or with another."""
+    data = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(data) if length is None else length) + data
+
+
+def texts(values: list[str], count: int | None = None) -> tuple[int, bytes]:
+    """An array of texts, or one that claims another count."""
+    told = struct.pack("<IQ", 8, len(values) if count is None else count)
+    return 9, told + b"".join(map(text, values))
