@@ -221,6 +221,8 @@ def test_a_view_that_comes_late_leaves_the_answer_that_runs_on_the_page(tab, ser
     tab.route("**/run/predict", hold)
     row(tab, "overtaken").locator(".talk-open").click()
     tab.wait_for_function(TEXT)
+    while not held:  # the text may be there before the answer to the click is
+        tab.wait_for_timeout(20)
     (route, answer), *_ = held
     route.fulfill(response=answer)
     tab.wait_for_function("() => document.querySelector('#chat-title').textContent === 'overtaken'")
