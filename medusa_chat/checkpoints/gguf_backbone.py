@@ -1,15 +1,13 @@
 """A GGUF file as an ordinary folder: converted once, kept in our cache, and read from there."""
 
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kept_copies
@@ -18,9 +16,8 @@ from medusa_chat.checkpoints.gguf_weights import DTYPES, GgufWeights
 from medusa_chat.checkpoints.kept_copies import Origin
 from medusa_chat.checkpoints.layouts.contents import backbone_of
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
-from medusa_chat.checkpoints.layouts.gguf_config import end_tokens, family_of
-from medusa_chat.checkpoints.layouts.gguf_header import GgufHeader, read_gguf
-from medusa_chat.checkpoints.layouts.gguf_names import renamed
+from medusa_chat.checkpoints.layouts.gguf_config import end_tokens
+from medusa_chat.checkpoints.layouts.gguf_header import GgufHeader
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.errors import ModelError
@@ -44,8 +41,7 @@ def converted(found: Checkpoint, precision: str) -> Conversion:
         return found
     file = found.source
     stored = precision if precision in DTYPES else "bf16"
-    versions = [metadata.version(name) for name in ("gguf", "transformers")]
-    folder = kept_copies.place(KIND, [FORMAT, stored, *versions], [file])
+    folder = kept_copies.place(KIND, [FORMAT, stored, *_versions()], [file])
     weights = _read(folder)
     if weights is None:
         yield from _locked(found, file, stored, folder)
@@ -58,6 +54,14 @@ def converted(found: Checkpoint, precision: str) -> Conversion:
     )
 
 
+def _versions() -> list[str]:
+    """Of what converts. Raises ModelError without it."""
+    try:
+        return [metadata.version(name) for name in ("gguf", "transformers")]
+    except metadata.PackageNotFoundError as error:
+        raise ModelError("GGUF files need the package gguf: pip install gguf") from error
+
+
 def converted_folder(found: Checkpoint, precision: str) -> Checkpoint:
     """As `converted`, for who tells nobody how far it is."""
     steps = converted(found, precision)
@@ -66,6 +70,14 @@ def converted_folder(found: Checkpoint, precision: str) -> Checkpoint:
             next(steps)
         except StopIteration as end:
             return end.value
+
+
+def refuse_unlike(file: Path) -> None:
+    """Raises ModelError for a GGUF file whose tensors are not those of its family; no weight is
+    read."""
+    files = backbone_of(LocalFolder(file.parent, only=file.name))
+    if files is not None:
+        GgufWeights.of(file, files.config, "bf16").refuse_unlike(files.config)
 
 
 def _read(folder: Path) -> BackboneFiles | None:
@@ -106,13 +118,9 @@ def _locked(found: Checkpoint, file: Path, stored: str, folder: Path) -> Iterato
 
 
 def _convert(found: Checkpoint, file: Path, stored: str, folder: Path) -> Iterator[News]:
-    header = read_gguf(LocalFolder(file.parent, only=file.name), file.name)
     config = found.weights.config
-    family = family_of(header, str(file))
-    heads = config["num_attention_heads"], config["num_key_value_heads"]
-    names = renamed(header, family, str(file))
-    weights = GgufWeights(file, header, names, family, heads, stored)
-    _refuse_unlike(weights, config)
+    weights = GgufWeights.of(file, config, stored)
+    weights.refuse_unlike(config)
     size = weights.bytes
     if not kept_copies.has_room(folder, size + BESIDE):
         raise ModelError(
@@ -124,31 +132,10 @@ def _convert(found: Checkpoint, file: Path, stored: str, folder: Path) -> Iterat
     phase = LoadPhase("convert", total=size, note=note)
     yield phase, None
     with kept_copies.writing(folder, _origin(found, file, stored)) as partial:
-        _write_config(partial, header, config, stored)
+        _write_config(partial, weights.header, config, stored)
         write_tokenizer(partial, file)
         for done in weights.write(partial / "model.safetensors"):
             yield replace(phase, done=done), None
-
-
-def _refuse_unlike(weights: GgufWeights, config: Mapping[str, Any]) -> None:
-    """Refuse tensors that are not those of the model, which transformers would leave out, or make
-    up at random. Raises ModelError."""
-    file, whole = weights.file, AutoConfig.for_model(**config)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(whole, attn_implementation="eager")
-    expected = {name: tuple(one.shape) for name, one in model.state_dict().items()}
-    if whole.get_text_config().tie_word_embeddings:
-        expected.pop("lm_head.weight", None)
-    shapes = {p: weights.header.tensors[name].shape for name, p in weights.names.items()}
-    if odd := sorted(shapes.keys() ^ expected.keys()):
-        lacks = "lacks" if odd[0] in expected else "holds the tensor"
-        why = "" if odd[0] in expected else f", which {whole.model_type} has no place for"
-        raise ModelError(f"{file} {lacks} {odd[0]}{why}: take another GGUF file")
-    for name, shape in shapes.items():
-        if shape != expected[name]:
-            raise ModelError(
-                f"{file}: tensor {name} is {shape}, {expected[name]} was expected: fetch it again"
-            )
 
 
 def _origin(found: Checkpoint, file: Path, stored: str) -> Origin:

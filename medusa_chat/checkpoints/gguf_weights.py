@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import gguf
 import numpy as np
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from medusa_chat.checkpoints.layouts.gguf_header import TYPES, GgufHeader, Placed
+from medusa_chat.checkpoints.layouts.gguf_config import family_of
+from medusa_chat.checkpoints.layouts.gguf_header import TYPES, GgufHeader, Placed, read_gguf
+from medusa_chat.checkpoints.layouts.gguf_names import renamed
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.errors import ModelError, first_line
 
 DTYPES = {
     "fp32": (torch.float32, "F32", 4),
@@ -40,6 +44,30 @@ class GgufWeights:
     family: str
     heads: tuple[int, int]
     precision: str
+
+    @classmethod
+    def of(cls, file: Path, config: Mapping[str, Any], precision: str) -> "GgufWeights":
+        """config: what was read of the file. Raises ModelError."""
+        header = read_gguf(LocalFolder(file.parent, only=file.name), file.name)
+        family = family_of(header, str(file))
+        heads = config["num_attention_heads"], config["num_key_value_heads"]
+        return cls(file, header, renamed(header, family, str(file)), family, heads, precision)
+
+    def refuse_unlike(self, config: Mapping[str, Any]) -> None:
+        """Refuse tensors that are not those of the model, which transformers would leave out, or
+        make up at random. Raises ModelError."""
+        expected = _expected(config, self.file)
+        shapes = {place: self.header.tensors[name].shape for name, place in self.names.items()}
+        if odd := sorted(shapes.keys() ^ expected.keys()):
+            lacks = "lacks" if odd[0] in expected else "holds the tensor"
+            why = "" if odd[0] in expected else f", which {config['model_type']} has no place for"
+            raise ModelError(f"{self.file} {lacks} {odd[0]}{why}: take another GGUF file")
+        for name, shape in shapes.items():
+            if shape != expected[name]:
+                raise ModelError(
+                    f"{self.file}: tensor {name} is {shape}, {expected[name]} was expected: fetch "
+                    "it again"
+                )
 
     @property
     def bytes(self) -> int:
@@ -112,6 +140,20 @@ class GgufWeights:
         return self.heads[0] if ".attn_q." in name else self.heads[1] if ".attn_k." in name else 0
 
 
+def _expected(config: Mapping[str, Any], file: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a model with this config."""
+    try:
+        whole = AutoConfig.for_model(**config)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(whole, attn_implementation="eager")
+    except Exception as error:  # transformers raises all kinds for odd numbers
+        raise ModelError(f"the config in {file} cannot be read: {first_line(error)}") from error
+    found = {name: tuple(one.shape) for name, one in model.state_dict().items()}
+    if config["tie_word_embeddings"]:
+        found.pop("lm_head.weight", None)
+    return found
+
+
 def _turned_back(stored: np.ndarray, heads: int) -> np.ndarray:
     """Rows (first, second, first, second of a head's pairs) -> all first ones, all second ones."""
     pairs = stored.reshape(heads, stored.shape[0] // heads // 2, 2, stored.shape[1])
@@ -120,6 +162,8 @@ def _turned_back(stored: np.ndarray, heads: int) -> np.ndarray:
 
 def _unpacked(stored: np.ndarray, kind: int, dtype: torch.dtype, added: float) -> bytes:
     """The numbers of some rows, in dtype."""
+    import gguf  # only who has such a file needs it
+
     if TYPES[kind][1] == 1:  # numbers, not blocks: of a vector, one to a row
         stored = stored.reshape(-1)
     values = gguf.dequantize(stored, gguf.GGMLQuantizationType(kind))

@@ -34,9 +34,9 @@ def inspect(
 ) -> Inspection:
     """Look at a checkpoint and at the backbone it needs. open_source: a folder or id -> its
     files; it raises ModelError for what is out of reach. device, cpu: what memory is estimated
-    for. refuse_unlike: raises ModelError for a model's folder whose tensors are not those of its
-    family; asked where the headers alone do not tell. Raises ModelError only when the checkpoint
-    itself cannot be opened; all else becomes a problem of the report."""
+    for. refuse_unlike: raises ModelError for a folder or GGUF file whose tensors are not those of
+    its family; asked where the headers alone do not tell. Raises ModelError only when the
+    checkpoint itself cannot be opened; all else becomes a problem of the report."""
     source = open_source(name)
     report = Inspection(
         *(name, None, None, None, False, 0, 0, "", context or CONTEXT, NODES, {}, (), ())
@@ -74,10 +74,12 @@ def inspect(
 
 
 def _unsure(place: Source, files: BackboneFiles) -> Path | None:
-    """The folder of a model on this disk whose shapes do not follow from its config here."""
-    if not isinstance(place, LocalFolder) or files.is_pickled or files.missing or files.stored:
+    """The folder or GGUF file of a model on this disk whose shapes do not follow from its config
+    here."""
+    if not isinstance(place, LocalFolder) or files.is_pickled or files.missing:
         return None
-    return None if are_known(files.config) else place.folder / files.folder
+    folder = place.folder / files.folder
+    return None if are_known(files.config) else folder / (files.files[0] if files.stored else "")
 
 
 def _refuse_calibration(source: Source) -> None:

@@ -42,7 +42,12 @@ def config_of(found: Checkpoint) -> Any:
     """As read_config; that of a GGUF file is known without a folder."""
     if not found.weights.stored:
         return read_config(found.backbone)
-    config = AutoConfig.for_model(**found.weights.config)
+    try:
+        config = AutoConfig.for_model(**found.weights.config)
+    except Exception as error:  # transformers raises all kinds for odd numbers
+        raise ModelError(
+            f"the config in {found.source} cannot be read: {first_line(error)}"
+        ) from error
     refuse_unfit(config)
     return config
 

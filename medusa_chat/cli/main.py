@@ -149,10 +149,10 @@ def inspect(
         raise ModelError(f"{checkpoint} cannot be loaded as it is: {report.problems[0]}")
 
 
-def _refuse_unlike(folder: Path) -> None:
-    from medusa_chat.checkpoints.weights import refuse_unlike  # torch takes seconds to import
+def _refuse_unlike(place: Path) -> None:
+    from medusa_chat.checkpoints import gguf_backbone, weights  # torch takes seconds to import
 
-    refuse_unlike(folder)
+    (weights if place.is_dir() else gguf_backbone).refuse_unlike(place)
 
 
 app.command()(doctor)

@@ -3,8 +3,11 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
+from importlib import metadata
 from types import SimpleNamespace
 
 import gguf
@@ -218,6 +221,7 @@ def test_tensors_that_are_not_those_of_the_model_are_refused(
     path = write_gguf(tmp_path / "a.gguf", model_of("qwen3"))
     with pytest.raises(ModelError, match=expected):
         converted_from(path)
+    assert main(["inspect", str(path)]) == 4
     assert not kept_copies.kept()
 
 
@@ -391,7 +395,21 @@ def test_a_tokenizer_that_is_not_known_is_one_line(tmp_path, capsys):
     path.write_bytes(path.read_bytes().replace(text("gpt2"), text("gptX")))
     assert main(["generate", "--backbone", str(path), "--prompt", "a"]) == 4
     said = capsys.readouterr().err.strip()
-    assert "the tokenizer in" in said and "gptX" in said
+    assert "its tokenizer is of the kind 'gptX'" in said
+
+
+def test_without_the_package_gguf_all_else_works_and_a_file_is_one_line(tmp_path, monkeypatch):
+    rooms = "checkpoints.load, medusa_chat.training.run, medusa_chat.bench.run"
+    code = f"import sys; sys.modules['gguf'] = None; import medusa_chat.{rooms}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    path = write_gguf(tmp_path / "a.gguf", tiny_model())
+
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(ModelError, match="pip install gguf"):
+        converted_from(path)
 
 
 def test_without_a_template_it_loads_and_says_so(tmp_path):

@@ -22,6 +22,7 @@ def number(value, form="I", kind=4):
 
 GOOD = {
     "general.architecture": (8, text("llama")),
+    "tokenizer.ggml.model": (8, text("gpt2")),
     "tokenizer.ggml.tokens": texts(["a", "b"]),
     "tokenizer.ggml.eos_token_id": number(1),
 }
@@ -73,6 +74,14 @@ BAD = {
     "no tokenizer": (
         raw_gguf({"general.architecture": (8, text("llama"))}, ONE, DATA),
         "holds no tokenizer",
+    ),
+    "kind of tokenizer": (
+        raw_gguf(GOOD | {"tokenizer.ggml.model": (8, text("bert"))}, ONE, DATA),
+        "of the kind 'bert'",
+    ),
+    "token not UTF-8": (
+        raw_gguf(GOOD | {"a": (9, struct.pack("<IQ", 8, 1) + text(b"\xff"))}, ONE, DATA),
+        "is not UTF-8",
     ),
     "token id": (
         raw_gguf(GOOD | {"tokenizer.ggml.bos_token_id": number(2)}, ONE, DATA),

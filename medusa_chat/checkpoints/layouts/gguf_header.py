@@ -28,6 +28,8 @@ FEW = 4096  # numbers of an array that are kept; of a longer one, and of texts, 
 MAX_ADDED = 100_000  # tokens that stand beside the vocabulary: adding them takes quadratic time
 TEMPLATE = "tokenizer.chat_template"
 TOKENS, KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+MODEL = "tokenizer.ggml.model"
+VOCABULARIES = ("gpt2", "llama")  # byte-level and sentencepiece, by llama.cpp's names
 BESIDE = (3, 4)  # kinds of token: control, user-defined
 TEXT, ARRAY = 8, 9  # types of values; all others are numbers
 NUMBERS = {
@@ -192,6 +194,8 @@ def _refuse_odd_tokens(metadata: Mapping[str, Any]) -> None:
     count, kinds = metadata.get(TOKENS), metadata.get(KINDS)
     if type(count) is not int or count < 1:
         raise Broken("it holds no tokenizer")
+    if (kind := metadata.get(MODEL)) not in VOCABULARIES:
+        raise Broken(f"its tokenizer is of the kind {str(kind)[:40]!r}, which is not read")
     for key, value in metadata.items():
         is_id = key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
         if is_id and (type(value) is not int or not 0 <= value < count):
