@@ -11,6 +11,7 @@ from support.checkpoints import layout_a_pt, write_checkpoint
 from support.hub_files import use
 from support.hub_server import Fault, HubRepo, read_folder, serving
 from support.page import Served, browser_or_skip, opened_on, page_of, send, wait_end
+from support.waiting import wait_for
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import DATA_DIR_VARIABLE
@@ -57,6 +58,7 @@ def served(hub_of) -> Iterator[Served]:
     session = Session(WorkerProcess())
     session.submit(LoadRequest(hub_of.start, precision="fp32"))
     with page_of(session) as page:
+        wait_for(lambda: session.state.status == "ready")
         yield page
 
 
