@@ -27,7 +27,7 @@ from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.hub.catalog import model_presets, template_for
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.in_process import InProcess
-from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.requests import MeasureMemory, Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.worker_process import WorkerProcess
 
@@ -216,9 +216,10 @@ def test_a_load_inside_one_long_call_is_ended_with_its_process(
 ) -> None:
     monkeypatch.setattr("medusa_chat.runtime.worker_process.PATIENCE", {"find": 0.2})
     assert isinstance(child.runner, WorkerProcess) and child.runner.pid
+    child.ask(MeasureMemory())  # and all that was asked before has ended
     os.kill(child.runner.pid, signal.SIGSTOP)  # it heeds nothing any more
     loading = child.submit(LoadRequest(str(backbone)))
-    wait_for(lambda: child.runner._running is not None)
+    wait_for(lambda: loading.state == "running" and child.runner._running is not None)
     child.cancel(loading)
     wait_for(lambda: child.state.status == "empty")
     assert "was stopped: no model is loaded" in child.state.message

@@ -24,6 +24,7 @@ def test_the_conversation_stands_and_a_new_worker_answers(mark, tmp_path):
     session = Session(worker_process.WorkerProcess())
     session.submit(LoadRequest(str(write_checkpoint(tmp_path / "model")), precision="fp32"))
     chat = ChatController(session, TREES).sessions.open()
+    chat.audience.streaming = 1  # a tab shows it, however long the new worker takes to start
     try:
         said = ask(chat, "first", max_new_tokens=8)
         assert said and roles(chat) == ["user", "assistant"]

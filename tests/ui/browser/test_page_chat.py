@@ -189,11 +189,20 @@ def test_a_message_written_meanwhile_waits_in_sight_and_can_be_dropped(
 
 
 def test_the_text_only_grows_while_it_comes(served, open_tab, monkeypatch):
-    monkeypatch.setattr(served.runner, "steps", 50)
+    runner, grown = served.runner, 0
+    monkeypatch.setattr(runner, "steps", 50)
+    monkeypatch.setattr(runner, "hold_at", 5)
     tab = open_tab()
     tab.evaluate(WATCH)
     send(tab, "hi")
+    for runner.hold_at in (10, 15, 20, 25, 30, None):
+        grows = tab.wait_for_function(
+            "before => Math.max(...window.lengths) > before && Math.max(...window.lengths)",
+            arg=grown,
+        )
+        grown = grows.json_value()
     wait_end(tab)
+    tab.wait_for_function("() => window.lengths.at(-1) === 0")
     lengths = tab.evaluate("window.lengths")
     shown = [n for n in lengths if n]
     assert len(set(shown)) > 5, "it is seen to grow"
