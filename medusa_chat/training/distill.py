@@ -46,26 +46,29 @@ class Answer:
 def answer_prompts(
     answerer: Answerer, prompts: Sequence[Sequence[int]], recipe: DistillRecipe, path: Path
 ) -> Iterator[Answer]:
-    """Answer every prompt (token ids) in batches, appended to the JSONL file at `path`.
+    """Answer every prompt (token ids), appended one by one to the JSONL file at `path`.
 
-    Answers that are in the file are yielded first and not made again; an incomplete batch is. The
-    same prompts and recipe give the same file, interrupted or not. Raises UsageError for the file
-    of other prompts or of another answerer.
+    Answers that are in the file are yielded first and not made again. The same prompts and recipe
+    give the same file, interrupted or not. Raises UsageError for the file of other prompts or of
+    another answerer.
     """
     groups = _groups(prompts, recipe.rows)
-    kept = _whole_batches(path, groups, prompts)
-    yield from (answer for batch in kept for answer in batch)
-    if len(kept) < len(groups) and kept and kept[0][0].by != answerer.name:
+    kept = _kept(path, [index for group in groups for index in group], prompts)
+    yield from kept
+    if kept and len(kept) < len(prompts) and kept[0].by != answerer.name:
         raise UsageError(
-            f"{path} was written by {kept[0][0].by or 'an older version'}, and {answerer.name} "
+            f"{path} was written by {kept[0].by or 'an older version'}, and {answerer.name} "
             "samples differently: remove it, or continue on the machine that wrote it"
         )
+    done = len(kept)
     with path.open("a", encoding="utf-8") as file:
-        for number in range(len(kept), len(groups)):
-            answers = _answer_group(answerer, prompts, groups[number], recipe, number)
-            file.write("".join(json.dumps(asdict(answer)) + "\n" for answer in answers))
-            file.flush()
-            yield from answers
+        for number, group in enumerate(groups):
+            skip = min(done, len(group))
+            done -= skip
+            for answer in _answer_group(answerer, prompts, group, recipe, number, skip):
+                file.write(json.dumps(asdict(answer)) + "\n")
+                file.flush()
+                yield answer
 
 
 def _answer_group(
@@ -74,15 +77,18 @@ def _answer_group(
     group: Sequence[int],
     recipe: DistillRecipe,
     number: int,
-) -> list[Answer]:
-    """Answer the prompts whose indices are in `group`, the batch of this number."""
+    skip: int,
+) -> Iterator[Answer]:
+    """Answer the prompts whose indices are in `group`, the batch of this number, but the first
+    `skip` of them."""
+    if skip == len(group):
+        return
     temperature = recipe.temperatures[number % len(recipe.temperatures)]
     chosen = [prompts[index] for index in group]
-    found = answerer.answer(chosen, temperature, recipe.max_new_tokens, recipe.seed + number)
-    return [
-        Answer(index, tuple(prompts[index]), tuple(ids), temperature, answerer.name)
-        for index, ids in zip(group, found, strict=True)
-    ]
+    seed, most = recipe.seed + number, recipe.max_new_tokens
+    found = answerer.answer(chosen, temperature, most, seed, skip)
+    for index, ids in zip(group[skip:], found, strict=True):
+        yield Answer(index, tuple(prompts[index]), tuple(ids), temperature, answerer.name)
 
 
 def read_answers(path: Path) -> Iterator[Answer]:
@@ -99,25 +105,18 @@ def _groups(prompts: Sequence[Sequence[int]], rows: int) -> list[list[int]]:
     return [order[start : start + rows] for start in range(0, len(order), rows)]
 
 
-def _whole_batches(
-    path: Path, groups: list[list[int]], prompts: Sequence[Sequence[int]]
-) -> list[list[Answer]]:
-    """The batches that are complete in the file; the file is cut to them. Raises UsageError."""
+def _kept(path: Path, order: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[Answer]:
+    """The answers in the file, which is cut to them: its last line may be incomplete. order: of the
+    prompts' indices. Raises UsageError."""
     if not path.exists():
         return []
     answers = list(read_answers(path))
-    batches, start = [], 0
-    for group in groups:
-        batch = answers[start : start + len(group)]
-        if len(batch) < len(group):
-            break
-        if [(a.index, a.prompt_ids) for a in batch] != [(i, tuple(prompts[i])) for i in group]:
-            raise UsageError(f"{path} contains the answers to other prompts: remove it")
-        batches.append(batch)
-        start += len(group)
-    lines = path.read_bytes().split(b"\n")
-    if len(lines) > start + 1 or lines[-1]:  # split() gives one part more than there are lines
+    wanted = [(index, tuple(prompts[index])) for index in order[: len(answers)]]
+    if [(answer.index, answer.prompt_ids) for answer in answers] != wanted:
+        raise UsageError(f"{path} contains the answers to other prompts: remove it")
+    whole, _, rest = path.read_bytes().rpartition(b"\n")
+    if rest:
         partial = path.with_suffix(".part")
-        partial.write_bytes(b"".join(line + b"\n" for line in lines[:start]))
+        partial.write_bytes(whole + b"\n" if whole else b"")
         partial.replace(path)
-    return batches
+    return answers

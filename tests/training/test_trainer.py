@@ -386,6 +386,16 @@ def test_interrupted_answers_go_on_where_they_were(tmp_path, who):
     assert list(read_answers(whole)) == expected
 
 
+def test_an_answer_is_kept_as_soon_as_it_is_there(tmp_path, who):
+    recipe, whole = DistillRecipe(max_new_tokens=8, rows=3), tmp_path / "whole.jsonl"
+    expected, path = list(answer_prompts(who, PROMPTS, recipe, whole)), tmp_path / "stopped.jsonl"
+    for count in range(1, len(PROMPTS)):
+        answers = answer_prompts(who, PROMPTS, recipe, path)
+        assert [next(answers) for _ in range(count)] == expected[:count]
+        answers.close()
+        assert list(read_answers(path)) == expected[:count]
+
+
 def test_answers_to_other_prompts_are_refused(tmp_path, who):
     recipe = DistillRecipe(max_new_tokens=4, rows=2)
     path = tmp_path / "a.jsonl"
@@ -407,9 +417,9 @@ def test_who_began_goes_on(tmp_path, library):
 
 def test_what_a_generation_config_does_to_the_logits_is_left_out():
     model = make_model()
-    expected = BatchAnswerer(model, [END]).answer(PROMPTS, 0.0, 12, seed=0)
+    expected = list(BatchAnswerer(model, [END]).answer(PROMPTS, 0.0, 12, seed=0))
     model.generation_config.repetition_penalty = 50.0
-    assert BatchAnswerer(model, [END]).answer(PROMPTS, 0.0, 12, seed=0) == expected
+    assert list(BatchAnswerer(model, [END]).answer(PROMPTS, 0.0, 12, seed=0)) == expected
     assert model.generation_config.repetition_penalty == 50.0
 
 
@@ -417,20 +427,20 @@ def test_a_backbone_of_invalid_numbers_is_not_learnt_from(library):
     model = make_model()
     torch.nn.init.constant_(model.model.norm.weight, float("nan"))
     with pytest.raises(MedusaChatError, match="invalid numbers"):
-        EngineAnswerer(model, 128, [END]).answer(PROMPTS, 0.0, 4, seed=0)
+        list(EngineAnswerer(model, 128, [END]).answer(PROMPTS, 0.0, 4, seed=0))
 
 
 def test_sampled_answers_follow_the_seed_alone(who):
-    first = who.answer(PROMPTS, 1.0, 12, seed=3)
-    assert who.answer(PROMPTS, 1.0, 12, seed=3) == first
-    assert who.answer(PROMPTS, 1.0, 12, seed=4) != first
+    first = list(who.answer(PROMPTS, 1.0, 12, seed=3))
+    assert list(who.answer(PROMPTS, 1.0, 12, seed=3)) == first
+    assert list(who.answer(PROMPTS, 1.0, 12, seed=4)) != first
     assert all(len(ids) == 12 or ids[-1] == END for ids in first)
 
 
 def test_our_engine_leaves_the_model_as_it_was():
     model, ids = make_model(), torch.tensor([PROMPTS[0]])
     before = model(ids).logits
-    fastest_answerer(model, 128, [END]).answer(PROMPTS, 0.0, 4, seed=0)
+    list(fastest_answerer(model, 128, [END]).answer(PROMPTS, 0.0, 4, seed=0))
     after = model(ids).logits
     assert torch.equal(before, after) and after.requires_grad
     assert type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear

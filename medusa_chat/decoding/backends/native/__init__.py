@@ -6,8 +6,8 @@ plain decoding's. The rules of a step are not here (torch_step.py). Its referenc
 merged layers (fused_layers.py), which also runs whatever this one does not support.
 """
 
-from medusa_chat.decoding.backends.native.attach import NUMBERS, can_run, is_small, native_step
+from medusa_chat.decoding.backends.native.attach import NUMBERS, can_run, native_step
 from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.step import NativeStep
 
-__all__ = ["NUMBERS", "NativeStep", "NativeThreads", "can_run", "is_small", "native_step"]
+__all__ = ["NUMBERS", "NativeStep", "NativeThreads", "can_run", "native_step"]
