@@ -377,9 +377,9 @@ def test_the_answer_whose_steps_are_shown_is_marked_with_a_way_back(tab, runner)
     rows = "[...document.querySelectorAll('#history .message-row')]"
     marked = f"{rows}.map(row => +row.classList.contains('is-shown')).join('')"
     tab.wait_for_function(f"{marked} === '0001'")
-    assert tab.locator(".newest").is_hidden()
+    tab.wait_for_selector(".newest", state="hidden")
     tab.locator("#history .bot .message-content").first.click()
     tab.wait_for_function(f"{marked} === '0100'")
     tab.click(".newest")
     tab.wait_for_function(f"{marked} === '0001'")
-    assert tab.locator(".newest").is_hidden()
+    tab.wait_for_selector(".newest", state="hidden")
