@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections import deque
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +22,7 @@ NAMES = {
 }
 LINE_SECONDS = 10.0  # between lines of progress that go to a file
 BAR = 20
+RECENT = 64  # answers whose speed is shown; those that an earlier run left come at once
 
 
 def event_json(event: Any) -> str:
@@ -45,6 +47,8 @@ class TrainingView:
         self.started = self.told = time.monotonic()
         self.first: int | None = None
         self.labels = 0
+        # when answers came, how many there were, and their tokens
+        self.answers = deque([(self.started, 0, 0)], maxlen=RECENT)
 
     def say(self, line: str) -> None:
         """One line that stays, on stderr."""
@@ -91,8 +95,15 @@ class TrainingView:
         self._progress(event.step, event.steps, text)
 
     def _answered(self, event: Any) -> None:
-        left = self._left(event.done, event.total)
-        text = f"answer {event.done}/{event.total}  {event.tokens:,} tokens  {left}"
+        now, (since, done, tokens) = time.monotonic(), self.answers[0]
+        self.answers.append((now, event.done, event.tokens))
+        seconds = max(now - since, 1e-9)
+        left = duration((event.total - event.done) * seconds / (event.done - done))
+        speed = (event.tokens - tokens) / seconds
+        text = (
+            f"answer {event.done}/{event.total}  {event.tokens:,} tokens  "
+            f"{speed:,.0f} tokens/s  {left} left"
+        )
         self._progress(event.done, event.total, text)
 
     def _left(self, done: int, total: int) -> str:

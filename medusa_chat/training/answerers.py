@@ -1,106 +1,79 @@
 """Answerers: a backbone's own answers to prompts, by our engine or by transformers in batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-from transformers import GenerationConfig
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.tokenizer import end_tokens
-from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import cpu_threads, native
-from medusa_chat.decoding.backends.torch_step import TorchStep
-from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.events import Finished
-from medusa_chat.decoding.fused_layers import replace_submodules
-from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import ROOT
-from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.families import windows
+from medusa_chat.errors import UsageError
+from medusa_chat.training.engine_answerer import EngineAnswerer, native_step, require_finite
+from medusa_chat.training.prompt_batches import PromptBatch
 from medusa_chat.training.setup import TrainingSetup
-
-Prompts = Sequence[Sequence[int]]
-SEED_STRIDE = 1009  # between the seeds of two batches; the rows of a batch lie between
 
 
 class Answerer(Protocol):
     """Answers prompts (token ids) with the backbone alone. name: how it decodes, kept with the
     answers. ends: ids of the tokens that end an answer."""
 
-    name: str
     ends: tuple[int, ...]
 
+    @property
+    def name(self) -> str: ...
+
     def answer(
-        self, prompts: Prompts, temperature: float, most: int, seed: int, skip: int = 0
+        self, batches: Sequence[PromptBatch], most: int, skip: int = 0
     ) -> Iterator[list[int]]:
         """For each prompt but the first `skip` an answer of at most `most` token ids, its end token
-        included, as they come. The same seed gives the same answers, whatever is skipped."""
+        included, in their order, as they come. The same seeds give the same answers, whatever is
+        skipped."""
         ...
 
 
 def fastest_answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:
     """The faster answerer for this model, for texts of at most `context` tokens: our engine where
-    the pass is one call into C, which keeps an answer as soon as it has ended (SmolLM2 135M, 16
-    answers of up to 512 tokens, two cores with AVX-512: 104 tokens/s in bf16 and 65 in fp32, where
-    a batch of 16 gave 81 and 87); otherwise batches, since a row costs little beside the weights
-    that every step reads."""
-    if native.can_run(model) and native_build.library() is not None:
-        return EngineAnswerer(model, context, ends)
+    the pass is one call into C; otherwise batches. Both decode many answers at once, since a row
+    costs little beside the weights that every step reads."""
+    width = windows(model.config.get_text_config())[0]
+    fits = width is None or width >= context  # a row sees its whole text there
+    if native.can_run(model) and fits and native_build.library() is not None:
+        return LazyAnswerer(lambda: _native_or_batches(model, context, ends), ends)
     return BatchAnswerer(model, ends)
 
 
-class EngineAnswerer:
-    """Our engine with plain decoding, one prompt after another. It is built at the first prompt,
-    from a copy of the model that shares the weights: the model's own submodules must stay as they
-    are to be trained."""
+def _native_or_batches(model: Any, context: int, ends: Sequence[int]) -> Answerer:
+    step = native_step(model, context)
+    return BatchAnswerer(model, ends) if step is None else EngineAnswerer(step, ends)
 
-    name = "our engine"
 
-    def __init__(self, model: Any, context: int, ends: Sequence[int]) -> None:
-        self.ends = tuple(ends)
-        self._model, self._context = model, context
-        self._engine: Engine | None = None
+class LazyAnswerer:
+    """The answerer that `make` makes, made at the first prompt: none of its time and memory is
+    spent where all answers are there already."""
+
+    def __init__(self, make: Callable[[], Answerer], ends: Sequence[int]) -> None:
+        self._make, self.ends = make, tuple(ends)
+
+    @cached_property
+    def _made(self) -> Answerer:
+        return self._make()
+
+    @property
+    def name(self) -> str:
+        """See Answerer."""
+        return self._made.name
 
     def answer(
-        self, prompts: Prompts, temperature: float, most: int, seed: int, skip: int = 0
+        self, batches: Sequence[PromptBatch], most: int, skip: int = 0
     ) -> Iterator[list[int]]:
-        self._engine = self._engine or self._build()
-        for row in range(skip, len(prompts)):
-            settings = GenerationSettings(
-                drafter="none",
-                temperature=temperature,
-                max_new_tokens=most,
-                seed=(seed * SEED_STRIDE + row) % 2**63,
-            )
-            with cpu_threads.one_for_torch():
-                tokens = self._tokens(self._engine, prompts[row], settings)
-                found = _until_end(tokens, self.ends)
-            yield found
-
-    def _build(self) -> Engine:
-        library = native_build.library()
-        assert library is not None
-        shared = {id(p): p for p in self._model.parameters()}
-        copied = deepcopy(self._model, shared).eval()
-        replace_submodules(copied, packs=False)
-        backbone = Backbone(copied, self._context, numbers=native.NUMBERS)
-        team = native.NativeThreads(library, cpu_threads.of_native(copied))
-        # a backbone for which our C gives other numbers than torch is left to torch
-        return Engine(native.native_step(backbone, None, team) or TorchStep(backbone))
-
-    @staticmethod
-    def _tokens(
-        engine: Engine, prompt: Sequence[int], settings: GenerationSettings
-    ) -> Iterator[int]:
-        """The engine has no end tokens, so that the one that ended the answer is part of it."""
-        drafter = engine.drafter(settings, tree=ROOT)
-        for event in engine.generate(prompt, drafter, settings, details=False):
-            if not isinstance(event, Finished):
-                yield from event.token_ids
-            elif event.reason == "error":
-                raise MedusaChatError(event.message)
+        """See Answerer."""
+        yield from self._made.answer(batches, most, skip)
 
 
 class BatchAnswerer:
@@ -113,8 +86,17 @@ class BatchAnswerer:
         self.ends = tuple(ends)
 
     def answer(
-        self, prompts: Prompts, temperature: float, most: int, seed: int, skip: int = 0
+        self, batches: Sequence[PromptBatch], most: int, skip: int = 0
     ) -> Iterator[list[int]]:
+        """See Answerer."""
+        for batch in batches:
+            count = len(batch.prompts)
+            if skip < count:
+                yield from self._answer_batch(batch, most)[skip:]
+            skip = max(skip - count, 0)
+
+    def _answer_batch(self, batch: PromptBatch, most: int) -> list[list[int]]:
+        prompts, temperature = batch.prompts, batch.temperature
         model, width = self.model, max(map(len, prompts))
         ids = torch.full((len(prompts), width), self.ends[0])
         mask = torch.zeros_like(ids)
@@ -123,17 +105,26 @@ class BatchAnswerer:
             mask[row, width - len(prompt) :] = 1
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         with _plain_generation(model), torch.inference_mode():
-            torch.manual_seed(seed)
+            torch.manual_seed(batch.seed)
             output = model.generate(
                 ids.to(model.device),
                 attention_mask=mask.to(model.device),
                 max_new_tokens=most,
                 eos_token_id=list(self.ends),
                 pad_token_id=self.ends[0],
+                logits_processor=LogitsProcessorList([_Finite()]),
                 **(sampling if temperature else {"do_sample": False}),
             )
-        for row in output[skip:, width:].tolist():
-            yield _until_end(row, self.ends)
+        return [_until_end(row, self.ends) for row in output[:, width:].tolist()]
+
+
+class _Finite(LogitsProcessor):
+    """Lets logits be, and raises MedusaChatError for those that are no numbers."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Tensor:
+        require_finite(scores)
+        found: Tensor = scores
+        return found
 
 
 @contextmanager
@@ -166,7 +157,7 @@ def require_ends(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return ends
 
 
-def _until_end(ids: Iterator[int] | Sequence[int], ends: Sequence[int]) -> list[int]:
+def _until_end(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
     found = []
     for token in ids:
         found.append(token)

@@ -8,6 +8,7 @@ from pathlib import Path
 from medusa_chat.errors import UsageError
 from medusa_chat.training.answerers import Answerer
 from medusa_chat.training.data import Example
+from medusa_chat.training.prompt_batches import PromptBatch
 
 
 @dataclass(frozen=True)
@@ -53,42 +54,36 @@ def answer_prompts(
     another answerer.
     """
     groups = _groups(prompts, recipe.rows)
-    kept = _kept(path, [index for group in groups for index in group], prompts)
+    batches = [_batch(number, group, prompts, recipe) for number, group in enumerate(groups)]
+    order = [index for group in groups for index in group]
+    temperatures = [one.temperature for one in batches for _ in one.prompts]
+    kept = _kept(path, order, prompts)
     yield from kept
-    if kept and len(kept) < len(prompts) and kept[0].by != answerer.name:
+    if len(kept) == len(prompts):
+        return
+    if kept and kept[0].by != answerer.name:
         raise UsageError(
             f"{path} was written by {kept[0].by or 'an older version'}, and {answerer.name} "
             "samples differently: remove it, or continue on the machine that wrote it"
         )
-    done = len(kept)
+    found = answerer.answer(batches, recipe.max_new_tokens, len(kept))
     with path.open("a", encoding="utf-8") as file:
-        for number, group in enumerate(groups):
-            skip = min(done, len(group))
-            done -= skip
-            for answer in _answer_group(answerer, prompts, group, recipe, number, skip):
-                file.write(json.dumps(asdict(answer)) + "\n")
-                file.flush()
-                yield answer
+        places = range(len(kept), len(order))
+        for place, ids in zip(places, found, strict=True):
+            index, temperature = order[place], temperatures[place]
+            prompt = tuple(prompts[index])
+            answer = Answer(index, prompt, tuple(ids), temperature, answerer.name)
+            file.write(json.dumps(asdict(answer)) + "\n")
+            file.flush()
+            yield answer
 
 
-def _answer_group(
-    answerer: Answerer,
-    prompts: Sequence[Sequence[int]],
-    group: Sequence[int],
-    recipe: DistillRecipe,
-    number: int,
-    skip: int,
-) -> Iterator[Answer]:
-    """Answer the prompts whose indices are in `group`, the batch of this number, but the first
-    `skip` of them."""
-    if skip == len(group):
-        return
+def _batch(
+    number: int, group: Sequence[int], prompts: Sequence[Sequence[int]], recipe: DistillRecipe
+) -> PromptBatch:
+    """The batch of this number: the prompts whose indices are in `group`."""
     temperature = recipe.temperatures[number % len(recipe.temperatures)]
-    chosen = [prompts[index] for index in group]
-    seed, most = recipe.seed + number, recipe.max_new_tokens
-    found = answerer.answer(chosen, temperature, most, seed, skip)
-    for index, ids in zip(group[skip:], found, strict=True):
-        yield Answer(index, tuple(prompts[index]), tuple(ids), temperature, answerer.name)
+    return PromptBatch([prompts[index] for index in group], temperature, recipe.seed + number)
 
 
 def read_answers(path: Path) -> Iterator[Answer]:

@@ -11,8 +11,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.training import answerers
 from medusa_chat.training.accuracy import count_ranks, rank_accuracies
-from medusa_chat.training.answerers import BatchAnswerer, EngineAnswerer, fastest_answerer
+from medusa_chat.training.answerers import BatchAnswerer, fastest_answerer
 from medusa_chat.training.chunked_loss import cross_entropy
 from medusa_chat.training.conversations import read_conversations
 from medusa_chat.training.data import (
@@ -25,6 +26,7 @@ from medusa_chat.training.data import (
 from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
 from medusa_chat.training.events import Evaluated, TrainStep
 from medusa_chat.training.loss import IGNORED, head_targets, hidden_and_targets, medusa_loss
+from medusa_chat.training.prompt_batches import PromptBatch
 from medusa_chat.training.stage_recipes import HeadRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.training_loop import rate_at
@@ -349,6 +351,7 @@ def test_rate_warms_up_and_falls_to_zero():
 # --------------------------------------------------------------------------------- distill
 
 PROMPTS = [[5, 6, 7], [8], [9, 10], [3, 4, 5, 6], [7, 7]]
+GREEDY = [PromptBatch(PROMPTS, 0.0, 0)]
 
 
 @pytest.fixture(params=["batches", "engine"])
@@ -358,7 +361,7 @@ def who(request):
         return BatchAnswerer(make_model(), [END])
     request.getfixturevalue("library")  # which CI has to have
     found = fastest_answerer(make_model(), 128, [END])
-    assert isinstance(found, EngineAnswerer)
+    assert found.name == "our engine"
     return found
 
 
@@ -406,7 +409,7 @@ def test_answers_to_other_prompts_are_refused(tmp_path, who):
 
 def test_who_began_goes_on(tmp_path, library):
     recipe, path = DistillRecipe(max_new_tokens=4, rows=2), tmp_path / "a.jsonl"
-    engine, batches = EngineAnswerer(make_model(), 128, [END]), BatchAnswerer(make_model(), [END])
+    engine, batches = fastest_answerer(make_model(), 128, [END]), BatchAnswerer(make_model(), [END])
     expected = list(answer_prompts(batches, PROMPTS, recipe, path))
     assert list(answer_prompts(engine, PROMPTS, recipe, path)) == expected  # nothing is asked
     path.write_bytes(path.read_bytes()[:-5])
@@ -417,9 +420,9 @@ def test_who_began_goes_on(tmp_path, library):
 
 def test_what_a_generation_config_does_to_the_logits_is_left_out():
     model = make_model()
-    expected = list(BatchAnswerer(model, [END]).answer(PROMPTS, 0.0, 12, seed=0))
+    expected = list(BatchAnswerer(model, [END]).answer(GREEDY, 12))
     model.generation_config.repetition_penalty = 50.0
-    assert list(BatchAnswerer(model, [END]).answer(PROMPTS, 0.0, 12, seed=0)) == expected
+    assert list(BatchAnswerer(model, [END]).answer(GREEDY, 12)) == expected
     assert model.generation_config.repetition_penalty == 50.0
 
 
@@ -427,28 +430,59 @@ def test_a_backbone_of_invalid_numbers_is_not_learnt_from(library):
     model = make_model()
     torch.nn.init.constant_(model.model.norm.weight, float("nan"))
     with pytest.raises(MedusaChatError, match="invalid numbers"):
-        list(EngineAnswerer(model, 128, [END]).answer(PROMPTS, 0.0, 4, seed=0))
+        list(fastest_answerer(model, 128, [END]).answer(GREEDY, 4))
 
 
 def test_sampled_answers_follow_the_seed_alone(who):
-    first = list(who.answer(PROMPTS, 1.0, 12, seed=3))
-    assert list(who.answer(PROMPTS, 1.0, 12, seed=3)) == first
-    assert list(who.answer(PROMPTS, 1.0, 12, seed=4)) != first
+    batches = [PromptBatch(PROMPTS, 1.0, seed) for seed in (3, 4)]
+    first = list(who.answer(batches[:1], 12))
+    assert list(who.answer(batches[:1], 12)) == first
+    assert list(who.answer(batches[1:], 12)) != first
     assert all(len(ids) == 12 or ids[-1] == END for ids in first)
 
 
 def test_our_engine_leaves_the_model_as_it_was():
     model, ids = make_model(), torch.tensor([PROMPTS[0]])
     before = model(ids).logits
-    list(fastest_answerer(model, 128, [END]).answer(PROMPTS, 0.0, 4, seed=0))
+    list(fastest_answerer(model, 128, [END]).answer(GREEDY, 4))
     after = model(ids).logits
     assert torch.equal(before, after) and after.requires_grad
     assert type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear
 
 
+def test_answers_of_batches_that_are_skipped_are_not_made():
+    batches = [PromptBatch(PROMPTS[at : at + 2], 1.0, at) for at in range(0, 5, 2)]
+    answerer = BatchAnswerer(make_model(), [END])
+    whole = list(answerer.answer(batches, 6))
+    for skip in range(len(PROMPTS) + 1):
+        assert list(answerer.answer(batches, 6, skip)) == whole[skip:]
+
+
+def test_where_our_c_gives_other_numbers_batches_answer(library, monkeypatch):
+    monkeypatch.setattr(answerers, "native_step", lambda model, context: None)
+    found = fastest_answerer(make_model(), 128, [END])
+    assert found.name == BatchAnswerer.name
+    expected = list(BatchAnswerer(make_model(), [END]).answer(GREEDY, 8))
+    assert list(found.answer(GREEDY, 8)) == expected
+
+
+def test_nothing_is_built_where_all_answers_are_there(tmp_path, library, monkeypatch):
+    recipe, path = DistillRecipe(max_new_tokens=4), tmp_path / "a.jsonl"
+    expected = list(
+        answer_prompts(fastest_answerer(make_model(), 128, [END]), PROMPTS, recipe, path)
+    )
+    monkeypatch.delattr(answerers, "native_step")
+    again = fastest_answerer(make_model(), 128, [END])
+    assert list(answer_prompts(again, PROMPTS, recipe, path)) == expected
+
+
 def test_a_model_that_c_does_not_know_is_answered_in_batches():
     model = make_model().to(torch.float16)
     assert isinstance(fastest_answerer(model, 128, [END]), BatchAnswerer)
+    windowed = make_model()
+    windowed.config.sliding_window = 64
+    assert isinstance(fastest_answerer(windowed, 128, [END]), BatchAnswerer)
+    assert not isinstance(fastest_answerer(windowed, 64, [END]), BatchAnswerer)
     adapted = make_model()
     adapted.lm_head = torch.nn.Sequential(adapted.lm_head)  # as an adapter on it is
     assert isinstance(fastest_answerer(adapted, 128, [END]), BatchAnswerer)

@@ -103,6 +103,11 @@ def test_in_bf16_it_is_nearer_to_fp32_than_torchs_operators(family, library):
 
 
 WIDE = {"head_dim": 32, "intermediate_size": 64}  # heads of whole panels: parts have their own
+MANY_GROUPS = {
+    "hidden_size": 288,
+    "num_attention_heads": 36,
+    "num_key_value_heads": 2,
+}  # a key head's queries are more than a block
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -132,6 +137,47 @@ def test_a_row_of_a_tree_has_the_bits_of_the_row_alone(family, changes, dtype, l
                 path = list(tree.paths[leaf])
                 rows = [backbone.lm_head(backbone.run_chunk(ids[i : i + 1])) for i in path]
                 assert torch.equal(torch.cat(rows), logits[path])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("llama", {}), ("qwen2", {}), ("llama", WIDE), ("llama", MANY_GROUPS)],
+)
+def test_a_row_among_other_texts_has_the_bits_of_the_row_alone(family, changes, dtype, library):
+    """Texts of several lengths in slots of any order, by one thread, by two and by three."""
+    lengths, slots = [1, 7, 16, 40], [2, 0, 4, 1]
+    alone = native_engine(family, library, 1, dtype, **changes)
+    others = [native_engine(family, library, n, dtype, **changes) for n in (1, 2, 3)]
+    rooms = [other.backend.decoder.texts(5, 48) for other in others]
+    texts = [torch.arange(n) * (3 + n) % VOCABULARY for n in lengths]
+    new = torch.arange(12).view(3, 4) * 5 % VOCABULARY  # [steps, texts]
+    expected = torch.empty(3, len(lengths), alone.backbone.config.hidden_size)
+    with torch.inference_mode():
+        for row, text in enumerate(texts):
+            for room, other in zip(rooms, others, strict=True):
+                other.backbone.cache.crop(0)
+                other.backbone.run_chunk(text)
+                room.put(slots[row], other.backbone.cache)
+            alone.backbone.cache.crop(0)
+            alone.backbone.run_chunk(text)
+            for step in range(3):
+                expected[step, row] = alone.backbone.run_chunk(new[step, row : row + 1])[0]
+        for room in rooms:
+            for step in range(3):
+                places = torch.tensor(lengths) + step
+                assert torch.equal(room.run(new[step], places, torch.tensor(slots)), expected[step])
+
+
+def test_a_token_or_place_outside_is_refused_of_any_text(library):
+    room = native_engine("llama", library).backend.decoder.texts(2, 16)
+    slots, fine = torch.tensor([0, 1]), torch.tensor([0, 0])
+    for wrong in (-1, VOCABULARY):
+        with pytest.raises(IndexError):
+            room.run(torch.tensor([0, wrong]), fine, slots)
+    for wrong in (-1, 16):
+        with pytest.raises(IndexError):
+            room.run(fine, torch.tensor([0, wrong]), slots)
 
 
 def test_a_prompt_read_in_pieces_leaves_the_same_bits(library):

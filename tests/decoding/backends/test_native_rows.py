@@ -43,6 +43,34 @@ def test_a_near_tie_is_torchs_to_decide(library, monkeypatch):
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_of_different_texts_are_drawn_as_each_alone(library, threads):
+    ours = NativeRows(NativeThreads(library, threads))
+    torch.manual_seed(5)
+    places = torch.tensor([4, 900, -1, 4, 0])
+    seeds = torch.tensor([7, 2**40 + 3, 7, 8, 2**63 - 1])
+    zero = torch.tensor([0])
+    for scale in (0.1, 3.0, 40.0):
+        scores = scale * torch.randn(len(places), 1003)
+        found = ours.draw_each(scores, places, seeds)
+        for row, (place, seed) in enumerate(zip(places.tolist(), seeds.tolist(), strict=True)):
+            one = scores[row : row + 1]
+            alone = TORCH.largest(one) if place < 0 else TORCH.draw(one, zero, 0, place, seed)
+            assert found[row] == alone[0]
+
+
+def test_a_near_tie_of_one_text_is_torchs_to_decide(library, monkeypatch):
+    ours, asked = NativeRows(NativeThreads(library, 1)), []
+    real = Rows.draw
+    monkeypatch.setattr(Rows, "draw", lambda self, *a: (asked.append(a[3:]), real(self, *a))[1])
+    noise = gumbel(9, torch.tensor([5]), 64)
+    scores = torch.cat((torch.zeros(1, 64), noise.max() - noise, torch.zeros(1, 64)))
+    places, seeds = torch.tensor([3, 5, -1]), torch.tensor([2, 9, 9])
+    found = ours.draw_each(scores, places, seeds)
+    assert asked == [(5, 9)]
+    assert found[1] == real(TORCH, scores[1:2], torch.tensor([0]), 0, 5, 9)[0] and found[2] == 0
+
+
 @pytest.mark.parametrize("rule", [exact, typical, typical_sampled])
 def test_every_rule_has_the_same_outcome(library, rule):
     ours, tree = NativeRows(NativeThreads(library, 1)), next(iter(TREES.values()))

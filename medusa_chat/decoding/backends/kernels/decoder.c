@@ -1,5 +1,6 @@
 /* A few rows through a decoder on a CPU: products, norms, rotary attention, gated SiLU. In fp32, or
    with weights of bf16, where what is multiplied with them is rounded to bf16 and all else is fp32.
+   The rows are of one text, or each is of a text of its own.
 
    Every number is summed in one order, whatever rows stand beside it: products along their inputs
    in eight lanes, attention along the text. A row of a tree therefore has the bits that it has
@@ -51,6 +52,21 @@ static void rotate(const float *x, const float *cosines, const float *sines, flo
     }
 }
 
+/* Tokens that the row sees which sees most. */
+static int64_t most_keys(const Pass *pass) {
+    if (!pass->texts) return pass->start + pass->rows;
+    int64_t most = 0;
+    for (int64_t i = 0; i < pass->rows; i++)
+        if (pass->positions[i] >= most) most = pass->positions[i] + 1;
+    return most;
+}
+
+/* Where the text of a row begins in a layer's keys and values. */
+static ptrdiff_t text_at(const Pass *pass, int row) {
+    const Decoder *m = pass->decoder;
+    return pass->texts ? pass->texts[row] * m->kv_heads * m->capacity * m->head_dim : 0;
+}
+
 /* Of the heads of keys and values from `kv` to `last` the queries, turned where they stand, and the
    keys and values, put behind the text. */
 static void place(const Pass *pass, const Layer *layer, float *qkv, int kv, int last) {
@@ -60,13 +76,15 @@ static void place(const Pass *pass, const Layer *layer, float *qkv, int kv, int 
     for (int i = 0; i < pass->rows; i++) {
         const float *cosines = m->cosines + pass->positions[i] * size;
         const float *sines = m->sines + pass->positions[i] * size;
+        const int64_t place = pass->texts ? pass->positions[i] : pass->start + i;
+        const ptrdiff_t at = text_at(pass, i) + place * size;
         float *from = qkv + (ptrdiff_t)i * qkv_width(m);
         for (int h = kv * groups; h < last * groups; h++)
             rotate(from + h * size, cosines, sines, from + h * size, size);
         for (int h = kv; h < last; h++) {
-            const ptrdiff_t at = (h * m->capacity + pass->start + i) * size;
-            rotate(from + (heads + h) * size, cosines, sines, layer->keys + at, size);
-            memcpy(layer->values + at, from + (heads + kvs + h) * size, sizeof(float) * size);
+            const ptrdiff_t to = at + h * m->capacity * size;
+            rotate(from + (heads + h) * size, cosines, sines, layer->keys + to, size);
+            memcpy(layer->values + to, from + (heads + kvs + h) * size, sizeof(float) * size);
         }
     }
 }
@@ -116,12 +134,13 @@ EXPORT int64_t work_size(const Decoder *m, int64_t rows, int64_t keys, int64_t t
 static Part part_of(const Pass *pass, int part, int parts) {
     const Decoder *m = pass->decoder;
     const int64_t rows = pass->rows;
-    Part p = {.pass = pass, .part = part, .parts = parts, .free = free_columns(pass)};
+    Part p = {.pass = pass, .part = part, .parts = parts};
+    if (!pass->texts) p.free = free_columns(pass);
     p.qkv = pass->work;
     p.mixed = p.qkv + rows * qkv_width(m);
     p.gate_up = p.mixed + rows * m->heads * m->head_dim;
     p.active = p.gate_up + rows * 2 * m->inner;
-    p.normed = p.active + rows * m->inner + part * own_size(m, rows, pass->start + rows);
+    p.normed = p.active + rows * m->inner + part * own_size(m, rows, most_keys(pass));
     p.scratch = p.normed + rows * m->hidden;
     return p;
 }
@@ -145,14 +164,38 @@ static void project(const Part *p, const Layer *layer, int kv, int last) {
     multiply(&product, (heads + kvs + kv) * each, (heads + kvs + last) * each);
 }
 
+/* Blocks of a key head's (row, head) pairs; rows of different texts are in none together. */
+static int blocks_of(const Pass *pass) {
+    const int groups = (int)(pass->decoder->heads / pass->decoder->kv_heads);
+    const int rows = (int)pass->rows;
+    if (pass->texts) return rows * ((groups + BLOCK - 1) / BLOCK);
+    return (rows * groups + BLOCK - 1) / BLOCK;
+}
+
+/* Attention of one block: a row with a text of its own has it as in a pass of that row alone. */
+static void attend_block(const Part *p, const Layer *layer, int kv, int block, int blocks) {
+    if (!p->pass->texts) {
+        attend(p->pass, layer, p->qkv, kv, block * BLOCK, p->free, p->scratch, p->mixed);
+        return;
+    }
+    const Decoder *m = p->pass->decoder;
+    const int each = blocks / (int)p->pass->rows, row = block / each;
+    const ptrdiff_t at = text_at(p->pass, row);
+    Pass alone = *p->pass;
+    Layer own = *layer;
+    alone.rows = 1, alone.start = p->pass->positions[row];
+    own.keys += at, own.values += at;
+    attend(&alone, &own, p->qkv + (ptrdiff_t)row * qkv_width(m), kv, block % each * BLOCK,
+           (int)alone.start + 1, p->scratch, p->mixed + row * m->heads * m->head_dim);
+}
+
 /* The hidden states, with what attention adds. */
 static void attend_layer(const Part *p, const Layer *layer) {
     const Pass *pass = p->pass;
     const Decoder *m = pass->decoder;
     const int rows = (int)pass->rows, size = (int)m->hidden, part = p->part, parts = p->parts;
     const int mixes = (int)(m->heads * m->head_dim), half = (int)m->is_half;
-    const int blocks = (rows * (int)(m->heads / m->kv_heads) + BLOCK - 1) / BLOCK;
-    const int tasks = (int)m->kv_heads * blocks;
+    const int blocks = blocks_of(pass), tasks = (int)m->kv_heads * blocks;
     const int kv = first((int)m->kv_heads, part, parts);
     const int last = first((int)m->kv_heads, part + 1, parts);
     const Product qkv = {
@@ -170,7 +213,7 @@ static void attend_layer(const Part *p, const Layer *layer) {
         meet(part, parts);
     }
     for (int t = first(tasks, part, parts); t < first(tasks, part + 1, parts); t++)
-        attend(pass, layer, p->qkv, t / blocks, t % blocks * BLOCK, p->free, p->scratch, p->mixed);
+        attend_block(p, layer, t / blocks, t % blocks, blocks);
     meet(part, parts);
     share(&out, part, parts);
     meet(part, parts);
@@ -216,7 +259,7 @@ static void decode(const void *what, int part, int parts) {
 /* Whether every row lies within the embeddings and the cache. */
 static int is_within(const Pass *pass) {
     const Decoder *m = pass->decoder;
-    if (pass->start < 0 || pass->start + pass->rows > m->capacity) return 0;
+    if (!pass->texts && (pass->start < 0 || pass->start + pass->rows > m->capacity)) return 0;
     for (int64_t i = 0; i < pass->rows; i++) {
         if (pass->tokens[i] < 0 || pass->tokens[i] >= m->vocabulary) return 0;
         if (pass->positions[i] < 0 || pass->positions[i] >= m->capacity) return 0;

@@ -7,7 +7,8 @@
 
 #include "compiler.h"
 
-/* What one layer reads; keys and values [kv_heads, capacity, head_dim]. */
+/* What one layer reads; keys and values [kv_heads, capacity, head_dim], of several texts [texts,
+   kv_heads, capacity, head_dim]. */
 typedef struct {
     const float *before, *qkv_bias, *out_bias, *after, *gate_up_bias, *down_bias;
     const void *qkv, *out, *gate_up, *down; /* panels */
@@ -25,10 +26,12 @@ typedef struct {
 } Decoder;
 
 /* One pass: rows behind `start` tokens of the text. mask [rows, start + rows - free], `stride` a
-   row: of the columns from `free` on; those before hide nothing from any row. */
+   row: of the columns from `free` on; those before hide nothing from any row.
+   texts [rows], where it is not NULL: every row is the next one of a text of its own, which has as
+   many tokens as its position tells; start, mask, stride and free are not read. */
 typedef struct {
     const Decoder *decoder;
-    const int64_t *tokens, *positions;
+    const int64_t *tokens, *positions, *texts;
     const float *mask;
     int64_t stride, free, rows, start, threads;
     float *hidden; /* [rows, hidden], out */

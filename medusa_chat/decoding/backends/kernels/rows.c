@@ -75,14 +75,22 @@ static int64_t largest(const float *x, const float *noise, int size, float *gap)
     return found;
 }
 
+/* In its text, of what has this depth. */
+INLINE int64_t place_of(const Draw *d, int64_t depth) {
+    return d->places ? d->places[depth] : d->place + depth;
+}
+
 static void draw_part(const void *what, int part, int parts) {
     const Draw *d = what;
     const int size = (int)d->size;
     for (int i = part; d->noise && i <= d->deepest; i += parts)
-        noise_at(d->seed, (uint32_t)(d->place + i), d->noise + (ptrdiff_t)i * size, size);
+        if (place_of(d, i) >= 0)
+            noise_at(d->seeds ? d->seeds[i] : d->seed, (uint32_t)place_of(d, i),
+                     d->noise + (ptrdiff_t)i * size, size);
     meet(part, parts);
     for (int i = part; i < d->rows; i += parts) {
-        const float *noise = d->noise ? d->noise + (ptrdiff_t)d->depths[i] * size : NULL;
+        const int has_noise = d->noise && place_of(d, d->depths[i]) >= 0;
+        const float *noise = has_noise ? d->noise + (ptrdiff_t)d->depths[i] * size : NULL;
         d->tokens[i] = largest(d->scores + (ptrdiff_t)i * size, noise, size, d->gaps + i);
     }
 }

@@ -4,10 +4,13 @@
 
 /* The largest of each row of scores [rows, size] with the noise of its depth, tokens [rows], the
    first of equals, and how far the next one is below it, gaps [rows]. noise [deepest + 1, size] is
-   worked in; NULL: none is added. place: of depth 0 in the text; depths [rows]. */
+   worked in; NULL: none is added. place: of depth 0 in the text; depths [rows].
+   places, seeds [deepest + 1]: every depth's own instead; NULL: they follow from `place`, by `seed`.
+   A place under 0 has no noise. */
 typedef struct {
     const float *scores;
-    const int64_t *depths;
+    const int64_t *depths, *places;
+    const uint64_t *seeds;
     float *noise, *gaps;
     int64_t *tokens;
     uint64_t seed;

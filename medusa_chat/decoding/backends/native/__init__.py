@@ -9,5 +9,6 @@ merged layers (fused_layers.py), which also runs whatever this one does not supp
 from medusa_chat.decoding.backends.native.attach import NUMBERS, can_run, native_step
 from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.step import NativeStep
+from medusa_chat.decoding.backends.native.texts import NativeTexts
 
-__all__ = ["NUMBERS", "NativeStep", "NativeThreads", "can_run", "native_step"]
+__all__ = ["NUMBERS", "NativeStep", "NativeTexts", "NativeThreads", "can_run", "native_step"]

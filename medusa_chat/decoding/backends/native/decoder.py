@@ -1,6 +1,5 @@
 """NativeDecoder: a decoder of merged layers, the norm after them included, as one call."""
 
-from ctypes import byref, pointer
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +8,8 @@ from torch import Tensor, nn
 
 from medusa_chat.decoding.backends.native import structs
 from medusa_chat.decoding.backends.native.library import NativeThreads
+from medusa_chat.decoding.backends.native.passes import Passes
+from medusa_chat.decoding.backends.native.texts import NativeTexts
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.kv_cache import Layer
 
@@ -47,9 +48,7 @@ class NativeDecoder(nn.Module):
             *(t.data_ptr() for t in self._kept[:2]),
             self._layers,
         )
-        self._size = embedding.shape[1]
-        self._job = structs.Pass(pointer(self._decoder))
-        self._work = torch.empty(0)
+        self._passes = Passes(self._decoder, team)
 
     def _fill(self, layer: Any, kv: Layer, out: structs.Layer) -> None:
         """Fill in the addresses of what this layer reads."""
@@ -104,20 +103,14 @@ class NativeDecoder(nn.Module):
         self, tokens: Tensor, places: Tensor, mask: Tensor, start: int, free: int
     ) -> Tensor | None:
         """See run_rows; None for what is out of range."""
-        rows, job = len(tokens), self._job
-        job.threads = self._team.threads
-        self._make_room(rows, start + rows, job.threads)
-        hidden = torch.empty(rows, self._size)
-        tokens, places = tokens.contiguous(), places.contiguous()
-        job.tokens, job.positions = tokens.data_ptr(), places.data_ptr()
-        job.mask, job.stride, job.free = mask.data_ptr(), mask.stride(0), free
-        job.rows, job.start, job.hidden = rows, start, hidden.data_ptr()
-        return None if self._team.run(byref(job)) else hidden
+        job = self._passes.job
+        job.mask, job.stride, job.free, job.start = mask.data_ptr(), mask.stride(0), free, start
+        return self._passes.run(tokens, places, start + len(tokens))
 
-    def _make_room(self, rows: int, keys: int, threads: int) -> None:
-        """Allocate the work space of a pass of `rows` rows over `keys` tokens."""
-        keys = -(-keys // 256) * 256
-        needed = self._team.work_size(byref(self._decoder), rows, keys, threads)
-        if len(self._work) < needed:
-            self._work = torch.empty(needed)
-            self._job.work = self._work.data_ptr()
+    def texts(self, slots: int, capacity: int) -> NativeTexts:
+        """Room for `slots` texts of up to `capacity` tokens, at most this decoder's."""
+        return NativeTexts(self._decoder, slots, capacity, self._team)
+
+    def text_bytes(self, capacity: int) -> int:
+        """Memory of one of them."""
+        return NativeTexts.bytes_of(self._decoder, capacity)

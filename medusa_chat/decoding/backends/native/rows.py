@@ -31,16 +31,32 @@ class NativeRows(Rows):
         if not isinstance(place, int) or not isinstance(seed, int):
             return super().draw(scores, depths, deepest, place, seed)
         scores = scores.float().contiguous()
-        needed = (deepest + 1) * scores.shape[1]
-        if self._noise.numel() < needed:
-            self._noise = torch.empty(needed)
-        job = Draw(depths=depths.data_ptr(), noise=self._noise.data_ptr(), seed=seed)
-        job.place, job.deepest = place, deepest
-        tokens, gaps = self._drawn(scores, job)
+        job = Draw(depths=depths.data_ptr(), seed=seed, place=place, deepest=deepest)
+        tokens, gaps = self._drawn(scores, self._with_noise(job, scores.shape[1]))
         limit = NEAR * max(1.0, abs(float(scores.max())))
         if float(gaps.min()) > limit:
             return tokens
         return super().draw(scores, depths, deepest, place, seed)
+
+    def draw_each(self, scores: Tensor, places: Tensor, seeds: Tensor) -> Tensor:
+        """`draw` of rows of different texts: row i by seed i at place i of its text, int64 [n]
+        each; the largest where the place is under 0."""
+        scores, depths = scores.float().contiguous(), torch.arange(len(scores))
+        job = Draw(None, *(t.data_ptr() for t in (depths, places, seeds)), deepest=len(scores) - 1)
+        tokens, gaps = self._drawn(scores, self._with_noise(job, scores.shape[1]))
+        limits = NEAR * scores.amax(-1).abs().clamp(min=1.0)
+        for row in ((gaps <= limits) & (places >= 0)).nonzero()[:, 0].tolist():
+            one, place, seed = scores[row : row + 1], int(places[row]), int(seeds[row])
+            tokens[row] = super().draw(one, depths[:1], 0, place, seed)[0]
+        return tokens
+
+    def _with_noise(self, job: Draw, size: int) -> Draw:
+        """With room for the noise of every depth, `size` numbers each."""
+        needed = (job.deepest + 1) * size
+        if self._noise.numel() < needed:
+            self._noise = torch.empty(needed)
+        job.noise = self._noise.data_ptr()
+        return job
 
     def _drawn(self, scores: Tensor, job: Draw | None = None) -> tuple[Tensor, Tensor]:
         job = job or Draw()

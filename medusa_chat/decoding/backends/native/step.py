@@ -15,9 +15,10 @@ class NativeStep(TorchStep):
     """A StepBackend for a backbone whose decoder and LM head are native."""
 
     def __init__(self, backbone: Backbone, decoder: NativeDecoder, team: NativeThreads) -> None:
+        self.rows: NativeRows
         super().__init__(backbone, NativeRows(team))
         self.name = f"the pass in C, by {team.threads} threads"
-        self._decoder, self._window = decoder, backbone.windows[0]
+        self.decoder, self._window = decoder, backbone.windows[0]
 
     def run(self, draft: Draft) -> tuple[Tensor, Tensor]:
         """The backbone's pass: see torch_step.Pass. The text before the tree needs no mask, unless
@@ -28,5 +29,5 @@ class NativeStep(TorchStep):
         ancestors = draft.tensors.ancestors
         mask = torch.zeros(ancestors.shape).masked_fill_(ancestors.logical_not(), -torch.inf)
         places = draft.tensors.depths + start
-        hidden = self._decoder.run_rows(draft.tokens, places, mask, start, start)
+        hidden = self.decoder.run_rows(draft.tokens, places, mask, start, start)
         return hidden, self.backbone.lm_head(hidden)

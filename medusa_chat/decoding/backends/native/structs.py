@@ -41,7 +41,7 @@ class Pass(Structure):
 
     _fields_ = (
         ("decoder", POINTER(Decoder)),
-        *((n, c_void_p) for n in ("tokens", "positions", "mask")),
+        *((n, c_void_p) for n in ("tokens", "positions", "texts", "mask")),
         *((n, c_int64) for n in ("stride", "free", "rows", "start", "threads")),
         *((n, c_void_p) for n in ("hidden", "work")),
     )
@@ -51,7 +51,10 @@ class Draw(Structure):
     """The largest of rows of scores, with noise: kernels/rows.h."""
 
     _fields_ = (
-        *((n, c_void_p) for n in ("scores", "depths", "noise", "gaps", "tokens")),
+        *(
+            (n, c_void_p)
+            for n in ("scores", "depths", "places", "seeds", "noise", "gaps", "tokens")
+        ),
         ("seed", c_uint64),
         *((n, c_int64) for n in ("rows", "size", "place", "deepest")),
     )

@@ -1,0 +1,52 @@
+"""NativeTexts: several texts side by side, of each of which a pass reads the next token."""
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.backends.native import structs
+from medusa_chat.decoding.backends.native.library import NativeThreads
+from medusa_chat.decoding.backends.native.passes import Passes
+from medusa_chat.decoding.kv_cache import KVCache
+
+
+class NativeTexts:
+    """Keys and values of `slots` texts of up to `capacity` tokens each, and passes over them.
+
+    A text's row has the bits that it has in a pass alone, whatever texts are beside it. decoder:
+    the structure of the pass over one text, whose weights these passes read.
+    """
+
+    def __init__(
+        self, decoder: structs.Decoder, slots: int, capacity: int, team: NativeThreads
+    ) -> None:
+        """capacity: at most the decoder's own."""
+        shape = slots, decoder.kv_heads, capacity, decoder.head_dim
+        # not zeros: memory is taken where a text writes, not for all that it might
+        self._kv = torch.empty(2 * decoder.count, *shape)
+        self._layers = (structs.Layer * decoder.count)(*decoder.layers[: decoder.count])
+        for layer, keys, values in zip(self._layers, self._kv[::2], self._kv[1::2], strict=True):
+            layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
+        fields = {name: getattr(decoder, name) for name, *_ in decoder._fields_}
+        fields |= {"capacity": capacity, "layers": self._layers}
+        self._passes = Passes(structs.Decoder(**fields), team)
+
+    @staticmethod
+    def bytes_of(decoder: structs.Decoder, capacity: int) -> int:
+        """Memory of one text of `capacity` tokens."""
+        return int(8 * decoder.count * decoder.kv_heads * capacity * decoder.head_dim)
+
+    def put(self, slot: int, cache: KVCache) -> None:
+        """Copy the cache's text to a slot. Its keys and values have one shape in all layers."""
+        (rows,) = cache.rows(0, cache.length)
+        self._kv[:, slot, :, : cache.length] = rows[:, 0]
+
+    def run(self, tokens: Tensor, places: Tensor, slots: Tensor) -> Tensor:
+        """tokens, places and slots int64 [n] -> float32 [n, d] after the final norm: of each slot
+        the token behind the first `place` ones of its text. No slot may come twice. Raises
+        IndexError for a token or a place out of range."""
+        job = self._passes.job
+        job.texts = slots.data_ptr()
+        hidden = self._passes.run(tokens, places, int(places.max()) + 1)
+        if hidden is None:
+            raise IndexError("a token or its place is out of range")
+        return hidden
