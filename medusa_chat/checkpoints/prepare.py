@@ -31,6 +31,8 @@ def prepare(
 ) -> tuple[StepBackend, Sequence[str]]:
     """What runs the steps of the model as a backbone, with submodules replaced by faster ones, and
     a sentence for each change. is_spread: it lies on several devices, and is left as it is."""
+    if heads is not None:
+        heads.read_roots(model.get_input_embeddings())
     if is_spread:
         return TorchStep(Backbone(model, context)), []  # accelerate's hooks stay
     can_run = native.can_run(model)

@@ -78,6 +78,10 @@ class RecipeOptions:
             "Give each head its own LM head, or share the backbone's.",
         ),
     ] = None
+    root: Annotated[
+        bool | None,
+        flag("--root/--no-root", "Let the heads read the certain next token too."),
+    ] = None
     distill: Annotated[
         bool | None, flag("--distill/--no-distill", "Train on the backbone's own answers.")
     ] = None

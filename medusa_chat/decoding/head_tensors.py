@@ -10,13 +10,15 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError
 
 LAYER = re.compile(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$")
+ROOT = re.compile(r"^(\d+)\.root\.weight$")
 LM_HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 ONE_LM_HEAD = "lm_head.weight"
 TOKEN_MAP = "token_map"
 
 
 def tensors_of(heads: MedusaHeads) -> dict[str, Tensor]:
-    """Tensors `{head}.{layer}.linear.weight` [d, d] and `.bias` [d], `{head}.{L}.weight` [R, d];
+    """Tensors `{head}.{layer}.linear.weight` [d, d] and `.bias` [d], `{head}.{L}.weight` [R, d],
+    `{head}.root.weight` [d, d] of heads that read the root;
     `token_map` int64 [R] where there is one. Copies, in the heads' dtype."""
     layers = heads.weight.shape[0]
     tensors = {} if heads.token_map is None else {TOKEN_MAP: heads.token_map}
@@ -24,6 +26,8 @@ def tensors_of(heads: MedusaHeads) -> dict[str, Tensor]:
         for layer in range(layers):
             tensors[f"{head}.{layer}.linear.weight"] = heads.weight[layer, head]
             tensors[f"{head}.{layer}.linear.bias"] = heads.bias[layer, head]
+        if heads.root_weight is not None:
+            tensors[f"{head}.root.weight"] = heads.root_weight[head]
         if heads.lm_weight is not None:
             tensors[f"{head}.{layers}.weight"] = heads.lm_weight.expand(len(heads), -1, -1)[head]
     return {name: t.detach().clone().contiguous() for name, t in tensors.items()}
@@ -33,12 +37,13 @@ def heads_of(tensors: Mapping[str, Tensor]) -> MedusaHeads:
     """Heads from tensors under the names of `tensors_of`, with `lm_head.weight` [R, d] (one LM
     head for all) and `token_map` [R] where there are such; a missing bias is zero. Raises
     ModelError."""
-    num_heads, num_layers, has_own = _count(tensors)
+    num_heads, num_layers, has_own, has_root = _count(tensors)
     lm = tensors.get(f"0.{num_layers}.weight", tensors.get(ONE_LM_HEAD))
-    first = tensors.get("0.0.linear.weight", lm)
+    first = tensors.get("0.0.linear.weight", tensors.get("0.root.weight", lm))
     assert first is not None  # _count found a layer or an LM head
     rows = None if lm is None else lm.shape[0]
-    heads = MedusaHeads(num_heads, first.shape[-1], num_layers, rows, not has_own, first.dtype)
+    shape = num_heads, first.shape[-1], num_layers, rows, not has_own
+    heads = MedusaHeads(*shape, first.dtype, has_root)
     _fill(heads, tensors)
     return heads.requires_grad_(False)
 
@@ -50,6 +55,9 @@ def _fill(heads: MedusaHeads, tensors: Mapping[str, Tensor]) -> None:
         if match := LAYER.match(name):
             part = heads.weight if match[3] == "weight" else heads.bias
             _copy(part[int(match[2]), int(match[1])], tensors, name)
+    if heads.root_weight is not None:
+        for head, target in enumerate(heads.root_weight):
+            _copy(target, tensors, f"{head}.root.weight")
     if heads.lm_weight is not None:
         for head, target in enumerate(heads.lm_weight):
             name = f"{head}.{layers}.weight"
@@ -58,12 +66,13 @@ def _fill(heads: MedusaHeads, tensors: Mapping[str, Tensor]) -> None:
         heads.token_map = tensors[TOKEN_MAP].long()
 
 
-def _count(tensors: Mapping[str, Tensor]) -> tuple[int, int, bool]:
-    """Heads, layers, and whether each head has an LM head of its own."""
+def _count(tensors: Mapping[str, Tensor]) -> tuple[int, int, bool, bool]:
+    """Heads, layers, whether each head has an LM head of its own, and whether each reads the
+    root."""
     layers = {(int(m[1]), int(m[2])) for m in map(LAYER.match, tensors) if m}
     own = {(int(m[1]), int(m[2])) for m in map(LM_HEAD.match, tensors) if m}
-    known = (ONE_LM_HEAD, TOKEN_MAP)
-    unknown = [n for n in tensors if not LAYER.match(n) and not LM_HEAD.match(n) and n not in known]
+    roots = {int(m[1]) for m in map(ROOT.match, tensors) if m}
+    unknown = [name for name in tensors if not _is_known(name)]
     if unknown or not layers | own:
         raise ModelError(f"no Medusa heads: unexpected tensor {(unknown or ['(none)'])[0]!r}")
     num_heads = max(head for head, _ in layers | own) + 1
@@ -71,7 +80,14 @@ def _count(tensors: Mapping[str, Tensor]) -> tuple[int, int, bool]:
     complete = {(head, num_layers) for head in range(num_heads)}
     if len(layers) != num_heads * num_layers or (own and own != complete):
         raise ModelError(f"Medusa heads are incomplete: {len(layers)} layers, {len(own)} own")
-    return num_heads, num_layers, bool(own)
+    if roots and roots != set(range(num_heads)):
+        raise ModelError(f"Medusa heads are incomplete: {len(roots)} of {num_heads} read the root")
+    return num_heads, num_layers, bool(own), bool(roots)
+
+
+def _is_known(name: str) -> bool:
+    patterns = (LAYER, LM_HEAD, ROOT)
+    return name in (ONE_LM_HEAD, TOKEN_MAP) or any(one.match(name) for one in patterns)
 
 
 def _copy(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:

@@ -15,13 +15,29 @@ PADDING = 1024  # rows beyond the vocabulary that can be padding and not another
 class HeadsTwin(Protocol):
     """A faster implementation of MedusaHeads' methods of these names, for one position."""
 
-    def hidden_states(self, hidden: Tensor, heads: int) -> Tensor:
-        """[1, d] -> [heads, 1, d]."""
+    def hidden_states(self, hidden: Tensor, root: Tensor | None, heads: int) -> Tensor:
+        """hidden [1, d], and root [1, d], the root's embedding, for heads that read it ->
+        [heads, 1, d]."""
         ...
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """[K, V] -> values, tokens int64 [K, count] and log(sum(exp)) float32 [K]."""
         ...
+
+
+class RootEmbedding:
+    """The backbone's embedding of roots, each vector scaled to a root mean square of 1, since
+    models differ in the size of their embeddings. It holds no parameters of its own."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        """embedding: int64 [n] -> [n, d], the backbone's."""
+        self._embed = embedding
+
+    def __call__(self, roots: Tensor) -> Tensor:
+        """roots int64 [n] -> [n, d] in the embedding's dtype."""
+        with torch.no_grad():
+            found: Tensor = self._embed(roots)
+            return F.rms_norm(found, found.shape[-1:], eps=1e-8)
 
 
 class MedusaHeads(nn.Module):
@@ -32,6 +48,11 @@ class MedusaHeads(nn.Module):
     [1, R, d] for one LM head of all, or None for heads that share the backbone's. token_map
     int64 [R]: which of the backbone's V tokens each row is; None where the rows are the tokens in
     order. New heads are zero, so that their logits are the LM head's.
+
+    root_weight [K, d, d], or None as in the paper: the heads then read the root too, the token at
+    t + 1, which is certain when a draft is made: their first input is h + R e(root), as in Hydra
+    (arXiv 2402.05109) for the first token alone, so that a draft still needs one pass of the heads.
+    `embed` is the backbone's, see `read_roots`.
 
     Drafts are taken from the tokens of the shortlist alone, where there is one (`shorten`), or of
     the token map: a step then reads only their rows of an LM head.
@@ -45,10 +66,15 @@ class MedusaHeads(nn.Module):
         vocabulary: int | None = None,
         one_lm: bool = False,
         dtype: torch.dtype | None = None,
+        has_root: bool = False,
     ):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(layers, heads, hidden, hidden, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(layers, heads, hidden, dtype=dtype))
+        root = torch.zeros(heads, hidden, hidden, dtype=dtype) if has_root else None
+        self.root_weight: nn.Parameter | None
+        self.register_parameter("root_weight", None if root is None else nn.Parameter(root))
+        self.embed: RootEmbedding | None = None
         own = None
         if vocabulary is not None:
             own = nn.Parameter(torch.zeros(1 if one_lm else heads, vocabulary, hidden, dtype=dtype))
@@ -70,11 +96,22 @@ class MedusaHeads(nn.Module):
         """Whether the heads use the backbone's LM head."""
         return self.lm_weight is None
 
-    def hidden_states(self, hidden: Tensor, heads: int | None = None) -> Tensor:
-        """[n, d] -> [K, n, d], the input of the LM head of each of the first `heads` heads."""
+    def read_roots(self, embedding: nn.Module) -> None:
+        """Take the backbone's embedding (int64 [n] -> [n, d]), where the heads read the root."""
+        if self.root_weight is not None:
+            self.embed = RootEmbedding(embedding)
+
+    def hidden_states(self, hidden: Tensor, roots: Tensor, heads: int | None = None) -> Tensor:
+        """hidden [n, d] and roots int64 [n] -> [K, n, d], the input of the LM head of each of the
+        first `heads` heads."""
+        root = None if self.embed is None else self.embed(roots).to(hidden.device)
         if self.twin is not None and len(hidden) == 1:
-            return self.twin.hidden_states(hidden, heads or len(self))
+            return self.twin.hidden_states(hidden, root, heads or len(self))
         x = hidden.to(self.weight.dtype).expand(heads or len(self), *hidden.shape)
+        if self.root_weight is not None:
+            assert root is not None, "read_roots comes first"
+            added = root.to(x.dtype).expand_as(x)
+            x = torch.baddbmm(x, added, self.root_weight[: len(x)].transpose(1, 2))
         for weight, bias in zip(self.weight[:, :heads], self.bias[:, :heads], strict=True):
             x = x + F.silu(torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)))
         return x
@@ -92,17 +129,11 @@ class MedusaHeads(nn.Module):
             found = self._put_first(tokens, self.lm_weight)
             self.shortlist = found if len(found) else None
             return len(found) > 0
-        linear = lm_head.linear
-        weight, bias = getattr(linear, "weight", None), getattr(linear, "bias", None)
-        if weight is None or weight.dim() != 2 or not weight.is_floating_point():
+        chosen = torch.tensor(sorted(set(tokens)), device=self.weight.device)
+        found = lm_head.rows(chosen)
+        if found is None:
             return False
-        chosen = torch.tensor(sorted(set(tokens)), device=weight.device)
-        with torch.device("meta"):
-            short = nn.Linear(weight.shape[1], len(chosen), bias is not None)
-        short.weight = nn.Parameter(weight.detach()[chosen], requires_grad=False)
-        if bias is not None:
-            short.bias = nn.Parameter(bias.detach()[chosen], requires_grad=False)
-        self.short, self.shortlist = short, chosen
+        self.short, self.shortlist = found.linear, chosen.to(found.linear.weight.device)
         return True
 
     @torch.no_grad()
@@ -121,14 +152,20 @@ class MedusaHeads(nn.Module):
         return self.token_map[: int(is_listed.sum())]
 
     def draft_logits(
-        self, hidden: Tensor, lm_head: Callable[[Tensor], Tensor], heads: int, count: int
+        self,
+        hidden: Tensor,
+        root: Tensor,
+        lm_head: Callable[[Tensor], Tensor],
+        heads: int,
+        count: int,
     ) -> tuple[Tensor, Tensor | None]:
-        """hidden [1, d] -> logits [heads, R] of the first `heads` heads, and the token int64 [R] of
-        each column; None: all V tokens, in order. count: guesses that will be taken of a row."""
+        """hidden [1, d] and root int64 [1] -> logits [heads, R] of the first `heads` heads, and the
+        token int64 [R] of each column; None: all V tokens, in order. count: guesses that will be
+        taken of a row."""
         names = self.shortlist if self.shortlist is not None else self.token_map
         if names is None or count > len(names):
-            return self(hidden, lm_head, heads)[:, 0], None
-        states = self.hidden_states(hidden, heads)
+            return self(hidden, root, lm_head, heads)[:, 0], None
+        states = self.hidden_states(hidden, root, heads)
         if self.lm_weight is not None:
             return self._own_logits(states, self.lm_weight[:, : len(names)])[:, 0], names
         finish: Any = getattr(lm_head, "finish", lambda logits: logits)
@@ -145,14 +182,19 @@ class MedusaHeads(nn.Module):
         return values, tokens, logits.float().logsumexp(-1)
 
     def forward(
-        self, hidden: Tensor, lm_head: Callable[[Tensor], Tensor], heads: int | None = None
+        self,
+        hidden: Tensor,
+        roots: Tensor,
+        lm_head: Callable[[Tensor], Tensor],
+        heads: int | None = None,
     ) -> Tensor:
-        """[n, d] -> logits [K, n, V] of the first `heads` heads (all when None).
+        """hidden [n, d] and roots int64 [n], the token after each -> logits [K, n, V] of the first
+        `heads` heads (all when None).
 
         lm_head: [m, d] -> [m, V], the backbone's, used where the heads have none. Tokens without a
         row in the token map have -inf.
         """
-        x = self.hidden_states(hidden, heads)
+        x = self.hidden_states(hidden, roots, heads)
         if self.lm_weight is None:
             logits: Tensor = lm_head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
             return logits

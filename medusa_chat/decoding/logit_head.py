@@ -1,5 +1,6 @@
 """LogitHead: a backbone's LM head with what its family does to the logits."""
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -23,6 +24,22 @@ class LogitHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.linear(hidden).to(hidden.device)  # it may lie on another
         return self.finish(logits)
+
+    def rows(self, tokens: Tensor) -> "LogitHead | None":
+        """The LM head of the tokens int64 [S] alone, a copy of their rows: [m, d] -> [m, S]; None
+        where rows cannot be taken: in 4 or 8 bits."""
+        weight, bias = getattr(self.linear, "weight", None), getattr(self.linear, "bias", None)
+        if weight is None or weight.dim() != 2 or not weight.is_floating_point():
+            return None
+        chosen = tokens.to(weight.device)
+        with torch.device("meta"):
+            short = nn.Linear(weight.shape[1], len(chosen), bias is not None)
+        short.weight = nn.Parameter(weight.detach()[chosen], requires_grad=False)
+        if bias is not None:
+            short.bias = nn.Parameter(bias.detach()[chosen], requires_grad=False)
+        found = copy(self)
+        found.linear = short
+        return found
 
     def finish(self, logits: Tensor) -> Tensor:
         """logits [m, V] of the linear -> [m, V], with the family's scale or cap applied."""

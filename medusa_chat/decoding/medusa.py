@@ -81,7 +81,7 @@ class Medusa:
         """root int64 [1], hidden [1, d]: see Drafter.fill."""
         if plan.index is None:
             return Draft(root, plan.tree, plan.tensors)
-        values, candidates, sums = self._guesses(hidden, plan, plan.tree.depth)
+        values, candidates, sums = self._guesses(hidden, root, plan, plan.tree.depth)
         filled = torch.cat((root, candidates.flatten())).index_select(0, plan.index)
         if not self._details and not plan.is_grown:
             return Draft(filled, plan.tree, plan.tensors)
@@ -104,10 +104,12 @@ class Medusa:
         tree = subtree(whole.tree, nodes)
         return Draft(tokens, tree, whole.tensors.part(kept), shares, guesses)
 
-    def _guesses(self, hidden: Tensor, plan: Plan, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The first `heads` heads' best guesses after hidden [1, d]: logits and tokens int64 [K,
-        width], and log(sum(exp)) of all logits float32 [K]."""
-        logits, names = self._heads.draft_logits(hidden, self._lm_head, heads, plan.width)
+    def _guesses(
+        self, hidden: Tensor, root: Tensor, plan: Plan, heads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The first `heads` heads' best guesses after hidden [1, d] and root int64 [1]: logits and
+        tokens int64 [K, width], and log(sum(exp)) of all logits float32 [K]."""
+        logits, names = self._heads.draft_logits(hidden, root, self._lm_head, heads, plan.width)
         values, places, sums = self._heads.best(logits, plan.width)
         return values, places if names is None else names[places], sums
 

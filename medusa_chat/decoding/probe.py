@@ -21,7 +21,9 @@ def probe_logits(
     head: int,
 ) -> tuple[Tensor, Tensor | None]:
     """Logits [V] of the backbone after `token_ids` and `path`, and of head `head` (from 1; 0: None)
-    after `token_ids`; see Engine.peek. held: the ids in the cache. Its length afterwards says how
+    after `token_ids`, whose root is the path's first token, or the backbone's most probable one
+    where the path is empty; see Engine.peek.
+    held: the ids in the cache. Its length afterwards says how
     many of them are still there."""
     whole = [*token_ids, *path]
     _require(backbone, heads, token_ids, whole, head)
@@ -42,7 +44,8 @@ def probe_logits(
     if not head or heads is None:
         return logits, None
     at = hidden[len(token_ids) - 1 - start].unsqueeze(0)
-    drafted, names = heads.draft_logits(at, backbone.lm_head, head, 1)
+    root = torch.tensor(path[:1], device=backbone.device) if path else logits.argmax().view(1)
+    drafted, names = heads.draft_logits(at, root, backbone.lm_head, head, 1)
     own = drafted[-1]
     if names is not None:  # tokens outside the shortlist are never drafted
         own = own.new_full(logits.shape, -torch.inf).index_copy(0, names, own)

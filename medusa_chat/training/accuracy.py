@@ -52,8 +52,8 @@ def count_ranks(
     hits = torch.zeros(len(heads), ranks, dtype=torch.long)
     labels = torch.zeros(len(heads), dtype=torch.long)
     for done, group in enumerate(groups, start=1):
-        hidden, targets, _ = hidden_and_targets(model, collate(group), len(heads))
-        hits += count_hits(heads, lm_head, hidden, targets, ranks)
+        hidden, roots, targets, _ = hidden_and_targets(model, collate(group), len(heads))
+        hits += count_hits(heads, lm_head, hidden, roots, targets, ranks)
         labels += (targets != IGNORED).sum(0).cpu()
         rows = tuple(tuple(row) for row in hits.tolist())
         yield RankCounts(rows, tuple(labels.tolist()), done, len(groups))
@@ -61,15 +61,22 @@ def count_ranks(
 
 @torch.inference_mode()
 def count_hits(
-    heads: MedusaHeads, lm_head: LMHead, hidden: Tensor, targets: Tensor, ranks: int
+    heads: MedusaHeads,
+    lm_head: LMHead,
+    hidden: Tensor,
+    roots: Tensor,
+    targets: Tensor,
+    ranks: int,
 ) -> Tensor:
-    """hidden [n, d], targets [n, K] int64 with IGNORED where there is none -> [K, ranks] int64 on
+    """hidden [n, d], roots int64 [n],
+    targets [n, K] int64 with IGNORED where there is none -> [K, ranks] int64 on
     the CPU: how often each rank was the target."""
     hits = torch.zeros(len(heads), ranks, dtype=torch.long)
     chosen = (targets != IGNORED).any(-1)
-    for rows, wanted in zip(hidden[chosen].split(ROWS), targets[chosen].split(ROWS), strict=True):
+    parts = (tensor[chosen].split(ROWS) for tensor in (hidden, roots, targets))
+    for rows, tokens, wanted in zip(*parts, strict=True):
         with _half_precision(rows):
-            best = heads(rows, lm_head).topk(ranks, dim=-1).indices
+            best = heads(rows, tokens, lm_head).topk(ranks, dim=-1).indices
         hits += (best == wanted.T.unsqueeze(-1)).sum(1).cpu()
     return hits
 
@@ -115,7 +122,9 @@ def ranks_after(
     hidden: Tensor, answer: Sequence[int], heads: MedusaHeads, lm_head: LMHead, ranks: int
 ) -> list[list[int | None]]:
     """As ranks_of_answer, from hidden [n, d]: the states before each of the answer's n tokens."""
-    parts = [heads(rows, lm_head).topk(ranks, dim=-1).indices for rows in hidden.split(ROWS)]
+    roots = torch.tensor(answer, device=hidden.device)
+    pairs = zip(hidden.split(ROWS), roots.split(ROWS), strict=True)
+    parts = [heads(rows, root, lm_head).topk(ranks, dim=-1).indices for rows, root in pairs]
     best = torch.cat(parts, dim=1).tolist()
     return [
         [

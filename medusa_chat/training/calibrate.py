@@ -71,7 +71,7 @@ class RankCounter:
         is_label = torch.arange(len(ids), device=ids.device) >= len(prompt)
         targets = head_targets(ids[None], is_label[None], len(heads))[0]
         self.labels += (targets != IGNORED).sum(0).cpu()
-        self.hits += count_hits(heads, lm_head, hidden, targets, ranks)
+        self.hits += count_hits(heads, lm_head, hidden, ids.roll(-1), targets, ranks)
         before = hidden[len(prompt) - 1 : -1]
         self.answers.append(ranks_after(before, answer, heads, lm_head, ranks))
 

@@ -31,10 +31,12 @@ from medusa_chat.training.stage_recipes import HeadRecipe
 @dataclass(frozen=True)
 class HeadInputs:
     """The n positions at which any head has a target: hidden [n, d] in the backbone's dtype,
-    targets [n, K] int64, owners [n] int64, which index `names`, the names of the examples. soft:
+    roots [n] and targets [n, K]
+    int64, owners [n] int64, which index `names`, the names of the examples. soft:
     distributions that are learnt instead of the targets."""
 
     hidden: Tensor
+    roots: Tensor
     targets: Tensor
     owners: Tensor
     names: tuple[str, ...]
@@ -43,8 +45,8 @@ class HeadInputs:
     def __getitem__(self, chosen: Any) -> "HeadInputs":
         """A part of the positions, by a slice or by indices."""
         soft = None if self.soft is None else self.soft[chosen]
-        part = (self.hidden[chosen], self.targets[chosen], self.owners[chosen])
-        return HeadInputs(*part, self.names, soft)
+        tensors = (self.hidden, self.roots, self.targets, self.owners)
+        return HeadInputs(*(tensor[chosen] for tensor in tensors), self.names, soft)
 
 
 def head_inputs(
@@ -52,7 +54,8 @@ def head_inputs(
 ) -> HeadInputs:
     """Run the frozen backbone over a batch. soft: number of its most probable tokens that are kept
     for each target (0: none), by `lm_head`, or by the model's own output layer if that is None.
-    Returns hidden [n, d] in the model's dtype and targets [n, heads] int64, on its device."""
+    Returns hidden [n, d] in the model's dtype, roots [n] and targets [n, heads] int64, on its
+    device."""
     names = tuple(example.place for example in batch.examples)
     if not soft:
         return HeadInputs(*hidden_and_targets(model, batch, heads), names)
@@ -117,7 +120,8 @@ def _no_inputs(model: Any, heads: int) -> HeadInputs:
     device = model.get_input_embeddings().weight.device
     hidden = torch.zeros(0, model.config.get_text_config().hidden_size, dtype=model.dtype)
     targets = torch.zeros(0, heads, dtype=torch.long, device=device)
-    return HeadInputs(hidden.to(device), targets, targets[:, 0], ())
+    none = targets[:, 0]
+    return HeadInputs(hidden.to(device), none, targets, none, ())
 
 
 def cache_inputs(
@@ -141,16 +145,17 @@ def cache_inputs(
 
 def _joined(parts: Sequence[HeadInputs], names: tuple[str, ...]) -> HeadInputs:
     hidden = torch.cat([part.hidden for part in parts])
+    roots = torch.cat([part.roots for part in parts])
     targets = torch.cat([part.targets for part in parts])
     owners = torch.cat([part.owners for part in parts])
     if not len(hidden):
         raise UsageError("no answer is long enough to train a head on: give longer answers")
     soft = [part.soft for part in parts if part.soft is not None]
     if not soft:
-        return HeadInputs(hidden, targets, owners, names)
+        return HeadInputs(hidden, roots, targets, owners, names)
     tokens = torch.cat([one.tokens for one in soft])
     probabilities = torch.cat([one.probabilities for one in soft])
-    return HeadInputs(hidden, targets, owners, names, SoftTargets(tokens, probabilities))
+    return HeadInputs(hidden, roots, targets, owners, names, SoftTargets(tokens, probabilities))
 
 
 def draw_inputs(

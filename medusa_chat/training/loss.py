@@ -63,22 +63,33 @@ def head_targets(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
     return targets
 
 
-def hidden_and_targets(model: Any, batch: Batch, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def next_ids(batch: Batch) -> Tensor:
+    """[b, t] int64: the token after each, 0 after the last; where a head has a target it is the
+    root."""
+    return F.pad(batch.ids[:, 1:], (0, 1))
+
+
+def hidden_and_targets(
+    model: Any, batch: Batch, heads: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """At the n positions where any head has a target: hidden states after the final norm [n, d] in
-    the model's dtype, targets [n, K] int64, and the index of the batch's example [n] int64."""
+    the model's dtype, roots [n] and targets [n, K] int64, and the index of the batch's example [n]
+    int64."""
     device = model.get_input_embeddings().weight.device
     targets = head_targets(batch.ids.to(device), batch.is_label.to(device), heads)
     with torch.inference_mode():
         hidden = run_decoder(model, batch)
     chosen = (targets != IGNORED).any(-1)
     # indexing outside inference mode copies, so autograd may keep the result
-    return hidden[chosen], targets[chosen], owners_of(batch, chosen)
+    roots = next_ids(batch).to(device)[chosen]
+    return hidden[chosen], roots, targets[chosen], owners_of(batch, chosen)
 
 
 def hidden_and_soft_targets(
     model: Any, batch: Batch, heads: int, lm_head: LMHead, count: int
-) -> tuple[Tensor, Tensor, Tensor, SoftTargets]:
-    """As hidden_and_targets: hidden [n, d], targets and owners int64 [n, K] and [n]; with the
+) -> tuple[Tensor, Tensor, Tensor, Tensor, SoftTargets]:
+    """As hidden_and_targets: hidden [n, d], roots, targets and owners int64 [n], [n, K] and [n];
+    with the
     backbone's `count` most probable tokens for each target: tokens int32 and probabilities float32
     [n, K, count]."""
     device = model.get_input_embeddings().weight.device
@@ -89,7 +100,8 @@ def hidden_and_soft_targets(
         tokens, probabilities = _most_probable(hidden, is_label, lm_head, count)
         soft = SoftTargets(_shifted(tokens, heads), _shifted(probabilities, heads))
     chosen = (targets != IGNORED).any(-1)
-    return hidden[chosen], targets[chosen], owners_of(batch, chosen), soft[chosen]
+    roots = next_ids(batch).to(device)[chosen]
+    return hidden[chosen], roots, targets[chosen], owners_of(batch, chosen), soft[chosen]
 
 
 def _most_probable(
@@ -144,6 +156,7 @@ def medusa_loss(
     heads: MedusaHeads,
     lm_head: LMHead,
     hidden: Tensor,
+    roots: Tensor,
     targets: Tensor,
     decay: float = 0.8,
     rows_at_once: int = 512,
@@ -153,7 +166,8 @@ def medusa_loss(
 ) -> HeadLosses:
     """L_Medusa-1 = sum over k of decay^k CE_k, k from 1 (Medusa, arXiv 2401.10774, 2.2.1).
 
-    hidden [n, d], targets [n, K] int64 with IGNORED where a head has none. CE_k is the mean over
+    hidden [n, d], roots int64 [n],
+    targets [n, K] int64 with IGNORED where a head has none. CE_k is the mean over
     the labels of head k, or over `labels` [K] int64 where these rows are only a part of them. soft:
     distributions that are learnt instead of the targets. trainable: what has gradients beside the
     heads and `hidden`, as the adapter of the LM head. Logits of at most `rows_at_once` rows exist
@@ -166,7 +180,7 @@ def medusa_loss(
 
     def chunk_loss(chunk: slice, rows: Tensor) -> Tensor:
         wanted = None if soft is None else soft[chunk]
-        sums, hits = _sums(heads, lm_head, rows, targets[chunk], wanted)
+        sums, hits = _sums(heads, lm_head, rows, roots[chunk], targets[chunk], wanted)
         parts.append((sums.detach(), hits))
         return (weights * sums).sum()
 
@@ -176,13 +190,19 @@ def medusa_loss(
 
 
 def _sums(
-    heads: MedusaHeads, lm_head: LMHead, hidden: Tensor, targets: Tensor, soft: SoftTargets | None
+    heads: MedusaHeads,
+    lm_head: LMHead,
+    hidden: Tensor,
+    roots: Tensor,
+    targets: Tensor,
+    soft: SoftTargets | None,
 ) -> tuple[Tensor, Tensor]:
-    """hidden [n, d], targets [n, K] -> sums of the cross-entropy [K] float32 in nats and hits of
+    """hidden [n, d], roots [n],
+    targets [n, K] -> sums of the cross-entropy [K] float32 in nats and hits of
     each rank [K, RANKS] int64."""
     half = hidden.dtype in (torch.bfloat16, torch.float16)
     with torch.autocast(hidden.device.type, torch.bfloat16, enabled=half):
-        logits = heads(hidden, lm_head).float()
+        logits = heads(hidden, roots, lm_head).float()
     wanted = targets.T
     if soft is None:
         losses = cross_entropy(logits, wanted, IGNORED)

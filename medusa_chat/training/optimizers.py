@@ -14,13 +14,15 @@ Optimizers = list[tuple[torch.optim.Optimizer, float]]
 def head_optimizers(
     heads: MedusaHeads, kind: str, rate: float, other_rate: float, decay: float
 ) -> Optimizers:
-    """kind "muon": Muon at `rate` for the matrices of the residual layers, AdamW at `other_rate`
+    """kind "muon": Muon at `rate` for the matrices of the layers and of the root,
+    AdamW at `other_rate`
     for all other parameters. "adamw": AdamW at `rate` for all. decay: the weight decay."""
     if kind == "adamw":
         return [adamw(heads.parameters(), rate, decay)]
-    rest = [p for p in heads.parameters() if p is not heads.weight]
+    matrices = [p for p in (heads.weight, heads.root_weight) if p is not None]
+    rest = [p for p in heads.parameters() if all(p is not one for one in matrices)]
     return [
-        (Muon([heads.weight], rate, weight_decay=decay), rate),
+        (Muon(matrices, rate, weight_decay=decay), rate),
         adamw(rest, other_rate, decay),
     ]
 

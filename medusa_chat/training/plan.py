@@ -17,6 +17,7 @@ from medusa_chat.training.lora import is_tied
 from medusa_chat.training.loss import LMHead, medusa_loss
 from medusa_chat.training.recipe import TrainRequest
 from medusa_chat.training.setup import TrainingSetup
+from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import HeadRecipe
 from medusa_chat.units import gb
 
@@ -45,9 +46,15 @@ class Plan:
 
 
 def batch_seconds(
-    model: Any, lm_head: LMHead, heads: MedusaHeads, examples: Sequence[Example], recipe: HeadRecipe
+    model: Any,
+    lm_head: LMHead,
+    heads: MedusaHeads,
+    examples: Sequence[Example],
+    recipe: HeadRecipe,
+    short: ShortVocabulary | None = None,
 ) -> tuple[float, float]:
-    """Seconds of one batch: (the backbone's forward pass, the heads' forward and backward)."""
+    """Seconds of one batch: (the backbone's forward pass, the heads' forward and backward). short:
+    the vocabulary of the loss."""
     batch = make_batch(epoch_batches(examples, recipe, 0)[0], recipe)
     device = heads.weight.device
     rows = head_inputs(model, len(heads), batch)  # once for whatever a first call does besides
@@ -56,7 +63,10 @@ def batch_seconds(
     rows = head_inputs(model, len(heads), batch)
     _synchronise(device)
     middle = perf_counter()
-    result = medusa_loss(heads, lm_head, rows.hidden, rows.targets, 1.0, recipe.rows_at_once)
+    rows = rows if short is None else short.inputs(rows)
+    lm_head = lm_head if short is None else short.lm_head
+    tensors = rows.hidden, rows.roots, rows.targets
+    result = medusa_loss(heads, lm_head, *tensors, 1.0, recipe.rows_at_once)
     result.total.backward()
     heads.zero_grad(set_to_none=True)
     _synchronise(device)
@@ -110,8 +120,10 @@ def plan(
     examples: Sequence[Example],
     held_out: Sequence[Example],
     stage: HeadRecipe,
+    short: ShortVocabulary | None = None,
 ) -> Plan:
-    """The plan of a training whose head settings are `stage`. Raises UsageError where the disk has
+    """The plan of a training whose head settings are `stage`. short: see train_heads.
+    Raises UsageError where the disk has
     too little space."""
     recipe, model = request.recipe, setup.model
     is_joint = recipe.method == "medusa-2"
@@ -135,7 +147,7 @@ def plan(
         tokens=sum(len(e.ids) for e in (*examples, *held_out)),
         labels=sum(sum(e.is_label) for e in (*examples, *held_out)),
         steps=stage.steps * (2 if has_head_stage else 1),
-        seconds=_seconds(setup, heads, examples, stage, is_joint, has_head_stage),
+        seconds=_seconds(setup, heads, examples, stage, is_joint, has_head_stage, short),
         memory_bytes=memory_bytes(model, heads, stage, adapter, cached),
         disk_bytes=needed,
         free_bytes=require_room(request.output.resolve().parent, needed),
@@ -150,10 +162,11 @@ def _seconds(
     stage: HeadRecipe,
     is_joint: bool,
     has_head_stage: bool,
+    short: ShortVocabulary | None,
 ) -> float:
     """Seconds of all steps. A joint step passes through the backbone forwards and, at twice the
     cost, backwards."""
-    forward, learn = batch_seconds(setup.model, setup.lm_head, heads, examples, stage)
+    forward, learn = batch_seconds(setup.model, setup.lm_head, heads, examples, stage, short)
     if is_joint:
         head_stage = forward + learn if has_head_stage else 0.0
         return (3 * forward + learn + head_stage) * stage.steps

@@ -33,12 +33,13 @@ class Recipe:
     learning_rate: the backbone's (medusa-2); the heads' is head_learning_rate_multiplier times as
     high. max_steps: in place of epochs. cache: keep the hidden states in memory where they fit and
     there is a second epoch (medusa-1, one process). stages: 2 trains the heads alone first
-    (medusa-2). lambda0: weight of the heads' loss beside the backbone's; with "sine" it grows from
-    0. distill: the backbone answers the prompts itself, at `temperature` and with at most
-    `answer_tokens` tokens; in Medusa-2 it is also its own teacher. self_talk: number of questions
-    that it adds to a conversation after the last one. soft_targets: number of the backbone's most
-    probable tokens that are learnt at each position instead of the token of the data (medusa-1).
-    output: of Medusa-2, a whole model or an adapter with heads.
+    (medusa-2). root: the heads also read the token that is certain when they draft, which other
+    programs' heads do not. lambda0: weight of the heads' loss beside the backbone's; with "sine"
+    it grows from 0. distill: the backbone answers the prompts itself, at `temperature` and with at
+    most `answer_tokens` tokens; in Medusa-2 it is also its own teacher. self_talk: number of
+    questions that it adds to a conversation after the last one. soft_targets: number of the
+    backbone's most probable tokens that are learnt at each position instead of the token of the
+    data (medusa-1). output: of Medusa-2, a whole model or an adapter with heads.
     Raises UsageError for a value out of range.
     """
 
@@ -48,6 +49,7 @@ class Recipe:
     heads: int = within(1, MAX_HEADS, 5)
     head_layers: int = within(1, 8, 1)
     own_lm_head: bool = False
+    root: bool = False
     distill: bool = False
     temperature: float = within(0.0, 2.0, 0.3)
     answer_tokens: int = within(4, 100_000, 512)

@@ -28,6 +28,7 @@ from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import Recipe, TrainRequest
 from medusa_chat.training.resolve_recipe import head_recipe, joint_recipe
 from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
+from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.shortlist import shortlist
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.training_output import Adapter, write_output
@@ -151,10 +152,12 @@ def _train(
     stage = head_recipe(recipe, examples, setup)
     if group.size > 1 and stage.cache_hidden:
         setup.notes.append("hidden states are not cached: several processes stream the data")
-    yield plan(request, setup, heads, examples, held_out, stage)
+    tokens = shortlist((example.labels for example in examples), setup.vocabulary)
+    short = _short_vocabulary(setup, recipe, tokens)
+    yield plan(request, setup, heads, examples, held_out, stage, short)
     if recipe.method == "medusa-1" or recipe.stages == 2:
         yield Stage("heads alone")
-        settings = stage, held_out, folder / "heads.pt", group
+        settings = stage, held_out, folder / "heads.pt", group, None, short
         yield from train_heads(setup.model, setup.lm_head, heads, examples, *settings)
     adapter = Adapter()
     if recipe.method == "medusa-2":
@@ -167,13 +170,27 @@ def _train(
         wrapped.eval()
         del wrapped  # the merge reads the backbone again, into the memory of this one
     if group.is_first:
-        yield from _finish(request, setup, heads, adapter, conversations, data, folder)
+        yield from _finish(request, setup, heads, adapter, conversations, data, tokens, folder)
+
+
+def _short_vocabulary(
+    setup: TrainingSetup, recipe: Recipe, tokens: Sequence[int]
+) -> ShortVocabulary | None:
+    """The vocabulary of the heads' loss; None: all tokens."""
+    if recipe.method != "medusa-1" or recipe.own_lm_head:
+        return None
+    short = ShortVocabulary.of(tokens, setup.lm_head)
+    if short is not None:
+        note = f"the heads learn the {len(tokens):,} tokens that make up 98 % of the answers"
+        setup.notes.append(f"{note}, of {setup.vocabulary:,}: they draft no others")
+    return short
 
 
 def _new_heads(setup: TrainingSetup, recipe: Recipe) -> MedusaHeads:
     torch.manual_seed(recipe.seed)
     lm_head = setup.model.get_output_embeddings()
-    return new_heads(lm_head, recipe.heads, recipe.head_layers, recipe.own_lm_head)
+    embedding = setup.model.get_input_embeddings() if recipe.root else None
+    return new_heads(lm_head, recipe.heads, recipe.head_layers, recipe.own_lm_head, embedding)
 
 
 def _finish(
@@ -183,13 +200,14 @@ def _finish(
     adapter: Adapter,
     conversations: list[Conversation],
     data: tuple[list[Example], list[Example]],
+    tokens: tuple[int, ...],
     folder: Path,
 ) -> Iterator[Event]:
-    """Calibrate the heads and write the checkpoint. data: examples learnt from, and held out."""
-    examples, held_out = data
+    """Calibrate the heads and write the checkpoint. data: examples learnt from, and held out;
+    tokens: the shortlist."""
+    _, held_out = data
     yield Stage("calibration")
     calibrated = calibrate_heads(setup, heads, conversations, held_out, folder)
-    tokens = shortlist((example.labels for example in examples), setup.vocabulary)
     calibrated = replace(calibrated, shortlist=tokens)
     yield calibrated
     size = write_output(request, setup, heads, calibrated, adapter)

@@ -22,16 +22,22 @@ from medusa_chat.training.hidden_states import (
 )
 from medusa_chat.training.loss import IGNORED, HeadLosses, LMHead, medusa_loss, top_shares
 from medusa_chat.training.process_group import ALONE, ProcessGroup
+from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import HeadRecipe
 from medusa_chat.training.training_loop import optimizers_of, run_steps, with_evaluations
 from medusa_chat.training.training_state import restore_state, save_state
 
 
 def new_heads(
-    lm_head: nn.Linear, heads: int, layers: int = 1, own_lm_head: bool = False
+    lm_head: nn.Linear,
+    heads: int,
+    layers: int = 1,
+    own_lm_head: bool = False,
+    embedding: nn.Module | None = None,
 ) -> MedusaHeads:
     """Heads in fp32 that predict what the LM head predicts, on its device. own_lm_head: each head
-    has a copy of the LM head; otherwise all share it.
+    has a copy of the LM head; otherwise all share it. embedding: the backbone's, for heads that
+    read the root.
 
     Raises UsageError for copies of an LM head with a bias: the file format cannot hold the bias.
     """
@@ -40,7 +46,10 @@ def new_heads(
             "the LM head has a bias, which heads of their own do not support: use --shared-lm-head"
         )
     vocabulary, hidden = lm_head.weight.shape
-    made = MedusaHeads(heads, hidden, layers, vocabulary if own_lm_head else None)
+    rows, reads = vocabulary if own_lm_head else None, embedding is not None
+    made = MedusaHeads(heads, hidden, layers, rows, has_root=reads)
+    if embedding is not None:
+        made.read_roots(embedding)
     if made.lm_weight is not None:
         with torch.no_grad():
             made.lm_weight.copy_(lm_head.weight.expand_as(made.lm_weight))
@@ -57,13 +66,15 @@ def train_heads(
     state: Path | None = None,
     group: ProcessGroup = ALONE,
     cached: HeadInputs | None = None,
+    short: ShortVocabulary | None = None,
 ) -> Iterator[TrainStep | Evaluated]:
     """Train `heads` in place to recipe.steps; the backbone is frozen and stays frozen.
 
     state: file that is written every save_every steps and when the generator is closed, and from
     which a training goes on; an interrupted training gives the same heads, bit for bit on a CPU.
     Several processes give the heads of a single one that does not cache hidden states. cached: the
-    examples' inputs, where the caller has run the backbone already. Raises UsageError without
+    examples' inputs, where the caller has run the backbone already. short: the vocabulary of the
+    loss; evaluations are over all tokens. Raises UsageError without
     examples, MedusaChatError naming the example when a loss is not finite.
     """
     if not examples:
@@ -73,6 +84,10 @@ def train_heads(
     optimizers = optimizers_of(heads, recipe)
     start = int(restore_state(state, heads, optimizers, recipe).get("step", 0))
     batches = _batches(model, lm_head, heads, examples, recipe, start, group, cached)
+    learnt_by = lm_head
+    if short is not None:
+        learnt_by, vocabulary = short.lm_head, short
+        batches = ((step, vocabulary.inputs(inputs)) for step, inputs in batches)
 
     def save(done: int) -> None:
         if state is not None and group.is_first:
@@ -80,8 +95,8 @@ def train_heads(
 
     steps = run_steps(
         batches,
-        lambda step, inputs: _loss(lm_head, heads, inputs, recipe, group),
-        lambda step, inputs: _faulty(lm_head, heads, inputs, recipe),
+        lambda step, inputs: _loss(learnt_by, heads, inputs, recipe, group),
+        lambda step, inputs: _faulty(learnt_by, heads, inputs, recipe),
         *(list(heads.parameters()), optimizers, recipe, save, group),
     )
     evaluation = partial(evaluate, model, lm_head, heads, held_out, recipe) if held_out else None
@@ -135,7 +150,7 @@ def _loss(
     group: ProcessGroup = ALONE,
 ) -> HeadLosses:
     labels = group.sum((inputs.targets != IGNORED).sum(0))
-    tensors = inputs.hidden, inputs.targets
+    tensors = inputs.hidden, inputs.roots, inputs.targets
     settings = recipe.decay, recipe.rows_at_once
     return medusa_loss(heads, lm_head, *tensors, *settings, labels, inputs.soft)
 

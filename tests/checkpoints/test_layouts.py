@@ -103,6 +103,29 @@ def test_a_shortened_vocabulary_proposes_only_its_tokens(backbone, tmp_path):
     assert all(token % 2 == 0 for step in draft for token in step[1:])
 
 
+def with_roots(heads=3):
+    torch.manual_seed(4)
+    roots = {f"{h}.root.weight": torch.randn(32, 32) * 0.3 for h in range(heads)}
+    return with_bias(layered()) | roots
+
+
+def test_heads_that_read_the_root_load_and_keep_the_text(backbone, plain, tmp_path):
+    folder = heads_folder(tmp_path / "root", base_model_name_or_path=str(backbone))
+    save_file(with_roots(), folder / "medusa_lm_head.safetensors")
+    heads = survey(LocalFolder(folder)).heads
+    assert heads.layout == "B" and heads.root and heads.parameters == 3 * 32 * (2 * 32 + 1)
+    assert heads.first(2).parameters == 2 * 32 * (2 * 32 + 1)
+    tokens, draft = drafts(loaded(folder))
+    assert tokens == plain[0] and draft != plain[1]
+
+
+def test_heads_of_which_one_lacks_the_root_are_refused(backbone, tmp_path):
+    folder = heads_folder(tmp_path / "root", base_model_name_or_path=str(backbone))
+    save_file(with_roots(2), folder / "medusa_lm_head.safetensors")
+    with pytest.raises(ModelError, match="2 of 3 heads read the root"):
+        survey(LocalFolder(folder))
+
+
 def test_padded_rows_are_cut_and_said(backbone, tmp_path):
     model = loaded(written("E padded", backbone, tmp_path))
     assert any("64 padded rows" in note for note in model.info.notes)

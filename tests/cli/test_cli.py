@@ -466,6 +466,7 @@ def test_every_option_of_a_recipe_reaches_the_recipe(
     monkeypatch.setattr(train, "run_training", lambda request, as_json: asked.append(request))
     changes = {
         **{"method": "medusa-2", "heads": 4, "head_layers": 2, "own_lm_head": True},
+        **{"root": True},
         **{"distill": True, "self_talk": 2, "soft_targets": 0, "epochs": 3, "max_steps": 7},
         **{"batch_tokens": 99, "learning_rate": 0.5, "head_learning_rate_multiplier": 2.0},
         **{"lambda0": 0.3, "lambda0_schedule": "sine", "decay": 0.7, "warmup_steps": 5},

@@ -27,6 +27,8 @@ from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.shortlist import shortlist
 from medusa_chat.trees.calibration import Calibration
 
+ROOTS = torch.tensor([5])
+
 
 def drafted(engine, tree, **settings):
     """The tokens of every step's draft but its root."""
@@ -103,17 +105,17 @@ def test_lm_heads_of_their_own_read_its_rows_alone(one_lm, mapped):
     wanted = tokens(engine)
     engine.heads = own = with_own_heads(engine, one_lm, mapped)
     hidden = torch.randn(1, own.bias.shape[-1])
-    before, size = own(hidden, engine.backbone.lm_head)[:, 0], own.lm_weight.numel()
+    before, size = own(hidden, ROOTS, engine.backbone.lm_head)[:, 0], own.lm_weight.numel()
     assert own.shorten(LISTED, engine.backbone.lm_head) and own.short is None
     assert own.lm_weight.numel() == size
     listed = set(LISTED) if not mapped else set(LISTED) & set(own.token_map.tolist())
-    logits, names = own.draft_logits(hidden, engine.backbone.lm_head, 2, 3)
+    logits, names = own.draft_logits(hidden, ROOTS, engine.backbone.lm_head, 2, 3)
     assert set(names.tolist()) == listed and logits.shape == (2, len(listed))
     assert torch.allclose(logits, before[:2, names], atol=1e-5)
-    assert torch.allclose(own(hidden, engine.backbone.lm_head)[:, 0], before, atol=1e-5)
+    assert torch.allclose(own(hidden, ROOTS, engine.backbone.lm_head)[:, 0], before, atol=1e-5)
     again = heads_of(tensors_of(own)).to(own.bias)
     again.vocabulary = VOCABULARY
-    assert torch.allclose(again(hidden, engine.backbone.lm_head)[:, 0], before, atol=1e-5)
+    assert torch.allclose(again(hidden, ROOTS, engine.backbone.lm_head)[:, 0], before, atol=1e-5)
     found = drafted(engine, tree)
     assert found and {token for ids, _ in found for token in ids} <= listed
     drafter = engine.drafter(GenerationSettings(drafter="medusa", nodes=len(tree), seed=0), tree)
@@ -126,9 +128,9 @@ def test_a_token_map_is_drafted_from_as_it_is():
         with_own_heads(engine, mapped=True),
         torch.randn(1, engine.backbone.config.hidden_size),
     )
-    logits, names = own.draft_logits(hidden, engine.backbone.lm_head, 4, 3)
+    logits, names = own.draft_logits(hidden, ROOTS, engine.backbone.lm_head, 4, 3)
     assert names is own.token_map and logits.shape == (4, 30)
-    whole, none = own.draft_logits(hidden, engine.backbone.lm_head, 4, 31)
+    whole, none = own.draft_logits(hidden, ROOTS, engine.backbone.lm_head, 4, 31)
     assert none is None and torch.allclose(whole[:, names], logits, atol=1e-5)
 
 
@@ -137,7 +139,7 @@ def test_a_quantised_lm_head_and_tokens_that_no_head_has_are_left_alone():
     own = with_own_heads(engine, mapped=True)
     missing = sorted(set(range(VOCABULARY)) - set(own.token_map.tolist()))
     assert not own.shorten(missing, engine.backbone.lm_head)
-    logits, names = own.draft_logits(torch.randn(1, own.bias.shape[-1]), None, 4, 3)
+    logits, names = own.draft_logits(torch.randn(1, own.bias.shape[-1]), ROOTS, None, 4, 3)
     assert len(names) == 30 and logits.shape == (4, 30)
     engine.backbone.lm_head.linear.weight = torch.nn.Parameter(
         torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False

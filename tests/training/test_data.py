@@ -188,9 +188,9 @@ def test_packed_examples_see_and_predict_nothing_of_each_other(tmp_path: Path) -
     assert len(rows) < len(examples)
     for implementation in ("eager", "sdpa"):
         model.set_attn_implementation(implementation)
-        hidden, targets, owners = hidden_and_targets(model, batch, 3)
+        hidden, _, targets, owners = hidden_and_targets(model, batch, 3)
         for number, example in enumerate(batch.examples):
-            alone, wanted, _ = hidden_and_targets(model, collate([example]), 3)
+            alone, _, wanted, _ = hidden_and_targets(model, collate([example]), 3)
             mine = owners == number
             torch.testing.assert_close(hidden[mine], alone, atol=1e-5, rtol=1e-4)
             assert torch.equal(targets[mine], wanted)

@@ -60,8 +60,8 @@ def test_joint_loss_is_the_backbones_and_the_weighted_heads(folder: Path) -> Non
     logits = model(input_ids=batch.ids).logits.flatten(0, 1)
     wanted = next_tokens(batch).flatten()
     lm = torch.nn.functional.cross_entropy(logits, wanted, ignore_index=IGNORED)
-    hidden, targets, _ = hidden_and_targets(model, batch, 2)
-    medusa = medusa_loss(heads, model.lm_head, hidden, targets).total
+    hidden, roots, targets, _ = hidden_and_targets(model, batch, 2)
+    medusa = medusa_loss(heads, model.lm_head, hidden, roots, targets).total
     wrapped, _ = add_adapter(model, RECIPE)
     found = joint_loss(wrapped, heads, [[e] for e in examples(3)], RECIPE, 0.2)
     torch.testing.assert_close(found.total, lm + 0.2 * medusa)
@@ -81,7 +81,8 @@ def test_gradients_of_the_joint_loss_are_those_of_its_formula(folder: Path) -> N
     loss = functools.partial(torch.nn.functional.cross_entropy, ignore_index=IGNORED)
     direct = loss(base.lm_head(hidden).flatten(0, 1), next_tokens(batch).flatten())
     targets = head_targets(batch.ids, batch.is_label, 2)
-    for k, logits in enumerate(heads(hidden.flatten(0, 1), base.lm_head)):
+    roots = batch.ids.roll(-1, 1).flatten()
+    for k, logits in enumerate(heads(hidden.flatten(0, 1), roots, base.lm_head)):
         direct = direct + 0.2 * 0.8 ** (k + 1) * loss(logits, targets.flatten(0, 1)[:, k])
     expected = torch.autograd.grad(direct, learning)
     found = joint_loss(wrapped, heads, [[e] for e in examples(3)], RECIPE, 0.2)

@@ -44,7 +44,9 @@ def random_heads(model):
 
 def test_they_are_what_the_backbone_says_before_the_token_of_each_head(model, examples):
     batch = collate(examples[:1])
-    hidden, targets, _, soft = hidden_and_soft_targets(model, batch, HEADS, model.lm_head, COUNT)
+    hidden, roots, targets, _, soft = hidden_and_soft_targets(
+        model, batch, HEADS, model.lm_head, COUNT
+    )
     with torch.no_grad():
         shares = model(batch.ids).logits[0].softmax(-1)
     first = 3  # the first place that any head is asked at: the last token of the prompt
@@ -60,12 +62,12 @@ def test_they_are_what_the_backbone_says_before_the_token_of_each_head(model, ex
 
 def test_certain_ones_are_the_hard_loss(model, examples):
     heads = random_heads(model)
-    hidden, targets, _, _ = hidden_and_soft_targets(
+    hidden, roots, targets, _, _ = hidden_and_soft_targets(
         model, collate(examples), HEADS, model.lm_head, 1
     )
     sure = SoftTargets(targets.clamp(min=0).int().unsqueeze(-1), torch.ones(*targets.shape, 1))
-    hard = medusa_loss(heads, model.lm_head, hidden, targets, rows_at_once=7)
-    soft = medusa_loss(heads, model.lm_head, hidden, targets, rows_at_once=7, soft=sure)
+    hard = medusa_loss(heads, model.lm_head, hidden, roots, targets, rows_at_once=7)
+    soft = medusa_loss(heads, model.lm_head, hidden, roots, targets, rows_at_once=7, soft=sure)
     assert torch.allclose(hard.losses, soft.losses) and torch.equal(hard.hits, soft.hits)
     assert torch.allclose(hard.total, soft.total)
 

@@ -146,10 +146,10 @@ def test_batches_hold_every_example_once_within_the_budget():
 
 def test_padding_changes_no_hidden_state_and_is_no_label():
     model, examples = make_model(), make_examples(6)
-    together, wanted, _ = hidden_and_targets(model, collate(examples), 3)
+    together, _, wanted, _ = hidden_and_targets(model, collate(examples), 3)
     alone = [hidden_and_targets(model, collate([example]), 3) for example in examples]
     torch.testing.assert_close(together, torch.cat([hidden for hidden, *_ in alone]))
-    assert torch.equal(wanted, torch.cat([targets for _, targets, _ in alone]))
+    assert torch.equal(wanted, torch.cat([targets for _, _, targets, _ in alone]))
 
 
 # ------------------------------------------------------------------------------------ loss
@@ -182,15 +182,15 @@ def test_untrained_head_says_what_the_lm_head_says(own):
     model = make_model()
     heads = new_heads(model.lm_head, 3, own_lm_head=own)
     hidden = torch.randn(7, 32)
-    logits = heads(hidden, model.lm_head)
+    logits = heads(hidden, torch.arange(7), model.lm_head)
     torch.testing.assert_close(logits, model.lm_head(hidden).expand(3, -1, -1))
 
 
 def test_loss_is_the_weighted_sum_however_it_is_chunked():
     model, heads = make_model(), MedusaHeads(3, 32)
     torch.nn.init.normal_(heads.weight, std=0.1)
-    hidden, targets, _ = hidden_and_targets(model, collate(make_examples()), 3)
-    logits = heads(hidden, model.lm_head)
+    hidden, roots, targets, _ = hidden_and_targets(model, collate(make_examples()), 3)
+    logits = heads(hidden, roots, model.lm_head)
     direct = sum(
         0.8 ** (k + 1)
         * torch.nn.functional.cross_entropy(logits[k], targets[:, k], ignore_index=IGNORED)
@@ -198,7 +198,7 @@ def test_loss_is_the_weighted_sum_however_it_is_chunked():
     )
     gradient = torch.autograd.grad(direct, heads.weight)[0]
     for rows in (16, 50, 1000):
-        result = medusa_loss(heads, model.lm_head, hidden, targets, rows_at_once=rows)
+        result = medusa_loss(heads, model.lm_head, hidden, roots, targets, rows_at_once=rows)
         torch.testing.assert_close(result.total, direct)
         torch.testing.assert_close(
             torch.autograd.grad(result.total, heads.weight)[0], gradient, atol=1e-6, rtol=1e-4
@@ -211,11 +211,11 @@ def test_gradients_reach_all_that_learns():
     torch.nn.init.normal_(heads.lm_weight, std=0.3)
     shared = MedusaHeads(3, 32)
     torch.nn.init.normal_(shared.weight, std=0.1)
-    found, targets, _ = hidden_and_targets(model, collate(make_examples()), 3)
+    found, roots, targets, _ = hidden_and_targets(model, collate(make_examples()), 3)
     hidden = found.clone().requires_grad_()
     for some in (heads, shared):
         learning = [hidden, *some.parameters(), model.lm_head.weight]
-        logits = some(hidden, model.lm_head)
+        logits = some(hidden, roots, model.lm_head)
         direct = sum(
             0.8 ** (k + 1)
             * torch.nn.functional.cross_entropy(logits[k], targets[:, k], ignore_index=IGNORED)
@@ -223,7 +223,7 @@ def test_gradients_reach_all_that_learns():
         )
         expected = torch.autograd.grad(direct, learning, allow_unused=True)
         result = medusa_loss(
-            *(some, model.lm_head, hidden, targets, 0.8, 7), trainable=[model.lm_head.weight]
+            *(some, model.lm_head, hidden, roots, targets, 0.8, 7), trainable=[model.lm_head.weight]
         )
         got = torch.autograd.grad(3 * result.total, learning, allow_unused=True)
         assert [g is None for g in got] == [g is None for g in expected]
@@ -231,7 +231,7 @@ def test_gradients_reach_all_that_learns():
             if ours is not None:
                 torch.testing.assert_close(ours, 3 * theirs, atol=1e-6, rtol=1e-4)
     with torch.no_grad():
-        assert not medusa_loss(shared, model.lm_head, hidden, targets).total.requires_grad
+        assert not medusa_loss(shared, model.lm_head, hidden, roots, targets).total.requires_grad
 
 
 def test_a_loss_beyond_what_a_probability_can_hold_is_torchs():
@@ -279,11 +279,28 @@ def test_planted_pattern_is_learnt_by_the_right_head_only(head):
     assert all(share < 0.5 for k, share in enumerate(right) if k != head)
 
 
+def test_heads_that_read_the_root_learn_what_follows_from_it_alone():
+    model = make_model()
+    with torch.no_grad():  # the hidden state at t tells of the token at t, and of nothing else
+        model.model.layers[0].self_attn.o_proj.weight.zero_()
+        model.model.layers[0].mlp.down_proj.weight.zero_()
+    examples = planted(1)  # what is at t + 2 repeats the root, which is at t + 1
+    recipe = HeadRecipe(steps=150, batch_labels=256, learning_rate=6e-2, warmup_steps=2)
+    batch, embedding, right = collate(examples), model.get_input_embeddings(), []
+    for reads in (None, embedding):
+        heads = new_heads(model.lm_head, 1, embedding=reads)
+        list(train_heads(model, model.lm_head, heads, examples, recipe))
+        right.append(pattern_hits(model, heads, batch, 1, 0))
+    assert right[0] < 0.5 and right[1] > 0.9
+
+
 def pattern_hits(model, heads, batch, distance: int, head: int) -> float:
     """Share of the planted tokens that the head foresees, each from k + 2 places before it."""
     with torch.no_grad():
         hidden = model.get_decoder()(input_ids=batch.ids).last_hidden_state
-        best = heads(hidden.flatten(0, 1), model.lm_head)[head].argmax(-1).view(batch.ids.shape)
+        roots = batch.ids.roll(-1, 1).flatten()
+        best = heads(hidden.flatten(0, 1), roots, model.lm_head)[head]
+        best = best.argmax(-1).view(batch.ids.shape)
     places = [p for p in range(distance, 24) if p % (2 * distance) >= distance and p >= head + 2]
     hits = [best[:, p - head - 2] == batch.ids[:, p] for p in places]
     return torch.stack(hits).float().mean().item()
@@ -509,7 +526,7 @@ def test_rank_accuracies_equal_a_count_by_hand():
         ids = torch.tensor([example.ids])
         with torch.no_grad():
             hidden = model.get_decoder()(input_ids=ids).last_hidden_state[0]
-            order = heads(hidden, model.lm_head).argsort(-1, descending=True)
+            order = heads(hidden, ids[0].roll(-1), model.lm_head).argsort(-1, descending=True)
         for k in range(3):
             for t in range(2, len(example.ids) - k - 2):
                 asked[k] += 1

@@ -114,7 +114,9 @@ def _shipped(context: BenchContext, model: Any, tests: Sequence[Example]) -> Ite
     loaded = context.loaded.engine.heads
     assert loaded is not None
     tensors = {name: tensor.float() for name, tensor in tensors_of(loaded).items()}
-    ranks = ranks_of(model, heads_of(tensors).to(model.device), tests)
+    heads = heads_of(tensors).to(model.device)
+    heads.read_roots(model.get_input_embeddings())
+    ranks = ranks_of(model, heads, tests)
     values = [held_out_tokens_per_step(ranks, len(loaded))]
     note = f"as the checkpoint has them; {NODES} nodes, {len(tests)} answers"
     name = f"the checkpoint's own {len(loaded)} heads"

@@ -25,7 +25,8 @@ class HeadsFile:
     """The heads of a checkpoint, before any value of theirs is read.
 
     is_whole: they lie in the weights of their own backbone, which differs from the one it was
-    made of. tensors: canonical name (names.py) -> (file, name in it). lm: "own" one for each,
+    made of. root: the heads read the root, the token that is certain when they draft.
+    tensors: canonical name (names.py) -> (file, name in it). lm: "own" one for each,
     "one" for all together, "shared" the backbone's. vocabulary: rows of the own LM heads, else
     None; with is_truncated they are some tokens of a larger vocabulary, named by a token map.
     bytes: on disk. base: the backbone that the config names. disagreements: a sentence for each
@@ -40,6 +41,7 @@ class HeadsFile:
     layers: int
     bias: bool
     lm: Literal["own", "one", "shared"]
+    root: bool
     dtype: str
     hidden: int
     vocabulary: int | None
@@ -60,7 +62,7 @@ class HeadsFile:
         if heads >= self.heads:
             return self
         kept = {n: place for n, place in self.tensors.items() if head_of(n) < heads}
-        share = self.hidden * self.layers * (self.hidden + self.bias)
+        share = self.hidden * (self.layers * (self.hidden + self.bias) + self.hidden * self.root)
         share += self.hidden * (self.vocabulary or 0) if self.lm == "own" else 0
         less = share * (self.heads - heads)
         size = self.bytes // self.parameters

@@ -1,7 +1,8 @@
 """Which tensor of a file is which part of the Medusa heads, told by its name and shape.
 
 Every tool wrote its own names. They are mapped to the reference's: `{head}.{layer}.linear.weight`
-and `.bias`, `{head}.{layers}.weight` for a head's own LM head; and to two of vLLM's:
+and `.bias`, `{head}.{layers}.weight` for a head's own LM head; to our own `{head}.root.weight` for
+heads that read the root; and to two of vLLM's:
 `lm_head.weight` for one LM head of all heads, `token_map` for a shortened vocabulary.
 """
 
@@ -24,6 +25,7 @@ PATTERNS = tuple(
         ("medusa", "bias", r"#\.#\.linear\.bias"),
         ("medusa", "plain", r"#\.#\.weight"),  # a layer or an LM head: the shape tells
         ("medusa", "bias", r"#\.#\.bias"),
+        ("medusa", "root", r"#\.root\.weight"),  # ours
         ("tensorrt", "weight", r"#\.medusa_layers\.#\.linear\.weight"),
         ("tensorrt", "bias", r"#\.medusa_layers\.#\.linear\.bias"),
         ("tensorrt", "lm", r"#\.lm_head\.weight"),
@@ -112,6 +114,8 @@ def _unknown(name: str, where: str) -> str:
 
 def _canonical(part: Part, shape: tuple[int, ...]) -> str:
     """Own LM heads are "{head}.lm" here: how many layers stand before them is known later."""
+    if part.kind == "root":
+        return f"{part.head}.root.weight"
     if part.kind in ("weight", "bias"):
         return f"{part.head}.{part.layer}.linear.{part.kind}"
     if part.kind == "plain":

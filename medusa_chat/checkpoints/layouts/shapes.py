@@ -37,6 +37,7 @@ def read_heads(files: Mapping[str, Mapping[str, Entry]], where: str, whole: bool
         heads=heads,
         layers=layers,
         bias=any(name.endswith(".bias") for name in entries),
+        root="0.root.weight" in entries,
         lm="own" if own else "one" if ONE_LM_HEAD in entries else "shared",
         dtype="+".join(dtypes),
         hidden=hidden,
@@ -112,6 +113,11 @@ def _measure(
     entries: Mapping[str, Entry], names: Mapping[str, str], heads: int, layers: int, where: str
 ) -> tuple[int, int | None]:
     """Hidden size and rows of the LM heads; every tensor has the shape that they ask for."""
+    roots = [name for name in entries if name.endswith(".root.weight")]
+    if roots and len(roots) != heads:
+        raise ModelError(
+            f"{where} is incomplete: {len(roots)} of {heads} heads read the root; fetch it again"
+        )
     first = entries.get("0.0.linear.weight") or entries.get("0.0.weight")
     lm_heads = [n for n in (f"{h}.{layers}.weight" for h in range(heads)) if n in entries]
     lm = entries.get(lm_heads[0] if lm_heads else ONE_LM_HEAD)
@@ -139,7 +145,7 @@ def _measure(
 
 
 def _shape(name: str, hidden: int, rows: int | None) -> tuple[int | None, ...]:
-    if name.endswith(".linear.weight"):
+    if name.endswith((".linear.weight", ".root.weight")):
         return (hidden, hidden)
     if name.endswith(".linear.bias"):
         return (hidden,)

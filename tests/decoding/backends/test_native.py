@@ -208,19 +208,25 @@ def test_what_is_no_text_behind_the_cache_is_the_twins(library):
 
 @pytest.mark.parametrize("size", [32, 40])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 0.2)])
+@pytest.mark.parametrize("has_root", [False, True])
 @pytest.mark.parametrize("layers", [0, 1, 3])
-def test_heads_give_what_torch_gives(library, layers, dtype, limit, size):
+def test_heads_give_what_torch_gives(library, layers, has_root, dtype, limit, size):
     torch.manual_seed(5)
-    heads = MedusaHeads(4, size, layers, dtype=dtype).requires_grad_(False)
+    heads = MedusaHeads(4, size, layers, dtype=dtype, has_root=has_root).requires_grad_(False)
+    if has_root:
+        torch.nn.init.normal_(heads.root_weight, std=0.3)
+    embedding, roots = torch.nn.Embedding(9, size, dtype=dtype), torch.tensor([4])
+    heads.read_roots(embedding.requires_grad_(False))
     torch.nn.init.normal_(heads.weight, std=0.3)
     torch.nn.init.normal_(heads.bias)
     team = native.NativeThreads(library, 2)
     twin = NativeHeads(heads, team)
     hidden = torch.randn(1, size)
+    root = heads.embed(roots) if has_root else None
     for count in (1, 4):
         assert torch.allclose(
-            twin.hidden_states(hidden, count),
-            heads.hidden_states(hidden, count).float(),
+            twin.hidden_states(hidden, root, count),
+            heads.hidden_states(hidden, roots, count).float(),
             atol=limit,
         )
     logits = torch.randn(4, 1003)

@@ -9,41 +9,62 @@
 
 #define MOST_HIDDEN 16384
 
+/* Outputs from panel `at` to `end` of the product of x with matrix `number` of `panels`. */
+static void multiply_panels(const HeadStates *h, const void *panels, ptrdiff_t number,
+                            const float *x, const float *bias, float *wide, int at, int end) {
+    const int size = (int)h->size, half = (int)h->is_half;
+    const ptrdiff_t whole = (ptrdiff_t)PANEL * ((size + PANEL - 1) / PANEL) * size;
+    const ptrdiff_t bytes = (ptrdiff_t)(half ? sizeof(uint16_t) : sizeof(float));
+    const Product p = {x, (const char *)panels + number * whole * bytes, bias, wide, 1, size, size,
+                       0, half};
+    const Product q = ready(&p);
+    multiply(&q, at, end);
+}
+
+/* Outputs from panel `at` to `end` of one head's first input: y = hidden + R root. */
+static void add_root(const HeadStates *h, int head, float *y, int at, int end) {
+    const int last = least(PANEL * end, (int)h->size);
+    float wide[MOST_HIDDEN];
+    multiply_panels(h, h->root_panels, head, h->root, NULL, wide, at, end);
+    for (int d = PANEL * at; d < last; d += LANES)
+        store(y + d, load(h->hidden + d) + load(wide + d));
+}
+
 /* Outputs from panel `at` to `end` of one head's layer: y = x + silu(W x + b). */
 static void add_layer(const HeadStates *h, int layer, int head, const float *x, float *y, int at,
                       int end) {
-    const int size = (int)h->size, half = (int)h->is_half, last = least(PANEL * end, size);
+    const int size = (int)h->size, last = least(PANEL * end, size);
     const ptrdiff_t number = (ptrdiff_t)layer * h->heads + head;
-    const ptrdiff_t whole = (ptrdiff_t)PANEL * ((size + PANEL - 1) / PANEL) * size;
-    const char *panels = (const char *)h->panels;
-    panels += number * whole * (ptrdiff_t)(half ? sizeof(uint16_t) : sizeof(float));
     float wide[MOST_HIDDEN];
-    const Product p = {x, panels, h->bias + number * size, wide, 1, size, size, 0, half};
-    const Product q = ready(&p);
-    multiply(&q, at, end);
+    multiply_panels(h, h->panels, number, x, h->bias + number * size, wide, at, end);
     for (int d = PANEL * at; d < last; d += LANES) {
         const vec z = load(wide + d);
         store(y + d, load(x + d) + z / (1.0f + exponential(-z)));
     }
 }
 
-/* Every part has its panels of all heads, layer by layer. */
+/* Every part has its panels of all heads, stage by stage: the root's, where it is read, and the
+   layers. */
 static void add_layers(const void *what, int part, int parts) {
     const HeadStates *h = what;
-    const int size = (int)h->size, panels = (size + PANEL - 1) / PANEL, layers = (int)h->layers;
+    const int size = (int)h->size, panels = (size + PANEL - 1) / PANEL;
+    const int reads = h->root_panels != NULL, stages = (int)h->layers + reads;
     const int used = (int)h->used, count = used * panels;
     const int mine = first(count, part, parts), end = first(count, part + 1, parts);
     float *const states[2] = {h->states, h->states + (ptrdiff_t)used * size};
-    for (int k = 0; !layers && part == 0 && k < used; k++)
+    for (int k = 0; !stages && part == 0 && k < used; k++)
         memcpy(h->states + (ptrdiff_t)k * size, h->hidden, sizeof(float) * (size_t)size);
-    for (int l = 0; l < layers; l++) {
-        const int target = (layers - 1 - l) % 2; /* the last layer's are the states */
-        if (l) meet(part, parts);
+    for (int s = 0; s < stages; s++) {
+        const int target = (stages - 1 - s) % 2; /* the last one's are the states */
+        if (s) meet(part, parts);
         for (int k = 0; k < used; k++) {
             const int base = k * panels, at = mine > base ? mine - base : 0;
             const int stop = least(end - base, panels);
-            const float *x = l ? states[!target] + (ptrdiff_t)k * size : h->hidden;
-            if (at < stop) add_layer(h, l, k, x, states[target] + (ptrdiff_t)k * size, at, stop);
+            const float *x = s ? states[!target] + (ptrdiff_t)k * size : h->hidden;
+            float *y = states[target] + (ptrdiff_t)k * size;
+            if (at >= stop) continue;
+            if (s < reads) add_root(h, k, y, at, stop);
+            else add_layer(h, s - reads, k, x, y, at, stop);
         }
     }
 }

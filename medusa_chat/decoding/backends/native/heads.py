@@ -23,15 +23,23 @@ class NativeHeads(nn.Module):
         self.panels: Tensor
         self.register_buffer("panels", whole, persistent=False)
         self._bias = heads.bias.detach().float().contiguous()
+        roots = () if heads.root_weight is None else heads.root_weight
+        packed = [team.panels(w) for w in roots]
+        self.root_panels: Tensor
+        self.register_buffer("root_panels", torch.stack(packed) if packed else None, False)
         self._job = HeadStates(whole.data_ptr(), self._bias.data_ptr())
+        if packed:
+            self._job.root_panels = self.root_panels.data_ptr()
         self._job.is_half = whole.dtype == torch.bfloat16
         self._job.layers, self._job.heads, self._job.size = layers, count, self._size
         if heads.short is not None:
             heads.short = NativeLinear(heads.short, team)
 
-    def hidden_states(self, hidden: Tensor, heads: int) -> Tensor:
-        """[1, d] -> float32 [heads, 1, d]."""
+    def hidden_states(self, hidden: Tensor, root: Tensor | None, heads: int) -> Tensor:
+        """hidden [1, d], root [1, d] -> float32 [heads, 1, d]."""
         x, job = hidden.float().contiguous(), self._job
+        e = x if root is None else root.float().contiguous()
+        job.root = e.data_ptr()
         out = torch.empty(2 * heads, 1, self._size)
         job.hidden, job.states, job.used = x.data_ptr(), out.data_ptr(), heads
         self._team.head_states(byref(job), self._team.threads)

@@ -84,4 +84,5 @@ class HeadStates(Structure):
     _fields_ = (
         *((n, c_void_p) for n in ("panels", "bias", "hidden", "states")),
         *((n, c_int64) for n in ("layers", "heads", "used", "size", "is_half")),
+        *((n, c_void_p) for n in ("root_panels", "root")),
     )

@@ -1,0 +1,54 @@
+"""ShortVocabulary: the heads' loss over the shortlist alone, the tokens that they may draft."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.logit_head import LogitHead
+from medusa_chat.training.hidden_states import HeadInputs
+from medusa_chat.training.loss import IGNORED, SoftTargets
+
+
+@dataclass(frozen=True)
+class ShortVocabulary:
+    """lm_head: hidden [n, d] -> logits [n, S] of the S tokens of the list. places int64 [V]: the
+    column of each token, IGNORED for a token outside.
+
+    A product with 49,152 rows of an LM head is most of a step of the heads' training; what is not
+    in the list is never drafted, so that nothing is lost by not learning it.
+    """
+
+    lm_head: LogitHead
+    places: Tensor
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], lm_head: LogitHead) -> "ShortVocabulary | None":
+        """The list as a vocabulary; None for an empty one, and for an LM head whose rows cannot be
+        taken (in 4 or 8 bits)."""
+        chosen = torch.tensor(tokens, dtype=torch.long)
+        short = lm_head.rows(chosen) if tokens else None
+        if short is None:
+            return None
+        weight: Tensor = lm_head.linear.weight
+        places = torch.full((weight.shape[0],), IGNORED, device=weight.device)
+        places[chosen] = torch.arange(len(tokens), device=weight.device)
+        return cls(short, places)
+
+    def inputs(self, inputs: HeadInputs) -> HeadInputs:
+        """The inputs with targets as columns; those outside of the list are IGNORED, and have a
+        probability of 0 among soft targets."""
+        targets = self._columns(inputs.targets)
+        if inputs.soft is None:
+            return replace(inputs, targets=targets)
+        columns = self._columns(inputs.soft.tokens.long())
+        shares = inputs.soft.probabilities.masked_fill(columns == IGNORED, 0.0)
+        shares = shares / shares.sum(-1, keepdim=True).clamp(min=1e-9)
+        soft = SoftTargets(columns.clamp(min=0).int(), shares)
+        return replace(inputs, targets=targets, soft=soft)
+
+    def _columns(self, tokens: Tensor) -> Tensor:
+        """tokens int64, IGNORED among them -> columns int64 of the same shape."""
+        found = self.places[tokens.clamp(min=0)]
+        return found.masked_fill(tokens == IGNORED, IGNORED)

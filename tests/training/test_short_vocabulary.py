@@ -1,0 +1,71 @@
+"""ShortVocabulary: heads that learn the tokens that they may draft, and no others."""
+
+import torch
+from support.training_models import random_llama
+
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.logit_head import LogitHead
+from medusa_chat.training.hidden_states import HeadInputs
+from medusa_chat.training.loss import IGNORED, SoftTargets, medusa_loss
+from medusa_chat.training.short_vocabulary import ShortVocabulary
+
+VOCABULARY, HEADS, ROWS, WIDTH = 24, 3, 50, 32
+
+
+def parts():
+    model = random_llama(VOCABULARY)
+    heads = MedusaHeads(HEADS, WIDTH)
+    torch.nn.init.normal_(heads.weight, std=0.1)
+    targets = torch.randint(0, VOCABULARY, (ROWS, HEADS))
+    targets[3, 1] = IGNORED
+    hidden, roots = torch.randn(ROWS, WIDTH), torch.randint(0, VOCABULARY, (ROWS,))
+    inputs = HeadInputs(hidden, roots, targets, torch.zeros(ROWS, dtype=torch.long), ("",))
+    return LogitHead(model.lm_head, model.config), heads, inputs
+
+
+def loss(lm_head, heads, inputs):
+    tensors = inputs.hidden, inputs.roots, inputs.targets
+    return medusa_loss(heads, lm_head, *tensors, soft=inputs.soft)
+
+
+def test_a_list_of_all_tokens_changes_nothing():
+    lm_head, heads, inputs = parts()
+    short = ShortVocabulary.of(range(VOCABULARY), lm_head)
+    found, wanted = loss(short.lm_head, heads, short.inputs(inputs)), loss(lm_head, heads, inputs)
+    torch.testing.assert_close(found.losses, wanted.losses)
+    assert torch.equal(found.hits, wanted.hits) and torch.equal(found.labels, wanted.labels)
+
+
+def test_the_loss_is_over_the_listed_tokens_alone():
+    lm_head, heads, inputs = parts()
+    listed = torch.tensor([1, 4, 5, 9, 20])
+    short = ShortVocabulary.of(listed.tolist(), lm_head)
+    found = loss(short.lm_head, heads, short.inputs(inputs))
+    logits = heads(inputs.hidden, inputs.roots, lm_head)[..., listed]
+    for head in range(HEADS):
+        is_listed = torch.isin(inputs.targets[:, head], listed)
+        places = torch.searchsorted(listed, inputs.targets[is_listed, head])
+        wanted = torch.nn.functional.cross_entropy(logits[head][is_listed], places)
+        torch.testing.assert_close(found.losses[head], wanted)
+        assert found.labels[head] == is_listed.sum()
+
+
+def test_soft_targets_outside_of_it_are_left_out():
+    lm_head, heads, inputs = parts()
+    tokens = torch.tensor([4, 7, 9]).expand(ROWS, HEADS, 3).int()
+    shares = torch.tensor([0.5, 0.3, 0.2]).expand(ROWS, HEADS, 3)
+    soft = HeadInputs(
+        *(inputs.hidden, inputs.roots, inputs.targets, inputs.owners, inputs.names),
+        SoftTargets(tokens, shares),
+    )
+    found = ShortVocabulary.of([4, 9], lm_head).inputs(soft).soft
+    assert found.tokens[0, 0, [0, 2]].tolist() == [0, 1]
+    torch.testing.assert_close(found.probabilities[0, 0], torch.tensor([5 / 7, 0.0, 2 / 7]))
+
+
+def test_none_for_no_list_and_for_rows_that_cannot_be_taken():
+    lm_head, _, _ = parts()
+    assert ShortVocabulary.of([], lm_head) is None
+    packed = torch.nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
+    lm_head.linear.weight = packed
+    assert ShortVocabulary.of([1, 2], lm_head) is None
