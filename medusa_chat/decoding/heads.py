@@ -16,7 +16,7 @@ class HeadsTwin(Protocol):
     """A faster implementation of MedusaHeads' methods of these names, for one position."""
 
     def hidden_states(self, hidden: Tensor, heads: int) -> Tensor:
-        """[1, d] -> [heads, 1, d]."""
+        """[1, d] -> [heads, 1, d], in the dtype of the heads."""
         ...
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

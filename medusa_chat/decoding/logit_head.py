@@ -25,7 +25,8 @@ class LogitHead:
         return self.finish(logits)
 
     def finish(self, logits: Tensor) -> Tensor:
-        """logits [m, V] of the linear -> [m, V], with the family's scale or cap applied."""
+        """logits [m, V] of the linear -> [m, V] in the same dtype, with the family's scale or cap
+        applied."""
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.cap is not None:
