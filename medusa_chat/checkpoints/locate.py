@@ -188,4 +188,6 @@ def _require_files(place: Path, weights: BackboneFiles) -> None:
             "fetch it again"
         )
     if not weights.has_tokenizer:
-        raise ModelError(f"{place / weights.folder} holds no tokenizer: it is incomplete")
+        raise ModelError(
+            f"{place / weights.folder} holds no tokenizer: it is incomplete, fetch it again"
+        )

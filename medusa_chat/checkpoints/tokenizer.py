@@ -14,7 +14,7 @@ TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_t
 def read_tokenizer(folder: Path) -> Any:
     """The fast tokenizer of a folder. Raises ModelError."""
     if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise ModelError(f"{folder} holds no tokenizer: it is incomplete")
+        raise ModelError(f"{folder} holds no tokenizer: it is incomplete, fetch it again")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True

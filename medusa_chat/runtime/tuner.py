@@ -95,7 +95,10 @@ def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> ModelInfo:
     if personal is not None:
         tree = Tree.from_choices(personal.choices)
         if not 1 <= tree.depth <= min(info.heads, len(personal.accuracies)):
-            raise UsageError(f"the tree is {tree.depth} deep: {info.name} has {info.heads} heads")
+            raise UsageError(
+                f"the tree is {tree.depth} deep and {info.name} has {info.heads} heads: give a "
+                "tree that is no deeper"
+            )
         calibration = Calibration(personal.accuracies, tree, is_personal=True)
     loaded.stored, loaded.calibration = stored, calibration
     _choose_tree(loaded)
