@@ -38,7 +38,7 @@ def keep(model: Any, found: Checkpoint, precision: str, dtype: str, size: int) -
 
 
 def kept() -> tuple[KeptCopy, ...]:
-    """Every one that is on this disk."""
+    """All quantised backbones that are kept on this disk."""
     return kept_copies.kept(KIND)
 
 

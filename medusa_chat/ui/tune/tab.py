@@ -200,7 +200,7 @@ ROOF_TITLE = (
 
 
 def _boxes() -> list[Any]:
-    """In the order of `FIRST`."""
+    """The roofline's components, in the order of `FIRST`."""
     gpu, shape, context, batch, nodes, whose = FIRST
     return [
         gr.Dropdown([g.name for g in GPUS], value=gpu, label="GPU", min_width=190),
