@@ -38,7 +38,7 @@ INTERESTING = (0, 1, 0x7F, 0x80, 0xFF, ord('"'), ord("{"), ord("["), ord("9"), o
 
 
 @dataclass
-class Tally:
+class FuzzCounts:
     """What became of the files."""
 
     files: int = 0
@@ -161,28 +161,28 @@ def injure(data, place, chance):
 
 def fuzz(count, seed, folder):
     """Mutate and try `count` files; all of them lie in `folder` in turn."""
-    chance, tally, canary = random.Random(seed), Tally(), folder / "canary"
+    chance, counts, canary = random.Random(seed), FuzzCounts(), folder / "canary"
     good = seeds(canary)
-    while tally.files < count:
+    while counts.files < count:
         passed = []
-        for _ in range(min(BATCH, count - tally.files)):
+        for _ in range(min(BATCH, count - counts.files)):
             ending, data = chance.choice(good)
-            file = folder / f"{tally.files % BATCH}{ending}"
+            file = folder / f"{counts.files % BATCH}{ending}"
             file.write_bytes(mutated(data, chance))
             source = LocalFolder(folder, "fuzz")  # a folder is listed once, and this one changes
-            try_header(source, file, tally, passed)
-            tally.files += 1
-        try_values(passed, tally)
+            try_header(source, file, counts, passed)
+            counts.files += 1
+        try_values(passed, counts)
         if canary.exists():
-            tally.failures.append("the canary was touched: code of a file ran")
+            counts.failures.append("the canary was touched: code of a file ran")
             break
         for file in folder.iterdir():
             file.unlink()
-        print(next(tally.lines()), file=sys.stderr, flush=True)
-    return tally
+        print(next(counts.lines()), file=sys.stderr, flush=True)
+    return counts
 
 
-def try_header(source, file, tally, passed):
+def try_header(source, file, counts, passed):
     """The first wall and the layout; what both take is kept for the second."""
     started = process_time()  # a busy machine is no fault of the file
     try:
@@ -190,16 +190,16 @@ def try_header(source, file, tally, passed):
         heads = read_heads({file.name: header}, f"fuzz/{file.name}", whole=False)
         passed.append((file, header, heads))
     except ModelError as error:
-        refuse(str(error), file, tally)
+        refuse(str(error), file, counts)
     except Exception as error:
-        fail(f"{type(error).__name__}: {error}", file, tally)
+        fail(f"{type(error).__name__}: {error}", file, counts)
     spent = process_time() - started
-    tally.slowest = max(tally.slowest, spent)
+    counts.slowest = max(counts.slowest, spent)
     if spent > SLOW:
-        fail(f"took {spent:.1f} s", file, tally)
+        fail(f"took {spent:.1f} s", file, counts)
 
 
-def try_values(passed, tally):
+def try_values(passed, counts):
     """The child for pickles, then what loading does with safetensors."""
     pickles = [(f, header, heads) for f, header, heads in passed if f.suffix == ".pt"]
     made = {f: f.with_suffix(".out.safetensors") for f, _, _ in pickles}
@@ -211,35 +211,35 @@ def try_values(passed, tally):
         if problem is None:
             passed.append((made[file], None, heads))
         elif "the process that read it" in problem:
-            fail(problem, file, tally)
+            fail(problem, file, counts)
         else:
-            refuse(problem, file, tally)
+            refuse(problem, file, counts)
     for file, _, heads in passed:
         if file.suffix == ".safetensors":
-            build(file, heads, tally)
+            build(file, heads, counts)
 
 
-def build(file, heads, tally):
+def build(file, heads, counts):
     """As loading does: the values, the module, what is finite."""
     try:
         with safe_open(file, framework="pt") as opened:
             tensors = {n: opened.get_tensor(inside) for n, (_, inside) in heads.tensors.items()}
         built = heads_of(tensors)
     except Exception as error:
-        fail(f"{type(error).__name__}: {error}", file, tally)
+        fail(f"{type(error).__name__}: {error}", file, counts)
         return
     if all(bool(torch.isfinite(p).all()) for p in built.parameters()):
-        tally.taken += 1
-        tally.kinds["taken"] += 1
+        counts.taken += 1
+        counts.kinds["taken"] += 1
     else:
-        refuse("holds NaN or infinity", file, tally)
+        refuse("holds NaN or infinity", file, counts)
 
 
-def refuse(line, file, tally):
-    tally.refused += 1
+def refuse(line, file, counts):
+    counts.refused += 1
     if "\n" in line or len(line) > 800:
-        fail(f"not one short line: {line[:200]!r}", file, tally)
-    tally.kinds[kind_of(line)] += 1
+        fail(f"not one short line: {line[:200]!r}", file, counts)
+    counts.kinds[kind_of(line)] += 1
 
 
 def kind_of(line):
@@ -263,9 +263,9 @@ KINDS = (
 )  # fmt: skip
 
 
-def fail(what, file, tally):
+def fail(what, file, counts):
     digest = hashlib.sha256(file.read_bytes() if file.exists() else b"").hexdigest()[:12]
-    tally.failures.append(f"{file.name} ({digest}): {what}")
+    counts.failures.append(f"{file.name} ({digest}): {what}")
 
 
 def main():
@@ -273,10 +273,10 @@ def main():
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     started = monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        tally = fuzz(count, seed, Path(folder))
-    print("\n".join(tally.lines()))
+        counts = fuzz(count, seed, Path(folder))
+    print("\n".join(counts.lines()))
     print(f"seed {seed}, {monotonic() - started:.0f} s")
-    return 1 if tally.failures else 0
+    return 1 if counts.failures else 0
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ UNBOUNDED = "chat templates have a limit of time alone: this system has none of 
 
 @cache
 def renderer() -> "TemplateRenderer":
-    """The one of this process."""
+    """The renderer of this process, made at the first call."""
     return TemplateRenderer()
 
 

@@ -23,7 +23,7 @@ def choose_device(name: str) -> torch.device:
             f"device is {name!r}, but torch finds no CUDA GPU: run medusa-chat doctor"
         )
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise DeviceError("device is 'mps', but this machine has none")
+        raise DeviceError("device is 'mps', but this machine has none: choose auto or cpu")
     try:
         return torch.device(name)
     except RuntimeError as error:

@@ -1,41 +1,48 @@
 """fetch(): a load's checkpoint and backbone, downloaded from the Hub where they are not here."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.locate import Checkpoint, SurveyedFolder
-from medusa_chat.checkpoints.places import folder_or_repo
+from medusa_chat.checkpoints.locate import Checkpoint, News, SurveyedFolder
+from medusa_chat.checkpoints.places import folder_or_repo, from_hub
 from medusa_chat.messages import LoadPhase, LoadRequest
 
-Downloads = Generator[tuple[LoadPhase, None], None, Checkpoint]
 
-
-def fetch(request: LoadRequest) -> Downloads:
+def fetch(request: LoadRequest) -> Generator[News, None, Checkpoint]:
     """Bring the checkpoint and its base into the cache and return where they lie: one "download"
     for each piece of news, none where all is here. Closing it ends the download within a second;
     what has come is kept.
 
     Raises HubError, and ModelError for a checkpoint that is broken or names no base.
     """
-    repo = folder_or_repo(request.checkpoint)
-    if isinstance(repo, str) and _must_download(repo, request):
-        yield from _pulled(hub.plan(repo, backbone=request.backbone))
-    surveyed = SurveyedFolder.of(request, offline=True)
-    base = surveyed.backbone
-    if isinstance(base, str) and _must_download(base, request):
-        part, _ = hub.plan_repo(base, role="backbone")
-        yield from _pulled(hub.DownloadPlan(base, (part,), None, hub.free_bytes()))
-    return surveyed.locate()
+    is_offline = request.offline or hub.is_offline()
+    with_base = partial(hub.plan, backbone=request.backbone)
+    place = yield from _brought(folder_or_repo(request.checkpoint), with_base, is_offline)
+    surveyed = SurveyedFolder.of(request, place)
+    return surveyed.locate((yield from _brought(surveyed.backbone, _backbone_plan, is_offline)))
 
 
-def _must_download(repo: str, request: LoadRequest) -> bool:
-    """Whether it is missing and may be downloaded; offline, what is missing is refused later."""
-    return not (request.offline or hub.is_offline() or hub.cached_folder(repo))
+def _brought(
+    place: Path | str, plan: Callable[[str], hub.DownloadPlan], is_offline: bool
+) -> Generator[News, None, Path]:
+    """A folder or a GGUF file as it is; the one of a Hub id, downloaded where it is missing."""
+    if isinstance(place, Path):
+        return place
+    if not is_offline and hub.cached_folder(place) is None:
+        yield from _pulled(plan(place))
+    return from_hub(place)
 
 
-def _pulled(plan: hub.DownloadPlan) -> Iterator[tuple[LoadPhase, None]]:
+def _backbone_plan(repo: str) -> hub.DownloadPlan:
+    part, _ = hub.plan_repo(repo, role="backbone")
+    return hub.DownloadPlan(repo, (part,), None, hub.free_bytes())
+
+
+def _pulled(plan: hub.DownloadPlan) -> Iterator[News]:
     """What is whole in the cache is used as it is: `models pull` brings what is newer."""
     parts = tuple(part for part in plan.parts if not hub.cached_folder(part.name))
     note = "; ".join(filter(None, (part.note for part in parts)))

@@ -19,7 +19,7 @@ from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.gguf_config import end_tokens
 from medusa_chat.checkpoints.layouts.gguf_header import GgufHeader
 from medusa_chat.checkpoints.layouts.source import LocalFolder
-from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.locate import Checkpoint, News
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadPhase
 from medusa_chat.units import gb
@@ -28,11 +28,9 @@ KIND = "gguf"
 FORMAT = 1
 BESIDE = 32 << 20  # bytes of the tokenizer and the config, at most
 TICK_SECONDS = 0.2
-News = tuple[LoadPhase, None]
-Conversion = Generator[News, None, Checkpoint]
 
 
-def converted(found: Checkpoint, precision: str) -> Conversion:
+def converted(found: Checkpoint, precision: str) -> Generator[News, None, Checkpoint]:
     """The checkpoint with its backbone as a folder: itself where it is none of a GGUF file, else
     what was converted now or before, one "convert" for each piece of news. precision: fp32, bf16
     and fp16 are kept as such, what is quantised then comes from bf16. Closing it leaves nothing

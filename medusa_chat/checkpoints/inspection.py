@@ -47,9 +47,9 @@ def inspect(
         return replace(report, problems=(str(error),))
     said = found.heads.disagreements if found.heads else ()
     report = replace(report, heads=found.heads, adapter=found.adapter, notes=(*found.notes, *said))
-    where = backbone or (name if found.backbone else found.base)
     if backbone and found.is_whole:
         return _with(report, f"{name} holds its own backbone: leave --backbone out")
+    where = backbone or (name if found.backbone else found.base)
     if where is None:
         return _with(report, _names_none(found))
     report = replace(report, backbone=where)
@@ -63,14 +63,24 @@ def inspect(
         return _with(report, str(error))
     if files is None:
         return _with(report, f"{where} holds no model: give another --backbone")
+    report = _with(report, *_refused(source, place, files, refuse_unlike))
+    here = isinstance(place, LocalFolder)
+    return _with_backbone(report, files, here, context, device, cpu)
+
+
+def _refused(
+    source: Source,
+    place: Source,
+    files: BackboneFiles,
+    refuse_unlike: Callable[[Path], None] | None,
+) -> Iterator[str]:
+    """Why a load would refuse the calibration beside the heads, or the backbone's tensors."""
     try:
         _refuse_calibration(source)
         if refuse_unlike is not None and (folder := _unsure(place, files)) is not None:
             refuse_unlike(folder)
     except ModelError as error:
-        report = _with(report, str(error))
-    here = isinstance(place, LocalFolder)
-    return _with_backbone(report, files, here, context, device, cpu)
+        yield str(error)
 
 
 def _unsure(place: Source, files: BackboneFiles) -> Path | None:

@@ -99,7 +99,7 @@ def _read(found: Checkpoint, config: Any, plan: DevicePlan) -> _ReadParts:
     """Heads, tokenizer and backbone, the adapter merged. Raises ModelError."""
     heads, padding = read_heads(found, config)
     tokenizer = read_tokenizer(found.backbone)
-    template = add_known_template(tokenizer, found)
+    template = add_known_template(tokenizer, found.template)
     template += missing_limits() if tokenizer.chat_template else []
     model, reading = weights.read_backbone(
         found, config, plan.precision, plan.device, plan.device_map

@@ -18,11 +18,12 @@ from medusa_chat.checkpoints.places import (
 )
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import split_name
-from medusa_chat.hub.catalog import model_preset
-from medusa_chat.messages import LoadRequest
+from medusa_chat.hub.catalog import KnownTemplate, known_template, model_preset
+from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.trees.calibration import CALIBRATION_FILE
 
 HEADS_FILE = "medusa_lm_head.safetensors"  # the name under which we write heads
+News = tuple[LoadPhase, None]  # what is told while a checkpoint is fetched or converted
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class Checkpoint:
     """Where the parts of a model lie; heads, adapter, calibration: None where there are none.
 
     folder: what the heads' and the adapter's files are named in. backbone: a folder with config,
-    tokenizer and the files of `weights`, or with a GGUF file that holds all of them. base: the Hub
-    id of the backbone, or the one that is named beside a local one. notes: a sentence for each
-    thing that was decided. repo: what the backbone was had by on the Hub, with its GGUF file where
+    tokenizer and the files of `weights`, or with a GGUF file that holds all of them. notes: a
+    sentence for each thing that was decided. template: ours for the checkpoint's id or its base's,
+    where we have one. repo: what the backbone was had by on the Hub, with its GGUF file where
     one was named. original: the GGUF file that the backbone was converted from.
     """
 
@@ -44,7 +45,7 @@ class Checkpoint:
     adapter: Path | None
     calibration: Path | None
     notes: tuple[str, ...] = ()
-    base: str | None = None
+    template: KnownTemplate | None = None
     repo: str | None = None
     original: Path | None = None
 
@@ -57,9 +58,11 @@ class Checkpoint:
 
     @classmethod
     def find(cls, request: LoadRequest) -> "Checkpoint":
-        """Find the parts on disk or in the Hub's cache; what is missing is downloaded unless the
-        request is offline. Raises ModelError, with what to do."""
-        return SurveyedFolder.of(request, request.offline).locate()
+        """Find the parts on disk or in the Hub's cache, without the network (fetch.py downloads
+        what is missing). Raises ModelError, with what to do."""
+        surveyed = SurveyedFolder.of(request, place_of(request.checkpoint))
+        where = surveyed.backbone
+        return surveyed.locate(where if isinstance(where, Path) else from_hub(where))
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,15 @@ class SurveyedFolder:
     backbone: Path | str
 
     @classmethod
-    def of(cls, request: LoadRequest, offline: bool) -> "SurveyedFolder":
+    def of(cls, request: LoadRequest, place: Path) -> "SurveyedFolder":
         """Survey the checkpoint that a request names. Raises ModelError, with what to do."""
-        place = place_of(request.checkpoint, offline)
         contents = survey(opened(place))
         return cls(request, place, contents, _backbone_place(request, place, contents))
 
-    def locate(self) -> Checkpoint:
-        """All parts, the backbone's folder surveyed where it is another one. Raises ModelError."""
+    def locate(self, place: Path) -> Checkpoint:
+        """All parts. place: of the backbone, which is surveyed where it is another folder. Raises
+        ModelError."""
         folder, contents, where = folder_of(self.place), self.contents, self.backbone
-        place = where if isinstance(where, Path) else from_hub(where, self.request.offline)
         is_own = place == self.place
         weights = contents.backbone if is_own else backbone_of(opened(place))
         place = folder_of(place)
@@ -96,6 +98,7 @@ class SurveyedFolder:
         if contents.heads is not None:
             notes += contents.heads.disagreements
         calibration = folder / CALIBRATION_FILE
+        base = where if isinstance(where, str) else _base(self.request, contents)
         return Checkpoint(
             name=self.request.checkpoint,
             folder=folder,
@@ -105,7 +108,7 @@ class SurveyedFolder:
             adapter=folder / adapter if adapter else None,
             calibration=calibration if calibration.is_file() else None,
             notes=tuple(notes),
-            base=where if isinstance(where, str) else _base(self.request, contents),
+            template=known_template(self.request.checkpoint, base),
             repo=_repo(where, self.request.checkpoint if is_own else ""),
         )
 
@@ -185,4 +188,6 @@ def _require_files(place: Path, weights: BackboneFiles) -> None:
             "fetch it again"
         )
     if not weights.has_tokenizer:
-        raise ModelError(f"{place / weights.folder} holds no tokenizer: it is incomplete")
+        raise ModelError(
+            f"{place / weights.folder} holds no tokenizer: it is incomplete, fetch it again"
+        )

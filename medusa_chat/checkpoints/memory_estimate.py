@@ -136,7 +136,9 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
 def _number(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
     value = next((config[k] for k in keys if config.get(k) is not None), default)
     if type(value) is not int or not 1 <= value <= 10_000_000:
-        raise ModelError(f"the backbone's config.json has no valid {keys[0]} ({str(value)[:40]})")
+        raise ModelError(
+            f"the backbone's config.json has no valid {keys[0]} ({str(value)[:40]}): fetch it again"
+        )
     return value
 
 

@@ -70,7 +70,8 @@ def problem_of(job: Mapping[str, Any]) -> str | None:
 
 
 def load(file: Path, expected: Mapping[str, Any], finite: bool) -> dict[str, Tensor]:
-    """The tensors of a file that torch.save wrote; they must be what its pickle was read to say.
+    """The tensors of a file that torch.save wrote, by name. expected: name -> [dtype, shape] as its
+    pickle was read to say; they must be that.
     Raises Refusal, and whatever torch raises."""
     tensors = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
     if not isinstance(tensors, dict) or set(tensors) != set(expected):
@@ -101,7 +102,8 @@ def _parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def write(tensors: Mapping[str, Tensor], target: Path) -> None:
-    """Write a safetensors file piece by piece, so that memory does not grow with it."""
+    """Write tensors [any shape], in their dtypes, as a safetensors file: piece by piece, so that
+    memory does not grow with it."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
@@ -118,7 +120,8 @@ def write(tensors: Mapping[str, Tensor], target: Path) -> None:
 
 
 def compare(tensors: Mapping[str, Tensor], target: Path) -> None:
-    """Read the written file again; every byte must be what was meant. Raises Refusal."""
+    """Read the written file again; names, shapes [...] and every byte must be those of `tensors`,
+    whatever their dtypes. Raises Refusal."""
     with safe_open(target, framework="pt") as file:
         if set(file.keys()) != set(tensors):
             raise Refusal("what was written of it reads otherwise: is the disk full or broken?")

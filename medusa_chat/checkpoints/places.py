@@ -13,7 +13,7 @@ from medusa_chat.paths import asset
 def open_here(name: str) -> LocalFolder:
     """The files of "demo", of a folder, of a Hub repo that is in the cache, or a GGUF file. Raises
     ModelError; the network is never used."""
-    place = place_of(name, offline=True)
+    place = place_of(name)
     return opened(place) if is_gguf_file(place) else LocalFolder(place, name)
 
 
@@ -54,10 +54,10 @@ def _no_such(name: str) -> str:
     )
 
 
-def place_of(name: str, offline: bool) -> Path:
-    """A folder, or a GGUF file."""
+def place_of(name: str) -> Path:
+    """A folder, or a GGUF file; of the Hub one that is in the cache. Raises ModelError."""
     place = folder_or_repo(name)
-    return place if isinstance(place, Path) else from_hub(place, offline)
+    return place if isinstance(place, Path) else from_hub(place)
 
 
 def opened(place: Path) -> LocalFolder:
@@ -86,7 +86,7 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def from_hub(name: str, offline: bool) -> Path:
-    """The Hub repo in the local cache, or its GGUF file; downloaded unless offline."""
-    folder, file = hub.resolve(name, offline), split_name(name)[1]
+def from_hub(name: str) -> Path:
+    """The Hub repo in the cache, or its GGUF file. Raises HubError where it is not there."""
+    folder, file = hub.resolve(name), split_name(name)[1]
     return folder / file if file else folder

@@ -4,6 +4,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.kept_copies import KeptCopy, Origin
 from medusa_chat.checkpoints.locate import Checkpoint
@@ -23,8 +25,6 @@ def find(found: Checkpoint, precision: str, dtype: str) -> Path | None:
 def keep(model: Any, found: Checkpoint, precision: str, dtype: str, size: int) -> str:
     """Save a quantised backbone of `size` bytes as it was loaded; a sentence that says so, or why
     it is not kept: a cache that cannot be written only costs time."""
-    from safetensors import SafetensorError
-
     folder = _folder(found, precision, dtype)
     origin = Origin(found.name, str(found.source.resolve()), precision)
     try:
@@ -38,7 +38,7 @@ def keep(model: Any, found: Checkpoint, precision: str, dtype: str, size: int) -
 
 
 def kept() -> tuple[KeptCopy, ...]:
-    """Every one that is on this disk."""
+    """All quantised backbones that are kept on this disk."""
     return kept_copies.kept(KIND)
 
 

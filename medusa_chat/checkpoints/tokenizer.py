@@ -5,9 +5,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.errors import ModelError, first_line
-from medusa_chat.hub.catalog import template_for
+from medusa_chat.hub.catalog import KnownTemplate
 
 TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
 
@@ -15,7 +14,7 @@ TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_t
 def read_tokenizer(folder: Path) -> Any:
     """The fast tokenizer of a folder. Raises ModelError."""
     if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise ModelError(f"{folder} holds no tokenizer: it is incomplete")
+        raise ModelError(f"{folder} holds no tokenizer: it is incomplete, fetch it again")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
@@ -28,14 +27,12 @@ def read_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def add_known_template(tokenizer: Any, found: Checkpoint) -> list[str]:
-    """Give a tokenizer without a chat template ours, where we know the checkpoint's id or its
-    base's; a sentence that says so."""
-    for name in filter(None, (found.name, found.base)):
-        if not tokenizer.chat_template and (text := template_for(name)):
-            tokenizer.chat_template = text
-            return [f"the checkpoint has no chat template: using the known one for {name}"]
-    return []
+def add_known_template(tokenizer: Any, known: KnownTemplate | None) -> list[str]:
+    """Give a tokenizer without a chat template ours; a sentence that says so."""
+    if tokenizer.chat_template or known is None:
+        return []
+    tokenizer.chat_template = known.text
+    return [f"the checkpoint has no chat template: using the known one for {known.repo}"]
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

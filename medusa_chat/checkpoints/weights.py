@@ -136,9 +136,10 @@ def _read(folder: Path, backbone: Path, **options: Any) -> Any:
         raise ModelError(f"the model in {backbone} cannot be read: {first_line(error)}") from error
     missing = sorted(report["missing_keys"])
     if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(
-            f"the weights in {backbone} lack {missing[0]} and {len(missing) - 1} more: the "
-            "folder is incomplete, fetch it again"
+            f"the weights in {backbone} lack {missing[0]}{more}: the folder is incomplete, "
+            "fetch it again"
         )
     hold(model)
     return model

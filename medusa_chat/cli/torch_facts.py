@@ -24,9 +24,9 @@ def processor() -> dict[str, Any]:
 
 def _says_yes(question: str) -> bool | None:
     """Ask one of torch's private checks; None where this build does not have it."""
-    holder = torch.cpu if question.startswith("_is_amx") else torch.ops.mkldnn
+    module = torch.cpu if question.startswith("_is_amx") else torch.ops.mkldnn
     try:
-        return bool(getattr(holder, question)())
+        return bool(getattr(module, question)())
     except (AttributeError, RuntimeError):
         return None
 

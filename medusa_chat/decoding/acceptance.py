@@ -128,7 +128,8 @@ def figures(
 
 
 def thresholds(log_p: Tensor, settings: GenerationSettings) -> Tensor:
-    """min(epsilon, delta * exp(-H)) for rows of log-probabilities [n, V] -> [n]; H in nats."""
+    """min(epsilon, delta * exp(-H)) for rows of log-probabilities: float32 [n, V] -> [n]; H in
+    nats."""
     return _threshold(entropies(log_p), settings)
 
 

@@ -27,7 +27,7 @@ class AnswerTokens:
 
     @property
     def room(self) -> int:
-        """Tokens that it may still get."""
+        """The number of tokens that may still be added."""
         return self.limit - len(self.ids)
 
     def begin(self, result: StepResult, seconds: float) -> tuple[int, ...]:

@@ -50,7 +50,8 @@ def keep_cudnn_out(device: torch.device) -> None:
 
 
 def aligned(mask: Tensor) -> Tensor:
-    """The mask [..., s] where every row begins at a multiple of 8 numbers and of 16 bytes.
+    """The mask [..., s], of its dtype, where every row begins at a multiple of 8 numbers and of
+    16 bytes.
 
     torch's memory-efficient attention reads masks in vectors: from another address it raises, or
     faults and takes the CUDA context with it (pytorch issues 183484 and 188246).
@@ -65,7 +66,8 @@ def aligned(mask: Tensor) -> Tensor:
 
 
 def fold(mask: Tensor, groups: int) -> Tensor:
-    """A mask [1, 1, q, s] for queries whose groups are folded into rows: [1, 1, G * q, s]."""
+    """A mask [1, 1, q, s] of any dtype for queries whose groups are folded into rows:
+    [1, 1, G * q, s]."""
     if groups == 1:
         return aligned(mask)
     rows, width = mask.shape[2:]

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.attention import aligned, keep_cudnn_out
@@ -73,7 +74,8 @@ class Backbone:
         return self._run(tokens, self.cache.length + tensors.depths, mask)
 
     def run_draft(self, draft: Draft) -> tuple[Tensor, Tensor]:
-        """One pass over the n nodes of a draft: hidden [n, d] and logits [n, V]."""
+        """One pass over the n nodes of a draft: hidden [n, d] and logits [n, V], in the model's
+        dtype."""
         hidden = self.run_tree(draft.tokens, draft.tree, draft.tensors)
         return hidden, self.lm_head(hidden)
 
@@ -148,8 +150,6 @@ class Backbone:
     def _layers(self) -> tuple[list[tuple[torch.Size, torch.Size]], list[torch.device]]:
         """Shapes of each layer's keys and values, and the device where it computes them, from a
         pass over one token."""
-        from transformers import DynamicCache
-
         cache = DynamicCache(config=self.config)
         probe = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         try:

@@ -17,7 +17,7 @@ class HeadsTwin(Protocol):
 
     def hidden_states(self, hidden: Tensor, root: Tensor | None, heads: int) -> Tensor:
         """hidden [1, d], and root [1, d], the root's embedding, for heads that read it ->
-        [heads, 1, d]."""
+        [heads, 1, d], in the dtype of the heads."""
         ...
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

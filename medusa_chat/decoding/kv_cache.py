@@ -19,12 +19,14 @@ class Layer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Does nothing: keys and values [1, H, capacity, D] are allocated already."""
+        """Does nothing: keys and values [1, H, capacity, D] are allocated already, in the dtype of
+        the cache."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [1, H, q, D] after `start`; return keys and values [1, H, start + q, D]."""
+        """Write [1, H, q, D] after `start`; return keys and values [1, H, start + q, D], all in the
+        dtype of the cache."""
         end = self.start + key_states.shape[2]
         assert self.keys is not None and self.values is not None
         self.keys[:, :, self.start : end] = key_states
@@ -53,7 +55,8 @@ class FixedLayer(Layer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [1, H, q, D] at `places` [q]; return keys and values [1, H, bucket, D]."""
+        """Write [1, H, q, D] at `places` int64 [q]; return keys and values [1, H, bucket, D], all
+        in the dtype of the cache."""
         assert self.keys is not None and self.values is not None
         self.keys.index_copy_(2, self.places, key_states)
         self.values.index_copy_(2, self.places, value_states)
@@ -125,18 +128,18 @@ class KVCache:
         return Cache(layers=[FixedLayer(k, v, places, bucket) for k, v in pairs])
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy the rows at `source` [r] to `target` [r], both on the device; `length` stays."""
+        """Copy the rows at `source` to `target`, both int64 [r] on the device; `length` stays."""
         for block in self._blocks:
             block.index_copy_(3, target, block.index_select(3, source))
 
     def rows(self, start: int, end: int) -> list[Tensor]:
         """Copies of the rows from `start` to `end`, for `put_back`: a tensor [L, 1, H, rows, D] for
-        each shape and device."""
+        each shape and device, in the dtype of the cache."""
         return [block[:, :, :, start:end].clone() for block in self._blocks]
 
     def put_back(self, start: int, rows: list[Tensor], length: int) -> None:
-        """Write rows [L, 1, H, rows, D] that `rows` copied back to `start`, and make the first
-        `length` positions valid."""
+        """Write rows [L, 1, H, rows, D] that `rows` copied, in their dtype, back to `start`, and
+        make the first `length` positions valid."""
         for block, kept in zip(self._blocks, rows, strict=True):
             block[:, :, :, start : start + kept.shape[3]] = kept
         self.length = length

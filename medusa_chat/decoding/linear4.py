@@ -26,7 +26,7 @@ class Rows(nn.Module):
         self.whole, self.start, self.stop = whole, start, stop
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., K] -> [..., stop - start]."""
+        """[..., K] -> [..., stop - start], in the dtype of `hidden`."""
         out: Tensor = self.whole(hidden)
         return out[..., self.start : self.stop]
 

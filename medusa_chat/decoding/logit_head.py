@@ -42,7 +42,8 @@ class LogitHead:
         return found
 
     def finish(self, logits: Tensor) -> Tensor:
-        """logits [m, V] of the linear -> [m, V], with the family's scale or cap applied."""
+        """logits [m, V] of the linear -> [m, V] in the same dtype, with the family's scale or cap
+        applied."""
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.cap is not None:

@@ -21,7 +21,7 @@ class PackedLinear(nn.Module):
         self.weight = linear.weight  # shared with the embedding where those are tied
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., K] -> [..., N]."""
+        """[..., K] -> [..., N], in the dtype of the weight."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(
             hidden, self.packed, self.bias, "none", [], ""
         )

@@ -60,7 +60,7 @@ def own_tokens(
 
 
 def filtered(scores: Tensor, settings: GenerationSettings) -> Tensor:
-    """Top-k, then top-p: scores [n, V] with what is left out at -inf."""
+    """Top-k, then top-p: scores float32 [n, V] with what is left out at -inf."""
     if 0 < settings.top_k < scores.shape[-1]:
         lowest = scores.topk(settings.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < lowest, -torch.inf)

@@ -109,7 +109,7 @@ def packed(draft: Draft, accepted: Acceptance) -> tuple[Tensor, Frame]:
 
 
 def unpacked(host: Tensor, frame: Frame) -> StepResult:
-    """The result in `packed` words [w] that were copied to the host."""
+    """The result in `packed` words, int32 [w], that were copied to the host."""
     values = host.tolist()
     length, next_token, is_finite = values[:3]
     n, deep = len(frame.tree), 3 + frame.longest

@@ -8,10 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from medusa_chat.hub.cache import cache_folder, storage
+from medusa_chat.hub.cache import cache_folder
 from medusa_chat.hub.errors import HubError
 from medusa_chat.hub.repo import RepoFile
-from medusa_chat.hub.repo_plan import RepoPlan
 from medusa_chat.hub.transfer_state import TransferState
 from medusa_chat.units import gb
 
@@ -44,19 +43,20 @@ def discard(place: Path, file: RepoFile, state: TransferState) -> None:
 
 
 @contextmanager
-def locked(part: RepoPlan, file: RepoFile) -> Iterator[None]:
-    """Hold the lock that huggingface_hub takes too. Raises HubError when another has it."""
+def locked(blob: Path, file: RepoFile) -> Iterator[None]:
+    """Hold the lock that huggingface_hub takes too. blob: where the file will be. Raises HubError
+    when another has it."""
     from filelock import Timeout
     from huggingface_hub.utils import WeakFileLock
 
-    folder = cache_folder() / ".locks" / storage(part.id).name
+    folder = cache_folder() / ".locks" / blob.parent.parent.name
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         try:
             held.enter_context(WeakFileLock(folder / f"{file.blob}.lock", timeout=1))
         except Timeout as error:
             raise HubError(
-                f"{file.name} of {part.id} is already being downloaded: wait until it is done",
+                f"{file.name} is already being downloaded: wait until it is done",
                 "busy",
             ) from error
         yield

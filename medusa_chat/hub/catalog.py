@@ -4,7 +4,7 @@ import functools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from medusa_chat import paths
 from medusa_chat.errors import ModelError
@@ -76,14 +76,20 @@ def model_preset(repo: str) -> ModelPreset | None:
     return next((p for p in model_presets() if p.id.lower() == repo.lower()), None)
 
 
-def template_for(repo: str) -> str | None:
-    """The Jinja text for a repo (or a base) that has no chat template of its own, if we have it."""
-    for preset in model_presets():
-        if preset.chat_template and repo.lower() in (
-            preset.id.lower(),
-            (preset.base or "").lower(),
-        ):
-            return chat_template(preset.chat_template)
+class KnownTemplate(NamedTuple):
+    """The Jinja text for a repo that has no chat template of its own."""
+
+    repo: str
+    text: str
+
+
+def known_template(*repos: str | None) -> KnownTemplate | None:
+    """The template of the first of these repos that we have one for, by its id or as a base."""
+    for repo in filter(None, repos):
+        for preset in model_presets():
+            ids = (preset.id.lower(), (preset.base or "").lower())
+            if preset.chat_template and repo.lower() in ids:
+                return KnownTemplate(repo, chat_template(preset.chat_template))
     return None
 
 

@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +17,10 @@ from medusa_chat.gguf_files import split_name
 from medusa_chat.hub.cache import find, storage
 from medusa_chat.hub.cached_file import disk_errors
 from medusa_chat.hub.catalog import model_preset
-from medusa_chat.hub.download_plan import DownloadPlan, free_bytes
+from medusa_chat.hub.download_plan import DownloadPlan
 from medusa_chat.hub.environment import is_offline
 from medusa_chat.hub.errors import HubError, offline_error
-from medusa_chat.hub.repo_plan import RepoPlan, places_of, plan_repo
+from medusa_chat.hub.repo_plan import RepoPlan, places_of
 from medusa_chat.hub.transfer import ensure_cached
 from medusa_chat.hub.transfer_state import Cancelled, TransferState
 
@@ -95,29 +95,12 @@ def cached_folder(repo: str, revision: str | None = None) -> Path | None:
     return folder if is_there else None
 
 
-def resolve(
-    repo: str,
-    offline: bool = False,
-    revision: str | None = None,
-    progress: Callable[[DownloadEvent], None] | None = None,
-    stop: threading.Event | None = None,
-) -> Path:
-    """The folder with a repo's files, from the cache if it is whole there, else downloaded.
-
-    What is cached is used as it is, without the network; `pull` brings what is newer. The base of
-    a repo that holds heads only is not fetched. Raises HubError, of kind "cancelled" after a stop.
-    """
-    if (found := cached_folder(repo, revision)) is not None:
-        return found
-    if offline or is_offline():
+def resolve(repo: str) -> Path:
+    """As cached_folder, which is used as it is: `pull` brings what is newer. Raises HubError where
+    the repo is not in the cache."""
+    if (found := cached_folder(repo)) is None:
         raise _not_cached(repo)
-    part, _ = plan_repo(repo, revision)
-    for event in pull(DownloadPlan(repo, (part,), None, free_bytes()), stop):
-        if progress is not None:
-            progress(event)
-        if event.phase == "cancelled":
-            raise HubError(f"the download of {repo} was stopped: what came is kept", "cancelled")
-    return part.folder
+    return found
 
 
 class Speed:

@@ -15,8 +15,8 @@ ERROR_NUMBER = re.compile(r"^\[(Errno|WinError) -?\d+\] ")
 class HubError(ModelError):
     """The Hub cannot give what was asked for. All but the message crosses a pipe as attributes.
 
-    kind: "gated", "missing", "refused", "busy", "broken", "offline", "network", "disk", "damaged"
-    or "cancelled". link: a page where the user can do something about it, else empty. retry_after:
+    kind: "gated", "missing", "refused", "busy", "broken", "offline", "network", "disk" or
+    "damaged". link: a page where the user can do something about it, else empty. retry_after:
     seconds after which another try makes sense, None where none does.
     """
 

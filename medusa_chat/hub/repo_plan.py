@@ -42,7 +42,7 @@ class RepoPlan:
 
     @property
     def name(self) -> str:
-        """What it was asked for by."""
+        """The id it was requested by, with its GGUF file where one was named."""
         return f"{self.id}/{self.named}" if self.named else self.id
 
     @property

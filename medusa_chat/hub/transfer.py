@@ -40,7 +40,7 @@ def ensure_cached(part: RepoPlan, file: RepoFile, state: TransferState, check: b
             return
         discard(place, file, state)
         blob.parent.mkdir(parents=True, exist_ok=True)
-        with locked(part, file):
+        with locked(blob, file):
             if is_intact(blob, file, state, check=False):  # another process was faster
                 return
             for _ in range(2):

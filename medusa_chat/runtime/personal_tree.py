@@ -28,14 +28,14 @@ MOST_BYTES = 4_000_000
 class StoredCounts:
     """The record of one model's heads: acceptance counts, and the chosen tree, if any."""
 
-    tally: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     tree: PersonalTree | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The file's content."""
         tree = self.tree
         chosen = tree and {"accuracies": tree.accuracies, "choices": tree.choices}
-        return {"version": VERSION, **self.tally.to_json(), "tree": chosen}
+        return {"version": VERSION, **self.counts.to_json(), "tree": chosen}
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
@@ -97,7 +97,7 @@ class PersonalTrees:
             return
         with self._lock:
             kept = self.of(model.tree_facts)
-            if kept.tally.add_answer(first, steps, model.heads):
+            if kept.counts.add_answer(first, steps, model.heads):
                 self._write(model.tree_facts.key, kept)
 
     def use(self, tree: PersonalTree | None) -> Ticket[ModelInfo]:
@@ -118,10 +118,10 @@ class PersonalTrees:
         if facts is None:
             return None
         with self._lock:
-            tally = self.of(facts).tally
-            state = (tally.answers, facts.choices, facts.seconds, model.nodes)
+            counts = self.of(facts).counts
+            state = (counts.answers, facts.choices, facts.seconds, model.nodes)
             if self._suggestions.get(facts.key, (None,))[0] != state:
-                self._suggestions[facts.key] = state, suggest_tree(tally, facts, model.nodes)
+                self._suggestions[facts.key] = state, suggest_tree(counts, facts, model.nodes)
             return self._suggestions[facts.key][1]
 
     def _file(self, key: str) -> Path | None:

@@ -39,13 +39,13 @@ class Ticket(Generic[V]):
         return self.trace[-1] if self.trace else None
 
     def add(self, value: V) -> None:
-        """Append what came back."""
+        """Append a value of the request to the trace."""
         if not self.trace:
             self.first_seconds = time.monotonic() - self.submitted_at
         self.trace.append(value)
 
     def end(self) -> None:
-        """Say that nothing comes any more."""
+        """Mark the request as ended: no value follows."""
         self.state = "finished"
         self.done.set()
 
@@ -63,7 +63,7 @@ class Queue:
         self._waiting: deque[Ticket[Any]] = deque()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of tickets that wait."""
         return len(self._waiting)
 
     @property

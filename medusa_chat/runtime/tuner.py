@@ -5,13 +5,13 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from medusa_chat.checkpoints.load import tuning_key
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
+from medusa_chat.decoding.step_profiler import Clock, time_steps
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import ModelInfo, PersonalTree, TreeFacts
@@ -19,22 +19,17 @@ from medusa_chat.trees.auto_tree import candidates, rank_accuracies, source_tree
 from medusa_chat.trees.calibration import Calibration
 from medusa_chat.trees.tuning_store import Tuning, write
 
-if TYPE_CHECKING:
-    from medusa_chat.decoding.step_profiler import Clock
-
 SECONDS = 1.0
 
 
 def tune(
-    loaded: LoadedModel, budget: float = SECONDS, clock: "Clock" = perf_counter
+    loaded: LoadedModel, budget: float = SECONDS, clock: Clock = perf_counter
 ) -> Generator[Tuning | None, None, None]:
     """Time steps for about `budget` seconds and apply the result. Yields None after each step, so
     that the caller can close the iterator in between, and the Tuning at the end; nothing for a
     model without heads."""
     if not loaded.info.heads:
         return
-    from medusa_chat.decoding.step_profiler import time_steps
-
     source = source_tree(loaded.calibration, loaded.info.heads)
     with closing(time_steps(loaded.engine, source, budget, clock)) as steps:
         for costs in steps:
@@ -100,7 +95,10 @@ def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> ModelInfo:
     if personal is not None:
         tree = Tree.from_choices(personal.choices)
         if not 1 <= tree.depth <= min(info.heads, len(personal.accuracies)):
-            raise UsageError(f"the tree is {tree.depth} deep: {info.name} has {info.heads} heads")
+            raise UsageError(
+                f"the tree is {tree.depth} deep and {info.name} has {info.heads} heads: give a "
+                "tree that is no deeper"
+            )
         calibration = Calibration(personal.accuracies, tree, is_personal=True)
     loaded.stored, loaded.calibration = stored, calibration
     _choose_tree(loaded)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from medusa_chat.checkpoints import devices, weights
+from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.gguf_backbone import converted
-from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.locate import Checkpoint, News
 from medusa_chat.checkpoints.places import is_here
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.decoding.families import needs_eager, windows
@@ -52,14 +53,15 @@ class TrainingSetup:
 def prepare_setup(
     request: TrainRequest, group: ProcessGroup
 ) -> Generator[Stage, None, TrainingSetup]:
-    """Everything about the backbone but its weights; a stage where its file is converted first.
-    Raises ModelError, DeviceError, UsageError."""
-    found = _find_backbone(request)
+    """Everything about the backbone but its weights; a stage where it is downloaded, and where its
+    file is converted first. Raises ModelError, DeviceError, UsageError."""
+    found = yield from _told(fetch(LoadRequest(request.backbone, offline=request.offline)))
+    _refuse_heads(request, found)
     config = weights.config_of(found)
     device = devices.choose_device(_device_name(request.device, group))
     precision, reason = devices.choose_precision(request.precision, device)
     place = found.source
-    found = yield from _converted(found, precision)
+    found = yield from _told(converted(found, precision))
     tokenizer = read_tokenizer(found.backbone)
     _require_teacher(request.recipe, precision)
     text = config.get_text_config()
@@ -74,26 +76,26 @@ def prepare_setup(
     )
 
 
-def _converted(found: Checkpoint, precision: str) -> Generator[Stage, None, Checkpoint]:
-    """The backbone as a folder; what takes time and disk is told before."""
-    steps, told = converted(found, precision), ""
+def _told(steps: Generator[News, None, Checkpoint]) -> Generator[Stage, None, Checkpoint]:
+    """The backbone that fetching or converting it brings; what takes time and disk is told
+    before."""
+    told = ""
     while True:
         try:
             phase, _ = next(steps)
         except StopIteration as end:
             return end.value
-        if phase.note != told:
-            told = phase.note
+        what = phase.note or f"{phase.name}ing the backbone"
+        if what != told:
+            told = what
             yield Stage(told)
 
 
-def _find_backbone(request: TrainRequest) -> Checkpoint:
-    found = Checkpoint.find(LoadRequest(request.backbone, offline=request.offline))
+def _refuse_heads(request: TrainRequest, found: Checkpoint) -> None:
     if found.adapter is not None or (found.heads is not None and found.heads.is_whole):
         raise ModelError(
             f"{request.backbone} has Medusa heads already: give its backbone as --backbone"
         )
-    return found
 
 
 def _device_name(name: str, group: ProcessGroup) -> str:

@@ -35,7 +35,10 @@ def auto_tree(
     origin = calibration.origin if calibration else "the published mc_sim_7b_63"
     source = source_tree(calibration, heads)
     if nodes is not None and nodes > len(source):
-        raise UsageError(f"nodes is {nodes}: {origin} has {len(source)} nodes for {heads} heads")
+        raise UsageError(
+            f"nodes is {nodes}: {origin} has {len(source)} nodes for {heads} heads, give at most "
+            "so many"
+        )
     if nodes is None and tuned is not None and heads:
         accuracies = rank_accuracies(calibration)
         tree = source.head(tuned.pick(source, accuracies).nodes)

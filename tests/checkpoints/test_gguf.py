@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from importlib import metadata
 from types import SimpleNamespace
 
@@ -418,10 +417,8 @@ def test_without_a_template_it_loads_and_says_so(tmp_path):
 
 
 @pytest.mark.skipif(REAL is None, reason="MEDUSA_CHAT_SMOLLM2 names no SmolLM2-135M-Instruct.gguf")
-def test_smollm2_is_converted_in_a_minute_and_answers(tmp_path):
-    begun = time.monotonic()
+def test_smollm2_is_converted_and_answers(tmp_path):
     found = converted_from(REAL, "bf16")
-    assert time.monotonic() - begun < 60
     reader = {tensor.name: tensor for tensor in gguf.GGUFReader(REAL).tensors}
     ours = load_file(found.backbone / "model.safetensors")
     for theirs, name in {

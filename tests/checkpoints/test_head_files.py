@@ -222,7 +222,7 @@ def test_own_header_reader_takes_what_the_library_writes(tmp_path):
 
 
 def test_two_hundred_mutated_files_are_taken_or_refused_in_one_line(tmp_path):
-    tally = fuzz(200, seed=7, folder=tmp_path)
-    assert tally.failures == []
-    assert tally.files == 200 == tally.refused + tally.taken
-    assert tally.refused > 50 and tally.taken > 10
+    counts = fuzz(200, seed=7, folder=tmp_path)
+    assert counts.failures == []
+    assert counts.files == 200 == counts.refused + counts.taken
+    assert counts.refused > 50 and counts.taken > 10

@@ -82,13 +82,13 @@ def test_models_lists_what_is_kept_and_rm_frees_it(tmp_path, capsys):
 
 def test_every_tensor_of_the_old_model_is_gone_before_the_next_is_read(tmp_path):
     folders = [write_checkpoint(tmp_path / name) for name in ("one", "two")]
-    holder = ModelSlot()
+    slot = ModelSlot()
     watched = []
     for turn in range(6):
-        for phase in holder.load(LoadRequest(str(folders[turn % 2]))):
+        for phase in slot.load(LoadRequest(str(folders[turn % 2]))):
             if phase.name == "read":
                 assert not [ref for ref in watched if ref() is not None]
-        engine = holder.loaded.engine
+        engine = slot.loaded.engine
         parts = [*engine.backbone.model.parameters(), *engine.heads.parameters()]
         watched = [weakref.ref(tensor) for tensor in [*parts, *engine.backbone.cache._blocks]]
         del engine, parts

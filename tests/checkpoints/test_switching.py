@@ -24,7 +24,7 @@ from medusa_chat import hub
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, ModelError
-from medusa_chat.hub.catalog import model_presets, template_for
+from medusa_chat.hub.catalog import known_template, model_presets
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.in_process import InProcess
 from medusa_chat.runtime.requests import MeasureMemory, Reply
@@ -119,14 +119,15 @@ def test_a_known_repo_without_a_chat_template_gets_ours_and_says_so(
     server.repos[known.id] = HubRepo(contents(bare))
     model = list(load(LoadRequest(known.id)))[-1][1]
     assert model is not None and model.info.has_template
-    assert model.tokenizer.chat_template == template_for(known.id)
+    ours = known_template(known.id)
+    assert ours is not None and model.tokenizer.chat_template == ours.text
     assert any("chat template" in note and known.id in note for note in model.info.notes)
     # heads of one's own on the same base: known by the base's id
     server.repos[str(known.base)] = HubRepo(contents(bare))
     folder = heads_folder(tmp_path / "mine", base_model_name_or_path=known.base)
     save_file(with_bias(layered()), folder / "medusa_lm_head.safetensors")
-    model = list(load(LoadRequest(str(folder))))[-1][1]
-    assert model is not None and model.tokenizer.chat_template == template_for(str(known.base))
+    model, ours = list(load(LoadRequest(str(folder))))[-1][1], known_template(str(known.base))
+    assert model is not None and ours and model.tokenizer.chat_template == ours.text
     model = list(load(LoadRequest(str(bare))))[-1][1]
     assert model is not None and not model.info.has_template
 

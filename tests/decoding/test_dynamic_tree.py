@@ -144,12 +144,12 @@ def test_heads_are_judged_by_all_they_guessed_not_by_what_they_were_sure_of(libr
     drafter = engine.drafter(asked, TREE.head(4), True, budget)
     first, *steps, _ = engine.generate(PROMPT, drafter, asked)
     assert all(len(step.draft.guesses) == CANDIDATES.depth for step in steps)
-    tally = AcceptanceCounts()
-    assert tally.add_answer(first, steps, 3) and tally.steps == len(steps)
-    assert {count[1] for count in tally.whole.ranks.values()} <= {
+    counts = AcceptanceCounts()
+    assert counts.add_answer(first, steps, 3) and counts.steps == len(steps)
+    assert {count[1] for count in counts.whole.ranks.values()} <= {
         len(steps) - n for n in range(CANDIDATES.depth)
     }
-    assert not tally.by_nodes
+    assert not counts.by_nodes
 
 
 def test_guesses_are_of_the_shortlist(library):

@@ -66,7 +66,7 @@ def test_what_huggingface_hub_cached_is_found_and_the_other_way_round(server: Hu
     from huggingface_hub import snapshot_download
 
     place = Path(snapshot_download(WHOLE, endpoint=server.url, cache_dir=hub.cache.cache_folder()))
-    assert hub.resolve(WHOLE, offline=True) == place
+    assert hub.resolve(WHOLE) == place
     assert hub.plan(WHOLE).left == 0
     plan = hub.plan(BASE)
     fetch(plan)
@@ -98,27 +98,26 @@ def test_files_of_one_content_are_all_there_on_a_system_without_links(
     assert not blobs(BASE) and hub.plan(BASE).left == 0
 
 
-def test_resolve_downloads_once_and_then_asks_nobody(server: Hub) -> None:
-    events: list[hub.DownloadEvent] = []
-    place = hub.resolve(HEADS, progress=events.append)
-    assert (place / "medusa_lm_head.safetensors").is_file() and events[-1].phase == "done"
+def test_what_is_cached_is_found_and_nobody_is_asked(server: Hub) -> None:
+    part, _ = hub.plan_repo(HEADS)
+    events = fetch(hub.DownloadPlan(HEADS, (part,), None, hub.free_bytes()))
     before = len(server.requests)
-    assert hub.resolve(HEADS) == hub.resolve(HEADS, offline=True) == place
+    place = hub.resolve(HEADS)
+    assert (place / "medusa_lm_head.safetensors").is_file() and events[-1].phase == "done"
     assert len(server.requests) == before
     assert hub.find(BASE) is None  # only what was asked for
 
 
-def test_a_stopped_resolve_gives_no_half_folder(server: Hub) -> None:
+def test_a_stopped_pull_gives_no_half_folder(server: Hub) -> None:
     name, _ = big(server)
     server.faults = [Fault(f"/cdn/.*{name}", "slow", after=MB, rate=50_000)]
     stop = threading.Event()
 
-    def watch(event: hub.DownloadEvent) -> None:
+    for event in hub.pull(hub.plan(BASE), stop):
         if event.done > MB:
             stop.set()
-
-    refusal("cancelled", "stopped", lambda: hub.resolve(BASE, progress=watch, stop=stop))
-    assert hub.find(BASE) is None
+    assert event.phase == "cancelled"
+    refusal("offline", "as a whole", lambda: hub.resolve(BASE))
 
 
 def test_a_cached_main_serves_a_preset_that_pins_another(server: Hub) -> None:
@@ -127,8 +126,8 @@ def test_a_cached_main_serves_a_preset_that_pins_another(server: Hub) -> None:
     server.repos["lmsys/vicuna-7b-v1.3"] = HubRepo(base_files())
     plan = hub.plan(preset, "main")
     fetch(plan)
-    assert hub.resolve(preset, offline=True) == plan.parts[0].folder
-    refusal("offline", "as a whole", lambda: hub.resolve(preset, True, "refs/pr/1"))
+    assert hub.resolve(preset) == plan.parts[0].folder
+    assert hub.cached_folder(preset, "refs/pr/1") is None
 
 
 def test_a_lora_adapter_belongs_to_the_heads_and_names_their_base(server: Hub) -> None:
@@ -164,6 +163,7 @@ def test_half_a_snapshot_is_not_whole(server: Hub) -> None:
     plan = hub.plan(BASE)
     fetch(plan)
     (plan.parts[0].folder / "model-00002-of-00002.safetensors").unlink()
-    refusal("offline", "as a whole", lambda: hub.resolve(BASE, offline=True))
+    refusal("offline", "as a whole", lambda: hub.resolve(BASE))
+    fetch(hub.plan(BASE))
     assert hub.resolve(BASE) == plan.parts[0].folder
-    refusal("offline", "not in the cache", lambda: hub.resolve("a/b", offline=True))
+    refusal("offline", "not in the cache", lambda: hub.resolve("a/b"))

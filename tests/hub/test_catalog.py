@@ -11,9 +11,9 @@ from medusa_chat.hub import catalog, is_repo_id
 from medusa_chat.hub.catalog import (
     LAYOUTS,
     chat_template,
+    known_template,
     model_preset,
     model_presets,
-    template_for,
 )
 
 TALK = [
@@ -118,9 +118,10 @@ def test_an_answer_extends_the_prompt_that_asked_for_it() -> None:
 
 
 def test_a_repo_and_its_base_get_the_template_they_lack() -> None:
-    assert template_for("lmsys/vicuna-7b-v1.3") == chat_template("vicuna")
-    assert template_for("FasterDecoding/medusa-1.0-zephyr-7b-beta") == chat_template("zephyr")
-    assert template_for("TinyLlama/TinyLlama-1.1B-Chat-v1.0") is None
+    base, heads = "lmsys/vicuna-7b-v1.3", "FasterDecoding/medusa-1.0-zephyr-7b-beta"
+    assert known_template(base) == (base, chat_template("vicuna"))
+    assert known_template("a/b", None, heads) == (heads, chat_template("zephyr"))
+    assert known_template("TinyLlama/TinyLlama-1.1B-Chat-v1.0", None) is None
     with pytest.raises(ModelError, match="no chat template"):
         chat_template("../secret")
 

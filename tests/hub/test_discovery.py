@@ -133,7 +133,8 @@ def test_source_reads_a_server_without_ranges_and_the_cache(server: Hub) -> None
 def test_a_lock_is_let_go_of(server: Hub) -> None:
     plan = hub.plan(BASE)
     fetch(plan)
-    with cached_file.locked(plan.parts[0], plan.parts[0].files[0].file):
+    file = plan.parts[0].files[0].file
+    with cached_file.locked(hub.cache.storage(BASE) / "blobs" / file.blob, file):
         pass
 
 

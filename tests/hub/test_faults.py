@@ -206,7 +206,7 @@ def test_a_download_that_fails_leaves_nothing_that_looks_whole(
     server.faults = [fault]
     refusal(kind, says, lambda: fetch(hub.plan(BASE)))
     assert hub.find(BASE) is None
-    refusal("offline", "not in the cache as a whole", lambda: hub.resolve(BASE, offline=True))
+    refusal("offline", "not in the cache as a whole", lambda: hub.resolve(BASE))
     found = [model for model in hub.cached() if model.id == BASE]
     assert not any(model.whole for model in found)
     server.faults = []

@@ -10,6 +10,7 @@ from support.hub_files import BASE, BASE_FILE, text
 from support.hub_server import Hub, HubRepo
 
 from medusa_chat import hub
+from medusa_chat.checkpoints import fetch as fetching
 from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.inspection import inspect, open_anywhere
 from medusa_chat.checkpoints.locate import Checkpoint
@@ -55,7 +56,9 @@ def test_a_file_that_is_named_is_fetched_beside_another(repo: Hub) -> None:
     fetch(hub.plan(REPO))
     assert hub.cached_folder(REPO) and hub.cached_folder(f"{REPO}/tiny-Q8_0.gguf")
     assert hub.cached_folder(f"{REPO}/tiny-Q4_0.gguf") is None
-    found = Checkpoint.find(LoadRequest(f"{REPO}/tiny-Q4_0.gguf"))
+    request = LoadRequest(f"{REPO}/tiny-Q4_0.gguf")
+    list(fetching.fetch(request))
+    found = Checkpoint.find(request)
     assert found.source.name == "tiny-Q4_0.gguf" and found.repo == f"{REPO}/tiny-Q4_0.gguf"
     assert hub.cached_folder(f"{REPO}/tiny-Q4_0.gguf")
 

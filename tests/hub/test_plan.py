@@ -120,7 +120,7 @@ def test_a_preset_pins_the_revision_and_knows_the_base(server: Hub) -> None:
         "medusa_lm_head.safetensors",
     }
     fetch(plan)
-    assert hub.resolve(preset, offline=True).name == commit(safe)
+    assert hub.resolve(preset).name == commit(safe)
 
 
 @pytest.mark.parametrize(

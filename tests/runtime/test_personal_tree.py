@@ -32,12 +32,12 @@ def rate(tree: Tree, seed: int = 99) -> float:
 
 
 def test_a_poor_tree_is_found_and_the_better_one_is_better_where_nobody_counted():
-    offer = suggest_tree(counted(WIDE), facts_of(WIDE), nodes=len(WIDE))
-    assert offer is not None and offer.gain > 1.02
-    found = Tree.from_choices(offer.tree.choices).head(len(WIDE))
+    suggestion = suggest_tree(counted(WIDE), facts_of(WIDE), nodes=len(WIDE))
+    assert suggestion is not None and suggestion.gain > 1.02
+    found = Tree.from_choices(suggestion.tree.choices).head(len(WIDE))
     assert rate(found) > rate(WIDE) * 1.02
-    assert 0.85 * rate(found) < offer.tokens < 1.05 * rate(found), "it hardly promises too much"
-    assert offer.now == pytest.approx(rate(WIDE), rel=0.1)
+    assert 0.85 * rate(found) < suggestion.tokens < 1.05 * rate(found), "hardly too much"
+    assert suggestion.now == pytest.approx(rate(WIDE), rel=0.1)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -64,9 +64,9 @@ def test_the_search_takes_paths_by_falling_worth():
 def test_step_times_decide_how_many_nodes_are_compared():
     """With dear nodes both trees shrink to the same chain, and there is nothing to offer."""
     dear = {"sizes": (1, 2, 9), "lengths": (100,), "seconds": ((1.0, 1.1, 9.0),), "date": "x"}
-    tally = counted(WIDE)
-    assert suggest_tree(tally, facts_of(WIDE), len(WIDE)) is not None
-    assert suggest_tree(tally, facts_of(WIDE, **dear), len(WIDE)) is None
+    counts = counted(WIDE)
+    assert suggest_tree(counts, facts_of(WIDE), len(WIDE)) is not None
+    assert suggest_tree(counts, facts_of(WIDE, **dear), len(WIDE)) is None
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_chosen_tree_is_used_kept_and_used_again_after_a_restart(opened):
     assert runner.trees == [tree] and session.state.model.tree_facts.is_personal
     session, runner, personal = opened()
     assert runner.trees == [tree], "before the first answer that was asked for later"
-    assert personal.of(session.state.model.tree_facts).tally.answers == 1
+    assert personal.of(session.state.model.tree_facts).counts.answers == 1
     assert personal.use(None).done.wait(240)
     assert not session.state.model.tree_facts.is_personal
     _, runner, _ = opened()
@@ -118,7 +118,7 @@ def test_a_broken_file_is_set_aside_and_counting_begins_anew(opened, tmp_path):
     chat(session, personal)
     assert [f for f in folder.iterdir() if "corrupt" in f.name]
     kept = StoredCounts.from_json(json.loads((folder / "scripted.json").read_text()))
-    assert kept.tally.answers == 1 and kept.tree is None
+    assert kept.counts.answers == 1 and kept.tree is None
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_a_disk_that_cannot_be_written_costs_only_the_memory(opened, tmp_path):
     (tmp_path / "trees").write_text("a file where the folder should be")
     session, _, personal = opened()
     chat(session, personal)
-    assert personal.of(session.state.model.tree_facts).tally.answers == 1
+    assert personal.of(session.state.model.tree_facts).counts.answers == 1
 
 
 def test_an_answer_of_another_model_is_not_counted(opened):
     session, _, personal = opened()
     personal.count(prefilled(), answer(random.Random(0), best_tree(8, 3), 5))
-    assert personal.of(session.state.model.tree_facts).tally.steps == 0
+    assert personal.of(session.state.model.tree_facts).counts.steps == 0
     personal.count(None, [])
 
 

@@ -54,7 +54,7 @@ def record(tree: Tree, tokens: Sequence[int]) -> DraftRecord:
 
 
 def counted(tree: Tree, answers: int = 60, steps: int = 60, seed: int = 0) -> AcceptanceCounts:
-    dice, tally = random.Random(seed), AcceptanceCounts()
+    dice, counts = random.Random(seed), AcceptanceCounts()
     for _ in range(answers):
-        assert tally.add_answer(prefilled(), answer(dice, tree, steps), heads=3)
-    return tally
+        assert counts.add_answer(prefilled(), answer(dice, tree, steps), heads=3)
+    return counts

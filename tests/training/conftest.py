@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.hub_files import server  # noqa: F401
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -19,21 +19,21 @@ MEAN = [(a + b) / 2 for a, b in zip(EASY, HARD, strict=True)]
 def test_ranks_come_out_as_planted_whatever_was_accepted_above_them():
     """Counting only below accepted nodes would find head 2 far better than it is: what is accepted
     is mostly easy."""
-    tally = counted(TREE)
-    table = tally.whole.table(PRIOR)
+    counts = counted(TREE)
+    table = counts.whole.table(PRIOR)
     for head in range(3):
         for rank in range(4):
-            if tally.whole.ranks.get((head, rank)):
+            if counts.whole.ranks.get((head, rank)):
                 assert table[head][rank] == pytest.approx(MEAN[rank], abs=0.03), (head, rank)
     assert abs(MEAN[0] - PRIOR[0][0]) > 0.2, "the stored table alone would not pass"
-    below = tally.whole.paths[0, 0]
+    below = counts.whole.paths[0, 0]
     assert below[0] / below[1] > MEAN[0] + 0.1, "the plant has the trap"
 
 
 def test_a_rank_that_was_never_drafted_keeps_its_stored_value():
-    tally = counted(cartesian(2, 1), answers=2)
-    assert (0, 2) not in tally.whole.ranks and (2, 0) not in tally.whole.ranks
-    table = tally.whole.table(PRIOR)
+    counts = counted(cartesian(2, 1), answers=2)
+    assert (0, 2) not in counts.whole.ranks and (2, 0) not in counts.whole.ranks
+    table = counts.whole.table(PRIOR)
     assert table[0][2:] == list(PRIOR[0][2:]) and table[2] == list(PRIOR[2])
 
 
@@ -46,19 +46,19 @@ def test_few_counts_are_drawn_towards_the_stored_table():
 
 
 def test_what_lies_behind_the_end_of_an_answer_is_not_counted_as_wrong():
-    tally = AcceptanceCounts()
+    counts = AcceptanceCounts()
     step = Step(0, (1,), "", 0.01, (0,), record(cartesian(1, 1), (0, 1, 2)))
-    tally.add_answer(prefilled(), [step], heads=3)
-    assert dict(tally.whole.ranks) == {(0, 0): [1, 1]}
+    counts.add_answer(prefilled(), [step], heads=3)
+    assert dict(counts.whole.ranks) == {(0, 0): [1, 1]}
 
 
 def test_paths_promise_what_steps_give_though_heads_are_right_together():
-    tally = counted(TREE, answers=100)
-    steps, tokens = tally.by_nodes[len(TREE)]
-    promised = PathProbabilities(tally.whole, PRIOR).expected(TREE)
+    counts = counted(TREE, answers=100)
+    steps, tokens = counts.by_nodes[len(TREE)]
+    promised = PathProbabilities(counts.whole, PRIOR).expected(TREE)
     assert promised[-1] == pytest.approx(tokens / steps, rel=0.04)
     assert list(promised) == sorted(promised) and len(promised) == len(TREE)
-    multiplied = expected_length(TREE, tally.whole.table(PRIOR))
+    multiplied = expected_length(TREE, counts.whole.table(PRIOR))
     assert abs(multiplied / (tokens / steps) - 1) > 0.06, "ranks alone would not do"
 
 
@@ -75,28 +75,28 @@ def test_paths_promise_what_steps_give_though_heads_are_right_together():
 )
 def test_only_the_backbones_own_answers_are_counted(settings, is_own):
     assert is_counted(prefilled(**settings)) == is_own
-    tally = AcceptanceCounts()
-    assert tally.add_answer(prefilled(**settings), answer(random.Random(0), TREE, 5), 3) == is_own
-    assert tally.steps == (5 if is_own else 0)
+    counts = AcceptanceCounts()
+    assert counts.add_answer(prefilled(**settings), answer(random.Random(0), TREE, 5), 3) == is_own
+    assert counts.steps == (5 if is_own else 0)
 
 
 def test_answers_go_into_the_folds_in_turn_and_old_counts_fade():
-    tally = counted(TREE, answers=4, steps=10)
-    assert [fold.steps for fold in tally.folds] == [20, 20]
-    tally.folds[0].steps = MOST_STEPS
-    tally.folds[0].ranks[0, 0] = [60, 100]
-    tally.add_answer(prefilled(), [], 3)
-    assert tally.answers == 4, "an answer without a step is none"
-    tally.add_answer(prefilled(), answer(random.Random(1), cartesian(1), 1), 3)
-    assert tally.folds[0].ranks[0, 0][1] == 50 and tally.steps < MOST_STEPS
+    counts = counted(TREE, answers=4, steps=10)
+    assert [fold.steps for fold in counts.folds] == [20, 20]
+    counts.folds[0].steps = MOST_STEPS
+    counts.folds[0].ranks[0, 0] = [60, 100]
+    counts.add_answer(prefilled(), [], 3)
+    assert counts.answers == 4, "an answer without a step is none"
+    counts.add_answer(prefilled(), answer(random.Random(1), cartesian(1), 1), 3)
+    assert counts.folds[0].ranks[0, 0][1] == 50 and counts.steps < MOST_STEPS
 
 
 def test_what_is_written_is_numbers_alone_and_reads_back_the_same():
-    tally = counted(TREE, answers=6)
-    line = json.dumps(tally.to_json())
+    counts = counted(TREE, answers=6)
+    line = json.dumps(counts.to_json())
     again = AcceptanceCounts.from_json(json.loads(line))
-    assert again.to_json() == tally.to_json() and again.steps == tally.steps
-    assert again.whole.table(PRIOR) == tally.whole.table(PRIOR)
+    assert again.to_json() == counts.to_json() and again.steps == counts.steps
+    assert again.whole.table(PRIOR) == counts.whole.table(PRIOR)
 
     def leaves(value):
         if isinstance(value, dict):

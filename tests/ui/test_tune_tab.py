@@ -32,9 +32,9 @@ def runner_of(**more) -> ScriptedRunner:
     return ScriptedRunner(delay=0, prefill=0, steps=40, **more)
 
 
-def view_of(runner: ScriptedRunner, tally: AcceptanceCounts | None = None, **more) -> dict:
+def view_of(runner: ScriptedRunner, counts: AcceptanceCounts | None = None, **more) -> dict:
     state = ModelState("ready", model=runner.model)
-    return tune_view(state, StoredCounts(tally or AcceptanceCounts()), None, **more)
+    return tune_view(state, StoredCounts(counts or AcceptanceCounts()), None, **more)
 
 
 # ---- what is shown ----
@@ -62,8 +62,8 @@ def test_accuracies_have_a_row_per_head_and_say_where_they_are_from():
 
 
 def test_what_was_counted_stands_beside_with_how_often_it_was_asked():
-    tally = counted(best_tree(8, 3), answers=4, steps=10)
-    stored, chats = view_of(runner_of(), tally)["tables"]
+    counts = counted(best_tree(8, 3), answers=4, steps=10)
+    stored, chats = view_of(runner_of(), counts)["tables"]
     assert chats["asked"][0][0] == 40 and chats["asked"][3] == [0] * 10
     assert chats["rows"][3] == stored["rows"][3] and chats["rows"][0] != stored["rows"][0]
     assert "40 steps of 4 answers" in chats["note"]
@@ -80,8 +80,8 @@ def test_the_tree_in_use_is_cut_and_its_paths_are_worth_products():
 
 
 def test_curves_rise_and_the_searched_tree_is_never_below_the_one_in_use():
-    tally = counted(best_tree(8, 3), answers=4, steps=10)
-    tokens = view_of(runner_of(), tally)["tokens"]
+    counts = counted(best_tree(8, 3), answers=4, steps=10)
+    tokens = view_of(runner_of(), counts)["tokens"]
     searched, used = dict(tokens["searched"]), dict(tokens["used"])
     assert list(searched.values()) == sorted(searched.values())
     assert all(searched[nodes] >= value - 1e-3 for nodes, value in used.items())
@@ -143,10 +143,10 @@ def poor_chats(controller: TuneController) -> None:
     controller.session.runner.nodes = len(wide)
     accuracies = controller.session.runner.facts.accuracies
     controller.personal.use(PersonalTree(accuracies, wide.choices[1:])).done.wait(240)
-    tally = controller.personal.of(controller.session.state.model.tree_facts).tally
+    counts = controller.personal.of(controller.session.state.model.tree_facts).counts
     dice = random.Random(0)
     for _ in range(40):
-        tally.add_answer(prefilled(), answer(dice, wide, 40), 3)
+        counts.add_answer(prefilled(), answer(dice, wide, 40), 3)
 
 
 def test_measuring_waits_its_turn_and_then_shows_what_was_found(controller, monkeypatch):

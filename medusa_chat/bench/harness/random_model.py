@@ -116,7 +116,7 @@ def random_weights(
 
 
 def random_heads(shape: RandomModel, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
-    """Its Medusa heads, on the device."""
+    """Random Medusa heads for a random model, on its device."""
     vocabulary = shape.vocabulary if shape.own_lm else None
     with torch.device(device):
         heads = MedusaHeads(shape.heads, shape.hidden, vocabulary=vocabulary, dtype=dtype)

@@ -84,7 +84,9 @@ def _refuse_layers(part: Mapping[str, Any], where: str) -> None:
             raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
     window, kinds = part.get("sliding_window"), part.get("layer_types")
     if window is not None and (type(window) is not int or not -1 <= window <= MAX_COUNT):
-        raise ModelError(f"{where} has no valid sliding_window ({str(window)[:40]})")
+        raise ModelError(
+            f"{where} has no valid sliding_window ({str(window)[:40]}): fetch it again"
+        )
     are_words = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
     if kinds is not None and not are_words:
         raise ModelError(f"{where} has no valid layer_types: fetch it again")

@@ -26,8 +26,9 @@ def split_tree_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None
 ) -> Tensor:
     """Attention of query [1, H, q, D] over key and value [1, H_kv, s, D], mask [1, 1, q, s] or None
-    -> [1, q, H, D], as `tree_attention`: by the kernel where it runs, H / H_kv * q is at most 1024
-    and D a power of two from 16 to 256; otherwise by `tree_attention` itself."""
+    -> [1, q, H, D], all of one dtype, as `tree_attention`: by the kernel where it runs,
+    H / H_kv * q is at most 1024 and D a power of two from 16 to 256; otherwise by `tree_attention`
+    itself."""
     rows, width = query.shape[2], query.shape[3]
     groups = query.shape[1] // key.shape[1]
     fits = width == value.shape[-1] and width in (16, 32, 64, 128, 256)

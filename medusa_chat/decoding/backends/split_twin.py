@@ -10,7 +10,7 @@ def split_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
 ) -> Tensor:
     """query [H_kv, G * q, D] (groups of a row's heads beside each other: row g * q + i), key and
-    value [H_kv, s, D], mask additive [q, s] -> [H_kv, G * q, D].
+    value [H_kv, s, D], mask additive [q, s] -> [H_kv, G * q, D] in the dtype of query.
 
     Every split of SPLIT keys gives its own softmax and its log of the sum; the parts are merged
     by those. A split in which a row sees no key has no weight in it.
@@ -30,6 +30,7 @@ def split_attention(
 
 
 def merge(outs: Tensor, sums: Tensor) -> Tensor:
-    """Parts [p, H_kv, r, D] with their logs of sums [p, H_kv, r, 1] -> [H_kv, r, D]."""
+    """Parts [p, H_kv, r, D] with their logs of sums [p, H_kv, r, 1] -> [H_kv, r, D], all
+    float32."""
     shares = torch.softmax(sums, 0)
     return (outs * shares).sum(0)

@@ -21,7 +21,7 @@ class Throttle:
         self._failures: deque[tuple[float, str]] = deque()
 
     def is_shut(self, address: str, is_stranger: bool = True) -> bool:
-        """Whether this address must wait; who is no stranger waits for their own failures only."""
+        """Whether this address must wait: for its own failures, a stranger for everybody's too."""
         while self._failures and self._failures[0][0] < self._clock() - self._seconds:
             self._failures.popleft()
         mine = sum(1 for _, other in self._failures if other == address)

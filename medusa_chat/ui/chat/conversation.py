@@ -51,7 +51,7 @@ class Conversation:
 
     @property
     def stored(self) -> StoredConversation:
-        """As a store keeps it."""
+        """The conversation as the store on disk keeps it."""
         return StoredConversation(
             self.transcript.tree,
             self.system,

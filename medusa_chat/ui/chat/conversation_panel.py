@@ -64,7 +64,7 @@ def build_heading() -> dict[str, Any]:
 def connect_conversations(
     controller: ConversationEvents, tab: gr.State, parts: dict[str, Any], settings: SettingsPanel
 ) -> None:
-    """Which event does what."""
+    """Connect the events of the list, and of a tab that opens."""
     view = [parts[name] for name in View._fields]
     everything = [*view, *settings.outputs]
     vanilla, rows = settings.components["vanilla"], parts["conversations"]

@@ -60,7 +60,7 @@ class Groups:
     here: list[Entry] = field(default_factory=list)
 
     def all(self) -> Iterator[tuple[str, Entry]]:
-        """(the group's name, the entry)."""
+        """All entries, each with the name of its group."""
         for name in ("typed", "known", "found", "gguf", "here"):
             yield from ((name, entry) for entry in getattr(self, name))
 

@@ -110,8 +110,8 @@ class TuneController:
         model = state.model
         facts = model.tree_facts if model else None
         kept = self.personal.of(facts) if facts else None
-        offer = self.personal.suggestion(model) if model else None
-        return tune_view(state, kept, offer, self._work(), guest)
+        suggestion = self.personal.suggestion(model) if model else None
+        return tune_view(state, kept, suggestion, self._work(), guest)
 
     def latest(self) -> Run | None:
         """The training of this user that was begun last."""
@@ -145,8 +145,8 @@ class TuneController:
 
     def _use_offer(self) -> Ticket[ModelInfo] | None:
         model = self.session.state.model
-        offer = self.personal.suggestion(model) if model else None
-        return self.personal.use(offer.tree) if offer else None
+        suggestion = self.personal.suggestion(model) if model else None
+        return self.personal.use(suggestion.tree) if suggestion else None
 
     def _work(self) -> TuneStatus:
         """The result of the last request."""
@@ -200,7 +200,7 @@ ROOF_TITLE = (
 
 
 def _boxes() -> list[Any]:
-    """In the order of `FIRST`."""
+    """The roofline's components, in the order of `FIRST`."""
     gpu, shape, context, batch, nodes, whose = FIRST
     return [
         gr.Dropdown([g.name for g in GPUS], value=gpu, label="GPU", min_width=190),

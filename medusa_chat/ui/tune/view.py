@@ -37,7 +37,7 @@ class TuneStatus:
 def tune_view(
     state: ModelState,
     kept: StoredCounts | None,
-    offer: TreeSuggestion | None,
+    suggestion: TreeSuggestion | None,
     work: TuneStatus = TuneStatus(),
     is_guest: bool = False,
 ) -> dict[str, Any]:
@@ -57,13 +57,13 @@ def tune_view(
         "guest": is_guest,
         "model": name,
         "device": f"{model.precision}, {model.device}",
-        "tables": tables(facts, kept.tally, is_guest),
+        "tables": tables(facts, kept.counts, is_guest),
         "tree": tree_view(model, facts, used),
-        "tokens": token_curves(facts, kept.tally, used),
+        "tokens": token_curves(facts, kept.counts, used),
         "times": times_view(costs, facts.date),
         "speedup": speedup_view(facts, used, costs),
-        "chats": chats_view(kept.tally),
-        "offer": None if offer is None else offer_view(offer),
+        "chats": chats_view(kept.counts),
+        "offer": None if suggestion is None else suggestion_view(suggestion),
         "work": work_view(TuneStatus() if is_guest else work),
     }
 
@@ -153,7 +153,7 @@ def tree_view(model: ModelInfo, facts: TreeFacts, used: Accuracies) -> dict[str,
     }
 
 
-# ---- chats and the offer ----
+# ---- chats and the suggestion from them ----
 
 
 def chats_view(counts: AcceptanceCounts) -> dict[str, Any]:
@@ -172,12 +172,12 @@ def chats_view(counts: AcceptanceCounts) -> dict[str, Any]:
     return {"steps": counts.steps, "answers": counts.answers, "text": text + more}
 
 
-def offer_view(offer: TreeSuggestion) -> dict[str, Any]:
+def suggestion_view(found: TreeSuggestion) -> dict[str, Any]:
     """The better tree in a sentence."""
     return {
-        "text": f"A better tree for your chats: expected {offer.tokens:.2f} instead of "
-        f"{offer.now:.2f} tokens a step.",
-        "note": f"{offer.nodes} nodes; {(offer.gain - 1) * 100:.1f} % faster, judged by the half "
+        "text": f"A better tree for your chats: expected {found.tokens:.2f} instead of "
+        f"{found.now:.2f} tokens a step.",
+        "note": f"{found.nodes} nodes; {(found.gain - 1) * 100:.1f} % faster, judged by the half "
         "of your chats that it was not searched in. It is used from the next answer on.",
     }
 

@@ -89,9 +89,9 @@ def test_a_better_tree_is_offered_used_and_given_back(served, tab, monkeypatch):
     monkeypatch.setattr(served.runner, "nodes", len(wide))
     monkeypatch.setattr(served.runner, "is_timed", False)
     personal.use(PersonalTree(served.runner.facts.accuracies, wide.choices[1:])).done.wait(240)
-    tally, dice = personal.of(served.runner.facts).tally, random.Random(0)
+    counts, dice = personal.of(served.runner.facts).counts, random.Random(0)
     for _ in range(40):
-        tally.add_answer(prefilled(), answer(dice, wide, 40), 3)
+        counts.add_answer(prefilled(), answer(dice, wide, 40), 3)
     says(tab, ".tune-offer", "A better tree for your chats: expected")
     assert findings(tab) == [], "with an offer"
     tab.click(".tune-actions .use")

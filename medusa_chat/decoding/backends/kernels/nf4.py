@@ -83,8 +83,8 @@ def run(
     programs: int = PROGRAMS,
     stages: int = 4,
 ) -> Tensor:
-    """`product` by the kernel: x [m, K] contiguous, 1 to 64 rows -> [m, N]. use_prmt: decode by
-    `decoder` instead of reading a table; None: where that is possible.
+    """`product` by the kernel: x [m, K] contiguous, fp32 or 16 bits, 1 to 64 rows -> [m, N] in that
+    dtype. use_prmt: decode by `decoder` instead of reading a table; None: where that is possible.
 
     Parts are summed in order, so the same numbers give the same result at every call. How the
     inputs are split does not depend on the number of rows.

@@ -75,7 +75,8 @@ def _split_kernel(
 
 def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
     """`split_attention` by the kernel. query [H, G * q, D] contiguous; key, value [H, s, D] and
-    mask [q, s] with neighbouring last elements. D: 16, 32, 64, 128 or 256."""
+    mask [q, s] with neighbouring last elements, fp32 or 16 bits each. D: 16, 32, 64, 128 or 256.
+    Returns [H, G * q, D] in the dtype of `query`."""
     heads, total, width = query.shape
     keys, parts = key.shape[1], -(-key.shape[1] // SPLIT)
     assert query.stride(2) == key.stride(2) == value.stride(2) == mask.stride(1) == 1

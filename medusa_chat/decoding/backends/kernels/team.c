@@ -22,7 +22,7 @@
 #define ALONE __attribute__((aligned(128))) /* in the cache, where others do not write beside it */
 
 static struct {
-    pthread_mutex_t desk, door; /* held by who gives the job; by who goes to sleep */
+    pthread_mutex_t giving, sleeping; /* held by who gives the job; by who goes to sleep */
     pthread_cond_t bell;
     int members; /* threads there are, without the caller's */
     atomic_int sleepers;
@@ -33,8 +33,8 @@ static struct {
     Job job;
     const void *what;
     uint64_t begun; /* meetings before this job */
-} team = {.desk = PTHREAD_MUTEX_INITIALIZER,
-          .door = PTHREAD_MUTEX_INITIALIZER,
+} team = {.giving = PTHREAD_MUTEX_INITIALIZER,
+          .sleeping = PTHREAD_MUTEX_INITIALIZER,
           .bell = PTHREAD_COND_INITIALIZER};
 
 /* At how many meetings each part has been. Its own to write; it only grows, so that who still waits
@@ -82,11 +82,11 @@ static void *serve(void *number) {
     for (unsigned seen = 0;;) {
         for (int i = 0; i < 32 * SPINS && atomic_load(&team.turn) == seen; i++) relax();
         if (atomic_load(&team.turn) == seen) {
-            pthread_mutex_lock(&team.door);
+            pthread_mutex_lock(&team.sleeping);
             atomic_fetch_add(&team.sleepers, 1);
-            while (atomic_load(&team.turn) == seen) pthread_cond_wait(&team.bell, &team.door);
+            while (atomic_load(&team.turn) == seen) pthread_cond_wait(&team.bell, &team.sleeping);
             atomic_fetch_sub(&team.sleepers, 1);
-            pthread_mutex_unlock(&team.door);
+            pthread_mutex_unlock(&team.sleeping);
         }
         seen = atomic_load(&team.turn);
         const int parts = seen & 255;
@@ -100,8 +100,8 @@ static void *serve(void *number) {
 
 /* A process that forks has this thread alone. */
 static void leave(void) {
-    pthread_mutex_init(&team.desk, NULL);
-    pthread_mutex_init(&team.door, NULL);
+    pthread_mutex_init(&team.giving, NULL);
+    pthread_mutex_init(&team.sleeping, NULL);
     pthread_cond_init(&team.bell, NULL);
     team.members = 0;
     atomic_store(&team.turn, 0);
@@ -124,7 +124,7 @@ static void reckon(int64_t begun) {
 void together(Job job, const void *what, int parts) {
     const int64_t begun = now();
     parts = parts > MOST_PARTS ? MOST_PARTS : parts;
-    if (parts < 2 || begun < atomic_load(&team.alone) || pthread_mutex_trylock(&team.desk)) {
+    if (parts < 2 || begun < atomic_load(&team.alone) || pthread_mutex_trylock(&team.giving)) {
         job(what, 0, 1);
         return;
     }
@@ -142,12 +142,12 @@ void together(Job job, const void *what, int parts) {
     atomic_store(&team.waited, 0);
     atomic_store(&team.turn, (((atomic_load(&team.turn) >> 8) + 1) << 8) | (unsigned)parts);
     if (atomic_load(&team.sleepers)) {
-        pthread_mutex_lock(&team.door);
+        pthread_mutex_lock(&team.sleeping);
         pthread_cond_broadcast(&team.bell);
-        pthread_mutex_unlock(&team.door);
+        pthread_mutex_unlock(&team.sleeping);
     }
     job(what, 0, parts);
     meet(0, parts);
     reckon(begun);
-    pthread_mutex_unlock(&team.desk);
+    pthread_mutex_unlock(&team.giving);
 }
