@@ -48,6 +48,12 @@ class Batch:
     owners: Tensor | None = None
     positions: Tensor | None = None
 
+    @property
+    def next_ids(self) -> Tensor:
+        """[b, t] int64: the token after each, 0 after the last; where a head has a target it is
+        the root."""
+        return torch.nn.functional.pad(self.ids[:, 1:], (0, 1))
+
     def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """Additive mask [b, 1, t, t] of `dtype`: a token attends to its own example up to itself.
         None where plain causal attention does."""

@@ -22,7 +22,6 @@ from medusa_chat.training.loss import (
     LMHead,
     head_targets,
     medusa_loss,
-    next_ids,
     run_decoder,
     top_shares,
 )
@@ -58,7 +57,7 @@ def joint_loss(
     teacher = _teacher_head(base)
     lm = _lm_loss(lm_head, hidden[is_label], wanted, lm_count, at_once, teacher, trainable)
     counts = group.sum((targets != IGNORED).sum((0, 1)))
-    roots = next_ids(batch).to(device)[is_target]
+    roots = batch.next_ids.to(device)[is_target]
     tensors = hidden[is_target], roots, targets[is_target]
     settings = recipe.heads.decay, at_once, counts
     medusa = medusa_loss(heads, lm_head, *tensors, *settings, trainable=trainable)

@@ -63,12 +63,6 @@ def head_targets(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
     return targets
 
 
-def next_ids(batch: Batch) -> Tensor:
-    """[b, t] int64: the token after each, 0 after the last; where a head has a target it is the
-    root."""
-    return F.pad(batch.ids[:, 1:], (0, 1))
-
-
 def hidden_and_targets(
     model: Any, batch: Batch, heads: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -81,7 +75,7 @@ def hidden_and_targets(
         hidden = run_decoder(model, batch)
     chosen = (targets != IGNORED).any(-1)
     # indexing outside inference mode copies, so autograd may keep the result
-    roots = next_ids(batch).to(device)[chosen]
+    roots = batch.next_ids.to(device)[chosen]
     return hidden[chosen], roots, targets[chosen], owners_of(batch, chosen)
 
 
@@ -100,7 +94,7 @@ def hidden_and_soft_targets(
         tokens, probabilities = _most_probable(hidden, is_label, lm_head, count)
         soft = SoftTargets(_shifted(tokens, heads), _shifted(probabilities, heads))
     chosen = (targets != IGNORED).any(-1)
-    roots = next_ids(batch).to(device)[chosen]
+    roots = batch.next_ids.to(device)[chosen]
     return hidden[chosen], roots, targets[chosen], owners_of(batch, chosen), soft[chosen]
 
 

@@ -17,6 +17,7 @@ def head_recipe(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetu
     """The settings of the heads' stage. Hidden states are cached where there is a second epoch and
     enough memory."""
     rate = recipe.head_learning_rate
+    packs = setup.packs and setup.device.type != "cpu"  # whose attention computes what a mask hides
     labels = sum(sum(example.is_label) for example in examples)
     base = HeadRecipe(
         batch_tokens=recipe.batch_tokens,
@@ -29,7 +30,7 @@ def head_recipe(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetu
         seed=recipe.seed,
         optimizer=recipe.optimizer,
         soft_targets=recipe.soft_targets,
-        sequence_length=min(setup.length, recipe.batch_tokens) if setup.packs else 0,
+        sequence_length=min(setup.length, recipe.batch_tokens) if packs else 0,
     )
     steps = recipe.max_steps or recipe.epochs * _steps_in_epoch(base, examples, labels)
     interval = max(steps // 10, 1)

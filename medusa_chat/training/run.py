@@ -28,7 +28,7 @@ from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import Recipe, TrainRequest
 from medusa_chat.training.resolve_recipe import head_recipe, joint_recipe
 from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
-from medusa_chat.training.short_vocabulary import ShortVocabulary
+from medusa_chat.training.short_vocabulary import learnt_vocabulary
 from medusa_chat.training.shortlist import shortlist
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.training_output import Adapter, write_output
@@ -153,7 +153,7 @@ def _train(
     if group.size > 1 and stage.cache_hidden:
         setup.notes.append("hidden states are not cached: several processes stream the data")
     tokens = shortlist((example.labels for example in examples), setup.vocabulary)
-    short = _short_vocabulary(setup, recipe, tokens)
+    short = learnt_vocabulary(setup, recipe, tokens)
     yield plan(request, setup, heads, examples, held_out, stage, short)
     if recipe.method == "medusa-1" or recipe.stages == 2:
         yield Stage("heads alone")
@@ -171,19 +171,6 @@ def _train(
         del wrapped  # the merge reads the backbone again, into the memory of this one
     if group.is_first:
         yield from _finish(request, setup, heads, adapter, conversations, data, tokens, folder)
-
-
-def _short_vocabulary(
-    setup: TrainingSetup, recipe: Recipe, tokens: Sequence[int]
-) -> ShortVocabulary | None:
-    """The vocabulary of the heads' loss; None: all tokens."""
-    if recipe.method != "medusa-1" or recipe.own_lm_head:
-        return None
-    short = ShortVocabulary.of(tokens, setup.lm_head)
-    if short is not None:
-        note = f"the heads learn the {len(tokens):,} tokens that make up 98 % of the answers"
-        setup.notes.append(f"{note}, of {setup.vocabulary:,}: they draft no others")
-    return short
 
 
 def _new_heads(setup: TrainingSetup, recipe: Recipe) -> MedusaHeads:
