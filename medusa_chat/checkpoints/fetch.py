@@ -7,6 +7,7 @@ from dataclasses import replace
 from medusa_chat import hub
 from medusa_chat.checkpoints.locate import Checkpoint, SurveyedFolder
 from medusa_chat.checkpoints.places import folder_or_repo
+from medusa_chat.checkpoints.shipped_heads import explaining_backbone
 from medusa_chat.messages import LoadPhase, LoadRequest
 
 Downloads = Generator[tuple[LoadPhase, None], None, Checkpoint]
@@ -25,7 +26,8 @@ def fetch(request: LoadRequest) -> Downloads:
     surveyed = SurveyedFolder.of(request, offline=True)
     base = surveyed.backbone
     if isinstance(base, str) and _must_download(base, request):
-        part, _ = hub.plan_repo(base, role="backbone")
+        with explaining_backbone(request.checkpoint):
+            part, _ = hub.plan_repo(base, role="backbone")
         yield from _pulled(hub.DownloadPlan(base, (part,), None, hub.free_bytes()))
     return surveyed.locate()
 

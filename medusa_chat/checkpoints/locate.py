@@ -1,5 +1,6 @@
 """Checkpoint: where the parts of a model lie: its heads, its backbone, its adapter, its tree."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from medusa_chat.checkpoints.places import (
     opened,
     place_of,
 )
+from medusa_chat.checkpoints.shipped_heads import explaining_backbone, shipped_heads
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import split_name
 from medusa_chat.hub.catalog import model_preset
@@ -81,8 +83,9 @@ class SurveyedFolder:
 
     def locate(self) -> Checkpoint:
         """All parts, the backbone's folder surveyed where it is another one. Raises ModelError."""
-        folder, contents, where = folder_of(self.place), self.contents, self.backbone
-        place = where if isinstance(where, Path) else from_hub(where, self.request.offline)
+        contents, where = self.contents, self.backbone
+        with explaining_backbone(self.request.checkpoint):
+            place = where if isinstance(where, Path) else from_hub(where, self.request.offline)
         is_own = place == self.place
         weights = contents.backbone if is_own else backbone_of(opened(place))
         place = folder_of(place)
@@ -93,21 +96,32 @@ class SurveyedFolder:
         if adapter is not None and is_own:
             notes.append(f"{adapter} is ignored: the folder holds a whole model")
             adapter = None
-        if contents.heads is not None:
-            notes += contents.heads.disagreements
+        heads, folder, told = self._heads(weights if is_own else None)
         calibration = folder / CALIBRATION_FILE
         return Checkpoint(
             name=self.request.checkpoint,
             folder=folder,
             backbone=place / weights.folder,
             weights=weights,
-            heads=contents.heads,
+            heads=heads,
             adapter=folder / adapter if adapter else None,
             calibration=calibration if calibration.is_file() else None,
-            notes=tuple(notes),
+            notes=(*notes, *told),
             base=where if isinstance(where, str) else _base(self.request, contents),
             repo=_repo(where, self.request.checkpoint if is_own else ""),
         )
+
+    def _heads(self, own: BackboneFiles | None) -> tuple[HeadsFile | None, Path, Sequence[str]]:
+        """The heads, the folder that they lie in, and what to tell of them: the checkpoint's, else
+        those that come with medusa-chat for its own backbone."""
+        heads, folder = self.contents.heads, folder_of(self.place)
+        if heads is not None:
+            return heads, folder, heads.disagreements
+        if own is not None and self.contents.adapter is None:
+            shipped = shipped_heads(self.request.checkpoint, own.config, self.place)
+            if shipped is not None:
+                return shipped.heads, shipped.folder, (shipped.note,)
+        return None, folder, ()
 
 
 def _repo(where: Path | str, name: str) -> str | None:
