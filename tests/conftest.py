@@ -34,6 +34,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 # Files with few cases that take minutes. `--dist loadfile` hands files out as they are collected
 # (`--no-loadscope-reorder`): these first, so that no process is left alone with one at the end.
 LONG = (
+    "tests/smollm2/",
     "tests/ui/browser/",
     "tests/runtime/test_session.py",
     "tests/cli/test_models_command.py",

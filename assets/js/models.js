@@ -83,9 +83,11 @@ function figures(row) {
 
 function acts(row) {
   const box = make("div", "model-acts");
-  const text = row.is_refused ? "Check again" : row.is_loaded ? "Load again" : "Load";
+  const usual = row.ships ? "Try it" : "Load";
+  const text = row.is_refused ? "Check again" : row.is_loaded ? "Load again" : usual;
   const load = rowButton("load", text, `${text}: ${row.id}`, () => {
     if (row.warning) ask(row.id, "load");
+    else if (text === "Try it") askTry(row.id);
     else trigger("load_model", { id: row.id });
   });
   box.append(load);
@@ -138,6 +140,7 @@ function drawRow(known) {
   if (known.question && isMoot) known.question = "";
   const asked = known.question ? question(row, known.question) : acts(row);
   item.classList.toggle("is-loaded", row.is_loaded);
+  item.classList.toggle("is-first", row.ships && !row.is_loaded);
   item.replaceChildren(words(row), figures(row), asked);
   if (focused) (item.querySelector(`[data-act="${focused}"]`) || item.querySelector("button")).focus();
 }
@@ -184,6 +187,11 @@ function draw() {
   root.dataset.search = view.search || "";
 }
 
+function beginTry() {
+  const id = takeTry();
+  if (id) trigger("load_model", { id });
+}
+
 // The server looks things up only for a tab that somebody sees.
 function refresh() {
   if (!root.isConnected) clearInterval(timer);
@@ -207,3 +215,5 @@ watch("value", draw);
 draw();
 const timer = setInterval(refresh, REFRESH_MS);
 refresh();
+window.addEventListener("medusa-try", beginTry);
+beginTry();

@@ -54,7 +54,7 @@ function show() {
   root.replaceChildren(...pending.map(line));
   if (pending.length && window.medusaShow.isOn()) root.append(skipButton());
   if (window.medusaModel?.isDemo !== is_demo) {
-    window.medusaModel = { isDemo: is_demo };
+    window.medusaModel = { isDemo: is_demo, isGuest: Boolean(guest) };
     tell("medusa-model");
   }
   if (number <= asked) return;

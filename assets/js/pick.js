@@ -41,6 +41,7 @@ function draw() {
   remedy.hidden = !view.link;
   if (view.link) remedy.href = view.link;
   say(halt, view.is_running ? "Cancel" : "Close");
+  followTry(view);
 }
 
 bar.max = 1;

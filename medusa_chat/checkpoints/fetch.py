@@ -9,6 +9,7 @@ from pathlib import Path
 from medusa_chat import hub
 from medusa_chat.checkpoints.locate import Checkpoint, News, SurveyedFolder
 from medusa_chat.checkpoints.places import folder_or_repo, from_hub
+from medusa_chat.checkpoints.shipped_heads import explaining_backbone
 from medusa_chat.messages import LoadPhase, LoadRequest
 
 
@@ -23,7 +24,9 @@ def fetch(request: LoadRequest) -> Generator[News, None, Checkpoint]:
     with_base = partial(hub.plan, backbone=request.backbone)
     place = yield from _brought(folder_or_repo(request.checkpoint), with_base, is_offline)
     surveyed = SurveyedFolder.of(request, place)
-    return surveyed.locate((yield from _brought(surveyed.backbone, _backbone_plan, is_offline)))
+    with explaining_backbone(request.checkpoint):
+        base = yield from _brought(surveyed.backbone, _backbone_plan, is_offline)
+    return surveyed.locate(base)
 
 
 def _brought(

@@ -13,8 +13,10 @@ from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source
 from medusa_chat.checkpoints.memory_estimate import estimate, sizes
 from medusa_chat.checkpoints.places import is_folder, is_gguf_file, is_here, open_here
+from medusa_chat.checkpoints.shipped_heads import shipped_heads
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import split_name
+from medusa_chat.hub.catalog import model_preset
 from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
 
 PRECISIONS = ("fp32", "fp16", "int8", "nf4")
@@ -47,9 +49,11 @@ def inspect(
         return replace(report, problems=(str(error),))
     said = found.heads.disagreements if found.heads else ()
     report = replace(report, heads=found.heads, adapter=found.adapter, notes=(*found.notes, *said))
+    preset = model_preset(name)
+    base = preset.base if preset and preset.base else found.base
     if backbone and found.is_whole:
         return _with(report, f"{name} holds its own backbone: leave --backbone out")
-    where = backbone or (name if found.backbone else found.base)
+    where = backbone or (name if found.backbone else base)
     if where is None:
         return _with(report, _names_none(found))
     report = replace(report, backbone=where)
@@ -65,6 +69,8 @@ def inspect(
         return _with(report, f"{where} holds no model: give another --backbone")
     report = _with(report, *_refused(source, place, files, refuse_unlike))
     here = isinstance(place, LocalFolder)
+    if where == name:
+        report = _with_shipped(report, files, place)
     return _with_backbone(report, files, here, context, device, cpu)
 
 
@@ -81,6 +87,17 @@ def _refused(
             refuse_unlike(folder)
     except ModelError as error:
         yield str(error)
+
+
+def _with_shipped(report: Inspection, files: BackboneFiles, place: Source) -> Inspection:
+    """With the heads that come with medusa-chat where it has none of its own."""
+    if report.heads is not None or report.adapter is not None:
+        return report
+    folder = place.folder if isinstance(place, LocalFolder) else None
+    found = shipped_heads(report.name, files.config, folder)
+    if found is None:
+        return report
+    return replace(report, heads=found.heads, notes=(*report.notes, found.note))
 
 
 def _unsure(place: Source, files: BackboneFiles) -> Path | None:

@@ -12,6 +12,7 @@ from medusa_chat.checkpoints.chat_template import missing_limits
 from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.fetch import fetch
+from medusa_chat.checkpoints.first_answers import first_answers
 from medusa_chat.checkpoints.gguf_backbone import converted
 from medusa_chat.checkpoints.head_weights import read_heads
 from medusa_chat.checkpoints.loaded_model import LoadedModel
@@ -19,6 +20,7 @@ from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.precision import QUANTISED
 from medusa_chat.checkpoints.prepare import prepare
+from medusa_chat.checkpoints.shipped_heads import are_shipped
 from medusa_chat.checkpoints.tokenizer import add_known_template, end_tokens, read_tokenizer
 from medusa_chat.checkpoints.usual_nodes import usual_nodes
 from medusa_chat.decoding.detokenizer import TokenTexts
@@ -73,6 +75,8 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     yield LoadPhase("warm up"), None
     with refuse_out_of_memory(plan.advice):
         _warm_up(loaded, tree)
+        if found.heads is not None and are_shipped(found.folder):
+            _check_first_answers(loaded)
     yield LoadPhase("ready", loaded.info), loaded
 
 
@@ -183,6 +187,12 @@ def tuning_key(name: str, precision: str, device: torch.device) -> tuning_store.
     if device.type == "cpu" and is_plain and native_build.compiler() is not None:
         software += " and C"
     return tuning_store.TuningKey(name, precision, describe_device(device), software)
+
+
+def _check_first_answers(loaded: LoadedModel) -> None:
+    said = first_answers(loaded)
+    if said:
+        loaded.info = replace(loaded.info, notes=(*loaded.info.notes, said))
 
 
 def _warm_up(loaded: LoadedModel, tree: Tree) -> None:

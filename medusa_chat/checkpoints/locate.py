@@ -1,5 +1,6 @@
 """Checkpoint: where the parts of a model lie: its heads, its backbone, its adapter, its tree."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from medusa_chat.checkpoints.places import (
     opened,
     place_of,
 )
+from medusa_chat.checkpoints.shipped_heads import shipped_heads
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import split_name
 from medusa_chat.hub.catalog import KnownTemplate, known_template, model_preset
@@ -62,7 +64,9 @@ class Checkpoint:
         what is missing). Raises ModelError, with what to do."""
         surveyed = SurveyedFolder.of(request, place_of(request.checkpoint))
         where = surveyed.backbone
-        return surveyed.locate(where if isinstance(where, Path) else from_hub(where))
+        with explaining_backbone(request.checkpoint):
+            place = where if isinstance(where, Path) else from_hub(where)
+        return surveyed.locate(place)
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class SurveyedFolder:
     def locate(self, place: Path) -> Checkpoint:
         """All parts. place: of the backbone, which is surveyed where it is another folder. Raises
         ModelError."""
-        folder, contents, where = folder_of(self.place), self.contents, self.backbone
+        contents, where = self.contents, self.backbone
         is_own = place == self.place
         weights = contents.backbone if is_own else backbone_of(opened(place))
         place = folder_of(place)
@@ -95,8 +99,7 @@ class SurveyedFolder:
         if adapter is not None and is_own:
             notes.append(f"{adapter} is ignored: the folder holds a whole model")
             adapter = None
-        if contents.heads is not None:
-            notes += contents.heads.disagreements
+        heads, folder, told = self._heads(weights if is_own else None)
         calibration = folder / CALIBRATION_FILE
         base = where if isinstance(where, str) else _base(self.request, contents)
         return Checkpoint(
@@ -104,13 +107,25 @@ class SurveyedFolder:
             folder=folder,
             backbone=place / weights.folder,
             weights=weights,
-            heads=contents.heads,
+            heads=heads,
             adapter=folder / adapter if adapter else None,
             calibration=calibration if calibration.is_file() else None,
-            notes=tuple(notes),
+            notes=(*notes, *told),
             template=known_template(self.request.checkpoint, base),
             repo=_repo(where, self.request.checkpoint if is_own else ""),
         )
+
+    def _heads(self, own: BackboneFiles | None) -> tuple[HeadsFile | None, Path, Sequence[str]]:
+        """The heads, the folder that they lie in, and what to tell of them: the checkpoint's, else
+        those that come with medusa-chat for its own backbone."""
+        heads, folder = self.contents.heads, folder_of(self.place)
+        if heads is not None:
+            return heads, folder, heads.disagreements
+        if own is not None and self.contents.adapter is None:
+            shipped = shipped_heads(self.request.checkpoint, own.config, self.place)
+            if shipped is not None:
+                return shipped.heads, shipped.folder, (shipped.note,)
+        return None, folder, ()
 
 
 def _repo(where: Path | str, name: str) -> str | None:

@@ -7,12 +7,13 @@ from medusa_chat import hub
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import is_gguf, split_name
+from medusa_chat.hub.catalog import model_preset, model_presets
 from medusa_chat.paths import asset
 
 
 def open_here(name: str) -> LocalFolder:
-    """The files of "demo", of a folder, of a Hub repo that is in the cache, or a GGUF file. Raises
-    ModelError; the network is never used."""
+    """The files of what ships, of a folder, of a Hub repo that is in the cache, or a GGUF file.
+    Raises ModelError; the network is never used."""
     place = place_of(name)
     return opened(place) if is_gguf_file(place) else LocalFolder(place, name)
 
@@ -20,11 +21,11 @@ def open_here(name: str) -> LocalFolder:
 def folder_or_repo(name: str) -> Path | str:
     """The folder or GGUF file that a checkpoint's or backbone's name means, else the name as a Hub
     id, with or without a GGUF file. Raises ModelError for what can be none of them."""
-    if name == "demo":
-        folder = asset("demo")
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"the demo checkpoint is missing from {folder}: install again")
-        return folder
+    shipped = shipped_folder(name)
+    if shipped is not None:
+        if not (shipped / "config.json").is_file():
+            raise ModelError(f"the checkpoint {name} is missing from {shipped}: install again")
+        return shipped
     path = Path(name or "/").expanduser()
     if name and (is_folder(path) or is_gguf_file(path)):
         return path
@@ -34,12 +35,22 @@ def folder_or_repo(name: str) -> Path | str:
     return name
 
 
+def shipped_folder(name: str) -> Path | None:
+    """Where what ships under this name lies: the demo, or heads for a base on the Hub. None for
+    other names; the folder need not exist."""
+    if name == "demo":
+        return asset("demo")
+    preset = model_preset(name)
+    return asset(preset.ships) if preset and preset.ships else None
+
+
 def is_here(name: str) -> bool:
-    """Whether a name means something on this disk: "demo", a folder, a GGUF file, or one that is
-    missing from a folder that is there."""
+    """Whether a name means something on this disk: what ships, a folder, a GGUF file, or one that
+    is missing from a folder that is there."""
     path = Path(name or "/").expanduser()
     is_place = is_folder(path) or is_gguf_file(path)
-    return name == "demo" or is_place or (is_gguf(name) and is_folder(path.parent))
+    is_named = is_gguf(name) and is_folder(path.parent)
+    return shipped_folder(name) is not None or is_place or is_named
 
 
 def _no_such(name: str) -> str:
@@ -48,9 +59,10 @@ def _no_such(name: str) -> str:
         return f"{name} is a file: give the folder that holds the checkpoint, or a GGUF file"
     if name.isprintable() and (name.startswith((".", "/", "~")) or is_gguf(name)):
         return f"there is no {'file' if is_gguf(name) else 'folder'} {name}: check the path"
+    shipped = " or ".join([*(p.id for p in model_presets() if p.ships), "demo"])
     return (
-        f"{name[:80]!r} is not a checkpoint: give a folder, a GGUF file, a Hub id (owner/name) or "
-        "demo"
+        f"{name[:80]!r} is not a checkpoint: give a folder, a GGUF file, a Hub id (owner/name), "
+        f"{shipped}"
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from medusa_chat import paths
+from medusa_chat.checkpoints.places import shipped_folder
 from medusa_chat.cli.options import AsJson, LoadOptions, count, file_path, flag, value
 from medusa_chat.cli.terminal import require_folder, stopping
 from medusa_chat.cli.training_data import More, data_paths
@@ -59,7 +60,7 @@ def calibration_file(checkpoint: str, output: Path | None) -> Path:
     """The file of a calibration. Raises UsageError before anything is loaded."""
     if output is None:
         folder = Path(checkpoint).expanduser()
-        if checkpoint == "demo" or not folder.is_dir():
+        if shipped_folder(checkpoint) is not None or not folder.is_dir():
             raise UsageError(f"{checkpoint} is not a local folder: give --output FILE")
         return folder / "medusa_calibration.json"
     require_folder(output)

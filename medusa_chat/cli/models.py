@@ -28,7 +28,7 @@ from medusa_chat.hub import (
     remove,
     search,
 )
-from medusa_chat.hub.catalog import ModelPreset, model_presets
+from medusa_chat.hub.catalog import ModelPreset, model_presets, repo_of
 from medusa_chat.units import gb
 
 Id = Annotated[str, Argument(metavar="ID", help="Hub id: owner/name, or owner/name/FILE.gguf.")]
@@ -110,11 +110,13 @@ def pull_model(
 @models.command("rm")
 def remove_model(repo: Id, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Delete a checkpoint, and what was quantised or converted of it, from this disk. A file of
-    yours stays, and so does a backbone, because other checkpoints may need it."""
+    yours stays, and so does a backbone, because other checkpoints may need it; of heads that ship
+    with medusa-chat the backbone goes."""
     prepare_process(data_dir=data_dir)
-    freed = kept_copies.remove(repo)
+    there = repo_of(repo)  # of heads that ship the backbone is what was fetched
+    freed = sum(kept_copies.remove(name) for name in {repo, there})
     try:
-        freed += remove(repo)
+        freed += remove(there)
     except HubError as error:
         if error.kind != "missing" or not freed:
             raise
@@ -145,14 +147,22 @@ def pulled_row(needs: DownloadPlan, fetched: int, seconds: float) -> dict[str, A
 
 def cached_lines(here: tuple[CachedModel, ...]) -> Iterator[str]:
     yield "on this disk"
-    demo = sum(file.stat().st_size for file in paths.asset("demo").glob("*.safetensors"))
-    yield f"  {gb(demo):>9}  demo  (ships with medusa-chat, with Medusa heads)"
+    yield f"  {gb(_shipped_bytes('demo')):>9}  demo  (ships with medusa-chat, with Medusa heads)"
+    for preset in model_presets():
+        if preset.ships:
+            size = gb(_shipped_bytes(preset.ships))
+            yield f"  {size:>9}  {preset.id}  (heads that ship with medusa-chat)"
     for model in here:
         kind = "with Medusa heads" if model.has_heads else "a backbone"
         state = kind if model.whole else "incomplete: pull it again, or remove it with rm"
         yield f"  {gb(model.bytes):>9}  {model.id}  ({state})"
     if here:
         yield f"  {gb(sum(model.bytes for model in here)):>9}  together"
+
+
+def _shipped_bytes(folder: str) -> int:
+    """Bytes of the weights in a folder of assets/."""
+    return sum(file.stat().st_size for file in paths.asset(folder).glob("*.safetensors"))
 
 
 def kept_rows(kept: tuple[KeptCopy, ...], kind: str) -> list[dict[str, Any]]:
@@ -176,8 +186,9 @@ def known_lines(known: tuple[ModelPreset, ...], here: set[str]) -> Iterator[str]
             base = f" ({gb(preset.base_bytes)})" if preset.base_bytes else ""
             parts.append(f"base {preset.base}{base}")
         parts += [text for text in ("gated" if preset.gated else "", preset.notes) if text]
-        size = gb(preset.bytes) if preset.bytes else "?"
-        mark = "*" if preset.id in here else " "
+        count = preset.base_bytes if preset.ships else preset.bytes
+        size = gb(count) if count else "?"
+        mark = "*" if repo_of(preset.id) in here else " "
         yield f"{mark} {size:>9}  {preset.id}  {'; '.join(parts)}"
 
 

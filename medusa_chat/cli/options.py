@@ -72,7 +72,7 @@ class LoadOptions:
 
     checkpoint: Annotated[
         str | None,
-        value(PLACE, "Hub id, folder or GGUF file. Default: --backbone alone, else the demo."),
+        value(PLACE, "Hub id, folder, GGUF file, smollm2. Default: --backbone alone, else demo."),
     ] = None
     backbone: Backbone = None
     precision: Annotated[str, value("|".join(PRECISIONS), "Number format of the weights.")] = "auto"

@@ -14,14 +14,16 @@ LAYOUTS = ("A", "B", "C", "E", "F", "G", "I", "J")
 
 @dataclass(frozen=True)
 class ModelPreset:
-    """A checkpoint on the Hub that is known, shown before the Hub is asked.
+    """A checkpoint that is known, shown before the Hub is asked.
 
-    base: the backbone's repo, None where the checkpoint holds its own. layout: one of LAYOUTS.
+    id: of the Hub, or the name of heads that come with medusa-chat. base: the backbone's repo, None
+    where the checkpoint holds its own. ships: the folder of assets/ with such heads, else None.
+    layout: one of LAYOUTS.
     heads: how many the file holds, whatever its config says. bytes: of the checkpoint itself;
     base_bytes: of the base's weights. licence: of the backbone's weights. chat_template: a name
     for chat_template(), where the repo has none. revision: what to download, None for main.
     shape: a name for shape(), the sizes of the backbone. checked: whether the entry was compared
-    with the live repo. None: not known for sure.
+    with the live repo. None elsewhere: not known for sure.
     """
 
     id: str
@@ -36,8 +38,16 @@ class ModelPreset:
     chat_template: str | None = None
     revision: str | None = None
     shape: str | None = None
+    ships: str | None = None
     checked: bool = False
     notes: str = ""
+
+    @property
+    def download_bytes(self) -> int | None:
+        """Bytes to fetch of both repos; None where that is not known."""
+        if self.ships:
+            return self.base_bytes
+        return self.bytes + (self.base_bytes or 0) if self.bytes else None
 
 
 @functools.cache
@@ -74,6 +84,12 @@ def _unreadable(error: Exception) -> ModelError:
 def model_preset(repo: str) -> ModelPreset | None:
     """The preset of a Hub id; ids differ in case only by mistake."""
     return next((p for p in model_presets() if p.id.lower() == repo.lower()), None)
+
+
+def repo_of(name: str) -> str:
+    """The Hub repo that is fetched for a name: the base of heads that ship, else itself."""
+    preset = model_preset(name)
+    return preset.base if preset and preset.ships and preset.base else name
 
 
 class KnownTemplate(NamedTuple):

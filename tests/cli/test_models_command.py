@@ -16,6 +16,9 @@ from support import hub_files
 from support.checkpoints import write_checkpoint
 from support.hub_files import BASE, HEADS, MB, WHOLE, use, weights
 from support.hub_server import Fault, Hub, HubRepo, read_folder, serving
+from support.shipped import BASE as SHIPPED_BASE
+from support.shipped import NAME as SHIPPED
+from support.shipped import shipping  # noqa: F401
 from support.waiting import wait_for
 
 from medusa_chat import hub
@@ -328,3 +331,21 @@ def test_progress_says_bytes_speed_and_time() -> None:
     assert hub.gb(3.2e12) == "3200 GB"
     counts = {3_369_408: "3.37 million", 6_738_415_616: "6.74 billion", 999_400: "999,400"}
     assert {number(count) for count in counts} == set(counts.values())
+
+
+@pytest.mark.usefixtures("shipping")
+def test_of_heads_that_ship_the_backbone_is_what_is_pulled_listed_and_removed(
+    here: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here.repos[SHIPPED_BASE] = HubRepo(here.repos[TINY_BASE].files)
+    assert main(["models", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert f"{SHIPPED}  (heads that ship with medusa-chat)" in listed
+    assert main(["models", "pull", SHIPPED, "--json"]) == 0
+    pulled = json.loads(capsys.readouterr().out)
+    assert pulled["base"] == SHIPPED_BASE and list(pulled["folders"]) == [SHIPPED_BASE]
+    assert main(["models", "list"]) == 0
+    assert any(line.startswith("*") for line in capsys.readouterr().out.splitlines())
+    assert main(["models", "rm", SHIPPED]) == 0
+    assert hub.find(SHIPPED_BASE) is None
+    assert main(["models", "rm", SHIPPED]) == 4

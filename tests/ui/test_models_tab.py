@@ -14,6 +14,7 @@ from support.scripted import ScriptedRunner
 from support.waiting import wait_for
 
 from medusa_chat import hub
+from medusa_chat.checkpoints.gguf_library import LocalGguf
 from medusa_chat.checkpoints.inspection_report import Inspection
 from medusa_chat.checkpoints.memory_estimate import Estimate
 from medusa_chat.errors import ModelError, UsageError
@@ -65,7 +66,10 @@ def fact(row: dict, label: str) -> str | None:
 
 def test_every_preset_is_shown_at_once_with_all_its_figures_and_no_network():
     rows = {row["id"]: row for row in json.loads(first_rows())["rows"]}
-    assert list(rows)[0] == "demo" and set(rows) == {"demo", *(p.id for p in model_presets())}
+    assert list(rows)[:2] == ["smollm2", "demo"] and set(rows) == {
+        "demo",
+        *(p.id for p in model_presets()),
+    }
     for preset in model_presets():
         row = rows[preset.id]
         assert fact(row, "base") == (preset.base or "its own")
@@ -143,6 +147,35 @@ def test_words_filter_what_is_known_and_an_id_has_a_row_of_its_own():
     assert (
         grouped(LoadChoices(preset.id.upper()), model_presets(), [], []).typed[0].preset is preset
     )
+
+
+def test_the_model_whose_heads_ship_stands_first_and_is_one_with_its_backbone():
+    base = model_preset("smollm2").base
+    cached = [hub.CachedModel(base, 269_000_000, 0, True, False, "main", None, 0.0)]
+    groups = grouped(LoadChoices(), model_presets(), cached, [])
+    first = groups.known[0]
+    row = row_view("known", first, LoadChoices(), Machine())
+    said = "SmolLM2 135M: small and real, 269 MB, heads come with medusa-chat"
+    assert row["title"] == said and row["ships"] and row["page"].endswith(base)
+    assert groups.here == [] and row["delete"] == "Delete 269 MB"
+    assert (
+        row_view("known", first, LoadChoices(), Machine(in_use=frozenset({base})))["delete"] == ""
+    )
+    assert first.key(None) == CheckpointKey("smollm2", base)
+
+
+def test_a_gguf_file_of_another_program_serves_heads_that_ship_until_their_backbone_is_here():
+    base = model_preset("smollm2").base
+    files = [
+        LocalGguf(f"/models/{name}.gguf", 9, "LM Studio")
+        for name in ("x", "smollm2-135m-instruct-q8_0")
+    ]
+    groups = grouped(LoadChoices(), model_presets(), [], [], files)
+    assert groups.known[0].key(None) == CheckpointKey("smollm2", files[1].path)
+    assert groups.known[0].key("a/b") == CheckpointKey("smollm2", "a/b")
+    cached = [hub.CachedModel(base, 9, 0, True, False, "main", None, 0.0)]
+    groups = grouped(LoadChoices(), model_presets(), cached, [], files)
+    assert groups.known[0].key(None) == CheckpointKey("smollm2", base)
 
 
 @pytest.mark.parametrize(

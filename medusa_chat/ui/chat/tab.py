@@ -1,6 +1,6 @@
 """The Chat tab: transcript on the left, the numbers and the tree of every step on the right."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,15 +46,21 @@ class ChatParts:
     tab: gr.State
 
 
-def build_chat(session: Session, trees: Sequence[str], history: History | None = None) -> ChatParts:
-    """Put the Chat tab into the gr.Blocks that is open. trees: presets beside "auto"."""
+def build_chat(
+    session: Session,
+    trees: Sequence[str],
+    history: History | None = None,
+    offer: Mapping[str, str] | None = None,
+) -> ChatParts:
+    """Put the Chat tab into the gr.Blocks that is open. trees: presets beside "auto". offer: the
+    model that is offered while the demo is loaded, in words: id, toy, text."""
     controller = ChatController(session, trees, history)
     tab = gr.State(Tab())
     with gr.Row(elem_id="columns"):
         parts = build_list()
         with gr.Column(elem_id="left", scale=5, min_width=320):
             parts |= build_heading()
-            parts |= _conversation()
+            parts |= _conversation(offer)
             parts |= _composer()
             settings = build_settings(  # drawn over the composer
                 trees, parts["vanilla"], parts["system"], tab, controller.keep_settings
@@ -68,7 +74,7 @@ def build_chat(session: Session, trees: Sequence[str], history: History | None =
     return ChatParts(controller, tab)
 
 
-def _conversation() -> dict[str, Any]:
+def _conversation(offer: Mapping[str, str] | None) -> dict[str, Any]:
     """The conversation and the answer that is being written."""
     parts: dict[str, Any] = {}
     with gr.Column(elem_id="talk"):
@@ -76,6 +82,8 @@ def _conversation() -> dict[str, Any]:
             gr.HTML(WELCOME, js_on_load=None)
             with gr.Row(elem_id="examples"):
                 parts["examples"] = [gr.Button(text, size="sm") for text in EXAMPLES]
+            if offer is not None:
+                script_block("offer", OFFER=offer)
         parts["history"] = gr.Chatbot(
             elem_id="history",
             label="Conversation",

@@ -8,7 +8,7 @@ from medusa_chat import hub
 from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.hub.catalog import model_preset
+from medusa_chat.hub.catalog import model_preset, repo_of
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.models.entries import Entry
@@ -84,6 +84,8 @@ class ModelsController:
         """boxes: backbone, precision and context, as posted. Raises MedusaChatError."""
         request = request_of(name, boxes, self.view.start)
         entry = Entry(request.checkpoint, model_preset(request.checkpoint))
+        entry.cached = self.catalog.cached_repo(repo_of(entry.id))
+        entry.look_beside(file.path for file in self.catalog.local)
         entry.detail = self.catalog.detail(entry.key(request.backbone))
         key = entry.key(request.backbone)
         longest = longest_context(entry.report, entry.preset)
@@ -107,10 +109,13 @@ class ModelsController:
             raise hub.HubError("choose one of the checkpoints on this disk")
         if self._is_in_use(name, copies):
             raise hub.HubError(f"{name} is in use: load another model first")
-        freed = kept_copies.remove(name)
-        if hub.is_repo_id(name) and (not freed or any(m.id == name for m in hub.cached())):
-            freed += hub.remove(name)
+        repo = repo_of(name)  # of heads that ship the backbone is what was fetched
+        if self._is_in_use(repo, copies):
+            raise hub.HubError(f"{repo} is in use: load another model first")
+        freed = sum(kept_copies.remove(one) for one in {name, repo})
+        if hub.is_repo_id(repo) and (not freed or any(m.id == repo for m in hub.cached())):
+            freed += hub.remove(repo)
         self.catalog.forget()
-        self.catalog.cached = tuple(model for model in self.catalog.cached if model.id != name)
+        self.catalog.cached = tuple(model for model in self.catalog.cached if model.id != repo)
         self.catalog.copies = kept_copies.kept()
         return f"{name} is deleted: {hub.gb(freed)} are free again."

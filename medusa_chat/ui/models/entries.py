@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from medusa_chat.checkpoints.gguf_library import LocalGguf
 from medusa_chat.checkpoints.inspection_report import Inspection
 from medusa_chat.checkpoints.kept_copies import KeptCopy
+from medusa_chat.checkpoints.shipped_heads import is_of
 from medusa_chat.hub import CachedModel, Found
-from medusa_chat.hub.catalog import ModelPreset
+from medusa_chat.hub.catalog import ModelPreset, repo_of
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail
 from medusa_chat.ui.models.load_form import LoadChoices
 
@@ -17,7 +18,8 @@ DEMO = "demo"
 @dataclass
 class Entry:
     """One checkpoint with all that is known of it, from wherever. local: the file that another
-    program keeps; copies: what was quantised or converted of it here."""
+    program keeps; copies: what was quantised or converted of it here; beside: a GGUF file of
+    another program that serves as the backbone of heads that ship, while theirs is not here."""
 
     id: str
     preset: ModelPreset | None = None
@@ -26,6 +28,17 @@ class Entry:
     detail: Detail | None = None
     local: LocalGguf | None = None
     copies: tuple[KeptCopy, ...] = ()
+    beside: str | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Its id, and the repo that is fetched for it."""
+        return frozenset({self.id, repo_of(self.id)})
+
+    @property
+    def ships(self) -> bool:
+        """Whether its heads come with medusa-chat, for a base on the Hub."""
+        return self.preset is not None and self.preset.ships is not None
 
     @property
     def report(self) -> Inspection | None:
@@ -42,11 +55,18 @@ class Entry:
     def is_here(self) -> bool:
         return self.id == DEMO or (self.report is not None and self.report.is_here)
 
+    def look_beside(self, files: Iterable[str]) -> None:
+        """Find its backbone among the GGUF files of other programs. `cached` is known already."""
+        is_cached = self.cached is not None and self.cached.whole
+        if self.preset is not None and self.ships and not is_cached:
+            self.beside = next((path for path in files if is_of(self.preset, path)), None)
+
     def key(self, backbone: str | None) -> CheckpointKey:
         """What is looked up and loaded for it: a preset knows the base better than a config."""
         if self.is_whole:
             return CheckpointKey(self.id)
-        return CheckpointKey(self.id, backbone or (self.preset.base if self.preset else None))
+        base = self.beside or (self.preset.base if self.preset else None)
+        return CheckpointKey(self.id, backbone or base)
 
 
 @dataclass
@@ -80,9 +100,6 @@ def grouped(
     named = choices.text if choices.names_one else ""
     words = choices.words
     groups = Groups()
-    demo = Entry(DEMO)
-    if all(word in DEMO for word in words):
-        groups.known.append(demo)
     if named:
         groups.typed.append(Entry(named))
     for preset in presets:
@@ -90,7 +107,9 @@ def grouped(
             groups.typed = [Entry(preset.id, preset)]
         elif all(word in f"{preset.id} {preset.title}".lower() for word in words):
             groups.known.append(Entry(preset.id, preset))
-    seen = {entry.id for _, entry in groups.all()}
+    if all(word in DEMO for word in words):
+        groups.known.insert(sum(entry.ships for entry in groups.known), Entry(DEMO))
+    seen = {name for _, entry in groups.all() for name in entry.names}
     groups.found = [Entry(name) for name in hits if name not in seen and not named]
     seen |= {entry.id for entry in groups.found}
     files = {file.path: file for file in local}
@@ -99,9 +118,10 @@ def grouped(
     others = dict.fromkeys([*disk, *(one.name for one in copies)])
     groups.here = [Entry(name) for name in _fitting(others, words) if name not in seen]
     for _, entry in groups.all():
-        entry.cached, entry.found = disk.get(entry.id), hits.get(entry.id)
+        entry.cached, entry.found = disk.get(repo_of(entry.id)), hits.get(entry.id)
         entry.local = files.get(entry.id)
-        entry.copies = tuple(one for one in copies if entry.id in (one.name, one.source))
+        entry.copies = tuple(one for one in copies if entry.names & {one.name, one.source})
+        entry.look_beside(files)
     return groups
 
 

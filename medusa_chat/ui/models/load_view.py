@@ -14,6 +14,7 @@ BOXES = {
     "give --backbone ID|DIR": "name another backbone",
     "give another --backbone": "name another backbone",
     "choose one with --backbone": "name another backbone",
+    "or give --backbone ": "or name another backbone: ",
     "--precision ": "precision ",
     "--max-context": "context",
     "remove a model with medusa-chat models rm": "delete a model below",

@@ -62,7 +62,8 @@ def _of_preset(preset: ModelPreset, precision: str, context: int, target: Memory
     config = shape(preset.shape or "")
     found = sizes(config)
     heads = preset.heads or HEADS_UNKNOWN
-    weights = heads * found.hidden * (found.hidden + found.vocabulary)
+    rows = 0 if preset.layout == "B" else found.vocabulary  # B shares the backbone's LM head
+    weights = heads * found.hidden * (found.hidden + rows)
     if preset.base and preset.bytes:
         weights = preset.bytes // 2  # they are kept in 16 bit
     parts = estimate(config, None, precision, min(context, found.positions), NODES, *target)

@@ -170,6 +170,10 @@ class ModelCatalog:
         with self._lock:
             self._searches[asked.text] = (self.clock(), found)
 
+    def cached_repo(self, repo: str) -> hub.CachedModel | None:
+        """What was listed of a repo on this disk."""
+        return next((model for model in self.cached if model.id == repo), None)
+
     def list_cached(self) -> None:
         """Read in the background what lies on this disk, if that was not done just now."""
         with self._lock:

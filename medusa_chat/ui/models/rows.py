@@ -6,6 +6,7 @@ from typing import Any
 
 from medusa_chat.checkpoints.inspection_report import CONVERTED
 from medusa_chat.hub import gb, is_repo_id
+from medusa_chat.hub.catalog import model_presets, repo_of
 from medusa_chat.hub.environment import page
 from medusa_chat.ui.models.checkpoint_lookup import NOT_ASKED
 from medusa_chat.ui.models.entries import DEMO, Entry
@@ -21,7 +22,7 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
     context = choices.context or machine.context
     needed = estimates(entry.report, entry.preset, context, machine.target)
     memory = cells(needed, machine, choices.precision)
-    freed = _freed(entry) if entry.id not in machine.in_use else 0
+    freed = 0 if entry.names & machine.in_use else _freed(entry)
     return {
         "id": entry.id,
         "group": group,
@@ -37,8 +38,20 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
         "remedy": entry.detail.link if entry.detail else "",
         "page": _page(entry),
         "is_loaded": entry.id == machine.loaded,
+        "ships": entry.ships,
         "delete": f"Delete {gb(freed)}" if freed else "",
         "deletion": _deletion(entry, freed) if freed else "",
+    }
+
+
+def offer() -> dict[str, str]:
+    """What the empty Chat page says while the demo is loaded: the real model that stands first."""
+    preset = next(preset for preset in model_presets() if preset.ships)
+    model = preset.title.partition(":")[0]
+    return {
+        "id": preset.id,
+        "toy": "The demo is a toy: it shows how drafting works, and knows little.",
+        "text": f"Try {model}, small and real ({gb(preset.base_bytes or 0)})",
     }
 
 
@@ -47,6 +60,9 @@ def _title(entry: Entry) -> str:
         return "Demo, ships with medusa-chat"
     if entry.local is not None:
         return Path(entry.id).name
+    if entry.preset is not None and entry.ships:
+        size = gb(entry.preset.base_bytes or 0)
+        return f"{entry.preset.title}, {size}, heads come with medusa-chat"
     return entry.preset.title if entry.preset else ""
 
 
@@ -119,9 +135,8 @@ def _download(entry: Entry, machine: Machine) -> str:
     left = 0 if entry.is_here else entry.detail.left if entry.detail else None
     if left is not None:
         return f"{gb(left)} to download" if left else "nothing to download"
-    if entry.preset is not None and entry.preset.bytes:
-        both = entry.preset.bytes + (entry.preset.base_bytes or 0)
-        return f"about {gb(both)} to download"
+    if entry.preset is not None and entry.preset.download_bytes:
+        return f"about {gb(entry.preset.download_bytes)} to download"
     if is_local(entry.id):
         return ""
     return "looking …" if entry.detail is None and machine.is_online else "size not known"
@@ -142,9 +157,9 @@ def _is_refused(entry: Entry) -> bool:
 
 
 def _page(entry: Entry) -> str:
-    """Its page on the Hub."""
+    """Its page on the Hub; of heads that ship the backbone's."""
     is_there = entry.id != DEMO and is_repo_id(entry.id) and not is_local(entry.id)
-    return page(entry.id) if is_there else ""
+    return page(repo_of(entry.id)) if is_there else ""
 
 
 def _freed(entry: Entry) -> int:

@@ -61,7 +61,12 @@ def _boxes() -> list[gr.components.Component]:
 
 def _textbox(name: str, label: str, placeholder: str, **size: int) -> gr.Textbox:
     return gr.Textbox(
-        elem_id=f"models-{name}", label=label, placeholder=placeholder, max_lines=1, **size
+        value="",  # else it posts null until the browser has drawn it
+        elem_id=f"models-{name}",
+        label=label,
+        placeholder=placeholder,
+        max_lines=1,
+        **size,
     )
 
 

@@ -29,7 +29,8 @@ PARTS = {
     "tint": ("typed", "align", "hover"),
     "live": ("elements", "emptied", "scroll", "thoughts"),
     "compare": ("elements", "gpu", "race", "figures", "lanes", "replay"),
-    **dict.fromkeys(("status", "share", "models", "pick", "versions"), ("elements",)),
+    **dict.fromkeys(("status", "share", "versions"), ("elements",)),
+    **dict.fromkeys(("models", "pick", "offer"), ("elements", "try")),
     "conversations": ("elements", "drawer", "system", "talk"),
 }
 

@@ -1,0 +1,136 @@
+"""A real model: converted from its GGUF file, answering with the heads that ship for it, and had in
+the page by one click."""
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.access import findings
+from support.hub_files import use
+from support.hub_server import HubRepo, serving
+from support.loading import answer
+from support.page import ARGUMENTS, CHROMIUM, SLOW, browser_or_skip, outside, page_of
+from support.smollm2 import BASE, HAVE_SHIPPED, NAME, repo_files
+
+from medusa_chat.checkpoints.chat_template import renderer
+from medusa_chat.errors import ContextError
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.in_process import InProcess
+from medusa_chat.runtime.session import Session
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+PROMPTS = (
+    FRANCE[0]["content"],
+    "Write a haiku about rain.",
+    "Repeat: the cat sat on the mat, the cat sat on the hat, the cat sat on the bat.",
+    "How many legs do two spiders have? Think step by step.",
+)
+NAMES = {"token_embd": "embed_tokens", "blk.7.ffn_up": "layers.7.mlp.up_proj"}
+
+
+def test_weights_are_those_of_the_file(real_gguf, converted):
+    reader = {tensor.name: tensor for tensor in gguf.GGUFReader(real_gguf).tensors}
+    ours = load_file(converted / "model.safetensors")
+    assert len(ours) == len(reader)
+    for theirs, name in NAMES.items():
+        tensor = reader[f"{theirs}.weight"]
+        plain = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
+        assert torch.equal(ours[f"model.{name}.weight"], plain.bfloat16())
+
+
+def test_heads_come_by_the_name_of_the_file_and_by_their_own(model):
+    notes = " ".join(model.info.notes)
+    assert model.info.heads >= 3 and model.calibration is not None
+    assert ("heads that come with medusa-chat" in notes) == (model.info.name != NAME)
+    assert "first answers: " in notes
+    assert ("are not those that the heads were trained for" in notes) != HAVE_SHIPPED
+
+
+def test_the_chat_template_is_the_models_and_its_turn_ends(model):
+    text = renderer().render(model.tokenizer, FRANCE, continues=False)
+    assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert text.endswith(
+        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    last = answer(model, FRANCE, max_new_tokens=60)[-1]
+    assert last.reason == "eos" and "Paris" in last.text and "<|" not in last.text
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "seed"])
+def test_every_drafter_gives_the_text_of_plain_decoding(model, settings):
+    for prompt in PROMPTS:
+        asked = [{"role": "user", "content": prompt}]
+        plain, medusa, lookup = (
+            answer(model, asked, drafter=drafter, **settings)[-1].token_ids
+            for drafter in ("none", "medusa", "prompt-lookup")
+        )
+        assert plain == medusa == lookup, prompt
+
+
+def test_memory_is_estimated_within_a_tenth_and_the_context_is_whole(model):
+    info = model.info
+    assert info.context == 8192
+    assert info.estimated_bytes == pytest.approx(info.memory_bytes, rel=0.1)
+    with pytest.raises(ContextError, match="8192"):
+        answer(model, "a" * 8 + " b" * 8192)
+
+
+def test_a_long_text_is_read_and_continued_as_plain_decoding_does(model):
+    text = "The list: " + " ".join(f"{n} and {n * n % 97}." for n in range(60))
+    plain, medusa = (answer(model, text, drafter=name)[-1] for name in ("none", "medusa"))
+    assert plain.token_ids == medusa.token_ids
+
+
+# ---- the page ----
+
+
+@pytest.fixture(scope="module")
+def page(converted, place):
+    """The page with the demo, and a Hub that has the real model."""
+    browser_or_skip()
+    patch = pytest.MonkeyPatch()
+    with serving({BASE: HubRepo(repo_files(converted))}) as running:
+        use(running, patch, place)
+        session = Session(InProcess())
+        session.submit(LoadRequest(device="cpu"))
+        with page_of(session) as served:
+            yield served
+    patch.undo()
+
+
+@pytest.fixture
+def tab(page):
+    from playwright.sync_api import sync_playwright
+
+    asked, faults = [], []
+    with sync_playwright() as play:
+        chrome = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        opened = chrome.new_page(viewport={"width": 1280, "height": 900})
+        opened.set_default_timeout(SLOW)
+        opened.on("request", lambda request: asked.append(request))
+        opened.on("pageerror", lambda error: faults.append(str(error)))
+        opened.goto(page.url)
+        opened.wait_for_selector('.status-line[data-status="ready"]')
+        yield opened
+        chrome.close()
+    assert outside(page, asked) == [] and faults == []
+
+
+def test_one_click_downloads_the_model_switches_and_answers(tab, page):
+    tab.wait_for_selector(".offer-take")
+    assert "a toy" in tab.inner_text("#offer")
+    assert findings(tab) == []
+    tab.click("#offer button")
+    tab.wait_for_function("document.querySelector('#live-text')?.textContent.length > 20")
+    tab.click("#stop")
+    tab.wait_for_selector("#history .bot .message-content")
+    tab.wait_for_selector("#stop", state="hidden")
+    assert page.session.state.model.name == NAME
+    assert page.session.state.model.parameters == 134_515_008
+    assert len(tab.inner_text("#history .bot .message-content")) > 20
+    assert not tab.is_visible("#offer")
+    tab.get_by_role("tab", name="Models").click()
+    first = tab.locator(".model").first
+    first.locator(".model-loaded").wait_for()
+    assert "heads come with medusa-chat" in first.inner_text()
+    assert BASE in first.inner_text()
