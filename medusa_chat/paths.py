@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 APP = "medusa-chat"
@@ -101,6 +102,25 @@ def write_bytes(path: Path, data: bytes) -> None:
         Path(name).unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def write_folder(output: Path, fill: Callable[[Path], None]) -> int:
+    """Let `fill` write a folder beside `output`, then rename it to `output`; its bytes.
+
+    Raises FileExistsError where `output` exists by then, OSError and what `fill` raises; no half
+    folder stays behind.
+    """
+    partial = output.with_name(f".{output.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        fill(partial)
+        if output.exists():
+            raise FileExistsError(output)
+        partial.replace(output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
 
 
 def _sync_folder(folder: Path) -> None:

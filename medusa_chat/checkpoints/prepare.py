@@ -64,15 +64,12 @@ def _use_shortlist(
     backbone: Backbone, heads: MedusaHeads | None, calibration: Calibration | None
 ) -> list[str]:
     """Give the calibration's shortlist of tokens to the heads; what to tell."""
-    if heads is None or calibration is None or not calibration.shortlist:
+    if heads is None or calibration is None:
         return []
-    if not all(0 <= token < backbone.vocabulary for token in calibration.shortlist):
-        return ["the calibration's shortlist is ignored: it has tokens outside the vocabulary"]
-    if 2 * len(calibration.shortlist) > backbone.vocabulary:
-        return ["the calibration's shortlist is ignored: it covers over half of the vocabulary"]
-    if not heads.shorten(calibration.shortlist, backbone.lm_head):
-        return []
-    count, whole = len(calibration.shortlist), backbone.vocabulary
+    tokens, ignored = calibration.shortlist_of(backbone.vocabulary)
+    if not heads.shorten(tokens, backbone.lm_head):
+        return ignored
+    count, whole = len(tokens), backbone.vocabulary
     return [f"drafts are taken from {count:,} of {whole:,} tokens; the text is the same"]
 
 

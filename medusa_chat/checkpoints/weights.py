@@ -197,6 +197,13 @@ def _safe_folder(found: Checkpoint) -> Path:
     )
 
 
+def weight_files(found: Checkpoint) -> list[Path]:
+    """The files of the backbone's weights, all safetensors."""
+    if found.weights.is_pickled:
+        return sorted(_safe_folder(found).glob("*.safetensors"))
+    return [found.backbone / name for name in found.weights.files]
+
+
 def _quantization(precision: str, half: torch.dtype) -> Any:
     """bitsandbytes' configuration for int8 and nf4 (double quantisation), else None."""
     if precision == "int8":

@@ -21,6 +21,7 @@ from medusa_chat.checkpoints import inspection
 from medusa_chat.cli.bench import Bench
 from medusa_chat.cli.calibrate import Calibrate
 from medusa_chat.cli.doctor import doctor
+from medusa_chat.cli.export import Export
 from medusa_chat.cli.generate import Generate
 from medusa_chat.cli.models import models
 from medusa_chat.cli.options import (
@@ -57,7 +58,7 @@ app = Typer(
 )
 
 app.add_typer(models)
-for command in (Train, Calibrate, Bench, Ui, Generate):
+for command in (Train, Calibrate, Export, Bench, Ui, Generate):
     app.command()(command)
 
 

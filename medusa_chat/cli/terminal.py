@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -33,11 +33,16 @@ def note(message: str) -> None:
 
 
 def load(runner: Runner, request: LoadRequest, verbose: bool = False) -> None:
-    """Load the model in this process. In a terminal one line says how far it is and goes when it
-    is done; verbose: every phase and the model's notes stay there instead."""
+    """Load the model in this process, and show how far it is as `show_load` does."""
+    show_load(runner.run(request), verbose)
+
+
+def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
+    """Go through the phases. In a terminal one line says how far they are and goes when they are
+    done; verbose: every phase and the model's notes stay there instead."""
     line = LoadLine()
     try:
-        for phase in runner.run(request):
+        for phase in phases:
             if phase.name in ("download", "convert"):
                 line.show_bytes(phase)
             elif not verbose:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from medusa_chat import __version__
+from medusa_chat import __version__, paths
 from medusa_chat.checkpoints.locate import CALIBRATION_FILE, HEADS_FILE
 from medusa_chat.decoding.head_tensors import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
@@ -101,26 +100,18 @@ class Base:
 
 
 def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
-    """Let `fill` write a folder beside `output`, then rename it to `output`. Returns its bytes.
+    """Let `fill` write the folder `output`, whole or not at all. Returns its bytes.
 
-    Raises UsageError where `output` exists and MedusaChatError where the disk is full; no partial
-    folder stays."""
-    partial = output.with_name(f".{output.name}.part")
-    shutil.rmtree(partial, ignore_errors=True)
+    Raises UsageError where `output` exists and MedusaChatError where the disk is full."""
     try:
-        partial.mkdir(parents=True)
-        fill(partial)
-        if output.exists():
-            raise UsageError(f"{output} exists: give another --output, or move it away")
-        partial.replace(output)
+        return paths.write_folder(output, fill)
+    except FileExistsError:
+        raise UsageError(f"{output} exists: give another --output, or move it away") from None
     except (OSError, SafetensorError) as error:
         raise MedusaChatError(
             f"{output} cannot be written ({first_line(error)}): free some disk space and run the "
             "same command with --resume"
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
 
 
 def write_heads(folder: Path, heads: MedusaHeads, calibrated: Calibrated) -> None:

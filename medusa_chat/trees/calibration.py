@@ -44,6 +44,19 @@ class Calibration:
         """The origin of the tree, in words."""
         return "your personal tree" if self.is_personal else "the checkpoint's calibrated tree"
 
+    def shortlist_of(self, vocabulary: int) -> tuple[tuple[int, ...], list[str]]:
+        """The shortlist for a backbone of so many tokens; empty where it is of no use there, and a
+        sentence that says why."""
+        if not all(0 <= token < vocabulary for token in self.shortlist):
+            return (), [
+                "the calibration's shortlist is ignored: it has tokens outside the vocabulary"
+            ]
+        if 2 * len(self.shortlist) > vocabulary:
+            return (), [
+                "the calibration's shortlist is ignored: it covers over half of the vocabulary"
+            ]
+        return self.shortlist, []
+
     @classmethod
     def read(cls, file: Path) -> "Calibration":
         """Raises ModelError when the file is not a calibration."""

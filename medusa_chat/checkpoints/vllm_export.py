@@ -1,0 +1,153 @@
+"""Export for vLLM: a folder with the heads that it reads, and the command that serves them."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from medusa_chat import paths
+from medusa_chat.checkpoints import weights
+from medusa_chat.checkpoints.fetch import fetch
+from medusa_chat.checkpoints.gguf_backbone import converted
+from medusa_chat.checkpoints.head_weights import read_heads
+from medusa_chat.checkpoints.lm_head import read_lm_head
+from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.plain_backbone import has_heads_beside, write_plain_backbone
+from medusa_chat.checkpoints.vllm_heads import VllmHeads
+from medusa_chat.errors import MedusaChatError, ModelError, UsageError, first_line
+from medusa_chat.messages import LoadPhase, LoadRequest
+from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
+
+BACKBONE = "backbone"  # the folder below, where the backbone is written too
+
+
+@dataclass(frozen=True)
+class VllmExport:
+    """What was written. backbone: what vLLM is to serve, a Hub id or a folder. tokens, of
+    vocabulary: that a draft is taken from. notes: what to know of it, a sentence each."""
+
+    folder: Path
+    bytes: int
+    backbone: str
+    heads: int
+    tokens: int
+    vocabulary: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """The words that serve it. vLLM makes as many heads as it shall draft tokens: it leaves out
+        what is more in the file, and what is not in it would be random. Its check that all weights
+        were in the files takes a token map for one that was not, so it is switched off there."""
+        drafts = {
+            "method": "medusa",
+            "model": str(self.folder),
+            "num_speculative_tokens": self.heads,
+        }
+        words = ["vllm", "serve", self.backbone, "--speculative-config", json.dumps(drafts)]
+        if self.tokens < self.vocabulary:
+            words += ["--model-loader-extra-config", json.dumps({"enable_weights_track": False})]
+        return words
+
+
+def export_vllm(
+    request: LoadRequest, output: Path
+) -> Iterator[tuple[LoadPhase, VllmExport | None]]:
+    """Write the heads of a checkpoint as vLLM reads them, phase by phase (messages.LoadPhase); the
+    last is "ready" with what was written. A GGUF file is converted to bf16 first.
+
+    Raises UsageError where `output` exists, ModelError for heads that vLLM cannot express,
+    MedusaChatError where they cannot be written; no partial folder stays."""
+    output = output.expanduser().absolute()
+    if output.exists():
+        raise _exists(output)
+    yield LoadPhase("resolve"), None
+    found = yield from fetch(request)
+    _refuse(found)
+    found = yield from converted(found, "bf16")
+    yield LoadPhase("read"), None
+    heads, notes = _read(found)
+    size = _write(output, found, heads)
+    yield LoadPhase("ready"), _described(output, size, found, heads, notes)
+
+
+def _refuse(found: Checkpoint) -> None:
+    if found.heads is None:
+        raise ModelError(
+            f"{found.name} has no Medusa heads to export: give --checkpoint with heads, or train "
+            "some (medusa-chat train)"
+        )
+    if found.adapter is not None:
+        raise ModelError(
+            f"{found.name} cannot be exported: its heads belong to the backbone with the LoRA "
+            f"adapter {found.adapter.name}, which vLLM's Medusa method does not apply; merge the "
+            "adapter into the backbone, and give heads and merged backbone (--backbone)"
+        )
+
+
+def _read(found: Checkpoint) -> tuple[VllmHeads, list[str]]:
+    """The heads in vLLM's terms, and notes."""
+    config = weights.config_of(found)
+    heads, notes = read_heads(found, config)
+    assert heads is not None
+    vocabulary = int(config.get_text_config().vocab_size)
+    lm_head = read_lm_head(found, config) if heads.is_shared else None
+    tokens: tuple[int, ...] = ()
+    if found.calibration is not None:
+        tokens, said = Calibration.read(found.calibration).shortlist_of(vocabulary)
+        notes += said
+    made = VllmHeads.of(heads, lm_head, tokens, vocabulary)
+    if tokens and made.tokens == vocabulary:
+        notes.append("drafts are taken from all tokens: vLLM has no shortlist for several LM heads")
+    return made, notes
+
+
+def _write(output: Path, found: Checkpoint, heads: VllmHeads) -> int:
+    """Write the folder whole or not at all; its bytes."""
+
+    def fill(folder: Path) -> None:
+        own = has_heads_beside(found)
+        base = BACKBONE if own else found.repo or str(found.source.resolve())
+        config = {**heads.config, "base_model_name_or_path": base}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        save_file(dict(heads.tensors), folder / "model.safetensors")
+        if found.calibration is not None:
+            shutil.copyfile(found.calibration, folder / CALIBRATION_FILE)
+        if own:
+            write_plain_backbone(folder / BACKBONE, found)
+
+    try:
+        return paths.write_folder(output, fill)
+    except FileExistsError:
+        raise _exists(output) from None
+    except (OSError, SafetensorError) as error:
+        raise MedusaChatError(
+            f"{output} cannot be written ({first_line(error)}): free some disk space, or give "
+            "another DIR"
+        ) from error
+
+
+def _described(
+    output: Path, size: int, found: Checkpoint, heads: VllmHeads, notes: list[str]
+) -> VllmExport:
+    served = str(found.backbone.resolve())
+    if has_heads_beside(found):
+        served = str(output / BACKBONE)
+        notes.append(
+            f"{served} is the backbone without its heads: vLLM would take them for its weights"
+        )
+    elif found.original is not None:
+        notes.append(f"the backbone is {found.original.name} as it was converted to bf16 here")
+    elif found.repo is not None:
+        served = found.repo
+    config = heads.config
+    counts = config["num_heads"], heads.tokens, config["vocab_size"]
+    return VllmExport(output, size, served, *counts, tuple(notes))
+
+
+def _exists(output: Path) -> UsageError:
+    return UsageError(f"{output} exists: give another DIR, or move it away")
