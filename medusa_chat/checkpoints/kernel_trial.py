@@ -55,7 +55,7 @@ def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
     before = backbone.implementation
     backbone.attend_by(split_attention.NAME)
     if agrees("attention stays in one part", backbone.check, torch.inf):
-        return ["attention over long texts in splits"]
+        return ["attention in splits, by the text's length on the device"]
     backbone.attend_by(before)
     return []
 

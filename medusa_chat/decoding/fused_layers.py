@@ -88,8 +88,8 @@ class FusedLayer(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """hidden_states [1, q, d], attention_mask additive [1, 1, q, s], position_embeddings (cos,
-        sin) [1, q, D] -> [1, q, d]."""
+        """hidden_states [1, q, d], attention_mask as the attention function takes it,
+        position_embeddings (cos, sin) [1, q, D] -> [1, q, d]."""
         if self.config._attn_implementation not in OURS or position_embeddings is None:
             out: Tensor = self.stock(
                 hidden_states,
@@ -146,7 +146,8 @@ class FusedDecoder:
         use_cache: bool = True,
     ) -> Any:
         stock = self.stock
-        attention_mask = fold(attention_mask, self.groups)  # for all layers
+        if attention_mask.is_floating_point():
+            attention_mask = fold(attention_mask, self.groups)  # for all layers
         hidden = stock.embed_tokens(input_ids)
         angles = stock.rotary_emb(hidden, position_ids=position_ids)
         for layer in stock.layers:

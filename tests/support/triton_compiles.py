@@ -21,6 +21,7 @@ NAMES = {
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
     torch.uint8: "u8",
+    torch.int64: "i64",
 }
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 SPLIT = [
@@ -80,11 +81,13 @@ def _is_round(value: Any) -> bool:
 def compiled() -> Iterator[list[Any]]:
     """What is printed, line by line."""
     launches = split._split_kernel = Launches(split._split_kernel)
+    merges = split._merge_kernel = Launches(split._merge_kernel)
     for dtype, width, architecture in SPLIT:
-        query, key = (torch.zeros(2, n, width, dtype=dtype) for n in (64, 512))
-        split.run(query, key, key, torch.zeros(16, 512, dtype=dtype), 0.1)
+        query, key = (torch.zeros(1, *sizes, width, dtype=dtype) for sizes in ((8, 16), (2, 512)))
+        split.run(query, key, key, torch.zeros(16, 3, dtype=torch.int64), 0.1)
         launch = f"{NAMES[dtype]}, width {width}"
         yield ["split", launch, architecture, launches.shared(architecture)]
+        yield ["merge", launch, architecture, merges.shared(architecture)]
     launches = nf4_kernel._nf4_kernel = Launches(nf4_kernel._nf4_kernel)
     tiles = nf4.repack(torch.zeros(256 * 256, dtype=torch.uint8), torch.ones(2048), 256, 512)
     for dtype, rows, architecture in NF4:
