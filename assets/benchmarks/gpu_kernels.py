@@ -11,11 +11,12 @@ from gpu_part import Bench
 
 from medusa_chat.bench.harness.random_model import RandomModel, load_shape
 from medusa_chat.decoding.attention import tree_attention
-from medusa_chat.decoding.backends import nf4, split_attention
+from medusa_chat.decoding.backends import layer_kernels, nf4, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.layer_ops import TORCH
 from medusa_chat.decoding.node_mask import NodeMask
 from medusa_chat.decoding.tree import chain
 from medusa_chat.messages import LoadRequest
@@ -24,6 +25,8 @@ from medusa_chat.trees.auto_tree import source_tree
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 WIDTHS = (64, 128, 256)
 SMALL = RandomModel("small", 512, 1376, 4, 8, 4, 4096, 4096)
+LAYER = layer_kernels.Sizes(4096, (32, 8), 128, 14336)  # of Llama-3.1-8B
+TINY_LAYER = layer_kernels.Sizes(64, (4, 2), 16, 128)
 TINY = RandomModel("tiny", 64, 128, 2, 4, 2, 96, 256, heads=3)
 PROMPT = 200  # tokens
 NONE = "no kernel runs here: torch computes in its place"
@@ -31,17 +34,20 @@ NONE = "no kernel runs here: torch computes in its place"
 
 def parity(bench: Bench) -> Iterator[tuple[str, Any]]:
     """The largest difference of our kernels from their twins in fp32: of split attention by width
-    of a head and number format, and of the NF4 product."""
+    of a head and number format, of the NF4 product, and of the kernels of an 8B's layer."""
     device = torch.device(bench.device)
 
     def of(difference: Callable[..., float], *asked: Any) -> float | str:
-        return _said(partial(difference, device, *asked)) if device.type == "cuda" else NONE
+        return _said(partial(difference, *asked)) if device.type == "cuda" else NONE
 
     for name, dtype in FORMATS.items():
         for width in WIDTHS:
-            off = of(split_attention.difference, dtype, width)
+            off = of(split_attention.difference, device, dtype, width)
             yield f"split attention, D = {width}, {name}", off
-        yield f"nf4 product, {name}", of(nf4.difference, dtype)
+        yield f"nf4 product, {name}", of(nf4.difference, device, dtype)
+        for kernel, what in layer_kernels.NAMES.items():
+            off = of(layer_kernels.difference, kernel, LAYER, device, dtype)
+            yield f"{what}, {name}", off
 
 
 def _said(work: Callable[[], float]) -> float | str:
@@ -93,3 +99,18 @@ def attention_times(bench: Bench) -> Iterator[tuple[str, Any]]:
         for name, way, seen in (("plain", tree_attention, mask), ("split", by_words, words)):
             call = partial(way, query, key, key, seen, 0.1)
             yield f"{name}, {keys} keys", timed(device, call, bench.either(30, 1))
+
+
+def layer_times(bench: Bench) -> Iterator[tuple[str, Any]]:
+    """Milliseconds of what stands between the products of an 8B's layer: by torch and by ours."""
+    device, dtype = torch.device(bench.device), bench.either(torch.bfloat16, torch.float32)
+    sizes = bench.either(LAYER, TINY_LAYER)
+    for rows in (1, 16, 64):
+        for name, what in layer_kernels.NAMES.items():
+            given = layer_kernels.arguments(name, sizes, rows, device, dtype, dtype)
+            ways = {"torch": getattr(TORCH, name)}
+            if not bench.is_dry:
+                ways["ours"] = layer_kernels.kernel(name)
+            for way, call in ways.items():
+                spent = timed(bench.device, partial(call, *given), bench.either(30, 1))
+                yield f"{what}, {rows} rows, {way}", spent

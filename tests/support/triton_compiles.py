@@ -12,9 +12,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from medusa_chat.decoding.backends import nf4
+from medusa_chat.decoding.backends import layer_kernels, nf4
+from medusa_chat.decoding.backends.kernels import layers, split
 from medusa_chat.decoding.backends.kernels import nf4 as nf4_kernel
-from medusa_chat.decoding.backends.kernels import split
 
 NAMES = {
     torch.float16: "fp16",
@@ -29,6 +29,8 @@ SPLIT = [
     *((FULL, width, 86) for width in (64, 128, 256)),
     *((BRAIN, 128, cc) for cc in (80, 89, 120)),
 ]
+LAYERS = [(HALF, 86), (FULL, 90), *((BRAIN, cc) for cc in (80, 89, 120))]
+SIZES = layer_kernels.Sizes(hidden=8192, heads=(64, 8), width=128, gate=28672)
 NF4 = [
     *((HALF, rows, cc) for rows in (16, 64) for cc in (86, 90)),
     *((BRAIN, 64, cc) for cc in (80, 89, 120)),
@@ -88,6 +90,13 @@ def compiled() -> Iterator[list[Any]]:
         launch = f"{NAMES[dtype]}, width {width}"
         yield ["split", launch, architecture, launches.shared(architecture)]
         yield ["merge", launch, architecture, merges.shared(architecture)]
+    for name in layer_kernels.NAMES:
+        launches = Launches(getattr(layers, f"_{name}_kernel"))
+        setattr(layers, f"_{name}_kernel", launches)
+        for dtype, architecture in LAYERS:
+            given = layer_kernels.arguments(name, SIZES, 16, torch.device("cpu"), dtype, dtype)
+            layer_kernels.kernel(name)(*given)
+            yield [name, NAMES[dtype], architecture, launches.shared(architecture)]
     launches = nf4_kernel._nf4_kernel = Launches(nf4_kernel._nf4_kernel)
     tiles = nf4.repack(torch.zeros(256 * 256, dtype=torch.uint8), torch.ones(2048), 256, 512)
     for dtype, rows, architecture in NF4:

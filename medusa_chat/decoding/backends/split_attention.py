@@ -13,14 +13,13 @@ from torch import Tensor
 from medusa_chat.decoding.attention import NAME as TREE
 from medusa_chat.decoding.attention import register, tree_attention
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.parity import Timer, agrees
+from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, agrees, largest
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.node_mask import NodeMask, additive, sights
 from medusa_chat.decoding.tree import Tree, chain
 
 NAME = "medusa_split"
 WIDTHS = (16, 32, 64, 128, 256)  # of a head
-TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 4e-2}  # of its reference
 ROWS = 16  # of the steps that it is timed at
 SHORT, LONG = 512, 8192  # keys: where it must lose nothing, and where it must win
 GAIN, LOSS = 1.05, 0.98  # how many times as fast it must measure there
@@ -97,7 +96,7 @@ def has_kernel(device: torch.device, dtype: torch.dtype, width: int) -> bool:
 def difference(device: torch.device, dtype: torch.dtype, width: int) -> float:
     """The kernel's largest difference from its reference in fp32 on random numbers."""
     generator = torch.Generator(device).manual_seed(0)
-    return max(_off(generator, dtype, width, *case) for case in CASES)
+    return largest(_off(generator, dtype, width, *case) for case in CASES)
 
 
 def _off(
