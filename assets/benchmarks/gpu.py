@@ -36,6 +36,7 @@ PARTS = (
     Part("nf4-products", "gpu_nf4:product_times", 60, {}, QUANTISED),
     Part("7b-int8", "gpu_nf4:steps", 90, {"lengths": SHORT[:1], "bits": 8}, QUANTISED),
     Part("attention-times", "gpu_kernels:attention_times", 40),
+    Part("layer-times", "gpu_kernels:layer_times", 40),
     Part("nf4-settings", "gpu_nf4:settings_times", 60, {}, QUANTISED),
 )
 

@@ -8,39 +8,46 @@ import torch
 from gpu_answers import events_of, parted_at, prompt_of
 from gpu_clock import timed
 from gpu_part import Bench
-from torch import Tensor
 
 from medusa_chat.bench.harness.random_model import RandomModel, load_shape
 from medusa_chat.decoding.attention import tree_attention
-from medusa_chat.decoding.backends import nf4, split_attention
+from medusa_chat.decoding.backends import layer_kernels, nf4, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.backends.torch_step import TorchStep
+from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.layer_ops import TORCH
+from medusa_chat.decoding.node_mask import NodeMask
+from medusa_chat.decoding.tree import chain
 from medusa_chat.messages import LoadRequest
 from medusa_chat.trees.auto_tree import source_tree
 
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-WIDTHS = (64, 128)
-CALLS = ((1, 1, 40), (4, 16, 700), (2, 64, 1300), (1, 64, 1300))  # groups, rows, keys
+WIDTHS = (64, 128, 256)
 SMALL = RandomModel("small", 512, 1376, 4, 8, 4, 4096, 4096)
+LAYER = layer_kernels.Sizes(4096, (32, 8), 128, 14336)  # of Llama-3.1-8B
+TINY_LAYER = layer_kernels.Sizes(64, (4, 2), 16, 128)
 TINY = RandomModel("tiny", 64, 128, 2, 4, 2, 96, 256, heads=3)
 PROMPT = 200  # tokens
 NONE = "no kernel runs here: torch computes in its place"
 
 
 def parity(bench: Bench) -> Iterator[tuple[str, Any]]:
-    """The largest difference of split attention from attention in fp32, by width of a head and
-    number format, and of our NF4 product from its twin."""
+    """The largest difference of our kernels from their twins in fp32: of split attention by width
+    of a head and number format, of the NF4 product, and of the kernels of an 8B's layer."""
     device = torch.device(bench.device)
-    is_there = split_attention.has_kernel(device)
-    yield "split attention", "our kernel" if is_there else NONE
-    for width in WIDTHS:
-        for name, dtype in FORMATS.items():
-            off = _said(partial(_split_difference, device, width, dtype))
-            yield f"split attention, D = {width}, {name}", off
+
+    def of(difference: Callable[..., float], *asked: Any) -> float | str:
+        return _said(partial(difference, *asked)) if device.type == "cuda" else NONE
+
     for name, dtype in FORMATS.items():
-        off = _said(partial(nf4.difference, device, dtype)) if device.type == "cuda" else NONE
-        yield f"nf4 product, {name}", off
+        for width in WIDTHS:
+            off = of(split_attention.difference, device, dtype, width)
+            yield f"split attention, D = {width}, {name}", off
+        yield f"nf4 product, {name}", of(nf4.difference, device, dtype)
+        for kernel, what in layer_kernels.NAMES.items():
+            off = of(layer_kernels.difference, kernel, LAYER, device, dtype)
+            yield f"{what}, {name}", off
 
 
 def _said(work: Callable[[], float]) -> float | str:
@@ -49,30 +56,6 @@ def _said(work: Callable[[], float]) -> float | str:
         return work()
     except Exception as error:
         return f"failed: {str(error).strip().partition(chr(10))[0]}"
-
-
-def _split_difference(device: torch.device, width: int, dtype: torch.dtype) -> float:
-    generator = torch.Generator(device).manual_seed(0)
-    worst = 0.0
-    for groups, rows, keys in CALLS:
-        shapes = ((2 * groups, rows), (2, keys), (2, keys))
-        draws = (
-            torch.randn(1, *shape, width, generator=generator, device=device) for shape in shapes
-        )
-        query, key, value = (t.to(dtype) for t in draws)
-        mask = torch.zeros(1, 1, rows, keys, device=device)
-        mask[..., keys - rows :] = torch.full((rows, rows), -torch.inf, device=device).triu(1)
-        wide = (t.float().repeat_interleave(groups, 1) for t in (key, value))
-        wanted = _in_fp32(query.float(), *wide, mask)
-        ours = split_attention.split_tree_attention(query, key, value, mask.to(dtype))
-        worst = max(worst, float((ours.float() - wanted).abs().max()))
-    return worst
-
-
-def _in_fp32(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """[1, H, q, D] over [1, H, s, D] -> [1, q, H, D]."""
-    scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5 + mask
-    return (torch.softmax(scores, -1) @ value).transpose(1, 2)
 
 
 def recorded_parity(bench: Bench) -> Iterator[tuple[str, Any]]:
@@ -104,13 +87,30 @@ def answer(engine: Engine, nodes: int, temperature: float, count: int) -> Sequen
 
 def attention_times(bench: Bench) -> Iterator[tuple[str, Any]]:
     """Milliseconds of one 64-row call at Llama-3.1-8B's sizes: plain and split."""
+    by_words = split_attention.split_tree_attention
     heads, key_heads, width = bench.either((32, 8, 128), (4, 2, 16))
     device, dtype = bench.device, bench.either(torch.bfloat16, torch.float32)
-    ways = {"plain": tree_attention, "split": split_attention.split_tree_attention}
+    nodes = NodeMask.of(TreeTensors.of(chain(63), torch.device(device)), None)
     for keys in (1024, 8192, 32768):
         query = torch.randn(1, heads, 64, width, device=device, dtype=dtype)
         key = torch.randn(1, key_heads, keys, width, device=device, dtype=dtype)
         mask = torch.zeros(1, 1, 64, keys, device=device, dtype=dtype)
-        for name, way in ways.items():
-            call = partial(way, query, key, key, mask, 0.1)
+        words = nodes.behind(keys - 64)[None, None]
+        for name, way, seen in (("plain", tree_attention, mask), ("split", by_words, words)):
+            call = partial(way, query, key, key, seen, 0.1)
             yield f"{name}, {keys} keys", timed(device, call, bench.either(30, 1))
+
+
+def layer_times(bench: Bench) -> Iterator[tuple[str, Any]]:
+    """Milliseconds of what stands between the products of an 8B's layer: by torch and by ours."""
+    device, dtype = torch.device(bench.device), bench.either(torch.bfloat16, torch.float32)
+    sizes = bench.either(LAYER, TINY_LAYER)
+    for rows in (1, 16, 64):
+        for name, what in layer_kernels.NAMES.items():
+            given = layer_kernels.arguments(name, sizes, rows, device, dtype, dtype)
+            ways = {"torch": getattr(TORCH, name)}
+            if not bench.is_dry:
+                ways["ours"] = layer_kernels.kernel(name)
+            for way, call in ways.items():
+                spent = timed(bench.device, partial(call, *given), bench.either(30, 1))
+                yield f"{what}, {rows} rows, {way}", spent

@@ -4,6 +4,7 @@ replace, and used where its results agree and it is faster."""
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from medusa_chat import paths
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.memory import device_memory
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import nf4, split_attention
+from medusa_chat.decoding.backends import layer_kernels, nf4, split_attention
 from medusa_chat.decoding.backends.parity import Timer, agrees
 
 FOLDER = "kernels"  # of the state: a file for each kernel that is being tried
 SPARE = 10**9  # bytes that stay free for answers
 REPEATS = 15
 WARM_UPS = 3
+LEAST = 2**26  # bytes that are written before a call, so that it is queued when the device begins
 
 
 def try_kernels(backbone: Backbone) -> list[str]:
@@ -32,6 +34,7 @@ def try_kernels(backbone: Backbone) -> list[str]:
     kernels: dict[str, Callable[[Backbone, Timer], list[str]]] = {
         "nf4-product": _nf4_product,
         "split-attention": _split_attention,
+        **{name: partial(_layer_kernel, name) for name in layer_kernels.NAMES},
     }
     notes = []
     for name, attempt in kernels.items():
@@ -55,9 +58,13 @@ def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
     before = backbone.implementation
     backbone.attend_by(split_attention.NAME)
     if agrees("attention stays in one part", backbone.check, torch.inf):
-        return ["attention over long texts in splits"]
+        return ["attention in splits, by the text's length on the device"]
     backbone.attend_by(before)
     return []
+
+
+def _layer_kernel(name: str, backbone: Backbone, timer: Timer) -> list[str]:
+    return layer_kernels.use_where_faster(name, backbone, timer)
 
 
 @contextmanager
@@ -87,7 +94,7 @@ def cuda_seconds(call: Callable[[], Any]) -> float:
     """Median seconds of a call on the current CUDA device, by its own clock. A buffer larger than
     its cache is written before each, so that weights come from memory as in a step."""
     cache = torch.cuda.get_device_properties().L2_cache_size
-    buffer = torch.empty(4 * cache, dtype=torch.uint8, device="cuda")
+    buffer = torch.empty(max(4 * cache, LEAST), dtype=torch.uint8, device="cuda")
     spans = []
     for _ in range(WARM_UPS + REPEATS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

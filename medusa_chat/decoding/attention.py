@@ -100,9 +100,10 @@ def _double_attention(
 
 
 OURS: dict[str, Attention] = {}  # by name
+TAKE_WORDS: set[str] = set()  # those that take node masks (node_mask.py), too
 
 
-def register(name: str, attend: Attention) -> None:
+def register(name: str, attend: Attention, takes_words: bool = False) -> None:
     """Let models attend by a function of ours, under a name."""
 
     def attention(
@@ -117,6 +118,8 @@ def register(name: str, attend: Attention) -> None:
         return attend(query, key, value, attention_mask, scaling), None
 
     OURS[name] = attend
+    if takes_words:
+        TAKE_WORDS.add(name)
     AttentionInterface.register(name, attention)
 
 

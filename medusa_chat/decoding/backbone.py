@@ -13,6 +13,7 @@ from medusa_chat.decoding.families import needs_eager, refuse_unfit, windows
 from medusa_chat.decoding.fused_layers import FusedDecoder, lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache
 from medusa_chat.decoding.logit_head import LogitHead
+from medusa_chat.decoding.node_mask import NodeMask
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
@@ -60,6 +61,11 @@ class Backbone:
         self.implementation = implementation
 
     @property
+    def takes_words(self) -> bool:
+        """Whether the attention takes node masks, which need no tensor as long as the text."""
+        return self.implementation in attention.TAKE_WORDS
+
+    @property
     def beside(self) -> tuple[nn.Module, ...]:
         """Modules that may hold memory beside the model's own."""
         return tuple(m for m in (self.decoder, self.lm_head.linear) if isinstance(m, nn.Module))
@@ -70,8 +76,12 @@ class Backbone:
 
         Their keys and values lie after the cache's valid rows until `cache.keep` makes them valid.
         """
-        mask = {w: self._tree_mask(tree, tensors, w) for w in self.windows}
-        return self._run(tokens, self.cache.length + tensors.depths, mask)
+        length = self.cache.length
+        if self.takes_words:
+            masks = {w: NodeMask.of(tensors, w).behind(length) for w in self.windows}
+        else:
+            masks = {w: self._tree_mask(tree, tensors, w) for w in self.windows}
+        return self._run(tokens, length + tensors.depths, masks)
 
     def run_draft(self, draft: Draft) -> tuple[Tensor, Tensor]:
         """One pass over the n nodes of a draft: hidden [n, d] and logits [n, V], in the model's
@@ -92,14 +102,14 @@ class Backbone:
     def _run(self, tokens: Tensor, positions: Tensor, masks: dict[int | None, Tensor]) -> Tensor:
         self.cache.begin()
         if isinstance(self.decoder, nn.Module | FusedDecoder):  # the C library takes any mask
-            masks = {window: aligned(mask) for window, mask in masks.items()}
+            masks = {w: aligned(m) if m.is_floating_point() else m for w, m in masks.items()}
         return self.run_fixed(tokens, positions, masks, self.cache.layers)
 
     def run_fixed(
         self, tokens: Tensor, positions: Tensor, masks: dict[int | None, Tensor], layers: Any
     ) -> Tensor:
         """One pass with the caller's cache layers and masks: tokens and positions int64 [n], masks
-        [n, s] by window -> hidden [n, d]. It never waits for the device."""
+        by window, [n, s] or node masks -> hidden [n, d]. It never waits for the device."""
         out = self.decoder(
             input_ids=tokens[None],
             position_ids=positions[None],

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.attention import OURS, fold
+from medusa_chat.decoding.layer_ops import TORCH
 from medusa_chat.decoding.linear4 import can_merge, is_linear4, moved
 from medusa_chat.decoding.merged_linear import PackedLinear, merge, packed
 
@@ -63,7 +64,9 @@ class FusedLayer(nn.Module):
         attention, mlp = layer.self_attn, layer.mlp
         self.config, self.index = attention.config, attention.layer_idx
         self.scaling, self.head_dim = attention.scaling, attention.head_dim
-        self.sizes = [p.out_features for p in (attention.q_proj, attention.k_proj)]
+        queries, keys = attention.q_proj.out_features, attention.k_proj.out_features
+        self.heads = queries // self.head_dim, keys // self.head_dim
+        self.ops = TORCH
         self.before, self.after = (
             layer.input_layernorm,
             layer.post_attention_layernorm,
@@ -75,7 +78,7 @@ class FusedLayer(nn.Module):
         self.down = lay(moved(mlp.down_proj))
         half = self.head_dim // 2
         sign = torch.tensor([-1.0] * half + [1.0] * half).to(self.before.weight)
-        self.sign: Tensor
+        self.sign: Tensor  # of rotate_half
         self.register_buffer("sign", sign, persistent=False)
 
     def forward(
@@ -88,8 +91,8 @@ class FusedLayer(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """hidden_states [1, q, d], attention_mask additive [1, 1, q, s], position_embeddings (cos,
-        sin) [1, q, D] -> [1, q, d]."""
+        """hidden_states [1, q, d], attention_mask as the attention function takes it,
+        position_embeddings (cos, sin) [1, q, D] -> [1, q, d]."""
         if self.config._attn_implementation not in OURS or position_embeddings is None:
             out: Tensor = self.stock(
                 hidden_states,
@@ -102,28 +105,33 @@ class FusedLayer(nn.Module):
             )
             return out
         cos, sin = position_embeddings
-        mixed = self._attend(self.before(hidden_states), attention_mask, past_key_values, cos, sin)
-        hidden_states = hidden_states + mixed
-        gate, up = self.gate_up(self.after(hidden_states)).chunk(2, -1)
-        hidden_states = hidden_states + self.down(F.silu(gate) * up)
-        return hidden_states
+        angles = cos, sin * self.sign
+        hidden, delta = self.run(hidden_states, None, attention_mask, past_key_values, angles)
+        return hidden + delta
+
+    def run(
+        self,
+        hidden: Tensor,
+        delta: Tensor | None,
+        mask: Tensor | None,
+        cache: Any,
+        angles: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """hidden [1, q, d] and what the layer before adds to it; angles: cos and signed sin
+        [1, q, D] -> the same two after this layer."""
+        if delta is None:
+            x = self.before(hidden)
+        else:
+            hidden, x = self.ops.add_norm(hidden, delta, self.before)
+        hidden, x = self.ops.add_norm(hidden, self._attend(x, mask, cache, angles), self.after)
+        return hidden, self.down(self.ops.gated(self.gate_up(x)))
 
     def _attend(
-        self, x: Tensor, mask: Tensor | None, cache: Any, cos: Tensor, sin: Tensor
+        self, x: Tensor, mask: Tensor | None, cache: Any, angles: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """The attention block: x [1, q, d], cos and sin [1, q, D] -> [1, q, d]."""
-        q_size, k_size = self.sizes
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [1, H', q, D]
-        turned = heads[:, : (q_size + k_size) // self.head_dim]
-        # rotate_half(x) * sin, with the sign moved from x to sin
-        swapped = torch.roll(turned, self.head_dim // 2, -1)
-        turned = torch.addcmul(turned * cos, swapped, sin * self.sign)
-        query, key = turned.split([q_size // self.head_dim, k_size // self.head_dim], 1)
-        value = heads[:, (q_size + k_size) // self.head_dim :]
-        if cache is not None:
-            key, value = cache.update(key, value, self.index)
-        attend = OURS[self.config._attn_implementation]
-        mixed = attend(query, key, value, mask, self.scaling)
+        """The attention block: x [1, q, d] -> [1, q, d]."""
+        read = self.ops.turned(self.qkv(x), *angles, self.heads, cache, self.index)
+        mixed = OURS[self.config._attn_implementation](*read, mask, self.scaling)
         out: Tensor = self.out(mixed.flatten(2))
         return out
 
@@ -146,17 +154,15 @@ class FusedDecoder:
         use_cache: bool = True,
     ) -> Any:
         stock = self.stock
-        attention_mask = fold(attention_mask, self.groups)  # for all layers
-        hidden = stock.embed_tokens(input_ids)
-        angles = stock.rotary_emb(hidden, position_ids=position_ids)
+        if attention_mask.is_floating_point():
+            attention_mask = fold(attention_mask, self.groups)  # for all layers
+        hidden, delta = stock.embed_tokens(input_ids), None
+        cos, sin = stock.rotary_emb(hidden, position_ids=position_ids)
+        angles = cos, sin * stock.layers[0].sign
         for layer in stock.layers:
-            hidden = layer(
-                hidden,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                position_embeddings=angles,
-            )
-        return SimpleNamespace(last_hidden_state=stock.norm(hidden))
+            hidden, delta = layer.run(hidden, delta, attention_mask, past_key_values, angles)
+        _, normed = layer.ops.add_norm(hidden, delta, stock.norm)
+        return SimpleNamespace(last_hidden_state=normed)
 
 
 def lean_decoder(decoder: Any, implementation: str) -> Any:

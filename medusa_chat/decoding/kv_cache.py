@@ -60,6 +60,11 @@ class FixedLayer(Layer):
         assert self.keys is not None and self.values is not None
         self.keys.index_copy_(2, self.places, key_states)
         self.values.index_copy_(2, self.places, value_states)
+        return self.read()
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, H, bucket, D], as they are."""
+        assert self.keys is not None and self.values is not None
         return self.keys[:, :, : self.bucket], self.values[:, :, : self.bucket]
 
 

@@ -2,18 +2,22 @@
 remembered. There is no GPU here: kernels are their torch references, and clocks are scripted."""
 
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support.engines import decode, engine_of
+from support.engines import decode, engine_of, on
 from support.families import tiny
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kernel_trial
-from medusa_chat.decoding.backends import nf4, split_attention
+from medusa_chat.decoding.backends import layer_kernels, nf4, split_attention
+from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
+from medusa_chat.decoding.backends.layer_kernels import NAMES
 from medusa_chat.decoding.backends.parity import agrees
-from medusa_chat.decoding.backends.split_twin import split_attention as twin
+from medusa_chat.decoding.fused_layers import replace_submodules
+from medusa_chat.decoding.layer_ops import TORCH
 from medusa_chat.decoding.tree import cartesian
 
 KERNELS = "medusa_chat.decoding.backends.kernels.split"
@@ -21,15 +25,15 @@ KERNELS = "medusa_chat.decoding.backends.kernels.split"
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """The split kernel as its reference -> the numbers of keys it was called with."""
+    """The split kernel as its reference -> the numbers of keys it was called for."""
     keys = []
 
-    def run(query, key, value, mask, scaling):
-        keys.append(key.shape[1])
-        return twin(query, key, value, mask, scaling)
+    def run(query, key, value, words, scaling):
+        keys.append(int(words[0, 1]) + len(words))
+        return split_attention.twin(query, key, value, words, scaling)
 
     monkeypatch.setitem(sys.modules, KERNELS, SimpleNamespace(run=run))
-    monkeypatch.setattr(split_attention, "has_kernel", lambda device: True)
+    monkeypatch.setattr(split_attention, "has_kernel", lambda *asked: True)
     monkeypatch.setattr(nf4, "has_kernel", lambda *device: True)
     return keys
 
@@ -61,7 +65,7 @@ def test_attention_in_splits_is_used_where_it_wins_and_loses_nothing(
     wanted = decode(engine, tree=tree)[-1].token_ids
     clock(monkeypatch, kernel, (short, long))
     notes = kernel_trial.try_kernels(engine.backbone)
-    assert (notes == ["attention over long texts in splits"]) is is_used
+    assert len(notes) == is_used and all("attention in splits" in note for note in notes)
     assert (engine.backbone.implementation == split_attention.NAME) is is_used
     kernel.clear()
     engine.forget()
@@ -72,7 +76,7 @@ def test_attention_in_splits_is_used_where_it_wins_and_loses_nothing(
 def test_a_kernel_that_decodes_a_tree_otherwise_is_not_used(monkeypatch, kernel):
     engine = engine_of(tiny("llama", hidden_size=64), context=600)
     clock(monkeypatch, kernel, (1, 2))
-    wrong = SimpleNamespace(run=lambda q, k, v, m, s: kernel.append(k.shape[1]) or 2 * q)
+    wrong = SimpleNamespace(run=lambda q, k, v, m, s: kernel.append(512) or 2 * q.transpose(1, 2))
     monkeypatch.setitem(sys.modules, KERNELS, wrong)
     assert kernel_trial.try_kernels(engine.backbone) == []
     assert engine.backbone.implementation == "medusa_tree"
@@ -102,6 +106,81 @@ def test_a_kernel_that_lost_the_device_is_not_tried_again_there(monkeypatch):
     monkeypatch.setattr(kernel_trial, "describe_device", lambda device: "another card")
     monkeypatch.setattr(kernel_trial, "_nf4_product", lambda *asked: ["tried"])
     assert kernel_trial.try_kernels(backbone) == ["tried", "tried"] and marks() == []
+
+
+@pytest.fixture
+def twins(monkeypatch):
+    """The kernels of a layer as torch's operators -> how often each was called."""
+    calls = Counter()
+
+    def kernel(name):
+        def call(*given):
+            calls[name] += 1
+            return getattr(TORCH, name)(*given)
+
+        return call
+
+    monkeypatch.setattr(layer_kernels, "kernel", kernel)
+    return calls
+
+
+def merged():
+    model = tiny("llama")
+    replace_submodules(model)
+    return engine_of(model)
+
+
+def by_calls(monkeypatch, twins, seconds):
+    """Seconds of a call of the kernels by name, 1 by torch."""
+
+    def clock(call):
+        before = twins.copy()
+        call()
+        (name,) = (twins - before) or (None,)
+        return seconds.get(name, 1.0)
+
+    monkeypatch.setattr(kernel_trial, "cuda_seconds", clock)
+
+
+@pytest.mark.parametrize("fast", [(), ("add_norm",), ("turned", "gated"), tuple(NAMES)])
+def test_a_kernel_of_a_layer_is_used_where_it_is_faster_and_alone(monkeypatch, twins, fast):
+    engine, tree = merged(), cartesian(3, 2)
+    wanted = decode(engine, tree=tree)[-1].token_ids
+    by_calls(monkeypatch, twins, dict.fromkeys(fast, 0.5))
+    assert kernel_trial.try_kernels(engine.backbone) == [NAMES[name] for name in fast]
+    assert marks() == []
+    twins.clear()
+    engine.forget()
+    engine = on(engine, CudaGraphStep(engine.backbone))
+    assert decode(engine, tree=tree)[-1].token_ids == wanted
+    assert set(twins) == set(fast)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("fault", ["wrong", "no number", "fails"])
+def test_a_fault_in_a_kernel_of_a_layer_costs_that_one_alone(
+    monkeypatch, caplog, twins, name, fault
+):
+    engine = merged()
+    by_calls(monkeypatch, twins, dict.fromkeys(NAMES, 0.5))
+    real = layer_kernels.kernel
+
+    def kernel(asked):
+        def call(*given):
+            if fault == "fails":
+                raise RuntimeError("no such architecture")
+            found = real(asked)(*given)
+            first = found if isinstance(found, torch.Tensor) else found[0]
+            first.fill_(torch.nan) if fault == "no number" else first.mul_(1.1)
+            return found
+
+        return call if asked == name else real(asked)
+
+    monkeypatch.setattr(layer_kernels, "kernel", kernel)
+    notes = kernel_trial.try_kernels(engine.backbone)
+    assert notes == [text for other, text in NAMES.items() if other != name]
+    assert len(caplog.records) == 1 and NAMES[name] in caplog.text
+    assert engine.backbone.model.model.layers[0].ops.__dict__[name] is getattr(TORCH, name)
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "\x00"])

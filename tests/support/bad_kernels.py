@@ -7,9 +7,13 @@ import torch
 
 
 def assert_bad_kernels_are_refused(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    module: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *asked: object,
 ) -> None:
-    """module: with `has_kernel`, which remembers its answer, and `difference`."""
+    """module: with `has_kernel`, which remembers its answer, and `difference`. asked: arguments of
+    `has_kernel` behind the device."""
 
     def fail(*device: object) -> float:
         raise RuntimeError("no compiler here")
@@ -19,6 +23,6 @@ def assert_bad_kernels_are_refused(
         caplog.clear()
         monkeypatch.setattr(module, "difference", difference)
         device = torch.device("cuda")
-        assert not module.has_kernel(device) and not module.has_kernel(device)
+        assert not module.has_kernel(device, *asked) and not module.has_kernel(device, *asked)
         assert len(caplog.records) == 1 and word in caplog.text
     module.has_kernel.cache_clear()

@@ -30,12 +30,18 @@ SETTINGS = {
 
 
 def step_of(
-    family, tree, details=False, shortlist=(), num_hidden_layers=2, **asked
+    family,
+    tree,
+    details=False,
+    shortlist=(),
+    num_hidden_layers=2,
+    implementation="medusa_tree",
+    **asked,
 ) -> RecordedStep:
     """A recorded step of a tiny model, inside of fake_device."""
     model = tiny(family, num_hidden_layers=num_hidden_layers)
     replace_submodules(model)
-    backbone = Backbone(model, 90)
+    backbone = Backbone(model, 90, implementation)
     heads = MedusaHeads(4, model.config.hidden_size)
     if shortlist:
         heads.shorten(shortlist, backbone.lm_head)

@@ -12,15 +12,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from medusa_chat.decoding.backends import nf4
+from medusa_chat.decoding.backends import layer_kernels, nf4
+from medusa_chat.decoding.backends.kernels import layers, split
 from medusa_chat.decoding.backends.kernels import nf4 as nf4_kernel
-from medusa_chat.decoding.backends.kernels import split
 
 NAMES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
     torch.uint8: "u8",
+    torch.int64: "i64",
 }
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 SPLIT = [
@@ -28,6 +29,8 @@ SPLIT = [
     *((FULL, width, 86) for width in (64, 128, 256)),
     *((BRAIN, 128, cc) for cc in (80, 89, 120)),
 ]
+LAYERS = [(HALF, 86), (FULL, 90), *((BRAIN, cc) for cc in (80, 89, 120))]
+SIZES = layer_kernels.Sizes(hidden=8192, heads=(64, 8), width=128, gate=28672)
 NF4 = [
     *((HALF, rows, cc) for rows in (16, 64) for cc in (86, 90)),
     *((BRAIN, 64, cc) for cc in (80, 89, 120)),
@@ -80,11 +83,20 @@ def _is_round(value: Any) -> bool:
 def compiled() -> Iterator[list[Any]]:
     """What is printed, line by line."""
     launches = split._split_kernel = Launches(split._split_kernel)
+    merges = split._merge_kernel = Launches(split._merge_kernel)
     for dtype, width, architecture in SPLIT:
-        query, key = (torch.zeros(2, n, width, dtype=dtype) for n in (64, 512))
-        split.run(query, key, key, torch.zeros(16, 512, dtype=dtype), 0.1)
+        query, key = (torch.zeros(1, *sizes, width, dtype=dtype) for sizes in ((8, 16), (2, 512)))
+        split.run(query, key, key, torch.zeros(16, 3, dtype=torch.int64), 0.1)
         launch = f"{NAMES[dtype]}, width {width}"
         yield ["split", launch, architecture, launches.shared(architecture)]
+        yield ["merge", launch, architecture, merges.shared(architecture)]
+    for name in layer_kernels.NAMES:
+        launches = Launches(getattr(layers, f"_{name}_kernel"))
+        setattr(layers, f"_{name}_kernel", launches)
+        for dtype, architecture in LAYERS:
+            given = layer_kernels.arguments(name, SIZES, 16, torch.device("cpu"), dtype, dtype)
+            layer_kernels.kernel(name)(*given)
+            yield [name, NAMES[dtype], architecture, launches.shared(architecture)]
     launches = nf4_kernel._nf4_kernel = Launches(nf4_kernel._nf4_kernel)
     tiles = nf4.repack(torch.zeros(256 * 256, dtype=torch.uint8), torch.ones(2048), 256, 512)
     for dtype, rows, architecture in NF4:

@@ -2,15 +2,19 @@
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 
-def triton_or_skip() -> dict[str, str]:
-    """The environment of a child process that finds Triton. Skips without one, but never in CI."""
+def triton_or_skip(*beside: Path) -> dict[str, str]:
+    """The environment of a child process that finds Triton, and modules in the folders `beside`.
+    Skips without one, but never in CI."""
     folder = os.environ.get("TRITON_FOLDER", "")
     if not folder and find_spec("triton") is None:
         assert "CI" not in os.environ, "CI has to say where Triton is: TRITON_FOLDER"
         pytest.skip("needs Triton")
-    places = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+    places = os.pathsep.join(
+        filter(None, (folder, *map(str, beside), os.environ.get("PYTHONPATH")))
+    )
     return os.environ | {"PYTHONPATH": places}

@@ -27,7 +27,7 @@ NOT_RECORDED = "steps of %d nodes cannot be recorded as a CUDA graph and run by 
 
 @dataclass
 class Kind:
-    """Steps that differ only in the length of the text, and what they share."""
+    """Steps that differ only in the length of the text, and what they share; steps: by bucket."""
 
     plan: Plan
     settings: DeviceSettings
@@ -155,10 +155,12 @@ class CudaGraphStep:
         return outcome
 
     def _recorded(self, kind: Kind, state: DecodeState, length: int) -> RecordedStep:
-        """The kind's step for the smallest bucket with room for its nodes after `length` tokens."""
+        """The kind's step for the smallest bucket with room for its nodes after `length` tokens; an
+        attention that reads the text's length on the device has one bucket."""
         capacity = self.backbone.cache.capacity
         needed = length + len(kind.plan.tree)
-        bucket = min(next((b for b in BUCKETS if b >= needed), capacity), capacity)
+        buckets = () if self.backbone.takes_words else BUCKETS
+        bucket = min(next((b for b in buckets if b >= needed), capacity), capacity)
         step = kind.steps.get(bucket)
         if step is None:
             assert self._recorder is not None

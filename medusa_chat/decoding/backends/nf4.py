@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.backends.nf4_tiles import BLOCK, BUCKETS, OUTPUTS, TABLE, Tiles
-from medusa_chat.decoding.backends.parity import Timer, agrees
+from medusa_chat.decoding.backends.parity import Timer, agrees, largest
 from medusa_chat.decoding.linear4 import absmax, is_linear4
 
 FEWEST = 8  # rows; fewer are bitsandbytes' own fused kernel's
@@ -176,12 +176,9 @@ def difference(device: torch.device, dtype: torch.dtype = torch.float16) -> floa
     from medusa_chat.decoding.backends.kernels.nf4 import run
 
     generator = torch.Generator(device).manual_seed(0)
-    worst = 0.0
-    for rows, outputs, inputs in ((1, 64, 64), (8, 96, 320), (16, 200, 1088), (17, 64, 128)):
-        worst = max(worst, _off(run, generator, rows, outputs, inputs, dtype))
-    for rows in (32, 33, 64):
-        worst = max(worst, _off(run, generator, rows, 320, 1408, dtype))
-    return worst
+    sizes = [(1, 64, 64), (8, 96, 320), (16, 200, 1088), (17, 64, 128)]
+    sizes += [(rows, 320, 1408) for rows in (32, 33, 64)]
+    return largest(_off(run, generator, *size, dtype) for size in sizes)
 
 
 def _off(

@@ -1,12 +1,19 @@
 """Parity: whether a kernel of ours runs on a device and agrees with its reference."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+# of our kernels, from their references in fp32
+TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 4e-2}
 Timer = Callable[[Callable[[], Any]], float]  # a function to call -> seconds of one call
+
+
+def largest(values: Iterable[float]) -> float:
+    """The largest value; no number if one is none."""
+    return float(torch.tensor(list(values)).max())
 
 
 def agrees(instead: str, difference: Callable[[], float], tolerance: float) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor
 from medusa_chat.decoding.backends.graph_capture import GraphCapture
 from medusa_chat.decoding.backends.torch_step import run_step
 from medusa_chat.decoding.drafters import Draft, Plan
+from medusa_chat.decoding.node_mask import NodeMask, additive, sights
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import DecodeState, Frame, packed
 
@@ -48,8 +49,8 @@ class RecordedStep:
     """Steps of one plan and one rule, for texts of at most `bucket` tokens with the plan's nodes.
 
     `body` never waits for the device, and every shape is fixed: on CUDA it is one graph, elsewhere
-    it is called. Keys and values are read up to `bucket` and masked after the text, so a step's
-    time follows from its bucket.
+    it is called. An attention that takes node masks reads the text's own length; for any other one
+    keys and values are read up to `bucket` and masked after the text.
     """
 
     out: Tensor  # the last step's words [w], see step_result.packed
@@ -70,6 +71,8 @@ class RecordedStep:
         device = recorder.backbone.device
         self._nodes = torch.arange(len(plan.tree), device=device)
         self._deep = torch.arange(plan.tree.depth + 1, device=device)
+        self._masks = {w: NodeMask.of(plan.tensors, w) for w in self._backbone.windows}
+        self._sights = {w: sights(mask.words) for w, mask in self._masks.items()}
         self._columns = torch.arange(bucket, device=device)
         self._places = torch.zeros_like(self._nodes)
         self._layers = self._backbone.cache.fixed(self._places, bucket)
@@ -98,20 +101,16 @@ class RecordedStep:
         backbone, cur = self._backbone, self._state.cur
         self._places.copy_(cur + self._nodes)
         positions = cur + self._plan.tensors.depths
-        masks = {window: self._mask(positions, window) for window in backbone.windows}
+        masks = {window: self._mask(window) for window in backbone.windows}
         hidden = backbone.run_fixed(draft.tokens, positions, masks, self._layers)
         return hidden, backbone.lm_head(hidden)
 
-    def _mask(self, positions: Tensor, window: int | None) -> Tensor:
-        """Additive mask [n, bucket] of positions [n]: a node sees the text and its ancestors."""
-        tensors, count = self._plan.tensors, len(self._plan.tree)
-        beyond = self._columns - self._state.cur  # 0 at the root's own row
-        node = beyond.clamp(0, count - 1)
-        seen = tensors.ancestors.index_select(1, node)
-        seen = (seen & (beyond >= 0) & (beyond < count)) | (beyond < 0)
-        if window is not None:
-            depth = tensors.depths.index_select(0, node)
-            places = torch.where(beyond < 0, self._columns, self._state.cur + depth)
-            seen = seen & (positions.unsqueeze(1) - places < window)
-        mask = torch.zeros(seen.shape, dtype=self._backbone.numbers, device=seen.device)
-        return mask.masked_fill_(~seen, -torch.inf)
+    def _mask(self, window: int | None) -> Tensor:
+        """The mask of the device's own position: a node mask, or the additive one [n, bucket]."""
+        words = self._masks[window].behind(self._state.cur)
+        if self._backbone.takes_words:
+            return words
+        return additive(
+            *(words, self._sights[window], self._columns),
+            *(self._backbone.numbers, window is not None),
+        )

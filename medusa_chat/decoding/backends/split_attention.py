@@ -1,7 +1,8 @@
-"""Attention of few rows over many keys, in splits: by the kernel where it runs, else torch.
+"""Attention of a draft's nodes in parts, by a node mask: by the kernel where it runs, else torch.
 
-The kernel was tested in Triton's interpreter and never timed on a GPU: every load tries it, and
-attention "medusa_split" is used where it measures as faster.
+The length of the text is read on the device, so that one recorded step serves all lengths. The
+kernel was tested in Triton's interpreter and never ran on a GPU: every load tries it, and attention
+"medusa_split" is used where it measures as faster.
 """
 
 from functools import cache, partial
@@ -12,86 +13,116 @@ from torch import Tensor
 from medusa_chat.decoding.attention import NAME as TREE
 from medusa_chat.decoding.attention import register, tree_attention
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.parity import Timer, agrees
-from medusa_chat.decoding.backends.split_twin import split_attention
+from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, agrees, largest
+from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.node_mask import NodeMask, additive, sights
+from medusa_chat.decoding.tree import Tree, chain
 
 NAME = "medusa_split"
-TOLERANCE = 2e-2  # of half precision against its reference in fp32
+WIDTHS = (16, 32, 64, 128, 256)  # of a head
 ROWS = 16  # of the steps that it is timed at
 SHORT, LONG = 512, 8192  # keys: where it must lose nothing, and where it must win
 GAIN, LOSS = 1.05, 0.98  # how many times as fast it must measure there
+CASES = (  # groups, nodes, tokens before them, window
+    (1, 1, 39, None),
+    (4, 16, 300, None),
+    (2, 70, 500, None),  # two words a row
+    (2, 16, 400, 150),
+    (1, 8, 30, 4),  # a node that sees no text
+    (1, 3, 0, None),
+)
 
 
 def split_tree_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None
 ) -> Tensor:
-    """Attention of query [1, H, q, D] over key and value [1, H_kv, s, D], mask [1, 1, q, s] or None
-    -> [1, q, H, D], all of one dtype, as `tree_attention`: by the kernel where it runs,
-    H / H_kv * q is at most 1024 and D a power of two from 16 to 256; otherwise by `tree_attention`
-    itself."""
-    rows, width = query.shape[2], query.shape[3]
-    groups = query.shape[1] // key.shape[1]
-    fits = width == value.shape[-1] and width in (16, 32, 64, 128, 256)
-    if mask is None or rows * groups > 1024 or not fits or not has_kernel(query.device):
+    """Attention as `tree_attention`, but a mask may be a node mask, int64 [1, 1, n, 2 + w]: then by
+    the kernel where it runs, over keys and values [1, H_kv, any, D] of which it reads the text and
+    the draft alone."""
+    if mask is None or mask.is_floating_point():
         return tree_attention(query, key, value, mask, scaling)
+    width = query.shape[-1]
+    if not has_kernel(query.device, query.dtype, width):
+        return twin(query, key, value, mask[0, 0], scaling)
     from medusa_chat.decoding.backends.kernels.split import run
 
-    folded = query[0].unflatten(0, (key.shape[1], groups)).flatten(1, 2).contiguous()
-    scale = width**-0.5 if scaling is None else scaling
-    out = run(folded, key[0], value[0], mask[0, 0], scale)
-    mixed: Tensor = out.unflatten(1, (groups, rows)).flatten(0, 1).transpose(0, 1).unsqueeze(0)
-    return mixed
+    return run(query, key, value, mask[0, 0], width**-0.5 if scaling is None else scaling)
+
+
+def twin(
+    query: Tensor, key: Tensor, value: Tensor, words: Tensor, scaling: float | None = None
+) -> Tensor:
+    """The kernel's reference: its arguments, and attention by torch over all keys."""
+    columns = torch.arange(key.shape[2], device=key.device)
+    mask = additive(words, sights(words), columns, query.dtype)
+    return tree_attention(query, key, value, mask[None, None], scaling)
 
 
 def is_faster(backbone: Backbone, timer: Timer) -> bool:
     """Whether the kernel runs for the attention of this backbone, measures as faster over a long
     text, and as no slower over a short one."""
     cache = backbone.cache.layers.layers[0]
-    heads = backbone.config.num_attention_heads
-    if backbone.implementation != TREE or not has_kernel(backbone.device):
+    keys, values = cache.keys, cache.values
+    fits = all(
+        layer.keys.shape == layer.values.shape == keys.shape and layer.keys.shape[-1] in WIDTHS
+        for layer in backbone.cache.layers.layers
+    )
+    if backbone.implementation != TREE or not fits:
         return False
-    gains = {}
-    for keys in (SHORT, min(LONG, backbone.context)):
-        key, value = cache.keys[:, :, :keys], cache.values[:, :, :keys]
-        query = key.new_zeros(1, heads, ROWS, key.shape[-1])
-        mask = key.new_zeros(1, 1, ROWS, key.shape[2])
-        plain, split = (
-            timer(partial(attend, query, key, value, mask))
-            for attend in (tree_attention, split_tree_attention)
-        )
-        gains[keys] = plain / split
-    return min(gains.values()) >= LOSS and max(gains.values()) >= GAIN
+    if not has_kernel(backbone.device, keys.dtype, keys.shape[-1]):
+        return False
+    query = keys.new_zeros(1, backbone.config.num_attention_heads, ROWS, keys.shape[-1])
+    nodes = NodeMask.of(TreeTensors.of(chain(ROWS - 1), backbone.device), None)
+    gains = []
+    for count in (min(most, backbone.context) for most in (SHORT, LONG)):
+        mask = keys.new_zeros(1, 1, ROWS, count)
+        read = keys[:, :, :count], values[:, :, :count]
+        words = nodes.behind(count - ROWS)[None, None]
+        plain = timer(partial(tree_attention, query, *read, mask))
+        gains.append(plain / timer(partial(split_tree_attention, query, keys, values, words)))
+    return min(gains) >= LOSS and max(gains) >= GAIN
 
 
 @cache
-def has_kernel(device: torch.device) -> bool:
-    """Whether the kernel runs there and agrees with its reference; if not, that is logged, once."""
-    if device.type != "cuda":
+def has_kernel(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Whether the kernel runs there, for such keys and heads of this width, and agrees with its
+    reference; if not, that is logged, once."""
+    if device.type != "cuda" or width not in WIDTHS or dtype not in TOLERANCES:
         return False
     instead = "split attention falls back to torch"
-    return agrees(instead, lambda: difference(device), TOLERANCE)
+    return agrees(instead, lambda: difference(device, dtype, width), TOLERANCES[dtype])
 
 
-def difference(device: torch.device, dtype: torch.dtype = torch.float16) -> float:
-    """The kernel's largest difference from its reference on random numbers."""
+def difference(device: torch.device, dtype: torch.dtype, width: int) -> float:
+    """The kernel's largest difference from its reference in fp32 on random numbers."""
+    generator = torch.Generator(device).manual_seed(0)
+    return largest(_off(generator, dtype, width, *case) for case in CASES)
+
+
+def _off(
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    width: int,
+    groups: int,
+    nodes: int,
+    length: int,
+    window: int | None,
+) -> float:
+    """The difference in one of CASES. What lies behind the draft is no number: it is not read."""
     from medusa_chat.decoding.backends.kernels.split import run
 
-    generator = torch.Generator(device).manual_seed(0)
-    worst = 0.0
-    for groups, rows, keys, width in ((1, 1, 40, 64), (4, 16, 700, 128), (2, 64, 1300, 64)):
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(1, *shape, width, generator=generator, device=generator.device).to(dtype)
 
-        def draw(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator, device=device).to(dtype)
-
-        sizes = (groups * rows, keys, keys)
-        query, key, value = (draw(2, size, width) for size in sizes)
-        mask = torch.zeros(rows, keys, device=device, dtype=dtype)
-        for row in range(rows):
-            mask[row, keys - rows + row + 1 :] = -torch.inf
-        mask[:, : keys // 3] = -torch.inf  # as a window does: whole splits are not seen
-        twin = split_attention(query.float(), key.float(), value.float(), mask.float(), 0.125)
-        worst = max(worst, float((run(query, key, value, mask, 0.125) - twin).abs().max()))
-    return worst
+    count = length + nodes
+    query, key, value = draw(2 * groups, nodes), draw(2, count + 40), draw(2, count + 40)
+    key[:, :, count:] = value[:, :, count:] = torch.nan
+    rest = range(nodes - 1)
+    tree = Tree((-1, *(node // 2 for node in rest)), (-1, *(node % 2 for node in rest)))
+    mask = NodeMask.of(TreeTensors.of(tree, generator.device), window).behind(length)
+    keys, values = (t[:, :, :count].float() for t in (key, value))
+    wanted = twin(query.float(), keys, values, mask, 0.125)
+    return float((run(query, key, value, mask, 0.125) - wanted).abs().max())
 
 
-register(NAME, split_tree_attention)
+register(NAME, split_tree_attention, takes_words=True)

@@ -3,8 +3,11 @@ the device, and touches nothing that lies elsewhere."""
 
 import pytest
 import torch
+from support.adopted import adopt_split_attention
 from support.fake_device import DEVICE, fake_device
 from support.recorded_steps import SETTINGS, TREES, step_of
+
+from medusa_chat.decoding.backends import split_attention
 
 
 @pytest.mark.parametrize("details", [False, True])
@@ -23,6 +26,17 @@ def test_families_with_masks_and_layers_of_their_own_neither(family):
         step = step_of(family, TREES["tree"], True, temperature=0.7)
         step.body()
         assert step.out.device == DEVICE
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2-mixed", "gemma3", "gpt2"])
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_attention_in_splits_neither(monkeypatch, family, tree):
+    """The text's length is read by the kernel, and by nothing else."""
+    launched = adopt_split_attention(monkeypatch)
+    with fake_device():
+        step = step_of(family, tree, True, temperature=0.7, implementation=split_attention.NAME)
+        step.body()
+        assert step.out.device == DEVICE and launched["split"] == 2
 
 
 def test_drafts_from_a_shortlist_neither():

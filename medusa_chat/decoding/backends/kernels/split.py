@@ -1,19 +1,22 @@
-"""The Triton kernel of split attention; imported only where it is about to run."""
+"""The Triton kernels of attention in parts; imported only where they are about to run."""
+
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from medusa_chat.decoding.backends.split_twin import SPLIT, merge
-
 STAGES = 2  # of keys and values that are in shared memory at once
 TILE_BYTES = 16_384  # of the keys of a tile
+PER_PROCESSOR = 2  # programs for each multiprocessor of the device
+MOST_PARTS = 32  # of the keys; the last one is the draft
 
 
 def tile_of(width: int, itemsize: int) -> tuple[int, int]:
     """The most rows and the keys of one tile, for heads of `width` numbers of `itemsize` bytes, so
-    that its shared memory is within the 101,376 bytes of the smallest cards (sm_86, 89, 120)."""
+    that its shared memory is within the 101,376 bytes of the smallest cards (sm_86, 89, 120). Keys
+    divide 64, so that one word of a node mask holds all nodes of a tile."""
     keys = min(64, TILE_BYTES // (width * itemsize))
     return min(keys, 64 if itemsize == 2 else 32), keys
 
@@ -23,43 +26,58 @@ def _split_kernel(
     query,
     key,
     value,
-    mask,
+    words,
     out,
     sums,
     scaling,
     rows,
     total,
-    keys,
     q_head,
     q_row,
     k_head,
     k_row,
     v_head,
     v_row,
-    mask_row,
-    split: tl.constexpr,
+    word_row,
     block_rows: tl.constexpr,
     block_keys: tl.constexpr,
     width: tl.constexpr,
 ):
-    """One split of the keys for one tile of rows of one key-value head."""
-    head = tl.program_id(0)
+    """One part of the keys for one tile of rows of one key-value head. The last part is the draft's
+    own nodes; the others share the text, whose length is read here."""
+    head = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    tile = tl.program_id(2)
-    r = tile * block_rows + tl.arange(0, block_rows)
+    is_draft = part == tl.num_programs(1) - 1
+    r = tl.program_id(2) * block_rows + tl.arange(0, block_rows)
+    is_row = r < total
+    node = r % rows
+    at = head * total + r  # among the rows of all heads
     d = tl.arange(0, width)
-    q = tl.load(query + head * q_head + r[:, None] * q_row + d[None, :], r[:, None] < total, 0.0)
+
+    length = tl.load(words + 1)
+    first = tl.maximum(tl.load(words), 0)  # the root's, the lowest
+    blocks = tl.cdiv(tl.maximum(length - first, 0), block_keys)
+    share = tl.cdiv(blocks, tl.num_programs(1) - 1) * block_keys
+    begin = tl.where(is_draft, length, first + part * share)
+    end = tl.where(is_draft, length + rows, tl.minimum(begin + share, length))
+    low = tl.load(words + node * word_row, is_row, 0)
+    low = tl.where(is_draft, length, low)  # the draft's words know the window
+
+    q_at = query + (at // rows) * q_head + node * q_row
+    q = tl.load(q_at[:, None] + d[None, :], is_row[:, None], 0.0)
     top = tl.full([block_rows], -1e30, tl.float32)
     norm = tl.zeros([block_rows], tl.float32)
     acc = tl.zeros([block_rows, width], tl.float32)
-    for start in range(0, split, block_keys):
-        s = part * split + start + tl.arange(0, block_keys)
-        inside = s < keys
+    for start in range(begin, end, block_keys):
+        s = start + tl.arange(0, block_keys)
+        inside = s < end
         k = tl.load(key + head * k_head + s[:, None] * k_row + d[None, :], inside[:, None], 0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
-        allowed = (r[:, None] < total) & inside[None, :]
-        bias = tl.load(mask + (r % rows)[:, None] * mask_row + s[None, :], allowed, -float("inf"))
-        scores += bias.to(tl.float32)
+        here = words + node * word_row + 2 + (start - length) // 64
+        word = tl.load(here, is_row & is_draft, -1)  # all is seen of a text, but for the window
+        bit = (word[:, None] >> ((s - length) & 63)[None, :]) & 1
+        seen = (bit != 0) & (s[None, :] >= low[:, None]) & inside[None, :]
+        scores = tl.where(seen, scores, -float("inf"))
         best = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp(scores - best[:, None])
         fade = tl.exp(top - best)
@@ -67,31 +85,77 @@ def _split_kernel(
         acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         norm = norm * fade + tl.sum(weights, 1)
         top = best
-    at = (part * tl.num_programs(0) + head) * total + r
-    acc = acc / tl.maximum(norm, 1e-30)[:, None]
-    tl.store(out + at[:, None] * width + d[None, :], acc, r[:, None] < total)
-    tl.store(sums + at, tl.where(norm > 0, top + tl.log(norm), -float("inf")), r < total)
+    at += part * tl.num_programs(0).to(tl.int64) * total
+    has_seen = norm > 0
+    norm = tl.where(has_seen, norm, 1.0)
+    here = out + at[:, None] * width + d[None, :]
+    tl.store(here, acc / norm[:, None], (is_row & has_seen)[:, None])
+    tl.store(sums + at, tl.where(has_seen, top + tl.log(norm), -float("inf")), is_row)
 
 
-def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """`split_attention` by the kernel. query [H, G * q, D] contiguous; key, value [H, s, D] and
-    mask [q, s] with neighbouring last elements, fp32 or 16 bits each. D: 16, 32, 64, 128 or 256.
-    Returns [H, G * q, D] in the dtype of `query`."""
-    heads, total, width = query.shape
-    keys, parts = key.shape[1], -(-key.shape[1] // SPLIT)
-    assert query.stride(2) == key.stride(2) == value.stride(2) == mask.stride(1) == 1
-    out = torch.empty(parts, heads, total, width, dtype=torch.float32, device=query.device)
-    sums = torch.empty(parts, heads, total, 1, dtype=torch.float32, device=query.device)
+@triton.jit
+def _merge_kernel(
+    out,
+    sums,
+    merged,
+    parts,
+    width: tl.constexpr,
+    block_parts: tl.constexpr,
+):
+    """The parts of one row of one head, by their logs of sums; what saw nothing was not written."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    heads = tl.num_programs(1)
+    p = tl.arange(0, block_parts)
+    d = tl.arange(0, width)
+    at = p.to(tl.int64) * heads * tl.num_programs(0) + head * tl.num_programs(0) + row
+    log = tl.load(sums + at, p < parts, -float("inf"))
+    share = tl.exp(log - tl.max(log, 0))
+    values = tl.load(out + at[:, None] * width + d[None, :], (share > 0)[:, None], 0.0)
+    mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
+    tl.store(merged + (row * heads + head) * width + d, mixed)
+
+
+def run(query: Tensor, key: Tensor, value: Tensor, words: Tensor, scaling: float) -> Tensor:
+    """Attention of query [1, H, n, D] over key and value [1, H_kv, any, D], all with neighbouring
+    last elements, by a node mask [n, 2 + w] -> [1, n, H, D]. D: 16, 32, 64, 128 or 256."""
+    heads, rows, width = query.shape[1:]
+    key_heads, total = key.shape[1], heads // key.shape[1] * rows
+    assert query.stride(3) == key.stride(3) == value.stride(3) == words.stride(1) == 1
     most, block_keys = tile_of(width, query.element_size())
-    block_rows = max(16, min(most, 1 << (total - 1).bit_length()))
-    _split_kernel[(heads, parts, -(-total // block_rows))](
-        *(query, key, value, mask, out, sums, scaling, mask.shape[0], total, keys),
-        *(query.stride(0), query.stride(1), key.stride(0), key.stride(1)),
-        *(value.stride(0), value.stride(1), mask.stride(0)),
-        split=SPLIT,
+    block_rows = max(16, min(most, triton.next_power_of_2(total)))
+    tiles = triton.cdiv(total, block_rows)
+    parts = parts_of(key_heads * tiles, programs(query.device))
+    out, sums = (
+        torch.empty(parts, heads, rows, size, dtype=torch.float32, device=query.device)
+        for size in (width, 1)
+    )
+    _split_kernel[(key_heads, parts, tiles)](
+        *(query, key, value, words, out, sums, scaling, rows, total),
+        *(query.stride(1), query.stride(2), key.stride(1), key.stride(2)),
+        *(value.stride(1), value.stride(2), words.stride(0)),
         block_rows=block_rows,
         block_keys=block_keys,
         width=width,
         num_stages=STAGES,
     )
-    return merge(out, sums).to(query.dtype)
+    merged = torch.empty(1, rows, heads, width, dtype=query.dtype, device=query.device)
+    block_parts = max(2, triton.next_power_of_2(parts))
+    _merge_kernel[(rows, heads)](
+        *(out, sums, merged, parts), width=width, block_parts=block_parts, num_warps=2
+    )
+    return merged
+
+
+def parts_of(programs_each: int, wanted: int) -> int:
+    """Parts of the keys, for about `wanted` programs where each part takes `programs_each`; how
+    long the text is does not count, for a recorded step serves all lengths."""
+    return 1 + min(MOST_PARTS - 1, max(1, wanted // programs_each))
+
+
+@cache
+def programs(device: torch.device) -> int:
+    """How many programs fill the device."""
+    if device.type != "cuda":
+        return 32  # of Triton's interpreter
+    return PER_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)

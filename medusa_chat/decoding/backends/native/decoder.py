@@ -39,7 +39,7 @@ class NativeDecoder(nn.Module):
         self._layers = (structs.Layer * len(layers))()
         for layer, kv, out in zip(stock.layers, layers, self._layers, strict=True):
             self._fill(layer, kv, out)
-        heads, kv_heads = (size // first.head_dim for size in first.sizes)
+        heads, kv_heads = first.heads
         self._decoder = structs.Decoder(
             *(len(layers), embedding.shape[1], heads, kv_heads, first.head_dim),
             *(first.down.ins, capacity, len(embedding), embedding.dtype == torch.bfloat16),

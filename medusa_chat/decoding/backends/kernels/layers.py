@@ -1,0 +1,123 @@
+"""The Triton kernels of a layer between its products; imported only where they are about to run."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from medusa_chat.decoding import layer_ops
+from medusa_chat.decoding.kv_cache import FixedLayer
+from medusa_chat.decoding.layer_ops import Three
+
+BLOCK = 1024  # numbers of one program of `gated`
+
+
+@triton.jit
+def _add_norm_kernel(hidden, delta, weight, summed, normed, epsilon, size, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * size
+    d = tl.arange(0, block)
+    inside = d < size
+    x = tl.load(hidden + row + d, inside, 0.0)
+    total = x.to(tl.float32) + tl.load(delta + row + d, inside, 0.0).to(tl.float32)
+    total = total.to(x.dtype)  # rounded as it is kept
+    tl.store(summed + row + d, total, inside)
+    wide = total.to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(wide * wide, 0) / size + epsilon)
+    w = tl.load(weight + d, inside, 0.0).to(tl.float32)
+    tl.store(normed + row + d, (wide * scale * w).to(x.dtype), inside)
+
+
+@triton.jit
+def _turned_kernel(
+    qkv,
+    cos,
+    sin,
+    query,
+    key,
+    value,
+    places,
+    heads,
+    key_heads,
+    k_head,
+    k_row,
+    v_head,
+    v_row,
+    width,
+    block: tl.constexpr,
+):
+    """One head of one row: a query, a key or a value."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.arange(0, block)
+    inside = d < width
+    start = qkv + (row * tl.num_programs(1) + head) * width
+    x = tl.load(start + d, inside, 0.0)
+    swapped = tl.load(start + (d + width // 2) % width, inside, 0.0).to(tl.float32)
+    cosine = tl.load(cos + row * width + d, inside, 0.0).to(tl.float32)
+    sine = tl.load(sin + row * width + d, inside, 0.0).to(tl.float32)
+    moved = (x.to(tl.float32) * cosine + swapped * sine).to(x.dtype)
+    place = tl.load(places + row)
+    if head < heads:
+        tl.store(query + (head * tl.num_programs(0) + row) * width + d, moved, inside)
+    elif head < heads + key_heads:
+        at = (head - heads).to(tl.int64) * k_head + place * k_row
+        tl.store(key + at + d, moved, inside)
+    else:
+        at = (head - heads - key_heads).to(tl.int64) * v_head + place * v_row
+        tl.store(value + at + d, x, inside)
+
+
+@triton.jit
+def _gated_kernel(gate_up, out, size, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * block + tl.arange(0, block)
+    inside = c < size
+    gate = tl.load(gate_up + row * 2 * size + c, inside, 0.0)
+    up = tl.load(gate_up + (row * 2 + 1) * size + c, inside, 0.0).to(tl.float32)
+    wide = gate.to(tl.float32)
+    tl.store(out + row * size + c, (wide / (1 + tl.exp(-wide)) * up).to(gate.dtype), inside)
+
+
+def add_norm(hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+    """See layer_ops."""
+    hidden, delta = hidden.contiguous(), delta.contiguous()
+    summed, normed = torch.empty_like(hidden), torch.empty_like(hidden)
+    size = hidden.shape[-1]
+    _add_norm_kernel[(hidden.numel() // size,)](
+        *(hidden, delta, norm.weight, summed, normed, norm.epsilon, size),
+        block=triton.next_power_of_2(size),
+        num_warps=8,
+    )
+    return summed, normed
+
+
+def turned(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: tuple[int, int], cache: Any, index: int
+) -> Three:
+    """See layer_ops. Steps of other shapes than recorded ones, prompts too, are torch's."""
+    layer = None if cache is None else cache.layers[index]
+    if not isinstance(layer, FixedLayer):
+        return layer_ops.turned(qkv, cos, sin, heads, cache, index)
+    rows, width = cos.shape[1:]
+    key, value = layer.read()
+    query = torch.empty(1, heads[0], rows, width, dtype=qkv.dtype, device=qkv.device)
+    _turned_kernel[(rows, heads[0] + 2 * heads[1])](
+        *(qkv.contiguous(), cos.contiguous(), sin.contiguous(), query, key, value),
+        *(layer.places, *heads, key.stride(1), key.stride(2), value.stride(1), value.stride(2)),
+        width,
+        block=triton.next_power_of_2(width),
+        num_warps=1,
+    )
+    return query, key, value
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """See layer_ops."""
+    gate_up = gate_up.contiguous()
+    size = gate_up.shape[-1] // 2
+    out = gate_up.new_empty(*gate_up.shape[:-1], size)
+    grid = out.numel() // size, triton.cdiv(size, BLOCK)
+    _gated_kernel[grid](gate_up, out, size, block=BLOCK)
+    return out

@@ -1,0 +1,57 @@
+"""Kernels of ours as if a load had adopted them, on fake tensors: shapes, and how many launch."""
+
+import sys
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from medusa_chat.decoding import fused_layers, layer_ops
+from medusa_chat.decoding.backends import split_attention
+from medusa_chat.decoding.kv_cache import FixedLayer
+
+KERNELS = "medusa_chat.decoding.backends.kernels"
+
+
+def adopt_split_attention(patch: pytest.MonkeyPatch) -> Counter[str]:
+    """Attention in splits runs on every device -> how many kernels it launched so far."""
+    launched: Counter[str] = Counter()
+
+    def run(query, key, value, words, scaling):
+        launched.update(("split", "merge"))
+        assert words.dim() == 2 and len(words) == query.shape[2]
+        shape = 1, query.shape[2], query.shape[1], value.shape[3]
+        return torch.empty(shape, dtype=query.dtype, device=query.device)
+
+    patch.setitem(sys.modules, f"{KERNELS}.split", SimpleNamespace(run=run))
+    patch.setattr(split_attention, "has_kernel", lambda *asked: True)
+    return launched
+
+
+def adopt_layer_kernels(patch: pytest.MonkeyPatch, *names: str) -> Counter[str]:
+    """Merged layers that are made from now on call these kernels -> how many launched so far."""
+    launched: Counter[str] = Counter()
+
+    def add_norm(hidden, delta, norm):
+        launched["add_norm"] += 1
+        return torch.empty_like(hidden), torch.empty_like(delta)
+
+    def turned(qkv, cos, sin, heads, cache, index):
+        if not isinstance(cache.layers[index], FixedLayer):  # the pass that asks for shapes
+            return layer_ops.turned(qkv, cos, sin, heads, cache, index)
+        launched["turned"] += 1
+        shape = 1, heads[0], *cos.shape[1:]
+        query = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
+        return query, *cache.layers[index].read()
+
+    def gated(gate_up):
+        launched["gated"] += 1
+        shape = *gate_up.shape[:-1], gate_up.shape[-1] // 2
+        return torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
+
+    kernels = {"add_norm": add_norm, "turned": turned, "gated": gated}
+    ops = replace(layer_ops.TORCH, **{name: kernels[name] for name in names})
+    patch.setattr(fused_layers, "TORCH", ops)
+    return launched
