@@ -17,7 +17,7 @@ from medusa_chat.checkpoints.places import (
     opened,
     place_of,
 )
-from medusa_chat.checkpoints.shipped_heads import shipped_heads
+from medusa_chat.checkpoints.shipped_heads import explaining_backbone, shipped_heads
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import split_name
 from medusa_chat.hub.catalog import KnownTemplate, known_template, model_preset
