@@ -50,12 +50,12 @@ class DecodingOptions:
     """The fields of GenerationSettings, which checks them."""
 
     drafter: Annotated[
-        str,
+        str | None,
         value(
             "auto|medusa|prompt-lookup|none",
             "What proposes tokens; auto: the heads, if any, and the text itself.",
         ),
-    ] = "auto"
+    ] = None
     acceptance: Annotated[
         str,
         value(
