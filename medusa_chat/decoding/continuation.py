@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 DEPTH = 10  # tokens of a guess
 MEMORY = 1 / 12  # weight of one token in a running hit rate
-LEAST = 0.1  # a token that is less probable is not guessed
+LEAST = 0.05  # a token that is less probable is not guessed
 # hit rates by the number of tokens that match, before anything was measured; the last one: or more
-PRIOR = (0.0, 0.0, 0.3, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8)
+PRIOR = (0.0, 0.1, 0.3, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8)
 LONG = 4  # tokens of a match that is followed while it is right, and looked for before shorter ones
 BITS = 32  # of a token in the key of a pair
 
@@ -26,17 +26,18 @@ class Continuation:
     """Follows a match of the text's end with an earlier place of the text.
 
     A match of LONG tokens or more grows while the tokens that come are those after its place. Else
-    the next match is the latest place of the last LONG tokens, or of the last two; without one
-    nothing is guessed. Every token of an answer tells whether the match was right, drafted or not,
-    so the hit rates by the match's length are measured without a draft. It takes a few microseconds
-    a token: a small model's step takes some hundred.
+    the next match is the latest place of the last LONG tokens, of the last two, or of the last one;
+    without one nothing is guessed. Every token of an answer tells whether the match was right,
+    drafted or not, so the hit rates by the match's length are measured without a draft. It takes a
+    few microseconds a token: a small model's step takes some hundred.
     """
 
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._rates = list(PRIOR)
         self._place = self._length = 0  # of the match: the place after it, and its tokens
-        # the latest place after two tokens, and after four, which are two pairs of tokens
+        # the latest place after one token, two, and four, which are two pairs of tokens
+        self._ones: dict[int, int] = {}
         self._twos: dict[int, int] = {}
         self._fours: dict[tuple[int, int], int] = {}
         self._pairs = (0, 0, 0)  # the last pairs of tokens, the latest last
@@ -76,24 +77,22 @@ class Continuation:
         return Guess(tuple(tokens), tuple(rates), tuple(worths))
 
     def _append(self, token: int) -> int:
-        """Add a token -> the latest earlier place after the last LONG tokens, or the last two; 0
-        where there is none."""
+        """Add a token -> the latest earlier place after the last LONG tokens, else the last two,
+        else the last one; 0 where there is none."""
         ids = self._ids
         _, before, last = self._pairs
         pair = (ids[-1] << BITS | token) if ids else -1
         ids.append(token)
         end, four = len(ids), (before, pair)
         self._pairs = before, last, pair
-        two_place = self._twos.get(pair, 0)
-        self._twos[pair] = end
-        place = self._fours.get(four, 0) or two_place
-        self._fours[four] = end
+        place = self._fours.get(four) or self._twos.get(pair) or self._ones.get(token, 0)
+        self._fours[four] = self._twos[pair] = self._ones[token] = end
         return place
 
     def _matching(self, place: int) -> int:
         """How many tokens before `place` are those at the end of the text, counted up to where the
-        rates end; two or more, since a pair led there."""
-        ids, length, most = self._ids, 2, min(len(PRIOR) - 1, place)
+        rates end; one or more, since a token led there."""
+        ids, length, most = self._ids, 1, min(len(PRIOR) - 1, place)
         while length < most and ids[place - 1 - length] == ids[-1 - length]:
             length += 1
         return length
