@@ -76,7 +76,7 @@ def test_wheel_decodes_with_the_demo_checkpoint(installed: Path, tmp_path: Path)
     events = [json.loads(line) for line in out.splitlines()]
     assert [event["event"] for event in (events[0], events[-1])] == ["prefilled", "finished"]
     assert events[0]["model"] == "demo"
-    assert events[0]["settings"]["drafter"] == "medusa"
+    assert events[0]["settings"]["drafter"] == "auto"
     assert 1 <= len(events[-1]["token_ids"]) <= 8
     texts = [event["text"] for event in events[:-1]]
     assert "".join(texts) + events[-1]["tail"] == events[-1]["text"]

@@ -72,10 +72,11 @@ function factList(data, step, node) {
   };
   const parent = step.parent[node];
   const depth = depthOf(step, node);
-  const name = columnName(data, depth);
+  const name = columnName(data, step, depth);
   const exact = (p) => (p === null ? null : String(p));
   if (node > 0) {
     const [rank, q, p] = [step.rank, step.q, step.p].map((values) => figure(values, node));
+    row("proposed by", SOURCES[sourceOf(step, node)]);
     if (rank !== null) row(`rank in ${name}`, `#${rank}`);
     if (q !== null) row("head probability", exact(q), q);
     if (q !== null && depth > 1) row("head probability along its path", exact(Number(cumulative(step, node).toPrecision(3))));
@@ -127,8 +128,8 @@ function topLists(error) {
   const at = node === 0 ? "before the root" : "at its parent";
   box.append(topList(`Backbone's top 10 ${at}, temperature ${found.temperature}`, found.backbone_top, found.backbone_own, node));
   if (found.head_top.length)
-    box.append(topList(`${columnName(data, found.head)}'s own top 10, temperature 1`, found.head_top, found.head_own, node));
-  else if (node > 0 && view.parent.length > 1 && data.drafter !== "medusa")
+    box.append(topList(`${columnName(data, view, found.head)}'s own top 10, temperature 1`, found.head_top, found.head_own, node));
+  else if (node > 0 && (data.drafter === "prompt-lookup" || sourceOf(view, node) === "t"))
     box.append(make("p", "asking", "This draft came from the text itself: there is no head to ask."));
   return box;
 }

@@ -76,7 +76,7 @@ function lay(step, drawn, width) {
   set(svg, { width: wide, height: standing, viewBox: `0 0 ${wide} ${standing}` });
   names.replaceChildren(
     ...Array.from({ length: columns }, (_, column) =>
-      draw("text", { class: "column", x: column * pitch + 1, y: 12 }, columnName(data, column)),
+      draw("text", { class: "column", x: column * pitch + 1, y: 12 }, columnName(data, step, column)),
     ),
   );
   const top = (node) => TOP + row[node] * ROW_HIGH;
@@ -204,11 +204,13 @@ function drawLegend(step) {
   };
   const passed = isTypical(step) ? "accepted: margin over the threshold" : `accepted: = ${own(data)}`;
   const failed = isTypical(step) ? "tested, rejected: margin below it" : "tested, rejected: its probability";
-  const key = `${passed}|${isFolded()}|${step.state}|${step.q === null}`;
+  const key = `${passed}|${isFolded()}|${step.state}|${step.q === null}|${step.source}`;
   if (legend.dataset.key === key) return;
   legend.dataset.key = key;
   const parts = [item("accepted", "✓", passed), item("rejected", "✗", failed)];
   if (!isFolded()) parts.push(item("unreached", "#2", "never reached: its rank"));
+  const isText = [...(step.source || "")].some((_, node) => isOfText(step, node));
+  if (isText) parts.push(item("quoted", QUOTE, "proposed by the text, which had it before"));
   if (step.q) parts.push(item("line", "", "line under it: head probability"));
   const hidden = [...step.state].filter((state) => state === "u").length;
   say(fold, isFolded() ? `+${hidden} more, never reached` : "fold to what was tested");

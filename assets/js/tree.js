@@ -69,7 +69,7 @@ function drawAll(isReadable) {
   const width = widthIn(box);
   const drawn = drawnNodes(seen);
   const needs = (widest = Math.max(widest, neededWidth(seen, drawn)));
-  const wanted = `${data.drafter}|${width}|${needs}|${drawn}|${shown.parent}`;
+  const wanted = `${data.drafter}|${seen.source}|${width}|${needs}|${drawn}|${shown.parent}`;
   if (wanted !== shape) lay(seen, drawn, width);
   shape = wanted;
   fill(seen);

@@ -1,5 +1,6 @@
 // What a node is, in marks and in words. `step` is one step's lists, `data` the line it came in.
 const MARKS = { a: "✓", r: "✗", u: "" };
+const QUOTE = "”";
 const STATES = { a: "accepted", r: "rejected", u: "unreached" };
 
 function isGreedy(data) {
@@ -18,8 +19,29 @@ function signed(margin) {
   return `${margin < 0 ? "−" : "+"}${Math.abs(margin).toFixed(margin > -10 && margin < 10 ? 1 : 0)}`;
 }
 
-// ✓+0.5, ✗−1.4 (margin) under typical; ✓ 67%, ✗ 9% (its probability) under exact; #3 (rank).
+// What proposed a node: "h(eads)", "t(ext)", "b(oth)"; "-" for the root, "" where it was not recorded.
+function sourceOf(step, node) {
+  return step.source ? step.source[node] : "";
+}
+
+function isOfText(step, node) {
+  return "tb".includes(sourceOf(step, node) || "-");
+}
+
+const SOURCES = {
+  h: "the heads",
+  t: "the text: it followed the same words before",
+  b: "both, the heads and the text",
+};
+
+// A ” behind it where the text proposed the node too, or alone.
 function markOf(step, node) {
+  const mark = judgedMark(step, node);
+  return isOfText(step, node) ? `${mark} ${QUOTE}`.trim() : mark;
+}
+
+// ✓+0.5, ✗−1.4 (margin) under typical; ✓ 67%, ✗ 9% (its probability) under exact; #3 (rank).
+function judgedMark(step, node) {
   const state = step.state[node];
   if (node === 0) return MARKS.a;
   const rank = figure(step.rank, node);
@@ -74,8 +96,12 @@ function depthOf(step, node) {
   return depth;
 }
 
-function columnName(data, depth) {
-  return depth ? `${data.drafter === "medusa" ? "head" : "depth"} ${depth}` : "base LM";
+// "head 2" where a head drafted at this depth of the step, else "depth 2".
+function columnName(data, step, depth) {
+  if (!depth) return "base LM";
+  const isHead = (_, node) => "hb".includes(sourceOf(step, node) || "h") && depthOf(step, node) === depth;
+  const byHeads = data.drafter === "medusa" || (data.drafter === "auto" && step.parent.some(isHead));
+  return `${byHeads ? "head" : "depth"} ${depth}`;
 }
 
 function tipLines(data, step, node) {
@@ -88,7 +114,9 @@ function tipLines(data, step, node) {
   const parent = step.parent[node];
   const rank = figure(step.rank, node);
   const q = figure(step.q, node);
-  const name = columnName(data, depthOf(step, node));
+  const name = columnName(data, step, depthOf(step, node));
+  const source = SOURCES[sourceOf(step, node)];
+  if (source) lines.push(`proposed by ${source}`);
   if (rank !== null) lines.push(`${name}: rank #${rank}${q === null ? "" : `, ${percent(q)}`}`);
   const p = figure(step.p, node);
   if (p !== null) lines.push(`backbone: ${percent(p)}`);

@@ -152,7 +152,7 @@ def _chosen(studies: Sequence[str], allowed: Sequence[str]) -> list[str]:
 
 def _keep(loaded: LoadedModel, rows: Sequence[Row]) -> None:
     """Keep the speeds end to end for doctor and the page."""
-    names = ("plain", "medusa", "prompt-lookup")
+    names = ("plain", "auto", "medusa", "prompt-lookup")
     speeds = {row["name"]: row["value"] for row in rows if row["name"] in names}
     if speeds and loaded.tuned is not None:
         apply_tuning(loaded, replace(loaded.tuned, measured=speeds))

@@ -49,9 +49,13 @@ class PromptOptions:
 class DecodingOptions:
     """The fields of GenerationSettings, which checks them."""
 
-    drafter: Annotated[str | None, value("medusa|prompt-lookup|none", "What proposes tokens.")] = (
-        None
-    )
+    drafter: Annotated[
+        str | None,
+        value(
+            "auto|medusa|prompt-lookup|none",
+            "What proposes tokens; auto: the heads, if any, and the text itself.",
+        ),
+    ] = None
     acceptance: Annotated[
         str,
         value(

@@ -1,6 +1,6 @@
 """Drafters: what proposes the tokens of the next step. Plain decoding proposes only the root.
 
-The others are in medusa.py and prompt_lookup.py.
+The others are in medusa.py, prompt_lookup.py and combined.py.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.tree import ROOT, Tree
 
 
@@ -53,7 +54,8 @@ class TreeTensors:
 @dataclass(frozen=True)
 class Draft:
     """A proposal: tokens int64 [n] on the device, tokens[0] the root; the tree and its constants;
-    probabilities float32 [n] by the drafter (NaN at the root), or None; guesses: see DraftRecord.
+    probabilities float32 [n] by the heads (NaN where they did not draft), or None; guesses,
+    sources: see DraftRecord.
     """
 
     tokens: Tensor
@@ -61,6 +63,7 @@ class Draft:
     tensors: TreeTensors
     probabilities: Tensor | None = None
     guesses: tuple[tuple[int, ...], ...] = ()
+    sources: tuple[Source | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,9 +71,10 @@ class Plan:
     """The next draft as far as the host knows it.
 
     tokens: of all nodes, the root first, where the host knows them. Else index int64 [n]: each
-    node's place in [root, the `width` best guesses of the first head, of the second, ...]; None:
-    the root alone. is_grown: `fill` keeps a part of the nodes, by numbers that it reads on the
-    host. reason: why so many nodes (draft_budget.py).
+    node's place in [root, the `width` best guesses of the first of `heads` heads, of the second,
+    ..., text]; None: the root alone. text int64 [t]: tokens that `Drafter.plan` puts there, on the
+    device. is_grown: `fill` keeps a part of the nodes, by numbers that it reads on the host.
+    reason: why so many nodes (draft_budget.py). sources: see DraftRecord.
     """
 
     tree: Tree
@@ -80,6 +84,9 @@ class Plan:
     width: int = 0
     is_grown: bool = False
     reason: str = ""
+    heads: int = 0
+    text: Tensor | None = None
+    sources: tuple[Source | None, ...] = ()
 
 
 class Drafter(Protocol):

@@ -19,7 +19,15 @@ def grow(tree: Tree, shares: Sequence[float], allowance: Allowance) -> tuple[int
     worth = [1.0]
     for node, parent in enumerate(tree.parents[1:], start=1):
         worth.append(worth[parent] * shares[node])
-    order = sorted(range(1, len(tree)), key=lambda node: -worth[node])[: allowance.nodes - 1]
+    return best_of(worth, allowance)
+
+
+def best_of(worth: Sequence[float], allowance: Allowance) -> tuple[int, ...]:
+    """Of nodes with these probabilities, none above its parent's, those that are worth their time,
+    in rising order, the root first; without prices as many as are allowed."""
+    order = sorted(range(1, len(worth)), key=lambda node: -worth[node])[: allowance.nodes - 1]
+    if not allowance.seconds:
+        return (0, *sorted(order))
     count, total, most = 0, 1.0, 1.0 - allowance.rate * allowance.seconds[0]
     for number, node in enumerate(order, start=1):
         total += worth[node]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule, VerifyInput
 from medusa_chat.decoding.answer_tokens import AnswerTokens
+from medusa_chat.decoding.combined import Combined
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.drafters import Autoregressive, Draft, Drafter, TreeTensors
 from medusa_chat.decoding.events import Event, Prefilled, Reason
@@ -45,7 +46,8 @@ class Engine:
         self.precision = PRECISIONS.get(self.backbone.dtype, str(self.backbone.dtype))
         self._ids: list[int] = []  # what the cache holds
         self._alone = TreeTensors.of(ROOT, self.backbone.device)
-        self._made: Medusa | None = None  # the last one made; the next answer mostly has the same
+        # the last one made of each kind; the next answer mostly has the same
+        self._made: dict[str, Medusa] = {}
 
     def drafter(
         self,
@@ -56,8 +58,8 @@ class Engine:
     ) -> Drafter:
         """The drafter that resolved settings name. Raises UsageError when it needs heads.
 
-        budget: decides how much Medusa drafts at each step. It is left out where the tree changes
-        the text, as it does with typical acceptance.
+        budget: decides how much is drafted at each step where there are heads. It is left out
+        where the tree changes the text, as it does with typical acceptance.
         """
         if settings.drafter == Autoregressive.name:
             return Autoregressive(self.backbone.device)
@@ -67,10 +69,13 @@ class Engine:
             raise UsageError("the checkpoint has no Medusa heads: use --drafter prompt-lookup")
         if settings.acceptance != "exact" and not settings.is_greedy:
             budget = None
-        made = self._made
+        is_medusa, backbone = settings.drafter == Medusa.name, self.backbone
+        made = self._made.get(Medusa.name if is_medusa else Combined.name)
         if made is None or not made.is_of(self.heads, tree, details, budget):
-            head, vocabulary = self.backbone.lm_head, self.backbone.vocabulary
-            made = self._made = Medusa(self.heads, head, tree, vocabulary, details, budget)
+            parts = self.heads, backbone.lm_head, tree, backbone.vocabulary, details, budget
+            is_recorded = self.backend.tries > 0
+            made = Medusa(*parts) if is_medusa else Combined(*parts, None, is_recorded)
+            self._made[made.name] = made
         return made.for_new_answer()
 
     def forget(self) -> None:

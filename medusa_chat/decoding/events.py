@@ -6,6 +6,7 @@ from typing import Any, Literal, Self, TypeVar
 
 VERSION = 1
 Reason = Literal["eos", "length", "stop", "context", "cancelled", "error"]
+Source = Literal["heads", "text", "both"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class DraftRecord:
     (None unless typical) and sampled (the backbone's own token) speak of the node as a parent.
     ranks: the node's place among its head's predictions. texts: each token's own text, filled in by
     detokenizer.with_text. None where a figure does not exist. guesses[k]: head k's predictions, the
-    most probable first, where only a part of the tree was drafted.
+    most probable first, where only a part of the tree was drafted. sources: what proposed each
+    node, None for the root; empty where all are the drafter's own (of "auto" the heads).
     """
 
     tokens: tuple[int, ...]
@@ -29,6 +31,7 @@ class DraftRecord:
     sampled: tuple[int | None, ...]
     texts: tuple[str, ...] = ()
     guesses: tuple[tuple[int, ...], ...] = ()
+    sources: tuple[Source | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,15 @@ class Step:
         own["seconds"], own["path"], own["draft"] = seconds, path, draft
         own["heads_seconds"], own["backbone_seconds"] = heads_seconds, backbone_seconds
         own["nodes"], own["budget"] = nodes, budget
+
+
+def source_of(draft: DraftRecord, node: int, drafter: object) -> Source | None:
+    """What proposed a node of a draft by this drafter; None for the root, and where none did."""
+    if not node or drafter not in ("auto", "medusa", "prompt-lookup"):
+        return None
+    if draft.sources:
+        return draft.sources[node]
+    return "text" if drafter == "prompt-lookup" else "heads"
 
 
 def nodes_of(step: Step) -> int:

@@ -15,6 +15,7 @@ from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import UsageError
 
 LogitHead = Callable[[Tensor], Tensor]
+PlanKey = tuple[int | str, ...]
 
 
 class Medusa:
@@ -36,7 +37,7 @@ class Medusa:
         vocabulary: int,
         details: bool,
         budget: DraftBudget | None = None,
-        plans: dict[tuple[int, int, str], Plan] | None = None,
+        plans: dict[PlanKey, Plan] | None = None,
     ) -> None:
         """plans: those of another drafter with the same heads, tree, details and budget."""
         candidates = budget.candidates if budget is not None else None
@@ -50,7 +51,7 @@ class Medusa:
         self._length = -1  # tokens in the cache
         self._allowance = Allowance(len(tree), WHOLE)
         self._is_drafted = False  # whether heads ran
-        self._plans = {} if plans is None else plans  # by nodes, depth and reason
+        self._plans = {} if plans is None else plans
         self._alone = TreeTensors.of(ROOT, self._device)
 
     def is_of(
@@ -70,6 +71,10 @@ class Medusa:
         self._length += len(tokens)
         if self._budget is not None:
             self._allowance = self._budget.allow(self._length)
+        return self._allowed(depth)
+
+    def _allowed(self, depth: int) -> Plan:
+        """The plan of what the heads may draft."""
         nodes, reason = self._allowance.nodes, self._allowance.reason
         if self._is_grown and nodes > 1:
             nodes = len(self._widest)  # `fill` keeps a part of them
@@ -81,13 +86,15 @@ class Medusa:
         """root int64 [1], hidden [1, d]: see Drafter.fill."""
         if plan.index is None:
             return Draft(root, plan.tree, plan.tensors)
-        values, candidates, sums = self._guesses(hidden, root, plan, plan.tree.depth)
-        filled = torch.cat((root, candidates.flatten())).index_select(0, plan.index)
+        values, candidates, sums = self._guesses(hidden, root, plan, plan.heads)
+        text = () if plan.text is None else (plan.text,)
+        filled = torch.cat((root, candidates.flatten(), *text)).index_select(0, plan.index)
         if not self._details and not plan.is_grown:
             return Draft(filled, plan.tree, plan.tensors)
         shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
-        padded = torch.cat((_nothing(shares.device), shares)).index_select(0, plan.index)
-        whole = Draft(filled, plan.tree, plan.tensors, padded)
+        beside = [_nothing(len(tokens), shares.device) for tokens in (root, *text)]
+        padded = torch.cat((beside[0], shares, *beside[1:])).index_select(0, plan.index)
+        whole = Draft(filled, plan.tree, plan.tensors, padded, (), plan.sources)
         if not plan.is_grown:
             return whole
         guesses = tuple(map(tuple, candidates.tolist())) if self._details else ()
@@ -119,12 +126,14 @@ class Medusa:
 
     def _plan_of(self, nodes: int, depth: int, reason: str) -> Plan:
         """The plan for `nodes` nodes of at most `depth`, cached."""
-        key = nodes, min(depth, self._widest.depth), reason
+        depth = min(depth, self._widest.depth)
+        key = nodes, depth, reason
         found = self._plans.get(key)
         if found is None:
-            tree, tensors, index, width = _shape_of(self._widest, *key[:2], self._device)
+            tree, tensors, index, width = _shape_of(self._widest, nodes, depth, self._device)
             is_grown = self._is_grown and index is not None
-            found = self._plans[key] = Plan(tree, tensors, None, index, width, is_grown, reason)
+            found = Plan(tree, tensors, None, index, width, is_grown, reason, tree.depth)
+            self._plans[key] = found
         return found
 
 
@@ -142,9 +151,10 @@ def _require_drawable(tree: Tree, heads: MedusaHeads, vocabulary: int) -> None:
 
 
 @lru_cache(maxsize=32)
-def _nothing(device: torch.device) -> Tensor:
-    """The root's draft probability, NaN float32 [1]: it was not drafted."""
-    return torch.full((1,), torch.nan, device=device)
+def _nothing(count: int, device: torch.device) -> Tensor:
+    """The draft probabilities NaN float32 [count] of nodes that the heads did not draft, as the
+    root."""
+    return torch.full((count,), torch.nan, device=device)
 
 
 Shape = tuple[Tree, TreeTensors, Tensor | None, int]  # the constant fields of a Plan

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from medusa_chat.errors import UsageError
 
-DRAFTER_NAMES = ("medusa", "prompt-lookup", "none")
+DRAFTER_NAMES = ("auto", "medusa", "prompt-lookup", "none")
 ACCEPTANCE_NAMES = ("exact", "typical", "typical-sampled")
 MAX_NODES = 256
 CHUNK = 512  # tokens of a prompt that one pass reads
@@ -39,7 +39,7 @@ def ranges_of(settings: Any) -> Iterator[tuple[str, Any, Range]]:
 class GenerationSettings:
     """Settings of one answer; names and defaults are the command line's.
 
-    drafter: None lets the model decide (medusa where there are heads, else prompt-lookup).
+    drafter: None is auto: heads and text in one tree where there are heads, else prompt-lookup.
     posterior_threshold, posterior_alpha: epsilon and delta of typical acceptance
     (Medusa, arXiv 2401.10774, section 2.3.1).
     tree: "auto", the name of a preset, or the path of a JSON file. nodes counts the root; None

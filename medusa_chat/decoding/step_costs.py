@@ -51,6 +51,14 @@ class StepCosts:
         far = [self.at(m, length) for m in range(usual, most + 1)]
         return tuple(accumulate([*near, *far], max))[:most]
 
+    def undrafted(self, most: int, length: int) -> tuple[float, ...]:
+        """Seconds of steps of 1, 2, ... `most` nodes that no head drafted, never falling."""
+        whole = [self.at(m, length) for m in range(1, most + 1)]
+        if self.drafting:
+            heads = [_between(self.sizes, self.drafting, m) for m in range(1, most + 1)]
+            whole = [whole[0], *(w - h for w, h in zip(whole[1:], heads[1:], strict=True))]
+        return tuple(accumulate(whole, max))
+
     def overhead(self, nodes: int, length: int) -> float:
         """Seconds of a step over those of a plain one (the paper's word)."""
         return self.at(nodes, length) / self.at(1, length)

@@ -1,7 +1,7 @@
 """StepResult: the result of a step on the host; DecodeState and StepBackend beside it."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,10 +9,12 @@ from torch import Tensor
 from medusa_chat.decoding.acceptance import Acceptance, Rule
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters import Draft, Drafter, Plan
-from medusa_chat.decoding.events import DraftRecord
+from medusa_chat.decoding.events import DraftRecord, Source
 from medusa_chat.decoding.sampling import Rows
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass
@@ -63,8 +65,8 @@ class StepBackend(Protocol):
 
 @dataclass(frozen=True)
 class Frame:
-    """The layout of `packed` words: the draft's tree and guesses, the longest path's nodes, and
-    which rows of figures there are."""
+    """The layout of `packed` words: the draft's tree, guesses and sources, the longest path's
+    nodes, and which rows of figures there are."""
 
     tree: Tree
     longest: int
@@ -72,6 +74,7 @@ class Frame:
     has_thresholds: bool = False
     has_shares: bool = False
     guesses: tuple[tuple[int, ...], ...] = ()
+    sources: tuple[Source | None, ...] = ()
 
 
 def read(draft: Draft, accepted: Acceptance) -> StepResult:
@@ -104,6 +107,7 @@ def packed(draft: Draft, accepted: Acceptance) -> tuple[Tensor, Frame]:
         found.thresholds is not None,
         draft.probabilities is not None,
         draft.guesses,
+        draft.sources,
     )
     return torch.cat((torch.cat(whole).to(torch.int32), bits)), frame
 
@@ -121,7 +125,8 @@ def unpacked(host: Tensor, frame: Frame) -> StepResult:
         threshold = rows.pop(2) if frame.has_thresholds else None
         shares = rows.pop(2) if frame.has_shares else None
         made = record(
-            frame.tree, tokens, sampled, rows[0], rows[1], threshold, shares, frame.guesses
+            *(frame.tree, tokens, sampled, rows[0], rows[1], threshold, shares),
+            *(frame.guesses, frame.sources),
         )
     path = values[3 : 3 + length]
     return StepResult(path, [tokens[i] for i in path], next_token, bool(is_finite), n, made)
@@ -136,17 +141,32 @@ def record(
     thresholds: list[float] | None,
     shares: list[float] | None,
     guesses: tuple[tuple[int, ...], ...] = (),
+    sources: tuple[Source | None, ...] = (),
 ) -> DraftRecord:
-    """The draft as a trace holds it; figures that the root does not have are None."""
+    """The draft as a trace holds it; figures that the root does not have are None, and those of
+    the heads at nodes that only the text proposed."""
     n = len(tokens)
+    ranks: tuple[int | None, ...] = (None, *tree.ranks[1:])
+    drafted: tuple[float | None, ...] = (None, *shares[1:]) if shares else (None,) * n
+    if sources:
+        ranks, drafted = _of_heads(ranks, sources), _of_heads(drafted, sources)
     return DraftRecord(
         tokens=tuple(tokens),
         parents=tree.parents,
-        ranks=(None, *tree.ranks[1:]),
-        draft_probabilities=(None, *shares[1:]) if shares else (None,) * n,
+        ranks=ranks,
+        draft_probabilities=drafted,
         probabilities=(None, *probabilities[1:]),
         entropies=tuple(entropies),
         thresholds=tuple(thresholds) if thresholds else (None,) * n,
         sampled=tuple(sampled),
         guesses=guesses,
+        sources=sources,
     )
+
+
+def _of_heads(
+    values: tuple[Number | None, ...], sources: tuple[Source | None, ...]
+) -> tuple[Number | None, ...]:
+    """The values of the nodes that the heads proposed, else None."""
+    pairs = zip(values, sources, strict=True)
+    return tuple(value if source in ("heads", "both") else None for value, source in pairs)

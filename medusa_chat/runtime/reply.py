@@ -88,7 +88,9 @@ class _Advice:
 def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[GenerationSettings, Tree]:
     """Fill in drafter, tree, nodes and seed; the tree itself. Raises UsageError."""
     info = loaded.info
-    drafter = settings.drafter or ("medusa" if info.heads else "prompt-lookup")
+    drafter = settings.drafter or "auto"
+    if drafter == "auto" and not info.heads:
+        drafter = "prompt-lookup"
     if drafter == "none":
         tree, name = ROOT, "none"
     elif settings.tree != "auto":

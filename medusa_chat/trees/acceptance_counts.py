@@ -62,8 +62,11 @@ class AcceptanceCounts:
         draft = step.draft
         if draft is None or (len(draft.tokens) == 1 and not draft.guesses):
             return
-        fold.count(drafted_ranks(draft, heads), following)
-        if not draft.guesses:  # a dynamic tree is large where the heads are sure
+        ranks = drafted_ranks(draft, heads)
+        if not ranks:  # only the text drafted
+            return
+        fold.count(ranks, following)
+        if not draft.guesses and not draft.sources:  # a dynamic tree is large where heads are sure
             count = self.by_nodes[len(draft.tokens)]
             count[0] += 1
             count[1] += len(step.token_ids)
@@ -96,7 +99,7 @@ def is_counted(first: Prefilled) -> bool:
     settings = first.settings
     temperature = settings.get("temperature")
     is_greedy = isinstance(temperature, (int, float)) and temperature < GREEDY
-    return settings.get("drafter") == "medusa" and (
+    return settings.get("drafter") in ("auto", "medusa") and (
         is_greedy or settings.get("acceptance") == "exact"
     )
 

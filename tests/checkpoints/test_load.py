@@ -180,7 +180,7 @@ def test_max_context_bounds_the_text(folder):
 def test_what_is_left_open_is_resolved_and_recorded(folder):
     model = loaded(folder)
     settings = answer(model, drafter=None, seed=None)[0].settings
-    assert settings["drafter"] == "medusa" and settings["nodes"] == 4
+    assert settings["drafter"] == "auto" and settings["nodes"] == 4
     assert settings["tree"] == "auto" and isinstance(settings["seed"], int)
     assert answer(model, drafter="none")[0].settings["nodes"] == 1
     with pytest.raises(UsageError, match="depth 4 and the checkpoint 3 heads"):

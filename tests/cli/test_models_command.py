@@ -116,7 +116,7 @@ def test_a_pulled_checkpoint_decodes_offline(server: Hub, tmp_path: Path) -> Non
     )
     assert answered.returncode == 0, answered.stderr
     events = [json.loads(line) for line in answered.stdout.splitlines()]
-    assert events[0]["model"] == TINY and events[0]["settings"]["drafter"] == "medusa"
+    assert events[0]["model"] == TINY and events[0]["settings"]["drafter"] == "auto"
     assert len(events[-1]["token_ids"]) == 8
     assert len(server.requests) == asked and "NETWORK" not in answered.stderr
 

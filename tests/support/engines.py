@@ -85,7 +85,7 @@ def tokens(engine, *arguments, **keywords):
 
 def drafters_of(engine: Engine, plain: list[int], tree: Tree, temperature: float):
     """One drafter of each kind for `tree`, and one that is nearly always right."""
-    for name in ("medusa", "prompt-lookup"):
+    for name in ("medusa", "prompt-lookup", "auto"):
         chosen = GenerationSettings(drafter=name, nodes=len(tree), temperature=temperature, seed=1)
         yield engine.drafter(chosen, tree)
     yield Oracle(plain, tree)

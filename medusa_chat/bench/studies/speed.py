@@ -24,7 +24,7 @@ HOSTILE = (  # prompts with answers that no draft predicts well: digits, other s
 )
 HOSTILE_ROUNDS = 20  # for each round: the answers are so short that a single one is all noise
 TURNS = 8  # answers of ours to a prompt in a round, since they are short
-OURS = ("plain", "medusa", "prompt-lookup")
+OURS = ("plain", "auto", "medusa", "prompt-lookup")
 # seconds of a pause before each group, whose threads may still spin, and of untimed answers
 REST, WAKING = 0.3, 0.1
 
@@ -175,7 +175,7 @@ def _rates(by_name: dict[str, Contestant]) -> Iterator[Row]:
         note = note if real.endswith("-static") else ""
         yield row(name, values, "tokens/s", command, against, rates[fastest], note)
     command = "medusa-chat bench"
-    for name in ("medusa", "prompt-lookup"):
+    for name in OURS[1:]:
         label = f"{name} / plain"
         yield row(label, rates[name], "tokens/s", command, "plain", rates["plain"])
 
@@ -193,7 +193,7 @@ def _steps(by_name: dict[str, Contestant], records: dict[str, Steps]) -> Iterato
     yield row("acceleration rate", lengths, "tokens/step", ours)
     yield row("plain step", plain.milliseconds, "ms", by_name["plain"].command)
     yield row("tree step", medusa.milliseconds, "ms", ours, "plain step", plain.milliseconds)
-    for name in ("medusa", "prompt-lookup"):
+    for name in OURS[1:]:
         pairs = zip(by_name[name].answers, by_name["plain"].answers, strict=True)
         same = [float(a == b) for a, b in pairs]
         label = "identical to plain" if name == "medusa" else f"identical to plain, {name}"
@@ -203,18 +203,18 @@ def _steps(by_name: dict[str, Contestant], records: dict[str, Steps]) -> Iterato
 def _hostile(
     context: BenchContext, by_name: dict[str, Contestant], prompts: list[list[int]]
 ) -> Iterator[Row]:
-    """Medusa against plain decoding where drafts fail, the worst prompt. Each timed answer follows
-    one to the same prompt, so that the draft budget has learnt nothing from easier prompts."""
+    """The default against plain decoding where drafts fail, the worst prompt. Each timed answer
+    follows one to the same prompt, so that the draft budget has learnt nothing from easier ones."""
     context.progress("hostile prompts")
     ratios: list[list[float]] = [[] for _ in prompts]
     for number in range(HOSTILE_ROUNDS * context.rounds + 1):
         for found, ids in zip(ratios, prompts, strict=True):
-            names = ("plain", "medusa") if number % 2 else ("medusa", "plain")
+            names = ("plain", "auto") if number % 2 else ("auto", "plain")
             seconds = dict.fromkeys(names, 0.0)
             for name in (*names, *reversed(names)):  # the first one finds a cooler machine
                 by_name[name].answer(ids)  # untimed, since a chat does not change drafters
                 seconds[name] += by_name[name].answer(ids)[1]
             if number:
-                found.append(seconds["plain"] / seconds["medusa"])
+                found.append(seconds["plain"] / seconds["auto"])
     worst = min(ratios, key=lambda values: median(values))
     yield row("worst hostile prompt", worst, "x", context.command, "plain", [1.0] * len(worst))

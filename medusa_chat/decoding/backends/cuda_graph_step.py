@@ -102,7 +102,8 @@ class CudaGraphStep:
         if queued is None:
             queued = self._queue(kind, state, start)
         is_room = start + 2 * deep < self.backbone.context and state.most > deep
-        if is_next and kind is self._last and is_room:
+        is_known = kind.plan.text is None  # else the host first puts the next step's tokens there
+        if is_next and kind is self._last and is_room and is_known:
             self._queued = self._queue(kind, state, start + deep)
         self._last, self._decode_state = kind, state
         outcome = self._read(queued)

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from medusa_chat.decoding.events import Step
+from medusa_chat.decoding.events import Step, source_of
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import Peek, PeekRequest, Ranked
 from medusa_chat.runtime.scheduler import Ticket
@@ -27,11 +27,11 @@ def peek_request(answer: Answer, index: int, node: int) -> PeekRequest:
         path.append(draft.tokens[at])
         at = draft.parents[at]
         depth += 1
-    is_drafted = node > 0 and first.settings.get("drafter") == "medusa"
+    by_heads = source_of(draft, node, first.settings.get("drafter")) in ("heads", "both")
     return PeekRequest(
         token_ids=text_before(answer, index),
         path=tuple(reversed(path)),
-        head=depth if is_drafted else 0,
+        head=depth if by_heads else 0,
         temperature=first.settings.get("temperature") or 1.0,
         tokens=(draft.tokens[node],),
     )

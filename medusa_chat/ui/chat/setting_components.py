@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "stop": "",
 }
 HINTS = {
-    "drafter": "what proposes tokens; auto: the Medusa heads, if any",
+    "drafter": "what proposes tokens; auto: the Medusa heads, if any, and the text itself",
     "acceptance": "which of the proposed tokens are taken",
     "temperature": "0: always the most likely token",
     "top_p": "samples from the most likely tokens that make up this share; 1: all",

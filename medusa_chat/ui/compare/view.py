@@ -9,6 +9,7 @@ from medusa_chat.ui.page.tree_view import printable
 
 NAMES = {
     "none": "Plain",
+    "auto": "Medusa and text",
     "medusa": "Medusa",
     "prompt-lookup": "Prompt lookup",
 }

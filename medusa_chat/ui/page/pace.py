@@ -44,7 +44,7 @@ class Pace:
         tree has no more than the model's."""
         settings = inputs.settings
         is_open = settings.nodes is None and settings.tree == "auto"
-        if self.nodes and is_open and settings.drafter in (None, "medusa"):
+        if self.nodes and is_open and settings.drafter in (None, "auto", "medusa"):
             facts = model.tree_facts if model else None
             if facts is not None:
                 nodes = min(self.nodes, len(facts.choices) + 1)

@@ -22,7 +22,8 @@ def step_view(step: Step, epsilon: float | None = None) -> dict[str, Any]:
     state: a letter per node, a(ccepted), r(ejected: its parent was accepted, it was not),
     u(nreached). margin: log(p / threshold) under typical acceptance; binds: a letter per node as
     a parent, see `binding`. same: whether the node is the backbone's own token at its parent,
-    under exact. rank counts from 1. Figures that do not exist are null, and so is a list of
+    under exact. rank counts from 1. source: a letter per node, h(eads), t(ext), b(oth), "-" for
+    the root, where the record says so. Figures that do not exist are null, and so is a list of
     them; without a draft record only the numbers of the step are there.
     """
     view: dict[str, Any] = {
@@ -47,6 +48,7 @@ def _nodes(draft: DraftRecord, path: Sequence[int], epsilon: float | None) -> di
         "id": list(draft.tokens),
         "text": texts_of(draft),
         "state": states(draft.parents, path),
+        "source": "".join((source or "-")[0] for source in draft.sources) or None,
         "rank": _some([None if rank is None else rank + 1 for rank in draft.ranks]),
         "q": _some([_short(q) for q in draft.draft_probabilities]),
         "p": _some([_short(p) for p in draft.probabilities]),

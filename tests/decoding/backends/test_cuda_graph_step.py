@@ -12,11 +12,13 @@ from support.families import CONTEXT, VOCABULARY, tiny
 from support.graphs import NEW, answer, assert_same, settings_of, tokens
 
 from medusa_chat.checkpoints.load import _warm_up
+from medusa_chat.decoding import combined
 from medusa_chat.decoding.backends import cuda_graph_step as ahead
 from medusa_chat.decoding.backends import cuda_graph_trial
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
 from medusa_chat.decoding.backends.recorded_step import RecordedStep
 from medusa_chat.decoding.backends.torch_step import TorchStep
+from medusa_chat.decoding.continuation import Guess
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.medusa import Medusa
@@ -365,3 +367,67 @@ def test_a_trial_says_that_a_recording_failed(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         assert "failed" in tried()[1]
     assert any("not permitted" in message for message in caplog.messages)
+
+
+def combined_of(engine, recorded, tree, settings, details=True, budget=None):
+    """The drafter "auto" of a backend that records its steps."""
+    asked = settings.resolved(drafter="auto")
+    return on(engine, recorded).drafter(asked, tree, details, budget)
+
+
+def told(monkeypatch, answer):
+    """Let the text offer the next tokens of this answer, every other time with a wrong one."""
+
+    class Told:
+        def __init__(self):
+            self.seen = -len(PROMPT)
+
+        def read(self, tokens):
+            self.seen += len(tokens)
+
+        def guess(self, depth):
+            count = min(depth, 2 if self.seen % 3 else 4)
+            ids = [*answer[self.seen : self.seen + count], *[1] * count][:count]
+            ids[-1] = (ids[-1] + self.seen % 2) % VOCABULARY
+            return Guess(tuple(ids), (0.9,) * count, (0.9,) * count) if count else None
+
+    monkeypatch.setattr(combined, "Continuation", Told)
+
+
+@pytest.mark.parametrize("details", [True, False])
+@pytest.mark.parametrize("changes", SETTINGS, ids=lambda c: "-".join(map(str, c.values())) or "0")
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_what_the_text_repeats_is_a_part_of_recorded_steps(monkeypatch, family, changes, details):
+    """Its tokens are the host's, put into the recording before each step."""
+    engine, tree = engine_of(tiny(family)), cartesian(3, 2, 1)
+    settings = settings_of(**changes, max_new_tokens=60)
+    plain = tokens(answer(engine, None, ROOT, settings, details))
+    told(monkeypatch, plain)
+    recorded, events = CudaGraphStep(engine.backbone), []
+    for way in (None, recorded):
+        drafter = combined_of(engine, recorded, tree, settings, details)
+        events.append(answer(engine, way, tree, settings, details, drafter=drafter))
+    assert_same(events[1], events[0])
+    texts = [kind for kind in recorded._kinds.values() if kind.plan.text is not None]
+    assert {len(kind.plan.text) for kind in texts if kind.steps} == {2, 4}
+    assert {len(kind.plan.tree) for kind in texts} == {len(tree)}
+    if details:
+        named = [step.draft for step in events[1][1:-1] if step.draft.sources]
+        assert named and {"heads", "text"} <= set(named[0].sources)
+    if settings.acceptance == "exact":
+        assert tokens(events[1]) == plain
+        assert max(len(step.path) for step in events[1][1:-1]) > 3
+
+
+@pytest.mark.parametrize("sizes", [(10,), (10, 1, 10, 10, 5)])
+def test_a_budget_and_the_text_in_recorded_steps(monkeypatch, sizes):
+    engine, tree = engine_of(tiny("llama")), cartesian(3, 2)
+    settings = settings_of(max_new_tokens=60)
+    plain = tokens(answer(engine, None, ROOT, settings))
+    told(monkeypatch, plain)
+    recorded, events = CudaGraphStep(engine.backbone), []
+    for way in (None, recorded):
+        drafter = combined_of(engine, recorded, tree, settings, budget=Moody(sizes))
+        events.append(answer(engine, way, tree, settings, drafter=drafter))
+    assert_same(events[1], events[0])
+    assert tokens(events[1]) == plain

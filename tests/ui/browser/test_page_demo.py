@@ -107,7 +107,7 @@ def test_vanilla_and_medusa_say_the_same_with_one_seed(served, tab):
     send(tab, "Tell me a story about a lamp")
     wait_end(tab)
     medusa = served.session.jobs[-1]
-    assert medusa.trace[0].settings["drafter"] == "medusa"
+    assert medusa.trace[0].settings["drafter"] == "auto"
     assert [run.trace[0].settings["seed"] for run in (plain, medusa)] == [7, 7]
     assert medusa.trace[-1].token_ids == plain.trace[-1].token_ids
     assert medusa.trace[-1].stats.steps < plain.trace[-1].stats.steps

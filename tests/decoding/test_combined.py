@@ -1,0 +1,336 @@
+"""One tree from the heads and the text: what the text offers, the merge, the budget, answers."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.engines import PROMPT, TREES, decode, engine_of, tokens
+from support.families import FAMILIES, VOCABULARY, tiny
+from support.step_costs import EXPECTED, TREE, costs_of
+
+from medusa_chat.decoding import continuation as texts
+from medusa_chat.decoding import draft_budget as budgets
+from medusa_chat.decoding.continuation import Continuation, Guess
+from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
+from medusa_chat.decoding.events import Prefilled, Step, from_json, to_json
+from medusa_chat.decoding.merged_tree import merge
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import ROOT, Tree, chain
+from medusa_chat.trees.acceptance_counts import AcceptanceCounts, drafted_ranks
+
+FREE = Allowance(64, "")
+
+
+def guess_of(*pairs: tuple[int, float]) -> Guess:
+    rates = [rate for _, rate in pairs]
+    worths = tuple(itertools.accumulate(rates, lambda a, b: a * b))
+    return Guess(tuple(token for token, _ in pairs), tuple(rates), worths)
+
+
+# What the text offers.
+
+
+def test_what_followed_the_last_tokens_is_guessed():
+    text = Continuation()
+    text.read([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4])
+    found = text.guess(3)
+    assert found is not None and found.tokens == (5, 6, 7)
+    assert all(a > b for a, b in itertools.pairwise(found.worths))
+    assert text.guess(0) is None
+
+
+def test_a_text_of_new_tokens_offers_nothing():
+    text = Continuation()
+    text.read(list(range(20)))
+    assert text.guess(10) is None
+
+
+def test_a_period_goes_on_beyond_the_end_of_the_text():
+    text = Continuation()
+    text.read([1, 2, 3, 1, 2, 3, 1, 2, 3])
+    assert text.guess(7).tokens == (1, 2, 3, 1, 2, 3, 1)
+
+
+def test_matches_that_fail_are_guessed_no_more_and_come_back_when_they_hit():
+    dice, text = random.Random(0), Continuation()
+    text.read([5, 6])
+    for _ in range(120):
+        text.read([5, dice.randrange(10, 90)])
+    text.read([5])
+    assert text.guess(4) is None or text.guess(4).worths[0] < 0.2
+    for _ in range(12):
+        text.read([1, 2, 3, 4, 6, 7, 8])
+    assert text.guess(4).worths[3] > 0.6
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 12))
+def test_a_guess_is_what_stood_after_the_same_tokens(ids, depth):
+    text, at = Continuation(), len(ids) // 2
+    text.read(ids[:at] or ids[:1])
+    for token in ids[max(at, 1) :]:
+        text.read([token])
+    found = text.guess(depth)
+    if found is not None:
+        assert 1 <= len(found.tokens) <= min(depth, texts.DEPTH)
+        whole = [*ids, *found.tokens]
+        first = found.tokens[0]
+        assert any(whole[n - 1] == ids[-1] and whole[n] == first for n in range(1, len(ids)))
+        assert all(texts.LEAST <= w <= 1 for w in found.worths)
+
+
+# The merged tree.
+
+CANDIDATES = Tree.from_choices([(0,), (1,), (0, 0), (0, 1)])
+HEADS = [9, 11, 12, 21, 22]
+SHARES = [math.nan, 0.5, 0.3, 0.4, 0.2]
+
+
+def test_a_token_of_both_is_one_node():
+    made = merge(CANDIDATES, HEADS, SHARES, guess_of((11, 0.9), (21, 0.9), (31, 0.9)), FREE)
+    assert made.tokens == [9, 11, 12, 21, 22, 31]
+    assert made.parents == (-1, 0, 0, 1, 1, 3)
+    assert made.sources == (None, "both", "heads", "both", "heads", "text")
+    assert math.isnan(made.shares[5]) and made.shares[3] == 0.4
+
+
+def test_where_the_text_is_surer_its_tokens_siblings_give_way():
+    few = Allowance(4, "")
+    made = merge(CANDIDATES, HEADS, SHARES, guess_of((7, 0.9), (8, 0.9), (9, 0.9)), few)
+    assert made.tokens == [9, 7, 8, 9] and made.parents == (-1, 0, 1, 2)
+    weak = merge(CANDIDATES, HEADS, SHARES, guess_of((7, 0.2)), few)
+    assert weak.sources == (None, "heads", "heads", "text") or "text" not in weak.sources
+
+
+def test_only_what_is_worth_its_time_is_drafted():
+    dear = Allowance(8, "", tuple(1 + 0.5 * n for n in range(8)), 1.0)
+    made = merge(CANDIDATES, HEADS, SHARES, guess_of((11, 0.9), (31, 0.9), (32, 0.5)), dear)
+    assert made.tokens == [9, 11, 31]
+
+
+@given(
+    st.lists(st.floats(0, 1.0001) | st.just(math.nan), min_size=4, max_size=4),
+    st.lists(st.tuples(st.sampled_from([*HEADS, 31, 32]), st.floats(0.1, 1)), max_size=6),
+    st.integers(1, 12),
+)
+def test_any_merged_tree_is_a_tree_of_different_paths(shares, pairs, nodes):
+    made = merge(CANDIDATES, HEADS, [math.nan, *shares], guess_of(*pairs), Allowance(nodes, ""))
+    tree = Tree(made.parents, made.ranks)
+    paths = {tuple(made.tokens[n] for n in path) for path in tree.paths}
+    assert len(paths) == len(tree) <= nodes
+    assert len(tree) == min(nodes, len(paths)) and made.sources[0] is None
+
+
+# The budget.
+
+
+def budget_of(per_node: float, usual: int = 4) -> DraftBudget:
+    costs = costs_of(per_node)
+    return DraftBudget(costs, EXPECTED[:usual], TREE.head(2 * usual) if usual > 1 else None)
+
+
+SURE = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+
+
+def test_a_sure_continuation_is_drafted_without_the_heads():
+    found = budget_of(0.1).allow(100, SURE)
+    assert found.by_text and not found.by_heads and found.reason == budgets.TEXT
+    assert 2 <= found.nodes <= len(SURE) + 1
+
+
+def test_an_unsure_one_is_drafted_beside_the_heads_or_not_at_all():
+    assert budget_of(0.02).allow(100, (0.4,)).reason == budgets.BOTH
+    plain = budget_of(0.1)
+    assert plain.allow(100, (0.02,)) == budget_of(0.1).allow(100)
+
+
+def test_where_heads_never_pay_the_text_still_may():
+    budget = budget_of(0.3, usual=1)
+    assert budget.allow(100).nodes == 1
+    assert budget.allow(100, SURE).reason == budgets.TEXT
+    assert budget.allow(100, (0.1,)).nodes == 1
+
+
+def test_nodes_of_the_text_do_not_change_the_trust_in_the_heads():
+    budget = budget_of(0.1)
+    budget.allow(100, SURE)
+    budget.record(5, 5)
+    assert budget.trust == 1.0
+    budget.allow(100, (0.4,))
+    budget.record(5, 4, True, 1)
+    assert budget.trust < 1.0
+
+
+@given(
+    st.floats(0.0, 2.0),
+    st.floats(0.0, 0.001),
+    st.integers(1, 3000),
+    st.sampled_from([1, 8]),
+    st.lists(
+        st.tuples(st.integers(0, 10), st.floats(0.1, 1), st.integers(1, 11)),
+        min_size=1,
+        max_size=200,
+    ),
+)
+def test_no_text_makes_the_steps_dearer_than_plain_decoding_and_a_fixed_sum(
+    per_node, per_token, length, usual, steps
+):
+    """The budget's promise, whatever the text offers and however wrong it is."""
+    costs = costs_of(per_node, per_token)
+    budget = DraftBudget(costs, EXPECTED[:usual], TREE.head(2 * usual) if usual > 1 else None)
+    spent = plain = 0.0
+    start = length
+    for count, rate, wanted in steps:
+        allowed = budget.allow(length, tuple(rate**n for n in range(1, count + 1)))
+        nodes = allowed.nodes
+        given = min(wanted, nodes)
+        prices = allowed.seconds or (costs.at(1, length),)
+        spent += prices[min(nodes, len(prices)) - 1]
+        budget.record(nodes, given, nodes > 1)
+        plain += given * costs.at(1, length)
+        length += given
+    most = usual if usual > 1 else texts.DEPTH + 1
+    overhead = max(costs.at(most, n) - costs.at(1, n) for n in (*costs.lengths, start, length))
+    slack = 1e-3 * plain + per_token * 64 * 64 * len(steps)
+    assert spent <= (1 + budgets.SHARE) * plain + budgets.PATIENCE * overhead + slack
+
+
+# Answers.
+
+REPEATING = [3, 4, 5, 6, 7, 8, 9, 10, 3, 4, 5]
+
+
+def repeating(engine):
+    """The engine after whose LM head the text repeats itself: what it says is a cycle."""
+    return [*PROMPT, *tokens(engine, max_new_tokens=24)]
+
+
+class Tuned(DraftBudget):
+    """Of cheap nodes, with candidates."""
+
+    def __init__(self, per_node=0.02):
+        super().__init__(costs_of(per_node), EXPECTED[:4], CANDIDATES)
+
+
+FOUR = TREE.head(4)
+
+
+def drafter_of(engine, budget, details=True, tree=FOUR, **asked):
+    settings = GenerationSettings(drafter="auto", seed=0, nodes=len(tree), **asked)
+    return engine.drafter(settings, tree, details, budget)
+
+
+def steps_of(events) -> list[Step]:
+    return [event for event in events if isinstance(event, Step)]
+
+
+@pytest.mark.parametrize("make", [Tuned, lambda: Tuned(1.5), lambda: None])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_text_is_plain_decodings(family, temperature, make):
+    engine = engine_of(tiny(family))
+    prompt = [*PROMPT, *tokens(engine, temperature=temperature)] * 2
+    plain = tokens(engine, prompt, temperature=temperature)
+    for details in (True, False):
+        drafter = drafter_of(engine, make(), details)
+        assert tokens(engine, prompt, drafter, temperature=temperature) == plain
+
+
+@pytest.mark.parametrize("acceptance", ["typical", "typical-sampled"])
+def test_an_answer_that_the_tree_may_change_is_the_same_each_time(acceptance):
+    engine, said = engine_of(tiny("llama")), []
+    for _ in range(3):
+        drafter = drafter_of(engine, Tuned(), acceptance=acceptance, temperature=0.8)
+        engine.forget()
+        events = decode(engine, drafter=drafter, acceptance=acceptance, temperature=0.8)
+        said.append([(step.path, step.token_ids) for step in steps_of(events)])
+    assert said[0] == said[1] == said[2]
+
+
+def test_a_step_says_what_proposed_each_node():
+    engine = engine_of(tiny("llama"))
+    prompt = repeating(engine) * 2
+    events = decode(engine, prompt, drafter_of(engine, Tuned()), max_new_tokens=40)
+    found = [step.draft for step in steps_of(events)]
+    named = [draft for draft in found if draft.sources]
+    assert named and {s for draft in named for s in draft.sources} >= {None, "text"}
+    for step in steps_of(events):
+        assert from_json(to_json(step)) == step
+    for draft in named:
+        assert len(draft.sources) == len(draft.tokens) and draft.sources[0] is None
+        for node, source in enumerate(draft.sources[1:], start=1):
+            is_text = source == "text"
+            assert (draft.ranks[node] is None) == is_text
+            assert is_text <= (draft.draft_probabilities[node] is None)
+
+
+def test_a_text_that_repeats_is_drafted_without_asking_the_heads():
+    engine = engine_of(tiny("llama"))
+    engine.backbone.lm_head.linear.weight.zero_()  # it says token 0 for ever
+    events = decode(engine, drafter=drafter_of(engine, Tuned(0.1)), max_new_tokens=80)
+    steps = steps_of(events)
+    assert steps[-2].budget == budgets.TEXT and len(steps[-2].token_ids) > 4
+    assert not steps[-2].draft.guesses
+
+
+def test_where_the_text_offers_nothing_it_is_the_heads_tree():
+    engine = engine_of(tiny("llama"))
+    prompt = list(range(1, 9))
+    found = {}
+    for name in ("auto", "medusa"):
+        settings = GenerationSettings(drafter=name, seed=0, nodes=4)
+        engine.forget()
+        drafter = engine.drafter(settings, TREE.head(4))
+        found[name] = steps_of(decode(engine, prompt, drafter, max_new_tokens=2))[0].draft
+    assert found["auto"] == found["medusa"]
+
+
+def test_nodes_are_never_more_than_were_asked_for():
+    engine = engine_of(tiny("llama"))
+    prompt = repeating(engine) * 2
+    for tree in (TREES["dense"], TREES["walkthrough"], chain(1), ROOT):
+        drafter = drafter_of(engine, None, tree=tree)
+        steps = steps_of(decode(engine, prompt, drafter, max_new_tokens=40))
+        assert max(step.nodes for step in steps) <= len(tree)
+
+
+def test_heads_are_counted_by_what_they_proposed_alone():
+    engine = engine_of(tiny("llama"))
+    prompt = repeating(engine) * 2
+    settings = GenerationSettings(drafter="auto", seed=0, nodes=4, max_new_tokens=40)
+    drafter = engine.drafter(settings, TREE.head(4), True, Tuned())
+    first, *steps, _ = engine.generate(prompt, drafter, settings)
+    assert isinstance(first, Prefilled)
+    tally = AcceptanceCounts()
+    tally.add_answer(first, steps, 3)
+    drafts = [step.draft for step in steps]
+    by_heads = [d for d in drafts if d.guesses or (len(d.tokens) > 1 and not d.sources)]
+    assert tally.steps == len(by_heads)
+    for step in steps:
+        if step.draft.sources and not step.draft.guesses:
+            assert not any(drafted_ranks(step.draft, 3))
+
+
+@pytest.mark.parametrize("fault", [math.nan, math.inf])
+def test_broken_heads_change_nothing(fault):
+    engine = engine_of(tiny("qwen3"))
+    prompt = [*PROMPT, *tokens(engine)] * 2
+    plain = tokens(engine, prompt)
+    engine.heads.weight.fill_(fault)
+    for budget in (Tuned(), None):
+        assert tokens(engine, prompt, drafter_of(engine, budget)) == plain
+
+
+def test_bf16_too():
+    model = tiny("llama").to(torch.bfloat16)
+    engine = engine_of(model)
+    for temperature in (0.0, 0.8):
+        prompt = [*PROMPT, *tokens(engine, temperature=temperature)] * 2
+        plain = tokens(engine, prompt, temperature=temperature)
+        for budget in (Tuned(), None):
+            drafter = drafter_of(engine, budget)
+            assert tokens(engine, prompt, drafter, temperature=temperature) == plain
+    assert VOCABULARY > max(plain)
