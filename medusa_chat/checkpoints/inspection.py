@@ -49,11 +49,9 @@ def inspect(
         return replace(report, problems=(str(error),))
     said = found.heads.disagreements if found.heads else ()
     report = replace(report, heads=found.heads, adapter=found.adapter, notes=(*found.notes, *said))
-    preset = model_preset(name)
-    base = preset.base if preset and preset.base else found.base
     if backbone and found.is_whole:
         return _with(report, f"{name} holds its own backbone: leave --backbone out")
-    where = backbone or (name if found.backbone else base)
+    where = backbone or _own_backbone(name, found)
     if where is None:
         return _with(report, _names_none(found))
     report = replace(report, backbone=where)
@@ -68,10 +66,14 @@ def inspect(
     if files is None:
         return _with(report, f"{where} holds no model: give another --backbone")
     report = _with(report, *_refused(source, place, files, refuse_unlike))
-    here = isinstance(place, LocalFolder)
-    if where == name:
-        report = _with_shipped(report, files, place)
-    return _with_backbone(report, files, here, context, device, cpu)
+    report = _with_shipped(report, files, place) if where == name else report
+    return _with_backbone(report, files, isinstance(place, LocalFolder), context, device, cpu)
+
+
+def _own_backbone(name: str, found: Contents) -> str | None:
+    """The checkpoint itself, or its base: of that a preset knows better than a config."""
+    preset = model_preset(name)
+    return name if found.backbone else (preset and preset.base) or found.base
 
 
 def _refused(

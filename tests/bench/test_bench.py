@@ -19,12 +19,12 @@ from medusa_chat.bench.studies import step_times
 from medusa_chat.bench.studies.speed import OURS, Steps, _ours
 from medusa_chat.bench.studies.step_times import bytes_read
 from medusa_chat.checkpoints.memory_estimate import sizes
-from medusa_chat.decoding import step_profiler
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, to_json
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Fresh, LoadRequest
+from medusa_chat.runtime import tuner
 from medusa_chat.runtime.reply import reply
 from medusa_chat.trees import tuning_store
 from medusa_chat.trees.presets import load_tree
@@ -51,7 +51,7 @@ def costs(monkeypatch):
 
     monkeypatch.setattr(step_times, "BUFFER", {"cpu": 2**20})
     monkeypatch.setattr(step_times, "time_steps", times)
-    monkeypatch.setattr(step_profiler, "time_steps", times)
+    monkeypatch.setattr(tuner, "time_steps", times)
     return made
 
 

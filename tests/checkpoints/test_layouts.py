@@ -226,10 +226,10 @@ def test_what_heads_write_reads_back_in_every_form():
     made = MedusaHeads(2, 8, layers=0, vocabulary=50, one_lm=True)
     torch.nn.init.normal_(made.lm_weight)
     again = heads_of(tensors_of(made))
-    x = torch.randn(3, 8)
-    assert torch.allclose(made(x, lm_head), again(x, lm_head), atol=1e-5)
+    x, roots = torch.randn(3, 8), torch.arange(3)
+    assert torch.allclose(made(x, roots, lm_head), again(x, roots, lm_head), atol=1e-5)
     own = heads_of(with_own({}, lm_head, layers=0, heads=2))
-    assert torch.allclose(own(x, lm_head)[1], x @ lm_head.T)
+    assert torch.allclose(own(x, roots, lm_head)[1], x @ lm_head.T)
 
 
 @pytest.mark.parametrize("name", ["A .pt", "B .safetensors", "E one LM head, prefix, .bin"])

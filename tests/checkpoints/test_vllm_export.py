@@ -167,9 +167,9 @@ def test_vllms_arithmetic_gives_our_first_choices(name, listed, backbone, tmp_pa
     model = loaded(tmp_path / "heads")
     hidden = torch.randn(20, HIDDEN, generator=torch.Generator().manual_seed(2))
     chains = chain_of_vllm(tmp_path / "out", hidden)
-    engine = model.engine
+    engine, root = model.engine, torch.tensor([5])
     for row, chain in zip(hidden, chains, strict=True):
-        logits, names = engine.heads.draft_logits(row[None], engine.backbone.lm_head, 3, 1)
+        logits, names = engine.heads.draft_logits(row[None], root, engine.backbone.lm_head, 3, 1)
         best = logits.argmax(-1)
         ours = best if names is None else names[best]
         if "A" not in name or not listed:  # vLLM's several LM heads have no shortlist

@@ -83,7 +83,7 @@ def test_the_caller_chooses_who_goes_first(scripted):
             plain_first,
             not plain_first,
         ]
-        assert found.plain.drafter == "none" and found.drafted.drafter == "auto"
+        assert found.plain.drafter == "none" and found.drafted.drafter == "medusa"
 
 
 def test_both_start_from_an_empty_cache_whatever_was_said_before(demo, monkeypatch):

@@ -175,7 +175,7 @@ def median(values: list[float]) -> float:
 def test_every_example_is_long_branches_and_pays(demo, prompt):
     answers = [shown_steps(demo, prompt, seed) for seed in range(12)]
     rates = [sum(len(s.token_ids) for s in steps) / len(steps) for steps in answers]
-    assert min(map(len, answers)) >= 10
+    assert min(map(len, answers)) >= 9
     assert all(sum(map(branches, steps)) >= 0.9 * len(steps) for steps in answers)
     # dice are thrown at this temperature: one answer in twelve may fall a little below two
     assert median(rates) >= 2.5 and sorted(rates)[1] >= 2

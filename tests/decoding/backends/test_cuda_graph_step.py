@@ -66,7 +66,7 @@ class Knowing(Medusa):
         self.answer = answer
         return self
 
-    def _guesses(self, hidden, plan, heads):
+    def _guesses(self, hidden, root, plan, heads):
         ids, at = self.answer, int((self.states - hidden).abs().sum(1).argmin())
         ahead = [ids[at + 1 + d] if at + 1 + d < len(ids) else 1 for d in range(2)]
         rows = [[(t + 1) % VOCABULARY, (t + 2) % VOCABULARY, t] for t in ahead]

@@ -1,0 +1,116 @@
+"""Every drafter on the same prompts, in turns within one process: speed, tokens a step, texts.
+
+    python assets/benchmarks/drafters.py FILE.jsonl [--checkpoint NAME] [--backbone PLACE]
+        [--count N] [--tokens N] [--rounds N] [--json]
+
+FILE.jsonl: rows with a "prompt", or with "turns", of which the first is asked, as benchmarks have
+them; of many rows `count` are taken, evenly spread. Temperature 0, the page's way of decoding
+(details, the tuner's step times, which are measured first). Of an answer the fastest round counts.
+speed: against plain decoding, by the time of the answers without their prompts. same: answers whose
+tokens are plain decoding's.
+"""
+
+import argparse
+import json
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from medusa_chat.checkpoints.load import load
+from medusa_chat.checkpoints.loaded_model import LoadedModel
+from medusa_chat.decoding.events import Finished
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.prompt_ids import encode
+from medusa_chat.runtime.reply import decode, resolve
+from medusa_chat.runtime.tuner import budget_of, tune
+
+DRAFTERS = ("none", "medusa", "prompt-lookup", "auto")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """seconds: without the prompt. tokens: emitted in `steps` steps. ids: the answer's tokens."""
+
+    seconds: float
+    tokens: int
+    steps: int
+    ids: tuple[int, ...]
+
+
+def questions(file: Path, count: int) -> list[str]:
+    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    chosen = rows[:: max(1, len(rows) // count)][:count]
+    return [row["prompt"] if "prompt" in row else row["turns"][0] for row in chosen]
+
+
+def answer(loaded: LoadedModel, ids: list[int], drafter: str, most: int) -> Answer:
+    asked = GenerationSettings(drafter=drafter, temperature=0.0, max_new_tokens=most, seed=1)
+    settings, tree = resolve(loaded, asked)
+    loaded.engine.forget()
+    *_, last = decode(loaded, ids, settings, tree, budget_of(loaded, asked))
+    assert isinstance(last, Finished)
+    stats = last.stats
+    tokens = round((stats.acceleration_rate or 0.0) * stats.steps)
+    return Answer(stats.busy_seconds or stats.seconds, tokens, stats.steps, last.token_ids)
+
+
+def table(found: dict[str, list[Answer]]) -> list[dict[str, object]]:
+    """found: drafter -> the fastest answer to each prompt."""
+    plain, rows = found["none"], []
+    for name, answers in found.items():
+        seconds = [sum(a.seconds for a in one) for one in (plain, answers)]
+        steps, tokens = sum(a.steps for a in answers), sum(a.tokens for a in answers)
+        same = sum(a.ids == b.ids for a, b in zip(answers, plain, strict=True))
+        rows.append(
+            {
+                "drafter": name,
+                "speed": round(seconds[0] / seconds[1], 3),
+                "tokens_per_second": round(tokens / seconds[1], 1),
+                "tokens_per_step": round(tokens / steps, 3),
+                "same": f"{same} of {len(answers)}",
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--checkpoint", default="smollm2")
+    parser.add_argument("--backbone")
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    wish = parser.parse_args()
+    request = LoadRequest(wish.checkpoint, backbone=wish.backbone, max_context=4096)
+    loaded = [model for _, model in load(request)][-1]
+    assert loaded is not None
+    for _ in tune(loaded):
+        pass
+    asked = [{"role": "user", "content": text} for text in questions(wish.file, wish.count)]
+    prompts = [encode(loaded, [message])[0] for message in asked]
+    found: dict[str, dict[int, list[Answer]]] = {name: defaultdict(list) for name in DRAFTERS}
+    order = random.Random(0)
+    for _ in range(wish.rounds):
+        for number, ids in enumerate(prompts):
+            for name in order.sample(DRAFTERS, len(DRAFTERS)):
+                found[name][number].append(answer(loaded, ids, name, wish.tokens))
+    fastest = {
+        name: [min(tries, key=lambda a: a.seconds) for _, tries in sorted(by_prompt.items())]
+        for name, by_prompt in found.items()
+    }
+    rows = table(fastest)
+    if wish.json:
+        facts = {"precision": loaded.info.precision, "device": loaded.info.device}
+        shown = {"file": wish.file.name, "prompts": len(prompts), "tokens": wish.tokens, **facts}
+        print(json.dumps({**shown, "rows": rows}, indent=1))
+        return
+    for row in rows:
+        print("  ".join(f"{value!s:>14}" for value in row.values()))
+
+
+if __name__ == "__main__":
+    main()
