@@ -11,7 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
-from medusa_chat.decoding.head_tensors import LAYER, LM_HEAD, ONE_LM_HEAD, TOKEN_MAP, tensors_of
+from medusa_chat.decoding.head_tensors import (
+    LAYER,
+    LM_HEAD,
+    ONE_LM_HEAD,
+    ROOT,
+    TOKEN_MAP,
+    tensors_of,
+)
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.logit_head import LogitHead
 from medusa_chat.errors import ModelError
@@ -65,6 +72,11 @@ def vllm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             named[f"blocks.{match[1]}.layers.{match[2]}.{match[3]}"] = tensor
         elif match := LM_HEAD.match(name):
             named[f"lm_heads.{match[1]}.weight"] = tensor
+        elif ROOT.match(name):
+            raise ModelError(
+                f"the heads' {name} cannot be exported: vLLM's Medusa heads do not read the root, "
+                "the token that is certain when they draft; train heads with --no-root for it"
+            )
         elif name != TOKEN_MAP:
             raise ModelError(_no_place(name))
     return named

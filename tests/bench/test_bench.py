@@ -1,6 +1,7 @@
 """bench: every study gives rows that say what they are. No figure of this file is a measurement."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from inspect import signature
@@ -8,6 +9,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from support.checkpoints import write_checkpoint
 
 from medusa_chat.bench import STUDIES, chart_svg, run, run_shape, table
@@ -20,6 +23,7 @@ from medusa_chat.bench.studies.speed import OURS, Steps, _ours
 from medusa_chat.bench.studies.step_times import bytes_read
 from medusa_chat.checkpoints.memory_estimate import sizes
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, to_json
+from medusa_chat.decoding.head_tensors import heads_of, tensors_of
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
@@ -299,6 +303,18 @@ def test_a_folder_that_is_no_checkout_of_the_reference_is_refused(folder, tmp_pa
         findings(folder, "reference", reference=tmp_path)
     row = by_name(findings(folder, "reference"))["medusa / the reference"]
     assert row["value"] is None and "--reference DIR" in row["note"]
+
+
+def test_heads_that_read_the_root_are_not_timed_as_the_references(folder, tmp_path):
+    """The reference would leave out the part that it does not know, and draft something else."""
+    shutil.copytree(folder, tmp_path / "model")
+    file = tmp_path / "model" / "medusa_lm_head.safetensors"
+    heads = heads_of(load_file(file))
+    heads.root_weight = torch.nn.Parameter(torch.zeros(len(heads), *heads.weight.shape[2:]))
+    save_file(tensors_of(heads), file)
+    found = findings(str(tmp_path / "model"), "reference", reference=tmp_path)
+    row = by_name(found)["medusa / the reference"]
+    assert row["value"] is None and "--no-root" in row["note"]
 
 
 def test_the_ladder_has_a_step_for_medusa_2_where_its_checkpoint_is_named(folder):

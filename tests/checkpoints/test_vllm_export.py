@@ -268,6 +268,14 @@ def test_a_part_that_vllm_has_no_place_for_is_refused_by_its_name(name, shape):
         vllm_names(tensors)
 
 
+def test_heads_that_read_the_root_are_refused_with_what_to_train(backbone, tmp_path):
+    folder = heads_folder(tmp_path / "heads", base_model_name_or_path=str(backbone))
+    heads = MedusaHeads(2, HIDDEN, has_root=True)
+    save_file(tensors_of(heads), folder / "medusa_lm_head.safetensors")
+    said = refusal(ModelError, folder, tmp_path / "out")
+    assert "0.root.weight cannot be exported" in said and "--no-root" in said
+
+
 def test_a_shared_lm_head_with_a_bias_is_refused():
     lm_head = LogitHead(torch.nn.Linear(HIDDEN, 256), tiny("llama").config)
     with pytest.raises(ModelError, match="LM head with a bias cannot be exported"):

@@ -80,6 +80,9 @@ def _refusal(context: BenchContext, baseline: HFBaseline | None) -> str:
     config = baseline.model.config
     if config.model_type not in CLASSES:
         return f"the reference supports llama and mistral, not {config.model_type}"
+    heads = context.loaded.engine.heads
+    if heads is not None and heads.root_weight is not None:
+        return "the reference's heads do not read the root: train heads with --no-root"
     rope = (config.rope_parameters or {}).get("rope_type", "default")
     return "" if rope == "default" else f"the reference does not support {rope} rope"
 
