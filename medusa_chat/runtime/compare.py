@@ -75,15 +75,6 @@ def compare(
     yield compared(traces["plain"], traces["drafted"], plain_first)
 
 
-def with_gap(session: Session, found: Comparison, timeout: float | None = None) -> Comparison:
-    """The comparison with the gap of its difference, asked of the model; waits its turn.
-
-    Raises ModelError when the model cannot say: gone, another, or busy beyond `timeout`.
-    """
-    request = gap_request(session, found)
-    return found if request is None else add_gap(found, session.ask(request, timeout))
-
-
 def gap_request(session: Session, found: Comparison) -> PeekRequest | None:
     """What to ask for the gap; None where nothing is to be asked. Raises ModelError when the
     model that answered is no longer the one that is loaded."""

@@ -70,7 +70,7 @@ class Difference:
     """Where two answers part: the token's place from 0, both tokens as text.
 
     gap: log p of plain's token less log p of the other at that place, by the backbone at
-    temperature 1; None while nobody asked (`with_gap`), or where an answer had ended.
+    temperature 1; None while nobody asked (`add_gap`), or where an answer had ended.
     """
 
     index: int

@@ -5,13 +5,14 @@ from dataclasses import replace
 from itertools import accumulate
 
 import pytest
+from support.gaps import with_gap
 from support.races import SHORT, STORY, Racer, result
 
 from medusa_chat.decoding.events import Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import Fresh, LoadRequest
-from medusa_chat.runtime.compare import WARM_UP_TOKENS, Progress, compare, with_gap
+from medusa_chat.runtime.compare import WARM_UP_TOKENS, Progress, compare
 from medusa_chat.runtime.in_process import InProcess
 from medusa_chat.runtime.recordings import Comparison, compared
 from medusa_chat.runtime.requests import Reply

@@ -6,13 +6,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from support.gaps import with_gap
 from support.races import SHORT, STORY, Racer, result
 from support.scripted import ScriptedRunner
 from support.waiting import wait_for
 
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.compare import Progress, add_gap, gap_request, with_gap
+from medusa_chat.runtime.compare import Progress, add_gap, gap_request
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.recordings import Difference
 from medusa_chat.runtime.requests import Reply

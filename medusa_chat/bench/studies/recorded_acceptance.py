@@ -6,7 +6,7 @@ from statistics import fmean
 
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.rows import Row, row
-from medusa_chat.decoding.events import Finished, Step, from_json
+from medusa_chat.decoding.events import Finished, Step, from_json, nodes_of
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
 
@@ -20,7 +20,7 @@ def from_trace(context: BenchContext, file: str) -> list[Row]:
         raise UsageError("--trace needs the study steps: omit --study, or add --study steps")
     length = tuned.costs.lengths[0]
     emitted = sum(max(len(step.path), 1) for step in steps)
-    nodes = fmean(_nodes(step) for step in steps)
+    nodes = fmean(nodes_of(step) for step in steps)
     usual = max(context.loaded.info.nodes, 2)
     spent = sum(_seconds(step, tuned.costs, usual, length) for step in steps)
     speedup = emitted * tuned.costs.at(1, length) / spent
@@ -45,12 +45,7 @@ def _steps(file: str) -> list[Step]:
 def _seconds(step: Step, costs: StepCosts, drafted: int, length: int) -> float:
     """Seconds of such a step on this model. A step that ran the heads pays for the whole draft,
     even where only a part of it was verified."""
-    nodes = _nodes(step)
+    nodes = nodes_of(step)
     if step.draft is not None and step.draft.guesses:
         return costs.drafted(drafted, max(nodes, drafted), length)[nodes - 1]
     return costs.at(nodes, length)
-
-
-def _nodes(step: Step) -> int:
-    """Nodes of the step; older traces hold them only in the draft."""
-    return step.nodes or (len(step.draft.tokens) if step.draft else 1)
