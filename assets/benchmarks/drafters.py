@@ -23,8 +23,8 @@ from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.prompt_ids import encode
-from medusa_chat.runtime.reply import decode, resolve
-from medusa_chat.runtime.tuner import budget_of, tune
+from medusa_chat.runtime.reply import resolve, with_times_and_text
+from medusa_chat.runtime.tuner import tune
 
 DRAFTERS = ("none", "medusa", "prompt-lookup", "auto")
 
@@ -47,9 +47,9 @@ def questions(file: Path, count: int) -> list[str]:
 
 def answer(loaded: LoadedModel, ids: list[int], drafter: str, most: int) -> Answer:
     asked = GenerationSettings(drafter=drafter, temperature=0.0, max_new_tokens=most, seed=1)
-    settings, tree = resolve(loaded, asked)
+    settings, made = resolve(loaded, asked)
     loaded.engine.forget()
-    *_, last = decode(loaded, ids, settings, tree, budget_of(loaded, asked))
+    *_, last = with_times_and_text(loaded, loaded.engine.generate(ids, made, settings))
     assert isinstance(last, Finished)
     stats = last.stats
     tokens = round((stats.acceleration_rate or 0.0) * stats.steps)

@@ -31,6 +31,7 @@ from medusa_chat.decoding.events import Finished  # noqa: E402
 from medusa_chat.decoding.settings import GenerationSettings  # noqa: E402
 from medusa_chat.messages import LoadRequest, Message  # noqa: E402
 from medusa_chat.runtime.reply import reply  # noqa: E402
+from medusa_chat.runtime.requests import Reply  # noqa: E402
 from medusa_chat.training.data import encode  # noqa: E402
 
 SEED = 20_260  # of every choice below; training used seeds 0 and 1
@@ -51,7 +52,7 @@ def loaded(checkpoint: str) -> LoadedModel:
 def answer(model: LoadedModel, talk: Sequence[Message], **settings: object) -> Finished:
     """One answer; greedy unless told otherwise."""
     values = {"temperature": 0.0, "seed": SEED, "max_new_tokens": 256, "nodes": NODES}
-    *_, last = reply(model, list(talk), GenerationSettings(**{**values, **settings}))
+    *_, last = reply(model, Reply(list(talk), GenerationSettings(**{**values, **settings})))
     assert isinstance(last, Finished)
     return last
 

@@ -21,6 +21,7 @@ from medusa_chat.cli.prompts import as_asked, read_prompts
 from medusa_chat.cli.terminal import answer, load, opened
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.runtime.in_process import InProcess
+from medusa_chat.runtime.requests import Reply
 
 
 @dataclass(frozen=True)
@@ -96,4 +97,4 @@ class Generate(DecodingOptions, LoadOptions, PromptOptions):
         with opened(self.trace) as file, closing(InProcess()) as runner:
             load(runner, replace(request, tree=self.tree, nodes=self.nodes), self.verbose)
             for prompt in prompts:
-                answer(runner, prompt, settings, self.as_json, file, self.verbose)
+                answer(runner, Reply(prompt, settings), self.as_json, file, self.verbose)

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TextIO
 
 from medusa_chat.decoding.events import Event, Finished, Prefilled, to_json
-from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.messages import LoadPhase, LoadRequest, Prompt
+from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
 from medusa_chat.units import transfer
@@ -93,17 +92,12 @@ class LoadLine:
 
 
 def answer(
-    runner: Runner,
-    prompt: Prompt,
-    settings: GenerationSettings,
-    as_json: bool,
-    trace: TextIO | None,
-    verbose: bool = False,
+    runner: Runner, asked: Reply, as_json: bool, trace: TextIO | None, verbose: bool = False
 ) -> None:
     """Print one answer as it comes. Ctrl-C ends it in order: the trace is whole, exit code 130."""
     with (
         stopping(runner.stop) as is_stopped,
-        closing(runner.run(Reply(prompt, settings))) as events,
+        closing(runner.run(asked)) as events,
     ):
         for event in events:
             line = json.dumps(to_json(event), separators=(",", ":"))

@@ -63,8 +63,8 @@ class PlainClock:
     def _timed(self, ids: Sequence[int], settings: GenerationSettings, count: int) -> list[float]:
         """Busy seconds of each plain step of the `count` tokens after `ids`, an end token
         included."""
-        plain = settings.resolved(
-            drafter="none", tree="none", nodes=1, max_new_tokens=count, stop=()
+        plain = replace(
+            settings, drafter="none", tree="none", nodes=1, max_new_tokens=count, stop=()
         )
         events = self._engine.generate(ids, self._engine.drafter(plain, ROOT), plain)
         taken: list[float] = []

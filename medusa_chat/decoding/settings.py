@@ -1,8 +1,8 @@
 """GenerationSettings: how one answer is to be decoded. Frozen, validated, without torch."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from medusa_chat.errors import UsageError
@@ -21,18 +21,33 @@ class Range:
     high: float
     is_open: bool = False
 
+    @property
+    def kinds(self) -> tuple[type, ...]:
+        """The types of its values."""
+        return (int,) if isinstance(self.low, int) else (int, float)
+
+    def __str__(self) -> str:
+        if isinstance(self.low, int):
+            return f"a whole number from {self.low} to {self.high}"
+        return f"a number from {self.low:g} to {'below ' if self.is_open else ''}{self.high:g}"
+
 
 def within(low: float, high: float, default: float | None, is_open: bool = False) -> Any:
     """A field of a dataclass that is a number, with its range."""
     return field(default=default, metadata={"range": Range(low, high, is_open)})
 
 
-def ranges_of(settings: Any) -> Iterator[tuple[str, Any, Range]]:
-    """(name, value, range) of every field that `within` made and that is not left open (None)."""
+def require_ranges(settings: Any, called: Callable[[str], str] = str) -> None:
+    """Raises UsageError unless the value of every field that `within` made is in its range, or
+    left open (None) where that is the default. called: what the message calls a field."""
     for one in fields(settings):
-        value = getattr(settings, one.name)
-        if "range" in one.metadata and not (value is None and one.default is None):
-            yield one.name, value, one.metadata["range"]
+        value, allowed = getattr(settings, one.name), one.metadata.get("range")
+        if allowed is None or (value is None and one.default is None):
+            continue
+        is_number = isinstance(value, allowed.kinds) and not isinstance(value, bool)
+        is_within = is_number and math.isfinite(value) and allowed.low <= value <= allowed.high
+        if not is_within or (allowed.is_open and value == allowed.high):
+            raise UsageError(f"{called(one.name)} is {value!r}: give {allowed}")
 
 
 @dataclass(frozen=True)
@@ -63,9 +78,7 @@ class GenerationSettings:
     def __post_init__(self) -> None:
         _require_choice("drafter", self.drafter, (None, *DRAFTER_NAMES))
         _require_choice("acceptance", self.acceptance, ACCEPTANCE_NAMES)
-        for name, value, allowed in ranges_of(self):
-            require = _require_whole if isinstance(allowed.low, int) else _require_number
-            require(name, value, allowed)
+        require_ranges(self)
         if not isinstance(self.tree, str) or not self.tree:
             raise UsageError(f"tree is {self.tree!r}: give auto, a preset's name or a JSON file")
         if not all(isinstance(text, str) and text for text in self.stop):
@@ -96,27 +109,8 @@ class GenerationSettings:
             raise UsageError(f"stop is {stop!r}: give a list of texts")
         return cls(**{**values, "stop": tuple(stop)})
 
-    def resolved(self, **chosen: Any) -> Self:
-        """The same settings with what was left open filled in."""
-        return replace(self, **chosen)
-
 
 def _require_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         names = ", ".join(str(choice) for choice in allowed if choice)
         raise UsageError(f"{name} is {value!r}: choose one of {names}")
-
-
-def _require_number(name: str, value: object, allowed: Range) -> None:
-    low, high = allowed.low, allowed.high
-    text = f"from {low:g} to {'below ' if allowed.is_open else ''}{high:g}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise UsageError(f"{name} is {value!r}: give a number {text}")
-    if value < low or value > high or (value == high and allowed.is_open):
-        raise UsageError(f"{name} is {value:g}: give a number {text}")
-
-
-def _require_whole(name: str, value: object, allowed: Range) -> None:
-    low, high = allowed.low, allowed.high
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError(f"{name} is {value!r}: give a whole number from {low} to {high}")

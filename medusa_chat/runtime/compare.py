@@ -58,13 +58,13 @@ def compare(
         raise UsageError("both sides would be plain decoding: choose another drafter than none")
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     of_side = {
-        "plain": settings.resolved(drafter="none", seed=seed),
-        "drafted": settings.resolved(seed=seed),
+        "plain": replace(settings, drafter="none", seed=seed),
+        "drafted": replace(settings, seed=seed),
     }
     order = SIDES if plain_first else SIDES[::-1]
     short = min(WARM_UP_TOKENS, settings.max_new_tokens)
     for place, side in enumerate(order, 1):
-        warm_up = of_side[side].resolved(max_new_tokens=short)
+        warm_up = replace(of_side[side], max_new_tokens=short)
         ticket = session.submit(Reply(Fresh(text), warm_up))
         yield from _follow(session, ticket, Progress(side, place, "warming up"), poll_seconds)
     traces: dict[Side, list[Event]] = {}

@@ -9,55 +9,51 @@ from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory import refuse_out_of_memory
 from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.decoding.detokenizer import with_text
-from medusa_chat.decoding.draft_budget import DraftBudget
+from medusa_chat.decoding.drafters import Drafter
 from medusa_chat.decoding.events import Event, Finished, changed
 from medusa_chat.decoding.plain_clock import busy
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import ROOT, Tree
-from medusa_chat.messages import Fresh, Prompt
+from medusa_chat.decoding.tree import ROOT
+from medusa_chat.messages import Fresh, ModelInfo
 from medusa_chat.runtime.prompt_ids import encode, said_so_far
-from medusa_chat.runtime.tuner import budget_of
+from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.tuner import draft_budget
 from medusa_chat.trees.presets import load_tree
 
 
 def reply(
-    loaded: LoadedModel,
-    prompt: Prompt,
-    settings: GenerationSettings,
-    should_stop: Callable[[], bool] = lambda: False,
+    loaded: LoadedModel, asked: Reply, should_stop: Callable[[], bool] = lambda: False
 ) -> Iterator[Event]:
     """Answer a conversation, or continue a raw text. Raises what cannot be answered."""
+    prompt = asked.prompt
     if isinstance(prompt, Fresh):
         loaded.engine.forget()
         loaded.said, prompt = ("", []), prompt.text
-    resolved, tree = resolve(loaded, settings)
+    settings, drafter = resolve(loaded, asked.settings)
     ids, text = encode(loaded, prompt)
-    advice = _Advice(loaded, resolved)
-    answer = decode(loaded, ids, resolved, tree, budget_of(loaded, settings), should_stop)
-    with refuse_out_of_memory(advice), closing(answer) as events:
+    advice = _Advice(loaded.info, settings.nodes or 1)
+    answer = loaded.engine.generate(ids, drafter, settings)
+    told = with_times_and_text(loaded, answer, settings.stop, should_stop)
+    with refuse_out_of_memory(advice), closing(told) as events:
         for event in events:
             advice.has_begun = True
             if isinstance(event, Finished):
-                event = _with_plain(loaded, ids, resolved, event)
+                event = _with_plain(loaded, ids, settings, event)
                 if not isinstance(prompt, str):
                     loaded.said = said_so_far(loaded, text, ids, event)
             yield event
 
 
-def decode(
+def with_times_and_text(
     loaded: LoadedModel,
-    ids: Sequence[int],
-    settings: GenerationSettings,
-    tree: Tree,
-    budget: DraftBudget | None,
+    answer: Generator[Event, None, None],
+    stop: Sequence[str] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Generator[Event, None, None]:
-    """The events of the answer to token ids, with details and texts: what the page, `generate` and
-    the speed study of `bench` all run. settings: resolved."""
-    engine = loaded.engine
-    answer = engine.generate(ids, engine.drafter(settings, tree, budget=budget), settings)
-    with closing(busy(answer, engine.backbone.device, [])) as events:
-        yield from with_text(events, loaded.tokenizer, loaded.texts, settings.stop, should_stop)
+    """The engine's events with texts and busy seconds, up to a stop string: what the page,
+    `generate` and the speed study of `bench` all run."""
+    with closing(busy(answer, loaded.engine.backbone.device, [])) as events:
+        yield from with_text(events, loaded.tokenizer, loaded.texts, stop, should_stop)
 
 
 def _with_plain(
@@ -73,8 +69,8 @@ def _with_plain(
 class _Advice:
     """The message of an answer that ran out of memory: what to try, before or after its start."""
 
-    def __init__(self, loaded: LoadedModel, settings: GenerationSettings) -> None:
-        self.info, self.nodes, self.has_begun = loaded.info, settings.nodes or 1, False
+    def __init__(self, info: ModelInfo, nodes: int) -> None:
+        self.info, self.nodes, self.has_begun = info, nodes, False
 
     def __call__(self) -> str:
         less = smaller_precisions(self.info.precision)
@@ -85,11 +81,15 @@ class _Advice:
         return f"out of memory {when}: try {', '.join(tries[:-1])} or {tries[-1]}"
 
 
-def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[GenerationSettings, Tree]:
-    """Fill in drafter, tree, nodes and seed; the tree itself. Raises UsageError."""
-    info = loaded.info
-    drafter = settings.drafter or "auto"
-    if drafter == "auto" and not info.heads:
+def resolve(
+    loaded: LoadedModel, settings: GenerationSettings
+) -> tuple[GenerationSettings, Drafter]:
+    """Fill in drafter, tree, nodes and seed; the drafter itself. Raises UsageError.
+
+    A budget decides how many nodes each step drafts where the tree is auto and nobody has said how
+    many nodes it has."""
+    drafter, budget = settings.drafter or "auto", None
+    if drafter == "auto" and not loaded.info.heads:
         drafter = "prompt-lookup"
     if drafter == "none":
         tree, name = ROOT, "none"
@@ -97,7 +97,9 @@ def resolve(loaded: LoadedModel, settings: GenerationSettings) -> tuple[Generati
         tree, name = load_tree(settings.tree, settings.nodes), settings.tree
     else:
         tree, name = loaded.auto_tree(settings.nodes)[0], "auto"
+        budget = draft_budget(loaded) if settings.nodes is None else None
     if drafter == "prompt-lookup":
         name = "prompt-lookup"  # its tree is made anew at every step; only the size was chosen
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
-    return settings.resolved(drafter=drafter, tree=name, nodes=len(tree), seed=seed), tree
+    settings = replace(settings, drafter=drafter, tree=name, nodes=len(tree), seed=seed)
+    return settings, loaded.engine.drafter(settings, tree, budget=budget)

@@ -9,7 +9,6 @@ from time import perf_counter
 from medusa_chat.checkpoints.load import tuning_key
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.draft_budget import DraftBudget
-from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.step_profiler import Clock, time_steps
 from medusa_chat.decoding.tree import Tree
@@ -117,12 +116,10 @@ def _facts(loaded: LoadedModel) -> TreeFacts | None:
     )
 
 
-def budget_of(loaded: LoadedModel, asked: GenerationSettings) -> DraftBudget | None:
-    """What decides how many nodes each step of these settings drafts: None where the tree is not
-    auto, somebody has said how many nodes it has, or the costs were not measured."""
-    if loaded.tuned is None or asked.tree != "auto" or asked.nodes is not None:
-        return None
-    if not loaded.info.heads:
+def draft_budget(loaded: LoadedModel) -> DraftBudget | None:
+    """What decides how many nodes each step of the auto tree drafts; None without heads, or where
+    the costs were not measured."""
+    if loaded.tuned is None or not loaded.info.heads:
         return None
     if loaded.budget is None:
         device, info = loaded.engine.backbone.device, loaded.info

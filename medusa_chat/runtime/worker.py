@@ -26,8 +26,8 @@ class Worker:
         match request:
             case LoadRequest():
                 yield from slot.load(request, should_stop)
-            case Reply(prompt, settings):
-                yield from reply(slot.require(), prompt, settings, should_stop)
+            case Reply():
+                yield from reply(slot.require(), request, should_stop)
             case PeekRequest():
                 yield peek(slot.require(), request)
             case Tune(again):

@@ -6,12 +6,11 @@ No torch: a wrong value is refused before slow imports.
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from medusa_chat import paths
-from medusa_chat.decoding.settings import ranges_of, within
+from medusa_chat.decoding.settings import require_ranges, within
 from medusa_chat.errors import UsageError
 
 METHODS = ("medusa-1", "medusa-2")
@@ -76,10 +75,7 @@ class Recipe:
     seed: int = within(0, 2**62, 0)
 
     def __post_init__(self) -> None:
-        for name, value, limits in ranges_of(self):
-            if value is not None and not (isfinite(value) and limits.low <= value <= limits.high):
-                low, high = limits.low, limits.high
-                raise UsageError(f"{_option(name)} is {value}: give {low:g} to {high:g}")
+        require_ranges(self, _option)
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 choice = " or ".join(map(str, allowed))

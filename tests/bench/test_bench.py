@@ -30,6 +30,7 @@ from medusa_chat.errors import UsageError
 from medusa_chat.messages import Fresh, LoadRequest
 from medusa_chat.runtime import tuner
 from medusa_chat.runtime.reply import reply
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.trees import tuning_store
 from medusa_chat.trees.presets import load_tree
 
@@ -98,7 +99,7 @@ def test_the_race_decodes_as_the_page_does(folder, name, monkeypatch):
         monkeypatch.setattr(loaded.engine, method, spied)
     drafter = "none" if name == "plain" else name
     settings = GenerationSettings(drafter=drafter, max_new_tokens=4, seed=0)
-    list(reply(loaded, Fresh([{"role": "user", "content": "Hello"}]), settings))
+    list(reply(loaded, Reply(Fresh([{"role": "user", "content": "Hello"}]), settings)))
     of_the_page = asked[:2]
     record = Steps()
     record.begin_round()

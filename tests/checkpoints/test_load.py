@@ -185,7 +185,7 @@ def test_what_is_left_open_is_resolved_and_recorded(folder):
     assert answer(model, drafter="none")[0].settings["nodes"] == 1
     with pytest.raises(UsageError, match="depth 4 and the checkpoint 3 heads"):
         answer(model, tree="mc_sim_7b_63")
-    assert resolve(model, GenerationSettings(nodes=5))[1].depth <= 3
+    assert resolve(model, GenerationSettings(nodes=5))[1].tree.depth <= 3
     with pytest.raises(UsageError, match="nodes is 200"):
         resolve(model, GenerationSettings(nodes=200))
 
@@ -219,9 +219,9 @@ def test_a_continued_answer_goes_on_right_after_its_last_character(tmp_path, con
 def engine_answer(model, ids, **settings):
     """What the engine itself gives for exact token ids."""
     asked = GenerationSettings(**{"max_new_tokens": 20, "seed": 3} | settings)
-    chosen, tree = resolve(model, asked)
+    chosen, drafter = resolve(model, asked)
     model.engine.forget()
-    return list(model.engine.generate(ids, model.engine.drafter(chosen, tree), chosen))
+    return list(model.engine.generate(ids, drafter, chosen))
 
 
 def test_a_stop_string_leaves_nothing_in_the_next_prompt(folder):

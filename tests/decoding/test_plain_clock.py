@@ -11,6 +11,7 @@ from medusa_chat.decoding.events import Stats, Step, from_json, to_json
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.reply import reply
+from medusa_chat.runtime.requests import Reply
 
 TALK = [{"role": "user", "content": "Tell me a story"}]
 
@@ -24,7 +25,7 @@ def model(monkeypatch):
 
 def answer(model, talk=TALK, **settings):
     chosen = {"max_new_tokens": 48, "seed": 5, "tree": "sparse-8"} | settings
-    return list(reply(model, talk, GenerationSettings(**chosen)))
+    return list(reply(model, Reply(talk, GenerationSettings(**chosen))))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -72,7 +72,7 @@ def test_the_two_sides_differ_in_nothing_but_the_drafter(scripted):
     settings = GenerationSettings(temperature=0.7, max_new_tokens=12)  # a seed is drawn
     found = result(scripted, settings)
     plain, drafted = scripted.runner.settings[-2:]
-    assert plain.seed is not None and plain == drafted.resolved(drafter="none")
+    assert plain.seed is not None and plain == replace(drafted, drafter="none")
     assert found.settings["seed"] == plain.seed
 
 
@@ -115,7 +115,7 @@ def test_a_model_changed_in_between_is_refused(scripted):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_demo_says_the_same_on_both_sides_with_exact_acceptance(demo, temperature):
-    found = result(demo, SHORT.resolved(temperature=temperature))
+    found = result(demo, replace(SHORT, temperature=temperature))
     assert found.difference is None and not found.is_lossy
     assert found.plain.token_ids == found.drafted.token_ids
     assert found.drafted.stats.steps < found.plain.stats.steps
@@ -149,7 +149,7 @@ def test_a_recording_is_the_answer_on_its_own_clock(demo, side):
 
 
 def test_an_answer_without_a_step_has_no_speedup(scripted):
-    found = result(scripted, SHORT.resolved(max_new_tokens=1))
+    found = result(scripted, replace(SHORT, max_new_tokens=1))
     assert found.difference is None
     assert (found.speedup, found.overhead, found.wall_clock_ratio) == (None, None, None)
     assert found.total_ratio == pytest.approx(1)
@@ -171,7 +171,7 @@ def test_a_planted_difference_is_found_at_its_token(scripted, index):
 
 def test_a_shorter_answer_parts_where_it_ends(scripted):
     traces = [
-        list(scripted.runner.run(Reply(STORY, SHORT.resolved(max_new_tokens=n)))) for n in (9, 6)
+        list(scripted.runner.run(Reply(STORY, replace(SHORT, max_new_tokens=n)))) for n in (9, 6)
     ]
     found = compared(*traces)
     assert found.difference.index == 6 and found.difference.drafted == "end of text"
@@ -179,9 +179,9 @@ def test_a_shorter_answer_parts_where_it_ends(scripted):
 
 
 def test_typical_acceptance_is_called_lossy_only_where_it_is(demo):
-    typical = SHORT.resolved(acceptance="typical", posterior_threshold=0.0)
+    typical = replace(SHORT, acceptance="typical", posterior_threshold=0.0)
     assert not result(demo, typical).is_lossy  # temperature 0: greedy
-    found = result(demo, typical.resolved(temperature=1.5, max_new_tokens=32))
+    found = result(demo, replace(typical, temperature=1.5, max_new_tokens=32))
     assert found.is_lossy and found.difference is not None
     at = found.difference.index
     assert found.plain.token_ids[:at] == found.drafted.token_ids[:at]
@@ -199,7 +199,7 @@ def test_typical_acceptance_is_called_lossy_only_where_it_is(demo):
 @pytest.mark.parametrize("place", [1, 2])
 def test_closing_in_either_run_stops_it_and_leaves_the_model_usable(demo, place):
     whole = ids_of(demo)
-    running = compare(demo, STORY, SHORT.resolved(max_new_tokens=400), poll_seconds=0.001)
+    running = compare(demo, STORY, replace(SHORT, max_new_tokens=400), poll_seconds=0.001)
     for event in running:
         if event.stage == "running" and event.place == place and event.tokens:
             break
@@ -226,7 +226,7 @@ def test_a_failing_side_is_told_in_its_own_words(scripted):
 def test_waiting_behind_another_answer_is_progress(scripted):
     scripted.runner.delay = 0.02
     other = scripted.submit(Reply("other", SHORT))
-    running = compare(scripted, STORY, SHORT.resolved(max_new_tokens=2), poll_seconds=0.01)
+    running = compare(scripted, STORY, replace(SHORT, max_new_tokens=2), poll_seconds=0.01)
     first = next(running)
     assert (first.stage, first.ahead) == ("waiting", 1)
     assert isinstance(list(running)[-1], Comparison)

@@ -202,30 +202,29 @@ def test_auto_takes_the_tuned_nodes_and_says_why(monkeypatch, loaded):
     source = source_tree(loaded.calibration, 3)
     best = found.pick(source, rank_accuracies(loaded.calibration))
     assert best.nodes > 1
-    settings, tree = resolve(loaded, GenerationSettings())
-    assert settings.nodes == len(tree) == loaded.info.nodes == best.nodes
+    settings, drafter = resolve(loaded, GenerationSettings())
+    assert settings.nodes == len(drafter.tree) == loaded.info.nodes == best.nodes
     assert f"{best.nodes} nodes" in loaded.info.tree_reason
     assert "times plain decoding" in loaded.info.tree_reason
 
 
 def test_auto_says_plainly_when_plain_decoding_is_faster(monkeypatch, loaded):
     list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.9))))
-    assert resolve(loaded, GenerationSettings())[1] == TREE.head(1)
+    assert resolve(loaded, GenerationSettings())[1].tree == TREE.head(1)
     assert "plain decoding is faster than Medusa here" in loaded.info.tree_reason
 
 
 def test_explicit_nodes_and_trees_are_left_alone(monkeypatch, loaded):
     list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.9))))
-    assert resolve(loaded, GenerationSettings(nodes=7))[0].nodes == 7
-    assert resolve(loaded, GenerationSettings(tree="chain-3"))[0].nodes == 4
-    for asked in (GenerationSettings(nodes=7), GenerationSettings(tree="chain-3")):
-        assert tuner.budget_of(loaded, asked) is None
+    for asked, nodes in ((GenerationSettings(nodes=7), 7), (GenerationSettings(tree="chain-3"), 4)):
+        settings, drafter = resolve(loaded, asked)
+        assert settings.nodes == nodes == len(drafter.plan([1, 2], 50).tree), "no budget cuts it"
 
 
 def test_without_a_tuning_auto_is_what_it_was(loaded):
     tree, why = auto_tree(None, 3, CPU, (4, "for cpu"))
     assert len(tree) == 4 and "4 nodes for cpu" in why
-    assert tuner.budget_of(loaded, GenerationSettings()) is None
+    assert tuner.draft_budget(loaded) is None
 
 
 def test_too_many_nodes_are_still_refused_with_a_tuning():
@@ -325,8 +324,8 @@ def test_decoding_by_a_budget_says_what_plain_decoding_says(monkeypatch, loaded,
     list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
     asked = GenerationSettings(max_new_tokens=80, seed=5, **settings)
     text = "the same words, and the same words again"
-    plain = list(reply(loaded, text, replace(asked, drafter="none")))
-    medusa = list(reply(loaded, text, replace(asked, drafter="medusa")))
+    plain = list(reply(loaded, Reply(text, replace(asked, drafter="none"))))
+    medusa = list(reply(loaded, Reply(text, replace(asked, drafter="medusa"))))
     assert medusa[-1].token_ids == plain[-1].token_ids
     steps = [event for event in medusa if isinstance(event, Step)]
     assert isinstance(loaded.budget, DraftBudget)
@@ -337,7 +336,7 @@ def test_decoding_by_a_budget_says_what_plain_decoding_says(monkeypatch, loaded,
 def test_typical_acceptance_keeps_its_tree_for_its_text_depends_on_it(monkeypatch, loaded):
     list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
     asked = GenerationSettings(acceptance="typical", temperature=0.7, max_new_tokens=60, seed=5)
-    steps = [e for e in reply(loaded, "some words", asked) if isinstance(e, Step)]
+    steps = [e for e in reply(loaded, Reply("some words", asked)) if isinstance(e, Step)]
     assert {step.nodes for step in steps} == {loaded.info.nodes}
 
 
@@ -433,7 +432,7 @@ def test_a_personal_tree_stands_behind_auto_until_it_is_given_back(monkeypatch, 
     assert info.tree_reason.startswith("your personal tree, ")
     assert info.tree_facts.accuracies == before.tree_facts.accuracies, "the checkpoint's stay"
     assert info.tree_facts.key == before.tree_facts.key
-    _, tree = resolve(loaded, GenerationSettings())
+    tree = resolve(loaded, GenerationSettings())[1].tree
     assert tree.choices[1:] == mine.choices[: len(tree) - 1] and tree.choices[1] == (1,)
     list(tune_unless_known(loaded, lambda: False, again=True))
     assert loaded.info.tree_facts.is_personal, "timing the steps anew keeps it"
@@ -445,9 +444,9 @@ def test_a_personal_tree_stands_behind_auto_until_it_is_given_back(monkeypatch, 
 def test_a_personal_tree_gives_the_same_text(loaded):
     """Exact acceptance: the tree decides the speed alone."""
     settings = GenerationSettings(max_new_tokens=24, seed=1, temperature=0.8)
-    one = list(reply(loaded, "some text", settings))[-1].token_ids
+    one = list(reply(loaded, Reply("some text", settings)))[-1].token_ids
     use_tree(loaded, PersonalTree(ACCURACIES, ((2,), (2, 0))))
-    assert list(reply(loaded, "some text", settings))[-1].token_ids == one
+    assert list(reply(loaded, Reply("some text", settings)))[-1].token_ids == one
     use_tree(loaded, None)
 
 

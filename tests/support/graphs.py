@@ -1,5 +1,7 @@
 """Answers with recorded steps beside answers without."""
 
+from dataclasses import replace
+
 import pytest
 
 from medusa_chat.decoding.events import to_json
@@ -19,7 +21,7 @@ def answer(engine, way, tree, settings, details=True, prompt=PROMPT, drafter=Non
     engine = engine if way is None else on(engine, way)
     engine.forget()
     if len(tree) > 1:
-        settings = settings.resolved(drafter="medusa")
+        settings = replace(settings, drafter="medusa")
     drafter = drafter or engine.drafter(settings, tree, details)
     return list(engine.generate(prompt, drafter, settings, details))
 

@@ -8,6 +8,7 @@ from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.reply import reply
+from medusa_chat.runtime.requests import Reply
 from support.checkpoints import write_checkpoint
 
 
@@ -31,4 +32,4 @@ def loaded(folder, **options):
 
 def answer(model, prompt="hello", **settings):
     chosen = GenerationSettings(**{"max_new_tokens": 20, "seed": 3} | settings)
-    return list(reply(model, prompt, chosen))
+    return list(reply(model, Reply(prompt, chosen)))

@@ -23,7 +23,7 @@ class Racer(ScriptedRunner):
     def reply(self, prompt, settings):
         count, ids, text = 0, [], ""
         seconds, steps, emitted = 0.0, 0, 0
-        for event in super().reply(prompt, settings.resolved(max_new_tokens=10_000)):
+        for event in super().reply(prompt, replace(settings, max_new_tokens=10_000)):
             if isinstance(event, Finished):
                 yield event  # cancelled
                 return

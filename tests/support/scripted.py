@@ -188,7 +188,7 @@ class ScriptedRunner:
         is_plain = settings.drafter == "none"
         tree = ROOT if is_plain else chain(3) if settings.tree == "chain" else best_tree(self.nodes)
         drafter = settings.drafter or "medusa"
-        resolved = settings.resolved(drafter=drafter, nodes=len(tree), seed=settings.seed or 7)
+        resolved = replace(settings, drafter=drafter, nodes=len(tree), seed=settings.seed or 7)
         if self._stop.wait(self.prefill):
             yield Finished("cancelled", (), "", "", Stats(0, 0, None, 0.0, self.prefill, None))
             return

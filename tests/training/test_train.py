@@ -315,8 +315,8 @@ def refusal(line: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--heads", "0"], "heads is 0: give 1 to 10"),
-        (["--heads", "11"], "heads is 11: give 1 to 10"),
+        (["--heads", "0"], "heads is 0: give a whole number from 1 to 10"),
+        (["--heads", "11"], "heads is 11: give a whole number from 1 to 10"),
         (["--method", "medusa-3"], "choose medusa-1 or medusa-2"),
         (["--recipe", "no-such"], "there is no recipe"),
         (["--learning-rate", "nan"], "learning-rate is nan"),

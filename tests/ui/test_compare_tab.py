@@ -139,7 +139,7 @@ def test_closing_the_browser_tab_stops_the_run(session):
         await stream.aclose()
 
     asyncio.run(leave())
-    job = session.submit(Reply(STORY, SHORT.resolved(max_new_tokens=1)))
+    job = session.submit(Reply(STORY, replace(SHORT, max_new_tokens=1)))
     assert job.done.wait(240) and len(session.runner.prompts) <= 4
 
 

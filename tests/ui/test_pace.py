@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -156,7 +157,7 @@ def shown_steps(demo, prompt: str, seed: int) -> list[Step]:
     worker, model = demo
     session = SimpleNamespace(state=SimpleNamespace(model=model), requested=None)
     settings = usual_pace(session).of(turn(prompt, temperature=0.7), model).settings
-    settings = settings.resolved(seed=seed)
+    settings = replace(settings, seed=seed)
     messages = [{"role": "user", "content": prompt}]
     events = worker.handle(Reply(messages, settings), lambda: False)
     return [event for event in events if isinstance(event, Step)]

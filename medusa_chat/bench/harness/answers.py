@@ -1,6 +1,7 @@
 """Answers to the benchmark's questions with one tree and one acceptance, each timed as a Run."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -45,8 +46,8 @@ def answer(context: BenchContext, question: Question, variant: Variant) -> Run |
     loaded, engine = context.loaded, context.loaded.engine
     drafter_name = "none" if len(variant.tree) == 1 else "medusa"
     nodes, most = len(variant.tree), context.max_new_tokens
-    settings = variant.settings.resolved(
-        drafter=drafter_name, nodes=nodes, max_new_tokens=most, seed=0
+    settings = replace(
+        variant.settings, drafter=drafter_name, nodes=nodes, max_new_tokens=most, seed=0
     )
     engine.forget()
     try:

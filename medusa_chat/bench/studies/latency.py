@@ -19,6 +19,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.reply import reply
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.units import gb
 
 REPEATS = 3  # of a round, since the times are short
@@ -141,7 +142,7 @@ def _load_alone(request: LoadRequest, pipe: Any) -> None:
     seconds = perf_counter() - started
     assert loaded is not None
     settings = GenerationSettings(max_new_tokens=32, seed=0)
-    for _ in reply(loaded, "What is the capital of Spain?", settings):
+    for _ in reply(loaded, Reply("What is the capital of Spain?", settings)):
         pass
     is_cuda = loaded.info.device.startswith("cuda")
     peak = torch.cuda.max_memory_allocated() if is_cuda else _peak() - before

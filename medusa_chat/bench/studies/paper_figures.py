@@ -5,6 +5,7 @@ Medusa, arXiv 2401.10774: Table 3, Figures 3b, 4 and 5, section 2.3.1, appendix 
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from operator import mul
@@ -118,7 +119,8 @@ def thresholds(context: BenchContext) -> Iterator[Row]:
     warm = GenerationSettings(temperature=WARM)
     variants = {"plain, greedy": Variant(GREEDY), "plain, random sampling": Variant(warm)}
     for epsilon in EPSILONS:
-        settings = warm.resolved(
+        settings = replace(
+            warm,
             acceptance="typical-sampled",
             posterior_threshold=epsilon,
             posterior_alpha=epsilon**0.5,

@@ -14,8 +14,7 @@ from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.prompt_ids import encode
-from medusa_chat.runtime.reply import decode, resolve
-from medusa_chat.runtime.tuner import budget_of
+from medusa_chat.runtime.reply import resolve, with_times_and_text
 
 HOSTILE = (  # prompts with answers that no draft predicts well: digits, other scripts, one word
     "Repeat after me: 48151623426180339887498948482045868343656",
@@ -100,12 +99,12 @@ def _ours(name: str, context: BenchContext, record: Steps) -> Contestant:
         max_new_tokens=context.max_new_tokens,
         seed=0,
     )
-    settings, shape = resolve(loaded, asked)
 
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
         engine.forget()
         started = perf_counter()
-        for event in decode(loaded, ids, settings, shape, budget_of(loaded, asked)):
+        settings, drafter = resolve(loaded, asked)
+        for event in with_times_and_text(loaded, engine.generate(ids, drafter, settings)):
             assert not isinstance(event, Prefilled) or event.reused_tokens == 0
         seconds = perf_counter() - started
         assert isinstance(event, Finished)

@@ -7,7 +7,7 @@ event hands what it got to `checked` and goes on with the result only.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
@@ -105,7 +105,7 @@ def _settings(posted: Mapping[str, object], trees: Sequence[str]) -> GenerationS
     settings = GenerationSettings(**values)  # every name of it is known
     if not is_locked:
         return settings
-    return settings.resolved(posterior_alpha=follows(settings.posterior_threshold))
+    return replace(settings, posterior_alpha=follows(settings.posterior_threshold))
 
 
 def _choice(what: str, value: object, allowed: Sequence[str]) -> str:

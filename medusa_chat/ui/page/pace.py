@@ -48,7 +48,7 @@ class Pace:
             facts = model.tree_facts if model else None
             if facts is not None:
                 nodes = min(self.nodes, len(facts.choices) + 1)
-                settings = settings.resolved(nodes=nodes)
+                settings = replace(settings, nodes=nodes)
         return replace(inputs, settings=settings, is_paced=self.is_paced)
 
 

@@ -2,6 +2,7 @@
 body is called instead of replayed."""
 
 import logging
+from dataclasses import replace
 from itertools import cycle
 from types import SimpleNamespace
 
@@ -371,7 +372,7 @@ def test_a_trial_says_that_a_recording_failed(monkeypatch, caplog):
 
 def combined_of(engine, recorded, tree, settings, details=True, budget=None):
     """The drafter "auto" of a backend that records its steps."""
-    asked = settings.resolved(drafter="auto")
+    asked = replace(settings, drafter="auto")
     return on(engine, recorded).drafter(asked, tree, details, budget)
 
 
