@@ -24,7 +24,7 @@ def fetch(request: LoadRequest) -> Generator[News, None, Checkpoint]:
     with_base = partial(hub.plan, backbone=request.backbone)
     place = yield from _brought(folder_or_repo(request.checkpoint), with_base, is_offline)
     surveyed = SurveyedFolder.of(request, place)
-    with explaining_backbone(request.checkpoint):
+    with explaining_backbone(surveyed.preset):
         base = yield from _brought(surveyed.backbone, _backbone_plan, is_offline)
     return surveyed.locate(base)
 

@@ -20,7 +20,7 @@ from medusa_chat.checkpoints.places import (
 from medusa_chat.checkpoints.shipped_heads import explaining_backbone, shipped_heads
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import split_name
-from medusa_chat.hub.catalog import KnownTemplate, known_template, model_preset
+from medusa_chat.hub.catalog import KnownTemplate, ModelPreset, known_template, model_preset
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.trees.calibration import CALIBRATION_FILE
 
@@ -64,7 +64,7 @@ class Checkpoint:
         what is missing). Raises ModelError, with what to do."""
         surveyed = SurveyedFolder.of(request, place_of(request.checkpoint))
         where = surveyed.backbone
-        with explaining_backbone(request.checkpoint):
+        with explaining_backbone(surveyed.preset):
             place = where if isinstance(where, Path) else from_hub(where)
         return surveyed.locate(place)
 
@@ -72,9 +72,10 @@ class Checkpoint:
 @dataclass(frozen=True)
 class SurveyedFolder:
     """A checkpoint's own folder or GGUF file, surveyed, and where its backbone is: such a place or
-    a Hub id."""
+    a Hub id. preset: None where the checkpoint is not known."""
 
     request: LoadRequest
+    preset: ModelPreset | None
     place: Path
     contents: Contents
     backbone: Path | str
@@ -83,7 +84,10 @@ class SurveyedFolder:
     def of(cls, request: LoadRequest, place: Path) -> "SurveyedFolder":
         """Survey the checkpoint that a request names. Raises ModelError, with what to do."""
         contents = survey(opened(place))
-        return cls(request, place, contents, _backbone_place(request, place, contents))
+        preset = model_preset(request.checkpoint)
+        base = _base(preset, contents)
+        where = _backbone_place(request, place, contents, base)
+        return cls(request, preset, place, contents, where)
 
     def locate(self, place: Path) -> Checkpoint:
         """All parts. place: of the backbone, which is surveyed where it is another folder. Raises
@@ -101,7 +105,7 @@ class SurveyedFolder:
             adapter = None
         heads, folder, told = self._heads(weights if is_own else None)
         calibration = folder / CALIBRATION_FILE
-        base = where if isinstance(where, str) else _base(self.request, contents)
+        base = where if isinstance(where, str) else _base(self.preset, contents)
         return Checkpoint(
             name=self.request.checkpoint,
             folder=folder,
@@ -134,9 +138,11 @@ def _repo(where: Path | str, name: str) -> str | None:
     return place if isinstance(place, str) else None
 
 
-def _backbone_place(request: LoadRequest, place: Path, found: Contents) -> Path | str:
-    """The one that --backbone names, else the checkpoint itself, else the base that it names: a
-    folder, a GGUF file, or a Hub id."""
+def _backbone_place(
+    request: LoadRequest, place: Path, found: Contents, base: str | None
+) -> Path | str:
+    """The one that --backbone names, else the checkpoint itself, else its base: a folder, a GGUF
+    file, or a Hub id."""
     if request.backbone and found.is_whole:
         raise ModelError(
             f"{request.checkpoint} holds its own backbone, trained together with its heads: leave "
@@ -146,7 +152,7 @@ def _backbone_place(request: LoadRequest, place: Path, found: Contents) -> Path 
         return folder_or_repo(request.backbone)
     if found.backbone is not None:
         return place
-    folder, base = folder_of(place), _base(request, found)
+    folder = folder_of(place)
     if base is not None:
         return _base_place(base, request, folder)
     if found.heads is None or _has_model(folder, found.heads):
@@ -157,9 +163,8 @@ def _backbone_place(request: LoadRequest, place: Path, found: Contents) -> Path 
     )
 
 
-def _base(request: LoadRequest, found: Contents) -> str | None:
+def _base(preset: ModelPreset | None, found: Contents) -> str | None:
     """The base that a checkpoint belongs to: a preset knows better than a config."""
-    preset = model_preset(request.checkpoint)
     return preset.base if preset and preset.base else found.base
 
 

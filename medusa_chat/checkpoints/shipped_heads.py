@@ -14,7 +14,7 @@ from medusa_chat.checkpoints.layouts.contents import survey
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.places import shipped_folder
-from medusa_chat.hub.catalog import ModelPreset, model_preset, model_presets, shape
+from medusa_chat.hub.catalog import ModelPreset, model_presets, shape
 from medusa_chat.units import gb
 
 # What names of files and repos say of how weights are stored, after the name of the model.
@@ -79,12 +79,12 @@ def local_backbone(preset: ModelPreset) -> str | None:
 
 
 @contextmanager
-def explaining_backbone(checkpoint: str) -> Iterator[None]:
-    """Say what to do where the backbone of heads that ship is out of reach."""
+def explaining_backbone(preset: ModelPreset | None) -> Iterator[None]:
+    """Say what to do where the backbone of heads that ship is out of reach. preset: of a
+    checkpoint."""
     try:
         yield
     except hub.HubError as error:
-        preset = model_preset(checkpoint)
         if preset is None or not preset.ships or error.kind not in OUT_OF_REACH:
             raise
         size = f" ({gb(preset.base_bytes)})" if preset.base_bytes else ""

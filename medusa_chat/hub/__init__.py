@@ -3,9 +3,9 @@
 Plain typed values, no torch and no gradio. huggingface_hub is imported by the first call.
 """
 
-from medusa_chat.hub.cache import CachedModel, cached, find
+from medusa_chat.hub.cache import CachedModel, cached, cached_folder, find, resolve
 from medusa_chat.hub.discovery import Found, last_search, search
-from medusa_chat.hub.download import DownloadEvent, cached_folder, pull, resolve
+from medusa_chat.hub.download import DownloadEvent, pull
 from medusa_chat.hub.download_plan import DownloadPlan, free_bytes, plan
 from medusa_chat.hub.environment import is_offline
 from medusa_chat.hub.errors import HubError

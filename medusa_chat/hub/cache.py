@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.gguf_files import is_gguf
+from medusa_chat.gguf_files import is_gguf, split_name
 from medusa_chat.hub import repo_files
+from medusa_chat.hub.catalog import model_preset
 from medusa_chat.hub.environment import constants
+from medusa_chat.hub.errors import HubError, offline_error
 from medusa_chat.hub.repo_files import COMMIT, is_repo_id
 
 MAX_JSON = 16_000_000
@@ -66,6 +68,32 @@ def find(repo: str, revision: str | None = None) -> Path | None:
     sha = _commit(storage(repo), revision)
     folder = folder_of(repo, sha) if sha else None
     return folder if folder and is_whole(folder) else None
+
+
+def cached_folder(repo: str, revision: str | None = None) -> Path | None:
+    """The folder of a repo that is whole in the cache, or that has the GGUF file which is named
+    with it, None where it is not; without a revision, the one that its preset names, then any. It
+    is used as it is: `pull` brings what is newer. No network."""
+    repo, file = split_name(repo)
+    preset = model_preset(repo)
+    pinned = revision or (preset.revision if preset else None)
+    folder = find(repo, pinned) or (None if revision else find(repo))
+    is_there = folder is not None and (file is None or (folder / file).is_file())
+    return folder if is_there else None
+
+
+def resolve(repo: str) -> Path:
+    """As cached_folder. Raises HubError where the repo is not in the cache."""
+    found = cached_folder(repo)
+    if found is None and not storage(split_name(repo)[0]).is_dir():
+        raise offline_error(repo)
+    if found is None:
+        raise HubError(
+            f"the Hub repo {repo} is not in the cache as a whole, and the network is off: leave "
+            f"--offline out, or run medusa-chat models pull {repo}",
+            "offline",
+        )
+    return found
 
 
 def is_whole(folder: Path) -> bool:

@@ -5,13 +5,22 @@ long as a busy Hub says; so its client asks here, for seconds at most.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from medusa_chat import __version__
 from medusa_chat.hub.environment import answer_seconds, constants
-from medusa_chat.hub.errors import HubError, explaining
+from medusa_chat.hub.errors import (
+    HubError,
+    file_name,
+    gated_error,
+    missing_error,
+    offline_error,
+    reason,
+    status_error,
+)
 
 PATIENCE_SECONDS = 5.0  # how long a small question waits for a busy Hub, all tries together
 T = TypeVar("T")
@@ -68,3 +77,50 @@ def ask(repo: str, call: Callable[[], T]) -> T:
             time.sleep(wait)
     with explaining(repo):
         return call()
+
+
+@contextmanager
+def explaining(repo: str) -> Iterator[None]:
+    """Turn what huggingface_hub and the network raise into one HubError with its remedy."""
+    constants()
+    try:
+        yield
+    except Exception as error:
+        explained = _explained(repo, error)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _explained(repo: str, error: Exception) -> HubError | None:
+    """None for an error that is neither the Hub's nor the network's."""
+    from huggingface_hub import errors
+    from huggingface_hub.utils import httpx
+
+    then = "check the network and try again, or use --offline"
+    match error:
+        case errors.GatedRepoError():
+            return gated_error(repo)
+        case errors.RevisionNotFoundError():
+            return HubError(f"{repo} has no such revision: check it, or omit it", "missing")
+        case errors.RemoteEntryNotFoundError():
+            return HubError(f"{repo} has no such file ({file_name(error)})", "missing")
+        case errors.RepositoryNotFoundError():
+            return missing_error(repo)
+        case errors.OfflineModeIsEnabled():
+            return offline_error(repo)
+        case errors.HfHubHTTPError():
+            return status_error(repo, error)
+        case errors.HFValidationError():
+            return HubError(f"{repo!r} is not a valid Hub id: give owner/name", "missing")
+        case httpx.TimeoutException():
+            return HubError(f"the Hub does not answer: {then}", "network")
+        case httpx.TransportError():
+            return HubError(f"the Hub cannot be reached ({reason(error)}): {then}", "network")
+        case httpx.RequestError() | ValueError() | KeyError() | TypeError():
+            return HubError(
+                f"what answers at {constants().ENDPOINT} is not the Hub ({reason(error)}): check "
+                "HF_ENDPOINT, and whether a proxy or a sign-in page is in between",
+                "broken",
+            )
+    return None

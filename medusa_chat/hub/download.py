@@ -10,17 +10,13 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from medusa_chat import paths
-from medusa_chat.gguf_files import split_name
-from medusa_chat.hub.cache import find, storage
 from medusa_chat.hub.cached_file import disk_errors
-from medusa_chat.hub.catalog import model_preset
 from medusa_chat.hub.download_plan import DownloadPlan
 from medusa_chat.hub.environment import is_offline
-from medusa_chat.hub.errors import HubError, offline_error
-from medusa_chat.hub.repo_plan import RepoPlan, places_of
+from medusa_chat.hub.errors import offline_error
+from medusa_chat.hub.repo_plan import RepoPlan
 from medusa_chat.hub.transfer import ensure_cached
 from medusa_chat.hub.transfer_state import Cancelled, TransferState
 
@@ -83,26 +79,6 @@ def pull(
     yield DownloadEvent("done", "", state.done, state.done, note=state.note)
 
 
-def cached_folder(repo: str, revision: str | None = None) -> Path | None:
-    """The folder of a repo that is whole in the cache, or that has the GGUF file which is named
-    with it, None where it is not; without a revision, the one that its preset names, then any. No
-    network."""
-    repo, file = split_name(repo)
-    preset = model_preset(repo)
-    pinned = revision or (preset.revision if preset else None)
-    folder = find(repo, pinned) or (None if revision else find(repo))
-    is_there = folder is not None and (file is None or (folder / file).is_file())
-    return folder if is_there else None
-
-
-def resolve(repo: str) -> Path:
-    """As cached_folder, which is used as it is: `pull` brings what is newer. Raises HubError where
-    the repo is not in the cache."""
-    if (found := cached_folder(repo)) is None:
-        raise _not_cached(repo)
-    return found
-
-
 class Speed:
     """Bytes a second over the last seconds."""
 
@@ -144,7 +120,7 @@ def _link_snapshot(part: RepoPlan) -> None:
     """Link the files into the snapshot and, last of all, say which commit the revision is."""
     copied = set()
     for item in part.files:
-        blob, place = places_of(part.id, part.sha, item.file)
+        blob, place = part.places(item.file)
         if place.exists() or not blob.exists():
             continue
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -157,14 +133,4 @@ def _link_snapshot(part: RepoPlan) -> None:
     for blob in copied:
         blob.unlink()
     if part.revision != part.sha:
-        paths.write_text(storage(part.id) / "refs" / part.revision, part.sha)
-
-
-def _not_cached(repo: str) -> HubError:
-    if not storage(split_name(repo)[0]).is_dir():
-        return offline_error(repo)
-    return HubError(
-        f"the Hub repo {repo} is not in the cache as a whole, and the network is off: leave "
-        f"--offline out, or run medusa-chat models pull {repo}",
-        "offline",
-    )
+        paths.write_text(part.storage / "refs" / part.revision, part.sha)

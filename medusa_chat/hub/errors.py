@@ -1,12 +1,10 @@
-"""HubError: what huggingface_hub and the network raise, as one line with its remedy."""
+"""HubError: why the Hub does not give what was asked for, as one line with its remedy."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from medusa_chat.errors import ModelError
-from medusa_chat.hub.environment import constants, page
+from medusa_chat.hub.environment import page
 
 UNKNOWN_NAME = re.compile("getaddrinfo|nodename|Name or service|name resolution|No address assoc")
 ERROR_NUMBER = re.compile(r"^\[(Errno|WinError) -?\d+\] ")
@@ -25,53 +23,6 @@ class HubError(ModelError):
     ) -> None:
         super().__init__(message)
         self.kind, self.link, self.retry_after = kind, link, retry_after
-
-
-@contextmanager
-def explaining(repo: str) -> Iterator[None]:
-    """Turn what huggingface_hub and the network raise into one HubError with its remedy."""
-    constants()
-    try:
-        yield
-    except Exception as error:
-        explained = _explained(repo, error)
-        if explained is None:
-            raise
-        raise explained from error
-
-
-def _explained(repo: str, error: Exception) -> HubError | None:
-    """None for an error that is neither the Hub's nor the network's."""
-    from huggingface_hub import errors
-    from huggingface_hub.utils import httpx
-
-    then = "check the network and try again, or use --offline"
-    match error:
-        case errors.GatedRepoError():
-            return gated_error(repo)
-        case errors.RevisionNotFoundError():
-            return HubError(f"{repo} has no such revision: check it, or omit it", "missing")
-        case errors.RemoteEntryNotFoundError():
-            return HubError(f"{repo} has no such file ({_file_name(error)})", "missing")
-        case errors.RepositoryNotFoundError():
-            return missing_error(repo)
-        case errors.OfflineModeIsEnabled():
-            return offline_error(repo)
-        case errors.HfHubHTTPError():
-            return _status_error(repo, error)
-        case errors.HFValidationError():
-            return HubError(f"{repo!r} is not a valid Hub id: give owner/name", "missing")
-        case httpx.TimeoutException():
-            return HubError(f"the Hub does not answer: {then}", "network")
-        case httpx.TransportError():
-            return HubError(f"the Hub cannot be reached ({_reason(error)}): {then}", "network")
-        case httpx.RequestError() | ValueError() | KeyError() | TypeError():
-            return HubError(
-                f"what answers at {constants().ENDPOINT} is not the Hub ({_reason(error)}): check "
-                "HF_ENDPOINT, and whether a proxy or a sign-in page is in between",
-                "broken",
-            )
-    return None
 
 
 def gated_error(repo: str) -> HubError:
@@ -99,7 +50,7 @@ def offline_error(repo: str) -> HubError:
     )
 
 
-def _status_error(repo: str, error: Any) -> HubError:
+def status_error(repo: str, error: Any) -> HubError:
     """For an HTTP status that has no class of its own in huggingface_hub."""
     status = error.response.status_code
     if status == 401:
@@ -129,7 +80,7 @@ def _status_error(repo: str, error: Any) -> HubError:
         return HubError(
             f"the Hub has trouble ({status}): try again in a minute", "broken", retry_after=0.5
         )
-    return HubError(f"the Hub refuses {repo} ({status}): {_reason(error)}", "refused")
+    return HubError(f"the Hub refuses {repo} ({status}): {reason(error)}", "refused")
 
 
 def _wait_asked(values: Any) -> float:
@@ -142,11 +93,12 @@ def _wait_asked(values: Any) -> float:
     return float(limit.reset_in_seconds) if limit and limit.remaining == 0 else 60.0
 
 
-def _file_name(error: Any) -> str:
+def file_name(error: Any) -> str:
+    """The file that was asked for in vain."""
     return str(error.response.url).rpartition("/")[2].partition("?")[0]
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Its first line, in words that say something to who does not know the system's."""
     text = next(iter(str(error).strip().splitlines()), "")
     if UNKNOWN_NAME.search(text):

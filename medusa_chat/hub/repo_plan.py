@@ -58,6 +58,15 @@ class RepoPlan:
         """Where its files will be."""
         return folder_of(self.id, self.sha)
 
+    @property
+    def storage(self) -> Path:
+        """Where its repo is kept."""
+        return storage(self.id)
+
+    def places(self, file: RepoFile) -> tuple[Path, Path]:
+        """Where a file can be: among the blobs, or in the snapshot where links do not exist."""
+        return places_of(self.id, self.sha, file)
+
 
 def plan_repo(
     repo: str, revision: str | None = None, role: str | None = None
@@ -172,7 +181,7 @@ def _items(repo: Repo, needed: list[RepoFile]) -> tuple[FilePlan, ...]:
 
 
 def places_of(repo: str, sha: str, file: RepoFile) -> tuple[Path, Path]:
-    """Where a file can be: among the blobs, or in the snapshot where links do not exist."""
+    """RepoPlan.places of a file."""
     return storage(repo) / "blobs" / file.blob, folder_of(repo, sha) / file.name
 
 

@@ -12,13 +12,12 @@ So its client, its headers and its lock bring the bytes into its folders. A file
 import os
 from pathlib import Path
 
-from medusa_chat.hub.cache import storage
 from medusa_chat.hub.cached_file import PartialFile, discard, disk_errors, is_intact, locked
-from medusa_chat.hub.client import file_path, request_headers
+from medusa_chat.hub.client import explaining, file_path, request_headers
 from medusa_chat.hub.environment import constants
-from medusa_chat.hub.errors import HubError, explaining
+from medusa_chat.hub.errors import HubError
 from medusa_chat.hub.repo import RepoFile
-from medusa_chat.hub.repo_plan import RepoPlan, places_of
+from medusa_chat.hub.repo_plan import RepoPlan
 from medusa_chat.hub.transfer_state import TransferState
 
 CONNECT_SECONDS = 5.0
@@ -32,10 +31,10 @@ def ensure_cached(part: RepoPlan, file: RepoFile, state: TransferState, check: b
     Raises HubError, Cancelled.
     """
     state.file, state.note = file.name, ""
-    blob = storage(part.id) / "blobs" / file.blob
+    blob, copy = part.places(file)
     partial = blob.with_name(f"{file.blob}.incomplete")
     with disk_errors(blob.parent, file):
-        place = next((p for p in places_of(part.id, part.sha, file) if p.is_file()), blob)
+        place = copy if copy.is_file() and not blob.is_file() else blob
         if is_intact(place, file, state, check):
             return
         discard(place, file, state)

@@ -19,7 +19,7 @@ from medusa_chat.checkpoints.inspection_report import Inspection
 from medusa_chat.checkpoints.memory_estimate import Estimate
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.hub.catalog import model_preset, model_presets
-from medusa_chat.hub.errors import explaining
+from medusa_chat.hub.client import explaining
 from medusa_chat.messages import DeviceMemory, LoadPhase, LoadRequest
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.requests import Reply, Switch
