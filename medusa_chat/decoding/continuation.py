@@ -1,6 +1,6 @@
 """Continuation: what the text itself says comes next, and how often that was right. No torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 DEPTH = 10  # tokens of a guess
@@ -10,6 +10,7 @@ LEAST = 0.05  # a token that is less probable is not guessed
 PRIOR = (0.0, 0.1, 0.3, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8)
 LONG = 4  # tokens of a match that is followed while it is right, and looked for before shorter ones
 BITS = 32  # of a token in the key of a pair
+MOST_PLACES = 256  # that are looked at for all continuations
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Continuation:
     the next match is the latest place of the last LONG tokens, of the last two, or of the last one;
     without one nothing is guessed. Every token of an answer tells whether the match was right,
     drafted or not, so the hit rates by the match's length are measured without a draft. It takes a
-    few microseconds a token: a small model's step takes some hundred.
+    few microseconds a token: a small model's step takes some hundred. What followed at all other
+    places of the last token is looked up only where it is asked for.
     """
 
     def __init__(self) -> None:
@@ -40,6 +42,7 @@ class Continuation:
         self._ones: dict[int, int] = {}
         self._twos: dict[int, int] = {}
         self._fours: dict[tuple[int, int], int] = {}
+        self._earlier: list[int] = []  # by token: the place after it where it stood before
         self._pairs = (0, 0, 0)  # the last pairs of tokens, the latest last
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -76,6 +79,20 @@ class Continuation:
         tokens = (span * -(-count // len(span)))[:count]
         return Guess(tuple(tokens), tuple(rates), tuple(worths))
 
+    def continuations(self, depth: int) -> Iterator[Sequence[int]]:
+        """What followed at the earlier places of the last token, at most `depth` tokens each: the
+        match that is followed first, then the longest match, of equal ones the latest."""
+        places: list[int] = []
+        place = self._earlier[-1]
+        while place and len(places) < MOST_PLACES:
+            places.append(place)
+            place = self._earlier[place - 1]
+        places.sort(key=self._matching, reverse=True)
+        if self._length >= LONG:
+            places.insert(0, self._place)
+        for place in places:
+            yield self._ids[place : place + min(depth, DEPTH)]
+
     def _append(self, token: int) -> int:
         """Add a token -> the latest earlier place after the last LONG tokens, else the last two,
         else the last one; 0 where there is none."""
@@ -85,7 +102,9 @@ class Continuation:
         ids.append(token)
         end, four = len(ids), (before, pair)
         self._pairs = before, last, pair
-        place = self._fours.get(four) or self._twos.get(pair) or self._ones.get(token, 0)
+        latest = self._ones.get(token, 0)
+        self._earlier.append(latest)
+        place = self._fours.get(four) or self._twos.get(pair) or latest
         self._fours[four] = self._twos[pair] = self._ones[token] = end
         return place
 

@@ -1,6 +1,6 @@
 """Drafters: what proposes the tokens of the next step. Plain decoding proposes only the root.
 
-The others are in medusa.py, prompt_lookup.py and combined.py.
+PromptLookup needs no heads either; the others are in medusa.py and combined.py.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from medusa_chat.decoding.continuation import Continuation
 from medusa_chat.decoding.events import Source
-from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.decoding.tree import ROOT, Choice, Tree
 
 
 @dataclass(frozen=True)
@@ -130,3 +131,46 @@ class Autoregressive:
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
         """Does nothing: there is no draft to learn from."""
+
+
+class PromptLookup:
+    """Drafter "prompt-lookup": what followed the last tokens earlier in the text, merged into one
+    tree of at most `nodes` nodes."""
+
+    name = "prompt-lookup"
+
+    def __init__(self, nodes: int, device: torch.device) -> None:
+        self.nodes, self._device = nodes, device
+        self._text = Continuation()
+
+    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
+        self._text.read(tokens)
+        found = self._merged(depth)
+        tree = Tree.from_choices(found)
+        made = [tokens[-1], *found.values()]
+        reason = "all" if found else "off: no match"
+        return Plan(tree, TreeTensors.of(tree, self._device), made, reason=reason)
+
+    def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+        """The planned tokens int64 [n]; root [1] and hidden [1, d] are not read."""
+        draft = torch.tensor(plan.tokens, device=self._device)
+        return Draft(draft, plan.tree, plan.tensors)
+
+    def learn(self, nodes: int, path: Sequence[int]) -> None:
+        """Does nothing: a match is proposed again however often it was refused."""
+
+    def _merged(self, depth: int) -> dict[Choice, int]:
+        """Choice -> token, parents first, at most nodes - 1 of them."""
+        found: dict[Choice, int] = {}
+        children: dict[Choice, dict[int, Choice]] = {}
+        for continuation in self._text.continuations(depth):
+            at: Choice = ()
+            for token in continuation:
+                known = children.setdefault(at, {})
+                if token not in known:
+                    if len(found) >= self.nodes - 1:
+                        return found
+                    known[token] = (*at, len(known))
+                    found[known[token]] = token
+                at = known[token]
+        return found

@@ -10,12 +10,11 @@ from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule, VerifyInput
 from medusa_chat.decoding.answer_tokens import AnswerTokens
 from medusa_chat.decoding.combined import Combined
 from medusa_chat.decoding.draft_budget import DraftBudget
-from medusa_chat.decoding.drafters import Autoregressive, Draft, Drafter, TreeTensors
+from medusa_chat.decoding.drafters import Autoregressive, Draft, Drafter, PromptLookup, TreeTensors
 from medusa_chat.decoding.events import Event, Prefilled, Reason
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.probe import common_prefix, probe_logits
-from medusa_chat.decoding.prompt_lookup import PromptLookup
 from medusa_chat.decoding.settings import CHUNK, GenerationSettings
 from medusa_chat.decoding.step_result import DecodeState, StepBackend, StepResult, read
 from medusa_chat.decoding.tree import ROOT, Tree

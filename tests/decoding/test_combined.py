@@ -16,6 +16,7 @@ from medusa_chat.decoding import continuation as texts
 from medusa_chat.decoding import draft_budget as budgets
 from medusa_chat.decoding.continuation import Continuation, Guess
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
+from medusa_chat.decoding.drafters import PromptLookup
 from medusa_chat.decoding.events import Prefilled, Step, from_json, to_json
 from medusa_chat.decoding.merged_tree import merge
 from medusa_chat.decoding.settings import GenerationSettings
@@ -80,6 +81,34 @@ def test_a_guess_is_what_stood_after_the_same_tokens(ids, depth):
         first = found.tokens[0]
         assert any(whole[n - 1] == ids[-1] and whole[n] == first for n in range(1, len(ids)))
         assert all(texts.LEAST <= w <= 1 for w in found.worths)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 12))
+def test_continuations_are_the_text_after_its_last_token_the_longest_match_first(ids, depth):
+    text = Continuation()
+    text.read(ids)
+    places = [n for n in range(len(ids) - 1, 0, -1) if ids[n - 1] == ids[-1]]
+
+    def matching(place: int) -> int:
+        pairs = zip(reversed(ids[:place]), reversed(ids), strict=False)
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+        return min(len(list(same)), len(texts.PRIOR) - 1)
+
+    places.sort(key=matching, reverse=True)
+    found = list(text.continuations(depth))
+    assert found[-len(places) or len(found) :] == [
+        ids[n : n + min(depth, texts.DEPTH)] for n in places
+    ]
+    assert len(found) - len(places) in (0, 1), "the match that is followed may come first"
+
+
+def test_prompt_lookup_drafts_different_continuations_as_branches_of_one_tree():
+    drafter = PromptLookup(6, torch.device("cpu"))
+    made = drafter.plan([1, 2, 7, 8, 0, 1, 2, 7, 9, 0, 3, 2, 5, 0, 1, 2], 2)
+    paths = {tuple(made.tokens[node] for node in path) for path in made.tree.paths}
+    assert paths == {(2,), (2, 7), (2, 7, 9), (2, 7, 8), (2, 5), (2, 5, 0)}
+    assert made.tokens[:3] == [2, 7, 9], "of equal matches the latest comes first"
+    assert len(PromptLookup(1, torch.device("cpu")).plan([1, 1, 1], 5).tree) == 1
 
 
 # The merged tree.
