@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.continuation import Continuation, Guess
-from medusa_chat.decoding.draft_budget import BOTH, Allowance, DraftBudget
+from medusa_chat.decoding.draft_budget import BOTH, Allowance
 from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
 from medusa_chat.decoding.events import Source
-from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.medusa import LogitHead, Medusa, PlanKey
+from medusa_chat.decoding.medusa import DraftSetup, Medusa
 from medusa_chat.decoding.merged_tree import merge
 from medusa_chat.decoding.tree import Tree, chain
 
@@ -32,28 +31,13 @@ class Combined(Medusa):
 
     name = "auto"
 
-    def __init__(
-        self,
-        heads: MedusaHeads,
-        lm_head: LogitHead,
-        tree: Tree,
-        vocabulary: int,
-        details: bool,
-        budget: DraftBudget | None = None,
-        plans: dict[PlanKey, Plan] | None = None,
-        is_recorded: bool = False,
-    ) -> None:
-        """is_recorded: whether steps are recorded, so that a step waits for no number of it."""
-        super().__init__(heads, lm_head, tree, vocabulary, details, budget, plans)
-        self._is_recorded = is_recorded and not self._is_grown
-        self._is_weighed = self._is_grown or (len(tree) == 1 and not is_recorded)
+    def __init__(self, setup: DraftSetup) -> None:
+        super().__init__(setup)
+        self._is_recorded = setup.is_recorded and not self._is_grown
+        self._is_weighed = self._is_grown or (len(self.tree) == 1 and not setup.is_recorded)
         self._text = Continuation()
         self._guess: Guess | None = None  # of this step, where it is drafted
         self._sources: tuple[Source | None, ...] = ()  # of the last draft
-
-    def for_new_answer(self) -> "Combined":
-        shared = self._heads, self._lm_head, self.tree, self._vocabulary, self._details
-        return Combined(*shared, self._budget, self._plans, self._is_recorded)
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._text.read(tokens)

@@ -13,7 +13,7 @@ from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.drafters import Autoregressive, Draft, Drafter, PromptLookup, TreeTensors
 from medusa_chat.decoding.events import Event, Prefilled, Reason
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.medusa import Medusa
+from medusa_chat.decoding.medusa import DraftSetup, Medusa
 from medusa_chat.decoding.probe import common_prefix, probe_logits
 from medusa_chat.decoding.settings import CHUNK, GenerationSettings
 from medusa_chat.decoding.step_result import DecodeState, StepBackend, StepResult, read
@@ -45,8 +45,7 @@ class Engine:
         self.precision = PRECISIONS.get(self.backbone.dtype, str(self.backbone.dtype))
         self._ids: list[int] = []  # what the cache holds
         self._alone = TreeTensors.of(ROOT, self.backbone.device)
-        # the last one made of each kind; the next answer mostly has the same
-        self._made: dict[str, Medusa] = {}
+        self._setup: DraftSetup | None = None  # the last one; the next answer mostly has the same
 
     def drafter(
         self,
@@ -68,14 +67,11 @@ class Engine:
             raise UsageError("the checkpoint has no Medusa heads: use --drafter prompt-lookup")
         if settings.acceptance != "exact" and not settings.is_greedy:
             budget = None
-        is_medusa, backbone = settings.drafter == Medusa.name, self.backbone
-        made = self._made.get(Medusa.name if is_medusa else Combined.name)
-        if made is None or not made.is_of(self.heads, tree, details, budget):
-            parts = self.heads, backbone.lm_head, tree, backbone.vocabulary, details, budget
-            is_recorded = self.backend.tries > 0
-            made = Medusa(*parts) if is_medusa else Combined(*parts, None, is_recorded)
-            self._made[made.name] = made
-        return made.for_new_answer()
+        parts = self.heads, self.backbone.lm_head, tree, self.backbone.vocabulary
+        setup = DraftSetup(*parts, details, budget, is_recorded=self.backend.tries > 0)
+        if setup != self._setup:
+            self._setup = setup
+        return (Medusa if settings.drafter == Medusa.name else Combined)(self._setup)
 
     def forget(self) -> None:
         """Empty the cache, so that the next prompt is prefilled whole."""

@@ -171,10 +171,8 @@ AnyEvent = TypeVar("AnyEvent", Prefilled, Step, Finished, DraftRecord)
 
 def changed(event: AnyEvent, **values: object) -> AnyEvent:
     """A copy of an event, or of its draft, with other values, like dataclasses.replace, which takes
-    three times as long: a fiftieth of the demo's step."""
-    made = object.__new__(type(event))
-    made.__dict__.update(event.__dict__, **values)
-    return made
+    one and a half times as long."""
+    return type(event)(**{**vars(event), **values})
 
 
 KINDS: dict[str, type] = {"prefilled": Prefilled, "step": Step, "finished": Finished}

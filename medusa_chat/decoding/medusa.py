@@ -2,6 +2,7 @@
 position."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -18,6 +19,26 @@ LogitHead = Callable[[Tensor], Tensor]
 PlanKey = tuple[int | str, ...]
 
 
+@dataclass(frozen=True)
+class DraftSetup:
+    """What a drafter with heads is made from. The drafters of one setup share its plans: a short
+    answer takes less time than making them.
+
+    tree: what is drafted, all of it without a budget; vocabulary: tokens that the LM head knows;
+    details: whether the draft's probabilities are recorded. budget: how many nodes each step
+    drafts. is_recorded: whether steps are recorded, so that a step waits for no number of it.
+    """
+
+    heads: MedusaHeads
+    lm_head: LogitHead
+    tree: Tree
+    vocabulary: int
+    details: bool
+    budget: DraftBudget | None = None
+    is_recorded: bool = False
+    plans: dict[PlanKey, Plan] = field(default_factory=dict, compare=False)
+
+
 class Medusa:
     """Drafter "medusa": the heads' top predictions at the last certain position fill a tree.
 
@@ -29,43 +50,18 @@ class Medusa:
 
     name = "medusa"
 
-    def __init__(
-        self,
-        heads: MedusaHeads,
-        lm_head: LogitHead,
-        tree: Tree,
-        vocabulary: int,
-        details: bool,
-        budget: DraftBudget | None = None,
-        plans: dict[PlanKey, Plan] | None = None,
-    ) -> None:
-        """plans: those of another drafter with the same heads, tree, details and budget."""
-        candidates = budget.candidates if budget is not None else None
-        self._widest = candidates or tree  # what plans are cut from
-        _require_drawable(self._widest, heads, vocabulary)
-        self._device = heads.bias.device
-        self.tree = tree
-        self._heads, self._lm_head, self._details = heads, lm_head, details
-        self._vocabulary, self._budget = vocabulary, budget
+    def __init__(self, setup: DraftSetup) -> None:
+        candidates = setup.budget.candidates if setup.budget is not None else None
+        self._widest = candidates or setup.tree  # what plans are cut from
+        _require_drawable(self._widest, setup)
+        self._device = setup.heads.bias.device
+        self.tree, self._plans, self._budget = setup.tree, setup.plans, setup.budget
+        self._heads, self._lm_head, self._details = setup.heads, setup.lm_head, setup.details
         self._is_grown = candidates is not None
         self._length = -1  # tokens in the cache
-        self._allowance = Allowance(len(tree), WHOLE)
+        self._allowance = Allowance(len(setup.tree), WHOLE)
         self._is_drafted = False  # whether heads ran
-        self._plans = {} if plans is None else plans
         self._alone = TreeTensors.of(ROOT, self._device)
-
-    def is_of(
-        self, heads: MedusaHeads, tree: Tree, details: bool, budget: DraftBudget | None
-    ) -> bool:
-        """Whether a drafter with these arguments would be the same."""
-        is_same = self._heads is heads and self._details == details and self._budget is budget
-        return is_same and (self.tree is tree or self.tree == tree)
-
-    def for_new_answer(self) -> "Medusa":
-        """A drafter before its first step that shares this one's plans: a short answer takes less
-        time than making them."""
-        shared = self._heads, self._lm_head, self.tree, self._vocabulary, self._details
-        return Medusa(*shared, self._budget, self._plans)
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._length += len(tokens)
@@ -137,7 +133,8 @@ class Medusa:
         return found
 
 
-def _require_drawable(tree: Tree, heads: MedusaHeads, vocabulary: int) -> None:
+def _require_drawable(tree: Tree, setup: DraftSetup) -> None:
+    heads, vocabulary = setup.heads, setup.vocabulary
     if tree.depth > len(heads):
         raise UsageError(
             f"the tree has depth {tree.depth} and the checkpoint {len(heads)} heads: "

@@ -8,7 +8,7 @@ import torch
 from medusa_chat.decoding.acceptance import exact
 from medusa_chat.decoding.drafters import Drafter
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.medusa import Medusa
+from medusa_chat.decoding.medusa import DraftSetup, Medusa
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import SIZES, StepCosts
 from medusa_chat.decoding.step_result import DecodeState
@@ -168,8 +168,8 @@ class StepProfiler:
         if nodes not in self._drafters:
             backbone, heads = self.engine.backbone, self.engine.heads
             assert heads is not None
-            tree, head = self._tree.head(nodes), backbone.lm_head
-            self._drafters[nodes] = Medusa(heads, head, tree, backbone.vocabulary, True)
+            parts = heads, backbone.lm_head, self._tree.head(nodes), backbone.vocabulary
+            self._drafters[nodes] = Medusa(DraftSetup(*parts, details=True))
         return self._drafters[nodes]
 
     def leave(self) -> None:
