@@ -1,24 +1,19 @@
 """README, CONTRIBUTING, CHANGELOG and docs: their links, paths and commands are true."""
 
 import re
-import shlex
 import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import typer
+from support.doc_commands import COMMANDS, FENCE, ROOT, shown, words
 
 from medusa_chat.bench import FINDINGS, STUDIES
-from medusa_chat.cli.main import app
 
-ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 BASES = (ROOT, ROOT / "medusa_chat/decoding")  # how-a-step-works.md names modules from there
-COMMANDS = typer.main.get_command(app)
-FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.M | re.S)
 
 
 def anchors(page: Path) -> set[str]:
@@ -27,21 +22,9 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-def commands(text: str) -> Iterator[list[str]]:
-    """Every `medusa-chat ...` of a page, split into words; alternatives and ellipses left out."""
-    spans = re.findall(r"`(medusa-chat [^`]+)`", FENCE.sub("", text))
-    short = "|".join(COMMANDS.commands)  # `bench --study NAME`, without the program's name
-    spans += [f"medusa-chat {s}" for s in re.findall(rf"`((?:{short}) --[^`]+)`", text)]
-    blocks = [line for block in FENCE.findall(text) for line in joined(block)]
-    for line in [*spans, *blocks]:
-        for part in re.split(r"&&|;", line):
-            if part.strip().startswith("medusa-chat"):
-                yield shlex.split(re.sub(r"[\[\]|]|\.\.\.|\(see.*", " ", part))[1:]
-
-
-def joined(block: str) -> list[str]:
-    """The lines of a block, those that begin further right joined to the one before."""
-    return re.sub(r"\n {4,}", " ", block).splitlines()
+def commands(text: str) -> list[list[str]]:
+    """The words of every `medusa-chat ...` of a page."""
+    return [words(one) for one in shown(text) if one.startswith("medusa-chat")]
 
 
 def wrong(words: list[str]) -> str:
@@ -92,8 +75,8 @@ def test_every_path_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_command_is_one_that_the_program_takes(page: Path) -> None:
-    for words in commands(page.read_text("utf-8")):
-        assert not wrong(words), f"{page.name}: {wrong(words)}"
+    for command in commands(page.read_text("utf-8")):
+        assert not wrong(command), f"{page.name}: {wrong(command)}"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +97,7 @@ def test_a_command_that_is_not_there_is_found(line: str) -> None:
 def test_commands_are_found_in_blocks_and_in_text() -> None:
     block = "```\nmedusa-chat generate --prompt T | --raw\n    --json\n```"
     text = f"as `medusa-chat doctor` says\n{block}"
-    assert list(commands(text)) == [["doctor"], ["generate", "--prompt", "T", "--raw", "--json"]]
+    assert commands(text) == [["doctor"], ["generate", "--prompt", "T", "--raw", "--json"]]
 
 
 def test_a_path_that_is_not_there_is_found() -> None:

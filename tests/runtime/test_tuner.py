@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from dataclasses import replace
 from itertools import groupby
 
@@ -20,7 +21,7 @@ from medusa_chat.decoding.step_costs import SIZES, StepCosts, pick
 from medusa_chat.decoding.step_profiler import SLOW, time_steps, warm_ups
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree
-from medusa_chat.runtime import tuner
+from medusa_chat.runtime import job_thread, tuner
 from medusa_chat.runtime.reply import reply, resolve
 from medusa_chat.runtime.requests import Reply, Tune, UseTree
 from medusa_chat.runtime.session import Session
@@ -349,8 +350,6 @@ class Tuned:
     on_gone = None
 
     def __init__(self, holds: int) -> None:
-        import threading
-
         from support.scripted import ScriptedRunner
 
         self.script = ScriptedRunner(delay=0, prefill=0, steps=2)
@@ -411,11 +410,18 @@ def test_a_job_stops_the_tuner_and_runs_and_tuning_comes_back(session_of):
     assert runner.calls == 2
 
 
-def test_a_session_that_was_not_asked_to_never_tunes(session_of):
-    runner = Tuned(holds=0)
+def test_a_session_that_was_not_asked_to_never_tunes(session_of, monkeypatch):
+    runner, limits, wait = Tuned(holds=0), [], threading.Condition.wait
+
+    def watched(condition, timeout=None):
+        limits.append(timeout)
+        return wait(condition, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait", watched)
     session = session_of(runner)
     assert session.submit(Reply("hello", GenerationSettings())).done.wait(240)
-    assert not runner.began.wait(0.2)
+    wait_for(lambda: None in limits)  # it waits for a request without a limit
+    assert job_thread.IDLE_SECONDS not in limits and runner.calls == 0
 
 
 # A personal tree.

@@ -137,6 +137,17 @@ def opened_on(browser, served: Served, name: str, selector: str) -> Iterator:
     assert faults == [], "a script of the page failed"
 
 
+def drawn_frames(tab, count: int = 1) -> None:
+    """Wait until the browser has drawn so many more frames; what arrives meanwhile is handled."""
+    tab.evaluate(
+        """n => new Promise(done => {
+          const next = () => n-- > 0 ? requestAnimationFrame(next) : done();
+          next();
+        })""",
+        count,
+    )
+
+
 def wait_attached(tab) -> None:
     """Wait until the tab shows its room: the server's token is in the browser's storage."""
     tab.wait_for_function("localStorage.getItem('medusa-chat') !== null")

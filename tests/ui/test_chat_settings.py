@@ -1,10 +1,11 @@
 """The chat's settings: refused in a line, off with a reason, recalled value by value."""
 
+import gradio as gr
 import pytest
-from support.conversations import TREES, owner, post
+from support.conversations import TREES, ended, owner, post
 
 from medusa_chat.ui.chat.setting_components import DEFAULTS, idle
-from medusa_chat.ui.chat.settings_panel import restored
+from medusa_chat.ui.chat.settings_panel import build_settings, restored
 
 
 def test_a_bad_setting_is_one_line_and_queues_nothing(controller):
@@ -39,6 +40,22 @@ def test_a_bad_setting_is_one_line_and_queues_nothing(controller):
 def test_what_does_nothing_is_off_and_says_why(chosen, off):
     why = idle({**DEFAULTS, "vanilla": False, **chosen})
     assert set(why) == off and all(why.values())
+
+
+def test_a_text_field_that_is_emptied_or_pasted_into_is_remembered_when_it_is_left():
+    with gr.Blocks() as page:
+        panel = build_settings(TREES, gr.Checkbox(), gr.Textbox(), gr.State())
+    told = {(component, event) for fn in page.fns.values() for component, event in fn.targets}
+    for name in ("seed", "stop"):
+        assert {"input", "blur"} <= {e for id, e in told if id == panel.components[name]._id}
+    assert not [e for id, e in told if id == panel.components["system"]._id]
+
+
+def test_an_emptied_seed_is_a_new_one_for_every_answer(controller):
+    tab = owner()
+    post(controller.send, controller.refuse, tab, "hi", seed="")
+    ended(controller.session_of(tab))
+    assert controller.session.runner.settings[-1].seed is None
 
 
 def test_what_a_browser_remembers_is_checked_value_by_value():

@@ -77,7 +77,7 @@ def build_settings(
         return [to_line(DEFAULTS), *panel.shown(is_plain, DEFAULTS)]
 
     gr.on(
-        [component.input for name, component in panel.components.items() if name != "system"],
+        [event for name in ("vanilla", *made) for event in _touched(panel.components[name])],
         remember,
         {tab, vanilla, *panel.outputs},
         [stored, *panel.outputs],
@@ -86,6 +86,13 @@ def build_settings(
     )
     reset.click(defaults, [tab, vanilla], [stored, *panel.outputs], **AT_ONCE)
     return panel
+
+
+def _touched(component: Any) -> list[Any]:
+    """The events of a value that a person changes. Gradio's text box tells `input` for a key that
+    writes a character, not for Backspace, a paste or a drop: leaving the field tells those."""
+    is_text = isinstance(component, gr.Textbox)
+    return [component.input, component.blur] if is_text else [component.input]
 
 
 def restored(found: object, trees: Sequence[str]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ WATCH = """() => {
   };
   look();
 }"""
+STORED = "text => localStorage.getItem('medusa-chat-settings')?.includes(text)"
 ROWS = "n => document.querySelectorAll('#history .message-row').length === n"
 # Markdown in which « and » stand around what is not drawn.
 MARKED = """Here is some prose with «**»bold text«**», «*»leaning«*» and «`»in-line«`»: 3 * 4 < 5.
@@ -290,14 +291,15 @@ def expected_levels(runner, shown) -> str:
 def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_tab):
     tab = open_tab()
     tab.click("#settings button")
-    tab.get_by_label("Seed").wait_for()
-    tab.wait_for_timeout(500)  # a number typed while its field is drawn first may be lost
-    tab.get_by_label("Seed").fill("11")
-    assert tab.locator("#lock input").is_disabled()
+    tab.wait_for_function("() => document.querySelector('#lock input')?.disabled === true")
     assert "no effect" in tab.inner_text("#lock")
-    tab.get_by_label("typical: lossy").check()
+    tab.get_by_label("typical-sampled: lossy").check()  # answered once all fields are drawn
     tab.wait_for_function("() => document.querySelector('#lock input')?.disabled === false")
-    tab.get_by_label("Seed").wait_for()
+    for seed in ("10", "", "11"):  # as by a paste and by Backspace
+        tab.get_by_label("Seed").fill(seed)
+        tab.get_by_label("Seed").blur()
+        tab.wait_for_function(STORED, arg=f'"seed":"{seed}"')
+    tab.get_by_label("typical: lossy").check()
     tab.wait_for_function(
         "() => document.querySelector('#settings')?.innerText.includes('is deterministic')"
     )
@@ -309,7 +311,7 @@ def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_t
         "() => [...document.querySelectorAll('#settings input[type=number]')]"
         ".some(e => e.getAttribute('aria-label')?.includes('δ') && e.value === '0.5')"
     )
-    tab.wait_for_function("localStorage.getItem('medusa-chat-settings') !== null")
+    tab.wait_for_function(STORED, arg='"posterior_threshold":0.25')
     tab.reload()
     wait_attached(tab)
     tab.wait_for_selector("#settings button")

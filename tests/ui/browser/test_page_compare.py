@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from support import scripted
-from support.page import Served, browser_or_skip, opened_on, page_of
+from support.page import Served, browser_or_skip, drawn_frames, opened_on, page_of
 from support.races import Racer
 
 from medusa_chat.decoding.settings import GenerationSettings
@@ -48,7 +48,10 @@ def ask_for(page, tokens: int) -> None:
     if not page.get_by_label("Max new tokens").last.is_visible():
         page.click("#compare-settings button")
         page.get_by_label("Max new tokens").last.wait_for()
-        page.wait_for_timeout(1000)  # on a busy machine its first value comes after it is drawn
+        page.wait_for_function(  # its first value comes after it is drawn
+            "() => [...document.querySelectorAll('input[type=number]')].some("
+            "e => e.ariaLabel === 'Max new tokens' && e.checkVisibility() && e.value === '256')"
+        )
     page.get_by_label("Max new tokens").last.fill(str(tokens))
     page.get_by_label("Max new tokens").last.blur()
 
@@ -179,7 +182,7 @@ def test_every_control_works_with_the_keyboard(tab, served, monkeypatch):
     )
     tab.keyboard.press("Space")
     still = tab.inner_text(".clock")
-    tab.wait_for_timeout(300)
+    drawn_frames(tab, 10)
     assert tab.inner_text(".clock") == still and tab.inner_text(".replay .play") == "Play"
     tab.focus(".replay .again")
     tab.keyboard.press("Enter")

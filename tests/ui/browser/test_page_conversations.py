@@ -1,7 +1,7 @@
 """The list of conversations in a real browser: kept, opened, renamed, deleted, searched, forked."""
 
 import pytest
-from support.page import Served, browser_or_skip, last_answer, send, wait_end
+from support.page import Served, browser_or_skip, drawn_frames, last_answer, send, wait_end
 from support.scripted import ScriptedRunner
 
 from medusa_chat.messages import LoadRequest
@@ -222,7 +222,7 @@ def test_a_view_that_comes_late_leaves_the_answer_that_runs_on_the_page(tab, ser
     row(tab, "overtaken").locator(".talk-open").click()
     tab.wait_for_function(TEXT)
     while not held:  # the text may be there before the answer to the click is
-        tab.wait_for_timeout(20)
+        drawn_frames(tab)
     (route, answer), *_ = held
     route.fulfill(response=answer)
     tab.wait_for_function("() => document.querySelector('#chat-title').textContent === 'overtaken'")

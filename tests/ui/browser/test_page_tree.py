@@ -4,7 +4,15 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from support.page import Served, browser_or_skip, drawn_path, page_of, send, wait_end
+from support.page import (
+    Served,
+    browser_or_skip,
+    drawn_frames,
+    drawn_path,
+    page_of,
+    send,
+    wait_end,
+)
 from support.scripted import ScriptedRunner
 
 from medusa_chat.decoding.events import Step
@@ -236,7 +244,9 @@ def test_a_card_opened_while_the_answer_runs_comes_after_it(tab, runner):
     tab.locator("svg.tree .chip.rejected").first.dispatch_event("click")
     tab.wait_for_selector(".card .asking")
     index = int(tab.get_attribute(".card", "data-step"))
-    tab.wait_for_timeout(500)
+    decoded = len(runner.last)
+    while len(runner.last) < decoded + 2:
+        drawn_frames(tab)
     assert len(runner.peeks) == before  # the decode loop is not disturbed
     tab.click("#stop")
     wait_end(tab)

@@ -7,7 +7,7 @@ import pytest
 from support import scripted
 from support.access import findings
 from support.counting import answer, prefilled
-from support.page import Served, browser_or_skip, opened_on, page_of, send, wait_end
+from support.page import Served, browser_or_skip, drawn_frames, opened_on, page_of, send, wait_end
 from support.training_events import step
 
 from medusa_chat.decoding.tree import cartesian
@@ -119,7 +119,7 @@ def test_a_training_is_watched_and_stopped(served, tab, monkeypatch):
         assert findings(tab) == [], "training"
         tab.click(".train-block .halt")
         while not log.wants_stop():
-            tab.wait_for_timeout(50)
+            drawn_frames(tab)
         log.stopped()
     says(tab, ".train-block", "Stopped. The same command with --resume goes on.")
 

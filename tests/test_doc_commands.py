@@ -1,0 +1,213 @@
+"""Every command of README.md and docs/ runs on the demo, or its page says why it cannot here.
+
+A command runs in this process, in a folder that has the files the pages speak of, with sizes that
+take a second: more options are added, values are made small, and a name is given for a placeholder.
+"""
+
+import json
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from support.doc_commands import COMMANDS, FENCE, ROOT, shown, words
+
+from medusa_chat import paths
+from medusa_chat.cli.main import main
+from medusa_chat.runtime.history import FILE, History, StoredConversation
+from medusa_chat.runtime.message_tree import MessageTree
+
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+SMALL = "--rounds 1 --max-new-tokens 8 --tree chain-5"
+QUESTIONS = f"--prompts question.jsonl {SMALL}"
+TRAINED = "--max-steps 1 --heads 1 --batch-tokens 256 --sequence-length 64 --precision fp32"
+PLAIN = "--max-new-tokens 8 --seed 1"
+
+# What is run for a command as it stands on a page; of a grammar with alternatives, each.
+RUNS = {
+    "medusa-chat export --checkpoint my-heads DIR": ["export --checkpoint my-heads for-vllm"],
+    "medusa-chat export --checkpoint my-heads --format vllm DIR": [
+        "export --checkpoint my-heads --format vllm for-vllm-2"
+    ],
+    "medusa-chat train --no-root": [f"train --no-root --data prompts.jsonl --output a {TRAINED}"],
+    "medusa-chat train --backbone DIR --data prompts.jsonl --output my-heads --distill": [
+        f"train --backbone my-heads --data prompts.jsonl --output b --distill {TRAINED}"
+    ],
+    "medusa-chat train --backbone ID|DIR|FILE --data prompts.jsonl --output my-heads --distill": [
+        f"train --backbone demo --data prompts.jsonl --output c --distill {TRAINED}"
+    ],
+    "medusa-chat train --recipe assets/benchmarks/medusa-2.toml "
+    "--data assets/benchmarks/conversations.jsonl --max-steps 250": [
+        "train --recipe assets/benchmarks/medusa-2.toml --data prompts.jsonl --output d "
+        f"{TRAINED} --head-layers 1 --lora-rank 2"
+    ],
+    "medusa-chat train --backbone ID|DIR|FILE --data FILE|HUB_DATASET... --output DIR "
+    "[--recipe NAME] [--distill] [--method medusa-1|medusa-2] [--resume] ... (see --help)": [
+        "train --backbone my-heads --data prompts.jsonl question.jsonl --output e "
+        f"--recipe medusa-1 --method medusa-1 --distill {TRAINED}",
+    ],
+    "medusa-chat calibrate --checkpoint my-heads --data prompts.jsonl --nodes 64": [
+        "calibrate --checkpoint my-heads --data prompts.jsonl --nodes 64"
+    ],
+    "medusa-chat calibrate --chats --output tree.json": ["calibrate --chats --output tree.json"],
+    "medusa-chat calibrate --checkpoint ID|DIR --data FILE... [--nodes N] [--output FILE] "
+    "[--json]": [
+        "calibrate --checkpoint demo --data prompts.jsonl question.jsonl --nodes 4 "
+        "--output tree-2.json --json"
+    ],
+    "medusa-chat generate --prompt TEXT | --prompt-file F | --messages F.json | --prompts F.jsonl "
+    "[--raw] [--json] [--trace FILE] [--verbose]": [
+        f"generate --prompt Hello --raw --json --trace FILE {PLAIN}",
+        f"generate --prompt-file F --verbose {PLAIN}",
+        f"generate --messages F.json {PLAIN}",
+        f"generate --prompts F.jsonl {PLAIN}",
+    ],
+    "medusa-chat models list | search TEXT | pull ID | rm ID [--json]": ["models list --json"],
+    "medusa-chat inspect ID|DIR|FILE [--backbone ID|DIR|FILE] [--max-context N] [--json]": [
+        "inspect my-heads --backbone my-heads --max-context 64 --json",
+    ],
+    "medusa-chat inspect": ["inspect"],
+    "medusa-chat export --checkpoint ID|DIR|FILE [--backbone ID|DIR|FILE] [--format vllm] DIR "
+    "[--json]": [
+        "export --checkpoint my-heads --backbone my-heads --format vllm for-vllm-3 --json"
+    ],
+    "medusa-chat bench [--study NAME] [--prompts FILE] [--shape 7b|8b] [--layers N] "
+    "[--trace FILE] [--reference DIR] [--medusa-2 DIR] [--draft DIR] [--data FILE] [--rounds N] "
+    "[--max-new-tokens N] [--tree NAME] [--json] [--output FILE] [--picture FILE.svg]": [
+        f"bench --study turns --study text {QUESTIONS} --json --output F.json --picture FILE.svg",
+        "bench --study assisted --draft assets/demo/draft " + QUESTIONS,
+    ],
+    "medusa-chat bench --study NAME --prompts assets/benchmarks/questions.jsonl --output F.json "
+    "--picture F.svg": [f"bench --study trees {QUESTIONS} --output F.json --picture F.svg"],
+    "medusa-chat bench --study ladder --medusa-2 DIR": [
+        f"bench --study ladder --medusa-2 my-heads {QUESTIONS}"
+    ],
+    "medusa-chat bench --study categories --prompts FILE": [
+        f"bench --study categories {QUESTIONS}"
+    ],
+    "medusa-chat bench --study report --prompts question.jsonl --report F.html --answers F.jsonl": [
+        f"bench --study report {QUESTIONS} --report F.html --answers F-answers.jsonl"
+    ],
+    **{
+        f"medusa-chat bench --study {name}": [f"bench --study {name} {QUESTIONS}"]
+        for name in ("trees", "thresholds", "temperatures", "hardware", "assisted")
+    },
+    "medusa-chat doctor": ["doctor"],
+    "medusa-chat doctor [--json]": ["doctor --json"],
+    "python assets/benchmarks/real_model.py FOLDER --rounds 1 --tokens 64": [
+        "python assets/benchmarks/real_model.py my-heads --rounds 1 --tokens 8"
+    ],
+    "python assets/benchmarks/drafters.py FILE.jsonl --backbone FILE.gguf --count N": [
+        "python assets/benchmarks/drafters.py question.jsonl --checkpoint my-heads "
+        "--backbone my-heads --count 1 --tokens 8 --rounds 1 --max-context 256"
+    ],
+}
+
+# What the section of its page says of a command that is not run here.
+NETWORK, GPU, LONG, PAGE = "network", "GPU", "long run", "page|browser"  # tests/ui/browser opens it
+ELSEWHERE = {
+    "medusa-chat": PAGE,
+    "medusa-chat ui --checkpoint my-heads": PAGE,
+    "medusa-chat [ui] --host --port --share --auth USER:PASSWORD --no-browser --root-path": PAGE,
+    "medusa-chat --checkpoint smollm2": NETWORK,
+    "medusa-chat models search vicuna": NETWORK,
+    "medusa-chat inspect FasterDecoding/medusa-vicuna-7b-v1.3": NETWORK,
+    "medusa-chat generate --checkpoint FasterDecoding/medusa-vicuna-7b-v1.3 "
+    '--prompt "Hello"': NETWORK,
+    "medusa-chat models pull": NETWORK,
+    "medusa-chat models pull smollm2": NETWORK,
+    "medusa-chat models rm smollm2": NETWORK,
+    "medusa-chat bench --study reference --reference DIR": NETWORK,
+    "python assets/benchmarks/vllm_heads.py --vllm PYTHON --checkpoint demo --tokens 32": NETWORK,
+    "accelerate launch --num_processes N -m medusa_chat train ...": GPU,
+    "python assets/benchmarks/gpu.py --out gpu.json [--minutes 10] "
+    "[--parts 7b-fp16,generate] [--model FOLDER]": GPU,
+    "medusa-chat bench --rounds 6": LONG,
+    "medusa-chat bench --shape 7b --study steps --max-context 2048 --rounds 3": LONG,
+    "medusa-chat bench --study heads": LONG,
+    "medusa-chat bench --study two-stage": LONG,
+    "python assets/benchmarks/heads.py": LONG,
+    "python tests/measure_page.py --rounds 3": LONG,
+}
+
+
+def test_every_command_is_run_or_its_section_says_why_not() -> None:
+    found = set()
+    for page in PAGES:
+        for section in sections(page.read_text("utf-8")):
+            for command in shown(section):
+                found.add(command)
+                why = ELSEWHERE.get(command)
+                assert is_run(command) != bool(why), f"{page.name}: {command}"
+                assert why is None or re.search(why, section), f"{page.name}: {command}: {why}?"
+    assert not (RUNS.keys() | ELSEWHERE.keys()) - found, "no page has these commands any more"
+
+
+def test_a_command_that_nothing_runs_is_found() -> None:
+    assert is_run("medusa-chat doctor") and is_run("medusa-chat bench")
+    assert not is_run("medusa-chat bench --study ladder") and not is_run("medusa-chat ui")
+    assert ["# a\n", "## b\n```\n # c\n```\n"] == sections("# a\n## b\n```\n# c\n```\n")[1:]
+
+
+def sections(text: str) -> list[str]:
+    """A page's parts between its headings."""
+    marked = FENCE.sub(lambda block: block[0].replace("\n#", "\n #"), text)
+    return re.split(r"^(?=#+ )", marked, flags=re.M)
+
+
+def is_run(command: str) -> bool:
+    """It is in RUNS, or names a command that is."""
+    name = command.removeprefix("medusa-chat ")
+    return command in RUNS or (
+        name in COMMANDS.commands and any(f"{run} ".startswith(f"{name} ") for run in RUN_LINES)
+    )
+
+
+RUN_LINES = list(dict.fromkeys(line for lines in RUNS.values() for line in lines))
+
+
+@pytest.mark.parametrize("command", [c for c in RUNS if not re.search(r"[\[|]", c)])
+def test_what_is_run_has_every_option_of_the_command(command: str) -> None:
+    asked = {word for word in words(command) if word.startswith("--")}
+    assert all(asked <= set(line.split()) for line in RUNS[command])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the pages' commands read."""
+    folder = tmp_path_factory.mktemp("as-the-pages-have-it")
+    (folder / "assets").symlink_to(ROOT / "assets")
+    shutil.copytree(
+        ROOT / "assets/demo", folder / "my-heads", ignore=shutil.ignore_patterns("*.py", "draft")
+    )
+    asked = (ROOT / "assets/benchmarks/questions.jsonl").read_text("utf-8").splitlines()[:2]
+    rows = [{"messages": [{"role": "user", "content": json.loads(a)["turns"][0]}]} for a in asked]
+    answered = [
+        {"messages": [*row["messages"], {"role": "assistant", "content": "It is six."}]}
+        for row in rows
+    ]
+    for name, lines in (
+        ("question.jsonl", asked),
+        ("prompts.jsonl", list(map(json.dumps, answered))),
+        ("F", ["Hello"]),
+        ("F.json", [json.dumps(rows[0]["messages"])]),
+        ("F.jsonl", ['{"prompt": "Hello"}', json.dumps(rows[0])]),
+    ):
+        (folder / name).write_text("\n".join(lines) + "\n", "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("line", RUN_LINES)
+def test_it_runs(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    if "--chats" in line:
+        said = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"})
+        chat = StoredConversation(MessageTree.of(said))
+        assert History(paths.data_dir() / FILE).save("browser", chat)
+    if line.startswith("python "):
+        monkeypatch.setattr(sys, "argv", line.split()[1:])
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        assert main(line.split()) == 0
