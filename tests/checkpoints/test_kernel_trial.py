@@ -18,6 +18,7 @@ from medusa_chat.decoding.backends.layer_kernels import NAMES
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.layer_ops import TORCH
+from medusa_chat.decoding.logit_head import LogitHead
 from medusa_chat.decoding.tree import cartesian
 
 KERNELS = "medusa_chat.decoding.backends.kernels.split"
@@ -106,6 +107,61 @@ def test_a_kernel_that_lost_the_device_is_not_tried_again_there(monkeypatch):
     monkeypatch.setattr(kernel_trial, "describe_device", lambda device: "another card")
     monkeypatch.setattr(kernel_trial, "_nf4_product", lambda *asked: ["tried"])
     assert kernel_trial.try_kernels(backbone) == ["tried", "tried"] and marks() == []
+
+
+def wide_product(monkeypatch, factor=1.0):
+    """The LM head's product with fp32 sums, as a CPU has it, times `factor` -> its row counts."""
+    rows = []
+
+    def widened(self, hidden):
+        rows.append(len(hidden))
+        return factor * torch.nn.functional.linear(hidden.float(), self.linear.weight.float())
+
+    monkeypatch.setattr(LogitHead, "widened", widened)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor", "gain", "is_used"),
+    [
+        (torch.float16, 1.0, 1.0, True),
+        (torch.bfloat16, 1.0, 1.0, True),
+        (torch.bfloat16, 1.0, 0.8, False),
+        (torch.float16, 1.01, 1.0, False),
+        (torch.float16, float("nan"), 1.0, False),
+        (torch.float32, 1.0, 1.0, False),
+    ],
+)
+def test_logits_are_fp32_where_the_product_can_give_them(monkeypatch, dtype, factor, gain, is_used):
+    """The first of 16 bits; rows of more than a step keep them."""
+    engine = engine_of(tiny("llama").to(dtype))
+    head, hidden = engine.backbone.lm_head, torch.randn(300, 32).to(dtype)
+    with torch.inference_mode():
+        narrow = head(hidden[:16])
+    rows = wide_product(monkeypatch, factor)
+
+    def clock(call):
+        before = len(rows)
+        call()
+        return 1.0 if len(rows) == before else 1 / gain
+
+    monkeypatch.setattr(kernel_trial, "cuda_seconds", clock)
+    notes = kernel_trial.try_kernels(engine.backbone)
+    assert any("logits in fp32" in note for note in notes) is is_used is head.is_wide
+    with torch.inference_mode():
+        found = head(hidden[:16])
+        assert found.dtype == (torch.float32 if is_used else dtype)
+        assert torch.allclose(found.float(), narrow.float(), atol=3e-2)
+        assert head(hidden).dtype == dtype
+        assert decode(engine, tree=cartesian(3, 2))[-1].token_ids
+    assert head(hidden[:16].requires_grad_()).grad_fn is not None
+
+
+def test_a_product_that_keeps_no_sums_leaves_16_bits(caplog):
+    """Torch's own on a CPU, and of older versions."""
+    backbone = engine_of(tiny("llama").half()).backbone
+    assert kernel_trial._wide_logits(backbone, lambda call: 1.0) == []
+    assert not backbone.lm_head.is_wide and "stay in 16 bits" in caplog.text
 
 
 @pytest.fixture

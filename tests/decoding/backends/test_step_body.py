@@ -46,6 +46,34 @@ def test_drafts_from_a_shortlist_neither():
         assert step.out.device == DEVICE
 
 
+@pytest.mark.parametrize("asked", SETTINGS.values(), ids=SETTINGS)
+def test_heads_that_read_the_root_neither(asked):
+    with fake_device():
+        step = step_of("llama", TREES["tree"], True, has_root=True, **asked)
+        step.body()
+        assert step.out.device == DEVICE
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("llama", torch.float16), ("gemma3", torch.bfloat16)]
+)
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_logits_in_fp32_of_a_model_in_16_bits_neither(family, dtype, kind):
+    with fake_device():
+        asked = SETTINGS[kind]
+        step = step_of(family, TREES["tree"], True, dtype=dtype, is_wide=True, **asked)
+        run, seen = step._run, []
+
+        def spy(draft):
+            hidden, logits = run(draft)
+            seen.append((hidden.dtype, logits.dtype))
+            return hidden, logits
+
+        step._run = spy
+        step.body()
+        assert step.out.device == DEVICE and seen == [(dtype, torch.float32)]
+
+
 FAULTS = {
     "a number that is read": lambda state: state.cur.item(),
     "a list that is read": lambda state: state.hidden.tolist(),
