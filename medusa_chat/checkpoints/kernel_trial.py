@@ -15,7 +15,7 @@ from medusa_chat import paths
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.memory import device_memory
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import layer_kernels, nf4, split_attention
+from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels, split_attention
 from medusa_chat.decoding.backends.parity import Timer, agrees
 
 FOLDER = "kernels"  # of the state: a file for each kernel that is being tried
@@ -39,7 +39,8 @@ def try_kernels(backbone: Backbone) -> list[str]:
         "wide-logits": _wide_logits,
         "nf4-product": _nf4_product,
         "split-attention": _split_attention,
-        **{name: partial(_layer_kernel, name) for name in layer_kernels.NAMES},
+        **{name: partial(layer_kernels.use_where_faster, name) for name in layer_kernels.NAMES},
+        **{name: partial(row_kernels.use_where_faster, name) for name in row_kernels.NAMES},
     }
     notes = []
     for name, attempt in kernels.items():
@@ -89,10 +90,6 @@ def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
         return ["attention in splits, by the text's length on the device"]
     backbone.attend_by(before)
     return []
-
-
-def _layer_kernel(name: str, backbone: Backbone, timer: Timer) -> list[str]:
-    return layer_kernels.use_where_faster(name, backbone, timer)
 
 
 @contextmanager
