@@ -10,10 +10,14 @@ import pytest
 from support.doc_commands import COMMANDS, FENCE, ROOT, shown, words
 
 from medusa_chat.bench import FINDINGS, STUDIES
+from medusa_chat.checkpoints.precision import PRECISIONS
+from medusa_chat.decoding.backends import layer_kernels, row_kernels
+from medusa_chat.decoding.settings import ACCEPTANCE_NAMES
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 BASES = (ROOT, ROOT / "medusa_chat/decoding")  # how-a-step-works.md names modules from there
+TRIED = ("wide-logits", "nf4-product", "split-attention", *layer_kernels.NAMES, *row_kernels.NAMES)
 
 
 def anchors(page: Path) -> set[str]:
@@ -71,6 +75,40 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_path_exists(page: Path) -> None:
     for name in named_paths(page.read_text("utf-8")):
         assert any((folder / name).exists() for folder in BASES), f"{page.name}: {name}"
+
+
+def named_tests(text: str) -> list[tuple[str, str]]:
+    """The file and the name of each test that a page names, as pytest writes them."""
+    return re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+
+
+def is_test(file: str, name: str) -> bool:
+    path = ROOT / file
+    return path.exists() and f"\ndef {name}(" in path.read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_test_that_is_named_exists(page: Path) -> None:
+    for file, name in named_tests(page.read_text("utf-8")):
+        assert name.startswith("test_") and is_test(file, name), f"{page.name}: {file}::{name}"
+
+
+def test_a_test_that_is_not_there_is_found() -> None:
+    gone = "`tests/test_docs.py::test_gone` and `tests/gone.py::test_the_readme_is_one_page`"
+    assert [is_test(*one) for one in named_tests(gone)] == [False, False]
+    assert is_test("tests/test_docs.py", "test_a_test_that_is_not_there_is_found")
+
+
+def test_the_table_of_what_runs_a_step_is_whole() -> None:
+    """Every backend, device, precision, rule and kernel has a cell with a test, or says none."""
+    page = (ROOT / "docs/how-a-step-works.md").read_text("utf-8")
+    part = page.partition("### Who runs what")[2].partition("\n## ")[0]
+    rows = [line for line in part.splitlines() if line.startswith("| ") and "---" not in line]
+    wanted = {"TorchStep", "NativeStep", "CudaGraphStep", "CPU", "CUDA", "MPS"}
+    wanted |= {*PRECISIONS} - {"auto"} | {*ACCEPTANCE_NAMES} - {"exact"} | {*TRIED}
+    assert not [name for name in wanted if not any(name in row for row in rows)]
+    for device, *_, by, test in (row.strip("| ").split(" | ") for row in rows[1:11]):
+        assert by.strip("`") in wanted and ("tests/" in test or device == "MPS"), test
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

@@ -11,12 +11,11 @@ from gpu_part import Bench
 
 from medusa_chat.bench.harness.random_model import RandomModel, load_shape
 from medusa_chat.decoding.attention import tree_attention
-from medusa_chat.decoding.backends import layer_kernels, nf4, split_attention
+from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.layer_ops import TORCH
 from medusa_chat.decoding.node_mask import NodeMask
 from medusa_chat.decoding.tree import chain
 from medusa_chat.messages import LoadRequest
@@ -26,6 +25,7 @@ FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 WIDTHS = (64, 128, 256)
 SMALL = RandomModel("small", 512, 1376, 4, 8, 4, 4096, 4096)
 LAYER = layer_kernels.Sizes(4096, (32, 8), 128, 14336)  # of Llama-3.1-8B
+VOCABULARY = 128_256  # of Llama-3.1
 TINY_LAYER = layer_kernels.Sizes(64, (4, 2), 16, 128)
 TINY = RandomModel("tiny", 64, 128, 2, 4, 2, 96, 256, heads=3)
 PROMPT = 200  # tokens
@@ -34,7 +34,8 @@ NONE = "no kernel runs here: torch computes in its place"
 
 def parity(bench: Bench) -> Iterator[tuple[str, Any]]:
     """The largest difference of our kernels from their twins in fp32: of split attention by width
-    of a head and number format, of the NF4 product, and of the kernels of an 8B's layer."""
+    of a head and number format, of the NF4 product, and of the kernels of an 8B's layer and of its
+    logits."""
     device = torch.device(bench.device)
 
     def of(difference: Callable[..., float], *asked: Any) -> float | str:
@@ -48,6 +49,8 @@ def parity(bench: Bench) -> Iterator[tuple[str, Any]]:
         for kernel, what in layer_kernels.NAMES.items():
             off = of(layer_kernels.difference, kernel, LAYER, device, dtype)
             yield f"{what}, {name}", off
+    for kernel, what in row_kernels.NAMES.items():
+        yield what, of(row_kernels.difference, kernel, VOCABULARY, device)
 
 
 def _said(work: Callable[[], float]) -> float | str:
@@ -102,15 +105,23 @@ def attention_times(bench: Bench) -> Iterator[tuple[str, Any]]:
 
 
 def layer_times(bench: Bench) -> Iterator[tuple[str, Any]]:
-    """Milliseconds of what stands between the products of an 8B's layer: by torch and by ours."""
-    device, dtype = torch.device(bench.device), bench.either(torch.bfloat16, torch.float32)
-    sizes = bench.either(LAYER, TINY_LAYER)
+    """Milliseconds of what stands between the products of an 8B's layer, and of what reads its
+    logits: by torch and by ours."""
     for rows in (1, 16, 64):
-        for name, what in layer_kernels.NAMES.items():
-            given = layer_kernels.arguments(name, sizes, rows, device, dtype, dtype)
-            ways = {"torch": getattr(TORCH, name)}
+        for module, name, given in _calls(bench, rows):
+            ways = {"torch": getattr(module.TORCH, name)}
             if not bench.is_dry:
-                ways["ours"] = layer_kernels.kernel(name)
+                ways["ours"] = module.kernel(name)
             for way, call in ways.items():
                 spent = timed(bench.device, partial(call, *given), bench.either(30, 1))
-                yield f"{what}, {rows} rows, {way}", spent
+                yield f"{module.NAMES[name]}, {rows} rows, {way}", spent
+
+
+def _calls(bench: Bench, rows: int) -> Iterator[tuple[Any, str, tuple[Any, ...]]]:
+    """Kernels by module and name, and arguments of theirs."""
+    device, dtype = torch.device(bench.device), bench.either(torch.bfloat16, torch.float32)
+    sizes, size = bench.either((LAYER, VOCABULARY), (TINY_LAYER, 96))
+    for name in layer_kernels.NAMES:
+        yield layer_kernels, name, layer_kernels.arguments(name, sizes, rows, device, dtype, dtype)
+    for name in row_kernels.NAMES:
+        yield row_kernels, name, row_kernels.arguments(name, rows, size, device)

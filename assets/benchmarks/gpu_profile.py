@@ -9,7 +9,7 @@ from torch.profiler import DeviceType, ProfilerActivity, profile
 
 # parts of a kernel's name (on a CPU an operator's); the first kind that one stands for counts
 KINDS = {
-    "attention": ("fmha", "flash", "attention", "attn", "sdpa", "_split_kernel", "_merge_kernel"),
+    "attention": ("fmha", "flash", "attention", "attn", "sdpa", "_split_kernel"),
     "products": (
         *("gemm", "gemv", "nvjet", "cutlass", "cublas", "xmma", "splitk", "dot_kernel", "nf4"),
         *("dequantize", "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"),

@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from medusa_chat import paths
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.memory import device_memory
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import layer_kernels, nf4, split_attention
+from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels, split_attention
 from medusa_chat.decoding.backends.parity import Timer, agrees
 
 FOLDER = "kernels"  # of the state: a file for each kernel that is being tried
 SPARE = 10**9  # bytes that stay free for answers
+ROWS, COLUMNS = 16, 4096  # of the LM head's product in its trial
+OFF = 1e-3  # its largest difference from fp32, as a share of the largest number
+LOSS = 0.9  # times as fast as the product in 16 bits with the sum's conversion, at least
 REPEATS = 15
 WARM_UPS = 3
 LEAST = 2**26  # bytes that are written before a call, so that it is queued when the device begins
@@ -32,9 +36,11 @@ def try_kernels(backbone: Backbone) -> list[str]:
     over; what left one behind is not tried again on this device with this version of torch.
     """
     kernels: dict[str, Callable[[Backbone, Timer], list[str]]] = {
+        "wide-logits": _wide_logits,
         "nf4-product": _nf4_product,
         "split-attention": _split_attention,
-        **{name: partial(_layer_kernel, name) for name in layer_kernels.NAMES},
+        **{name: partial(layer_kernels.use_where_faster, name) for name in layer_kernels.NAMES},
+        **{name: partial(row_kernels.use_where_faster, name) for name in row_kernels.NAMES},
     }
     notes = []
     for name, attempt in kernels.items():
@@ -45,6 +51,29 @@ def try_kernels(backbone: Backbone) -> list[str]:
             else:
                 notes.append(f"{name} is not used: its last trial did not end (see {mark})")
     return notes
+
+
+@torch.no_grad()
+def _wide_logits(backbone: Backbone, timer: Timer) -> list[str]:
+    """Logits in fp32 where the device's product can leave its sums so: fewer near ties, in which a
+    tree and plain decoding may part."""
+    head, size = backbone.lm_head, backbone.config.hidden_size
+    hidden = torch.randn(ROWS, size, device=backbone.device).to(backbone.dtype)
+    if not head.can_widen(hidden):
+        return []
+    linear: Any = head.linear
+    bias = None if linear.bias is None else linear.bias[:COLUMNS].float()
+
+    def difference() -> float:
+        found = head.widened(hidden)[:, :COLUMNS]
+        wanted = F.linear(hidden.float(), linear.weight[:COLUMNS].float(), bias)
+        return float((found - wanted).abs().max() / wanted.abs().max())
+
+    if not agrees("the LM head's logits stay in 16 bits", difference, OFF):
+        return []
+    before = timer(lambda: linear(hidden).float())
+    head.is_wide = before / timer(partial(head.widened, hidden)) >= LOSS
+    return ["logits in fp32 from the LM head's product"] if head.is_wide else []
 
 
 def _nf4_product(backbone: Backbone, timer: Timer) -> list[str]:
@@ -61,10 +90,6 @@ def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
         return ["attention in splits, by the text's length on the device"]
     backbone.attend_by(before)
     return []
-
-
-def _layer_kernel(name: str, backbone: Backbone, timer: Timer) -> list[str]:
-    return layer_kernels.use_where_faster(name, backbone, timer)
 
 
 @contextmanager

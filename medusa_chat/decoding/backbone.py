@@ -14,6 +14,7 @@ from medusa_chat.decoding.fused_layers import FusedDecoder, lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache
 from medusa_chat.decoding.logit_head import LogitHead
 from medusa_chat.decoding.node_mask import NodeMask
+from medusa_chat.decoding.sampling import Rows
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
@@ -43,6 +44,7 @@ class Backbone:
         self.attend_by(implementation)
         self.decoder: Any = lean_decoder(self.model.get_decoder(), implementation)
         self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
+        self.rows = Rows()  # what reads its logits; a load on CUDA puts kernels there
         parameters = list(model.parameters())
         first = next((p for p in parameters if not p.is_meta), parameters[0])  # not offloaded
         self.device, self.dtype = first.device, first.dtype

@@ -11,6 +11,7 @@ class Layer(CacheLayerMixin):
     """One layer of the cache for transformers: writes after `start` and returns the valid part."""
 
     is_sliding = False
+    places: Tensor | None = None  # int64 [q], where a pass writes; None: after `start`
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
@@ -31,6 +32,12 @@ class Layer(CacheLayerMixin):
         assert self.keys is not None and self.values is not None
         self.keys[:, :, self.start : end] = key_states
         self.values[:, :, self.start : end] = value_states
+        return self.read(key_states.shape[2])
+
+    def read(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, H, s, D], as they are, that a pass of so many rows reads."""
+        assert self.keys is not None and self.values is not None
+        end = self.start + rows
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -57,13 +64,13 @@ class FixedLayer(Layer):
     ) -> tuple[Tensor, Tensor]:
         """Write [1, H, q, D] at `places` int64 [q]; return keys and values [1, H, bucket, D], all
         in the dtype of the cache."""
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None and self.values is not None and self.places is not None
         self.keys.index_copy_(2, self.places, key_states)
         self.values.index_copy_(2, self.places, value_states)
-        return self.read()
+        return self.read(len(self.places))
 
-    def read(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [1, H, bucket, D], as they are."""
+    def read(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, H, bucket, D], as they are, whatever the rows."""
         assert self.keys is not None and self.values is not None
         return self.keys[:, :, : self.bucket], self.values[:, :, : self.bucket]
 

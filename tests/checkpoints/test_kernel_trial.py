@@ -3,6 +3,7 @@ remembered. There is no GPU here: kernels are their torch references, and clocks
 
 import sys
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,15 +13,17 @@ from support.families import tiny
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kernel_trial
-from medusa_chat.decoding.backends import layer_kernels, nf4, split_attention
+from medusa_chat.decoding import layer_ops, sampling
+from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
-from medusa_chat.decoding.backends.layer_kernels import NAMES
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.fused_layers import replace_submodules
-from medusa_chat.decoding.layer_ops import TORCH
+from medusa_chat.decoding.logit_head import LogitHead
 from medusa_chat.decoding.tree import cartesian
 
 KERNELS = "medusa_chat.decoding.backends.kernels.split"
+NAMES = layer_kernels.NAMES | row_kernels.NAMES
+TWINS = {layer_kernels: layer_ops.TORCH, row_kernels: sampling.TORCH}
 
 
 @pytest.fixture
@@ -108,19 +111,75 @@ def test_a_kernel_that_lost_the_device_is_not_tried_again_there(monkeypatch):
     assert kernel_trial.try_kernels(backbone) == ["tried", "tried"] and marks() == []
 
 
+def wide_product(monkeypatch, factor=1.0):
+    """The LM head's product with fp32 sums, as a CPU has it, times `factor` -> its row counts."""
+    rows = []
+
+    def widened(self, hidden):
+        rows.append(len(hidden))
+        return factor * torch.nn.functional.linear(hidden.float(), self.linear.weight.float())
+
+    monkeypatch.setattr(LogitHead, "widened", widened)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor", "gain", "is_used"),
+    [
+        (torch.float16, 1.0, 1.0, True),
+        (torch.bfloat16, 1.0, 1.0, True),
+        (torch.bfloat16, 1.0, 0.8, False),
+        (torch.float16, 1.01, 1.0, False),
+        (torch.float16, float("nan"), 1.0, False),
+        (torch.float32, 1.0, 1.0, False),
+    ],
+)
+def test_logits_are_fp32_where_the_product_can_give_them(monkeypatch, dtype, factor, gain, is_used):
+    """The first of 16 bits; rows of more than a step keep them."""
+    engine = engine_of(tiny("llama").to(dtype))
+    head, hidden = engine.backbone.lm_head, torch.randn(300, 32).to(dtype)
+    with torch.inference_mode():
+        narrow = head(hidden[:16])
+    rows = wide_product(monkeypatch, factor)
+
+    def clock(call):
+        before = len(rows)
+        call()
+        return 1.0 if len(rows) == before else 1 / gain
+
+    monkeypatch.setattr(kernel_trial, "cuda_seconds", clock)
+    notes = kernel_trial.try_kernels(engine.backbone)
+    assert any("logits in fp32" in note for note in notes) is is_used is head.is_wide
+    with torch.inference_mode():
+        found = head(hidden[:16])
+        assert found.dtype == (torch.float32 if is_used else dtype)
+        assert torch.allclose(found.float(), narrow.float(), atol=3e-2)
+        assert head(hidden).dtype == dtype
+        assert decode(engine, tree=cartesian(3, 2))[-1].token_ids
+    assert head(hidden[:16].requires_grad_()).grad_fn is not None
+
+
+def test_a_product_that_keeps_no_sums_leaves_16_bits(caplog):
+    """Torch's own on a CPU, and of older versions."""
+    backbone = engine_of(tiny("llama").half()).backbone
+    assert kernel_trial._wide_logits(backbone, lambda call: 1.0) == []
+    assert not backbone.lm_head.is_wide and "stay in 16 bits" in caplog.text
+
+
 @pytest.fixture
 def twins(monkeypatch):
-    """The kernels of a layer as torch's operators -> how often each was called."""
+    """The kernels of a layer and of logits as torch's operators -> how often each was called."""
     calls = Counter()
 
-    def kernel(name):
+    def kernel(name, twins):
         def call(*given):
             calls[name] += 1
-            return getattr(TORCH, name)(*given)
+            return getattr(twins, name)(*given)
 
         return call
 
-    monkeypatch.setattr(layer_kernels, "kernel", kernel)
+    for module, twin in TWINS.items():
+        monkeypatch.setattr(module, "kernel", partial(kernel, twins=twin))
     return calls
 
 
@@ -142,28 +201,30 @@ def by_calls(monkeypatch, twins, seconds):
     monkeypatch.setattr(kernel_trial, "cuda_seconds", clock)
 
 
-@pytest.mark.parametrize("fast", [(), ("add_norm",), ("turned", "gated"), tuple(NAMES)])
-def test_a_kernel_of_a_layer_is_used_where_it_is_faster_and_alone(monkeypatch, twins, fast):
+FAST = [(), ("add_norm",), ("turned", "gated"), ("draw",), ("sums",), tuple(NAMES)]
+
+
+@pytest.mark.parametrize("fast", FAST)
+def test_a_kernel_is_used_where_it_is_faster_and_alone(monkeypatch, twins, fast):
     engine, tree = merged(), cartesian(3, 2)
-    wanted = decode(engine, tree=tree)[-1].token_ids
+    wanted = decode(engine, tree=tree, temperature=0.8)[-1].token_ids
     by_calls(monkeypatch, twins, dict.fromkeys(fast, 0.5))
     assert kernel_trial.try_kernels(engine.backbone) == [NAMES[name] for name in fast]
     assert marks() == []
     twins.clear()
     engine.forget()
     engine = on(engine, CudaGraphStep(engine.backbone))
-    assert decode(engine, tree=tree)[-1].token_ids == wanted
+    assert decode(engine, tree=tree, temperature=0.8)[-1].token_ids == wanted
     assert set(twins) == set(fast)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("fault", ["wrong", "no number", "fails"])
-def test_a_fault_in_a_kernel_of_a_layer_costs_that_one_alone(
-    monkeypatch, caplog, twins, name, fault
-):
+def test_a_fault_in_a_kernel_costs_that_one_alone(monkeypatch, caplog, twins, name, fault):
     engine = merged()
     by_calls(monkeypatch, twins, dict.fromkeys(NAMES, 0.5))
-    real = layer_kernels.kernel
+    module = next(module for module in TWINS if name in module.NAMES)
+    real = module.kernel
 
     def kernel(asked):
         def call(*given):
@@ -171,16 +232,18 @@ def test_a_fault_in_a_kernel_of_a_layer_costs_that_one_alone(
                 raise RuntimeError("no such architecture")
             found = real(asked)(*given)
             first = found if isinstance(found, torch.Tensor) else found[0]
-            first.fill_(torch.nan) if fault == "no number" else first.mul_(1.1)
+            first.fill_(torch.nan) if fault == "no number" else first.add_(first.max())
             return found
 
         return call if asked == name else real(asked)
 
-    monkeypatch.setattr(layer_kernels, "kernel", kernel)
+    monkeypatch.setattr(module, "kernel", kernel)
     notes = kernel_trial.try_kernels(engine.backbone)
     assert notes == [text for other, text in NAMES.items() if other != name]
     assert len(caplog.records) == 1 and NAMES[name] in caplog.text
-    assert engine.backbone.model.model.layers[0].ops.__dict__[name] is getattr(TORCH, name)
+    ops, rows = engine.backbone.model.model.layers[0].ops, engine.backbone.rows
+    assert name not in rows.__dict__
+    assert getattr(ops, name, None) is getattr(layer_ops.TORCH, name, None)
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "\x00"])

@@ -10,17 +10,17 @@ import torch
 
 from medusa_chat.decoding import fused_layers, layer_ops
 from medusa_chat.decoding.backends import split_attention
-from medusa_chat.decoding.kv_cache import FixedLayer
+from medusa_chat.decoding.kv_cache import Layer
 
 KERNELS = "medusa_chat.decoding.backends.kernels"
 
 
 def adopt_split_attention(patch: pytest.MonkeyPatch) -> Counter[str]:
-    """Attention in splits runs on every device -> how many kernels it launched so far."""
+    """Attention in splits runs on every device -> how often it was launched so far."""
     launched: Counter[str] = Counter()
 
     def run(query, key, value, words, scaling):
-        launched.update(("split", "merge"))
+        launched["split"] += 1
         assert words.dim() == 2 and len(words) == query.shape[2]
         shape = 1, query.shape[2], query.shape[1], value.shape[3]
         return torch.empty(shape, dtype=query.dtype, device=query.device)
@@ -39,12 +39,12 @@ def adopt_layer_kernels(patch: pytest.MonkeyPatch, *names: str) -> Counter[str]:
         return torch.empty_like(hidden), torch.empty_like(delta)
 
     def turned(qkv, cos, sin, heads, cache, index):
-        if not isinstance(cache.layers[index], FixedLayer):  # the pass that asks for shapes
+        if not isinstance(cache.layers[index], Layer):  # the pass that asks for shapes
             return layer_ops.turned(qkv, cos, sin, heads, cache, index)
         launched["turned"] += 1
         shape = 1, heads[0], *cos.shape[1:]
         query = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
-        return query, *cache.layers[index].read()
+        return query, *cache.layers[index].read(shape[2])
 
     def gated(gate_up):
         launched["gated"] += 1
@@ -54,4 +54,22 @@ def adopt_layer_kernels(patch: pytest.MonkeyPatch, *names: str) -> Counter[str]:
     kernels = {"add_norm": add_norm, "turned": turned, "gated": gated}
     ops = replace(layer_ops.TORCH, **{name: kernels[name] for name in names})
     patch.setattr(fused_layers, "TORCH", ops)
+    return launched
+
+
+def adopt_row_kernels(backbone, *names: str) -> Counter[str]:
+    """A backbone's logits are read by these kernels -> how many launched so far."""
+    launched: Counter[str] = Counter()
+
+    def draw(scores, depths, deepest, place, seed):
+        launched["draw"] += 1
+        best, tokens = torch.empty(len(scores), 2), depths.new_empty(len(scores), 2)
+        return tokens.gather(1, best.argmax(1, keepdim=True))[:, 0]
+
+    def sums(scores):
+        launched["sums"] += 1
+        return tuple(torch.empty(2, len(scores)).unbind())
+
+    for name in names:
+        setattr(backbone.rows, name, {"draw": draw, "sums": sums}[name])
     return launched

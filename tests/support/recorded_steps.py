@@ -1,5 +1,6 @@
 """Recorded steps of tiny models on fake tensors."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -29,6 +30,16 @@ SETTINGS = {
 }
 
 
+def of_dtype(dtype, make):
+    """What `make` makes with parameters of this dtype; fake ones cannot be converted."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return make()
+    finally:
+        torch.set_default_dtype(before)
+
+
 def step_of(
     family,
     tree,
@@ -36,13 +47,19 @@ def step_of(
     shortlist=(),
     num_hidden_layers=2,
     implementation="medusa_tree",
+    dtype=torch.float32,
+    is_wide=False,
+    has_root=False,
     **asked,
 ) -> RecordedStep:
-    """A recorded step of a tiny model, inside of fake_device."""
-    model = tiny(family, num_hidden_layers=num_hidden_layers)
+    """A recorded step of a tiny model, inside of fake_device. is_wide: fp32 logits in any dtype;
+    has_root: the heads read the root."""
+    model = of_dtype(dtype, partial(tiny, family, num_hidden_layers=num_hidden_layers))
     replace_submodules(model)
     backbone = Backbone(model, 90, implementation)
-    heads = MedusaHeads(4, model.config.hidden_size)
+    backbone.lm_head.is_wide = is_wide
+    heads = MedusaHeads(4, model.config.hidden_size, dtype=dtype, has_root=has_root)
+    heads.read_roots(model.get_input_embeddings())
     if shortlist:
         heads.shorten(shortlist, backbone.lm_head)
     engine = Engine(TorchStep(backbone), heads)
@@ -50,7 +67,7 @@ def step_of(
     settings = GenerationSettings(drafter=drafter, seed=0, nodes=len(tree), **asked)
     made = engine.drafter(settings, tree, details)
     plan = made.plan([1, 2, 3], 4)
-    hidden = torch.empty(1, model.config.hidden_size)
+    hidden = torch.empty(1, model.config.hidden_size, dtype=dtype)
     rule = ACCEPTANCE[settings.acceptance]
     state = DecodeState(made, rule, settings, details, hidden, 5)
     recorder = SimpleNamespace(

@@ -12,8 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from medusa_chat.decoding.backends import layer_kernels, nf4
-from medusa_chat.decoding.backends.kernels import layers, split
+from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels
+from medusa_chat.decoding.backends.kernels import layers, rows, split
 from medusa_chat.decoding.backends.kernels import nf4 as nf4_kernel
 
 NAMES = {
@@ -21,8 +21,10 @@ NAMES = {
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
     torch.uint8: "u8",
+    torch.int32: "i32",
     torch.int64: "i64",
 }
+CPU = torch.device("cpu")
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 SPLIT = [
     *((HALF, width, cc) for width in (64, 128, 256) for cc in (86, 90)),
@@ -53,6 +55,7 @@ class Launches:
         """Bytes of shared memory of the last launch on a GPU of compute capability 8.6 for 86."""
         given = {name: self.values[name] for name in self.names}
         constants = {p.name for p in self.kernel.params if p.is_constexpr}
+        constants |= {name for name, value in given.items() if value is None}
         signature = {n: "constexpr" if n in constants else _type(v) for n, v in given.items()}
         source = ASTSource(
             fn=self.kernel,
@@ -69,6 +72,13 @@ class Launches:
         return int(made.metadata.shared)
 
 
+def kept(module: Any, name: str) -> Launches:
+    """A module's kernel, replaced there by what keeps its launches."""
+    launches = Launches(getattr(module, f"_{name}_kernel"))
+    setattr(module, f"_{name}_kernel", launches)
+    return launches
+
+
 def _type(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"*{NAMES[value.dtype]}"
@@ -82,26 +92,29 @@ def _is_round(value: Any) -> bool:
 
 def compiled() -> Iterator[list[Any]]:
     """What is printed, line by line."""
-    launches = split._split_kernel = Launches(split._split_kernel)
-    merges = split._merge_kernel = Launches(split._merge_kernel)
+    launches = kept(split, "split")
     for dtype, width, architecture in SPLIT:
         query, key = (torch.zeros(1, *sizes, width, dtype=dtype) for sizes in ((8, 16), (2, 512)))
         split.run(query, key, key, torch.zeros(16, 3, dtype=torch.int64), 0.1)
         launch = f"{NAMES[dtype]}, width {width}"
         yield ["split", launch, architecture, launches.shared(architecture)]
-        yield ["merge", launch, architecture, merges.shared(architecture)]
     for name in layer_kernels.NAMES:
-        launches = Launches(getattr(layers, f"_{name}_kernel"))
-        setattr(layers, f"_{name}_kernel", launches)
-        for dtype, architecture in LAYERS:
-            given = layer_kernels.arguments(name, SIZES, 16, torch.device("cpu"), dtype, dtype)
-            layer_kernels.kernel(name)(*given)
-            yield [name, NAMES[dtype], architecture, launches.shared(architecture)]
-    launches = nf4_kernel._nf4_kernel = Launches(nf4_kernel._nf4_kernel)
+        launches = kept(layers, name)
+        for is_fixed in (True, False) if name == "turned" else (True,):
+            for dtype, architecture in LAYERS:
+                given = name, SIZES, 16, CPU, dtype, dtype, is_fixed
+                layer_kernels.kernel(name)(*layer_kernels.arguments(*given))
+                yield [name, NAMES[dtype], architecture, launches.shared(architecture)]
+    for name in row_kernels.NAMES:
+        launches = kept(rows, name)
+        row_kernels.kernel(name)(*row_kernels.arguments(name, 16, 5000, CPU))
+        for _, architecture in LAYERS:
+            yield [name, "fp32", architecture, launches.shared(architecture)]
+    launches = kept(nf4_kernel, "nf4")
     tiles = nf4.repack(torch.zeros(256 * 256, dtype=torch.uint8), torch.ones(2048), 256, 512)
-    for dtype, rows, architecture in NF4:
-        nf4_kernel.run(tiles, torch.zeros(rows, 512, dtype=dtype), use_prmt=True)
-        yield ["nf4", f"{NAMES[dtype]}, {rows} rows", architecture, launches.shared(architecture)]
+    for dtype, count, architecture in NF4:
+        nf4_kernel.run(tiles, torch.zeros(count, 512, dtype=dtype), use_prmt=True)
+        yield ["nf4", f"{NAMES[dtype]}, {count} rows", architecture, launches.shared(architecture)]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from medusa_chat.decoding.backends.graph_capture import GraphCapture, State
 from medusa_chat.decoding.backends.recorded_step import DeviceSettings, RecordedStep, kind_of
 from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.drafters import Plan
-from medusa_chat.decoding.sampling import TORCH
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.step_result import DecodeState, Frame, StepResult, unpacked
 from medusa_chat.decoding.stopwatch import Stopwatch
@@ -61,7 +60,7 @@ class CudaGraphStep:
     name, tries = "one CUDA graph, queued ahead", ASKED
 
     def __init__(self, backbone: Backbone) -> None:
-        self.rows, self.seconds = TORCH, 0.0  # seconds: of recorded steps
+        self.rows, self.seconds = backbone.rows, 0.0  # seconds: of recorded steps
         self._by_operators = TorchStep(backbone)
         self.backbone, self._watch = backbone, Stopwatch(backbone.device)
         self._is_cuda = backbone.device.type == "cuda"

@@ -8,6 +8,7 @@ import torch
 
 # of our kernels, from their references in fp32
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 4e-2}
+GAIN, LOSS = 1.05, 0.98  # times as fast as torch's: somewhere, and everywhere
 Timer = Callable[[Callable[[], Any]], float]  # a function to call -> seconds of one call
 
 
@@ -31,3 +32,18 @@ def agrees(instead: str, difference: Callable[[], float], tolerance: float) -> b
         logging.getLogger(__name__).warning("%s: our kernel is off by %.2g", instead, worst)
         return False
     return True
+
+
+def pays(
+    instead: str,
+    difference: Callable[[], float],
+    tolerance: float,
+    pairs: Iterable[tuple[Callable[[], Any], ...]],
+    timer: Timer,
+) -> bool:
+    """Whether the kernel `agrees`, and of the pairs of calls, torch's and ours, some of ours is
+    measured as faster and none as slower."""
+    if not agrees(instead, difference, tolerance):
+        return False
+    gains = [timer(plain) / timer(own) for plain, own in pairs]
+    return min(gains) >= LOSS and max(gains) >= GAIN

@@ -85,7 +85,7 @@ class RecordedStep:
         state = self._state
         draft, taken, hidden, _ = run_step(
             *(self._answer, self._plan, state.root, state.hidden, state.cur),
-            *(self._settings, self._run),
+            *(self._settings, self._run, self._backbone.rows),
         )
         self._backbone.cache.move(state.cur + taken.path, state.cur + self._deep)
         words, self.frame = packed(draft, taken)

@@ -13,7 +13,7 @@ from torch import Tensor
 from medusa_chat.decoding.attention import NAME as TREE
 from medusa_chat.decoding.attention import register, tree_attention
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, agrees, largest
+from medusa_chat.decoding.backends.parity import GAIN, LOSS, TOLERANCES, Timer, agrees, largest
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.node_mask import NodeMask, additive, sights
 from medusa_chat.decoding.tree import Tree, chain
@@ -22,7 +22,6 @@ NAME = "medusa_split"
 WIDTHS = (16, 32, 64, 128, 256)  # of a head
 ROWS = 16  # of the steps that it is timed at
 SHORT, LONG = 512, 8192  # keys: where it must lose nothing, and where it must win
-GAIN, LOSS = 1.05, 0.98  # how many times as fast it must measure there
 CASES = (  # groups, nodes, tokens before them, window
     (1, 1, 39, None),
     (4, 16, 300, None),

@@ -9,7 +9,7 @@ from torch import Tensor
 from medusa_chat.decoding.acceptance import Acceptance, VerifyInput
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters import Draft, Plan
-from medusa_chat.decoding.sampling import TORCH, Position, Rows
+from medusa_chat.decoding.sampling import Position, Rows
 from medusa_chat.decoding.step_result import DecodeState, StepResult, read
 from medusa_chat.decoding.stopwatch import Stopwatch
 
@@ -26,7 +26,7 @@ def run_step(
     position: Position,
     settings: Any,
     run: Pass,
-    rows: Rows = TORCH,
+    rows: Rows,
     mark: Callable[[], Any] = lambda: None,
 ) -> tuple[Draft, Acceptance, Tensor, list[Any]]:
     """The body of every step, which never waits for the device: draft, pass, acceptance -> those,
@@ -49,9 +49,9 @@ class TorchStep:
 
     name, tries = "torch operators", 0
 
-    def __init__(self, backbone: Backbone, rows: Rows = TORCH) -> None:
+    def __init__(self, backbone: Backbone) -> None:
         self.backbone, self._watch = backbone, Stopwatch(backbone.device)
-        self.rows, self.seconds = rows, 0.0
+        self.rows, self.seconds = backbone.rows, 0.0
 
     @torch.inference_mode()
     def step(self, state: DecodeState, plan: Plan) -> StepResult:

@@ -4,7 +4,8 @@ slow on a GPU, however fast each is. Counted on fake tensors, where nothing is c
 from collections import Counter
 
 import pytest
-from support.adopted import adopt_layer_kernels, adopt_split_attention
+import torch
+from support.adopted import adopt_layer_kernels, adopt_row_kernels, adopt_split_attention
 from support.fake_device import fake_device
 from support.operators import Operators
 from support.recorded_steps import SETTINGS, TREES, step_of
@@ -26,11 +27,13 @@ FIXED = {  # beside the layers, without and with details
 }
 
 
-def counted(layers, tree, details=False, asked=(), ours=(), **options) -> Counter[str]:
-    """Kernels of one step by operator, and by name those of ours, which are counted in `ours`."""
+def counted(layers, tree, details=False, asked=(), ours=(), rows=(), **options) -> Counter[str]:
+    """Kernels of one step by operator, and by name those of ours, which are counted in `ours`.
+    rows: those that read logits."""
     with fake_device():
         asked = dict(asked) | options
         step = step_of("llama", tree, details, num_hidden_layers=layers, **asked)
+        ours = [*ours, adopt_row_kernels(step._backbone, *rows)]
         step.body()
         for launched in ours:
             launched.clear()
@@ -57,11 +60,11 @@ def in_a_layer(tree, *ours, **options) -> Counter[str]:
 
 @pytest.mark.parametrize("tree", TREES)
 def test_attention_in_splits_needs_no_mask_and_copies_no_rows(monkeypatch, tree):
-    """A layer has a kernel for the parts and one that merges them, instead of torch's attention
-    and, in a tree, two copies of rows."""
+    """A layer has one kernel for the parts and their merging, instead of torch's attention and, in
+    a tree, two copies of rows."""
     ours = adopt_split_attention(monkeypatch)
     layer = in_a_layer(tree, ours, implementation=split_attention.NAME)
-    assert layer["split"] == layer["merge"] == 1 and layer.total() == LAYER["plain"] + 1
+    assert layer["split"] == 1 and layer.total() == LAYER["plain"]
     whole = counted(2, TREES[tree], ours=[ours], implementation=split_attention.NAME)
     assert whole.total() - 2 * layer.total() <= FIXED[tree, "greedy"][0] - 9
 
@@ -73,12 +76,45 @@ def test_each_kernel_of_a_layer_takes_the_place_of_several(monkeypatch, name, le
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_a_layer_with_all_kernels_launches_six_beside_its_products(monkeypatch, tree):
+def test_a_layer_with_all_kernels_launches_five_beside_its_products(monkeypatch, tree):
     ours = adopt_layer_kernels(monkeypatch, *layer_kernels.NAMES)
     split = adopt_split_attention(monkeypatch)
     layer = in_a_layer(tree, ours, split, implementation=split_attention.NAME)
-    six = {"add_norm": 2, "turned": 1, "split": 1, "merge": 1, "gated": 1}
-    assert layer == {"linear": 4, **six}
+    five = {"add_norm": 2, "turned": 1, "split": 1, "gated": 1}
+    assert layer == {"linear": 4, **five}
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_each_kernel_that_reads_logits_takes_the_place_of_several(tree):
+    """A draw is four: the place, the kernel, and the choice among the parts of a row."""
+    asked = TREES[tree], True, SETTINGS["sampled"]
+    whole = counted(2, *asked)
+    for name, less in (("draw", 104), ("sums", 6)):
+        found = counted(2, *asked, rows=[name])
+        assert found[name] == 1 and found.total() == whole.total() - less
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+@pytest.mark.parametrize("tree", TREES)
+def test_logits_in_fp32_cost_no_kernel(tree, kind):
+    """Where a rule reads them in fp32 they save the one that converts them."""
+    narrow, wide = (
+        counted(2, TREES[tree], False, SETTINGS[kind], dtype=torch.float16, is_wide=is_wide)
+        for is_wide in (False, True)
+    )
+    products = 1 if tree == "plain" else 2  # of the backbone, and of the heads
+    assert wide["mm"] == narrow["mm"] + products
+    assert wide.total() <= narrow.total() - (kind == "sampled")
+
+
+def test_a_step_by_operators_turns_and_caches_in_one_kernel(monkeypatch):
+    ours = adopt_layer_kernels(monkeypatch, "turned")
+    with fake_device():
+        step = step_of("llama", TREES["tree"])
+        ours.clear()
+        tree, tensors = step._plan.tree, step._plan.tensors
+        step._backbone.run_tree(tensors.depths, tree, tensors)
+    assert ours["turned"] == 2
 
 
 def test_an_added_operator_is_counted():

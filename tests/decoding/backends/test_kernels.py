@@ -49,9 +49,28 @@ for dtype, limit in ((torch.float32, 1e-6), (torch.float16, 2e-3)):
             off = layer_kernels.difference(name, sizes, torch.device("cpu"), dtype)
             assert off < limit, (name, dtype, sizes, off)
 """
+ROWS = """
+import torch
+import support.triton_interpreter
+from medusa_chat.decoding.backends import row_kernels
+from medusa_chat.decoding.sampling import TORCH
+for size in (3, 4096, 5003):
+    for name, limit in (("draw", 1e-9), ("sums", 2e-6)):
+        off = row_kernels.difference(name, size, torch.device("cpu"))
+        assert off < limit, (name, size, off)
+draw, depths = row_kernels.kernel("draw"), torch.tensor([0, 1, 1])
+level = torch.zeros(3, 5003)  # the noise alone decides
+for place, seed in ((0, 1), (7, 0), (2**33, 2**63 - 1), (40, 2**32 + 5)):
+    for one in (torch.tensor(seed), seed):
+        assert draw(level, depths, 1, place, one).equal(TORCH.draw(level, depths, 1, place, one))
+bad = torch.full((2, 5003), torch.nan)
+assert int(draw(bad, depths[:2], 1, 0, 0).max()) < 5003
+"""
 
 
-@pytest.mark.parametrize("program", [NF4, SPLIT, LAYERS], ids=["nf4", "split", "layers"])
+@pytest.mark.parametrize(
+    "program", [NF4, SPLIT, LAYERS, ROWS], ids=["nf4", "split", "layers", "rows"]
+)
 def test_a_kernel_gives_what_its_twin_gives(program):
     """In a process of its own: Triton asks for its interpreter when it is imported. It multiplies
     no bf16 (it would multiply their bits)."""

@@ -6,6 +6,8 @@ import torch
 from support.adopted import adopt_split_attention
 from support.fake_device import DEVICE, fake_device
 from support.recorded_steps import SETTINGS, TREES, step_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from medusa_chat.decoding.backends import split_attention
 
@@ -44,6 +46,56 @@ def test_drafts_from_a_shortlist_neither():
         step = step_of("llama", TREES["tree"], shortlist=[3, 5, 7, 9, 20, 21])
         step.body()
         assert step.out.device == DEVICE
+
+
+@pytest.mark.parametrize("asked", SETTINGS.values(), ids=SETTINGS)
+def test_heads_that_read_the_root_neither(asked):
+    with fake_device():
+        step = step_of("llama", TREES["tree"], True, has_root=True, **asked)
+        step.body()
+        assert step.out.device == DEVICE
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("llama", torch.float16), ("gemma3", torch.bfloat16)]
+)
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_logits_in_fp32_of_a_model_in_16_bits_neither(family, dtype, kind):
+    with fake_device():
+        asked = SETTINGS[kind]
+        step = step_of(family, TREES["tree"], True, dtype=dtype, is_wide=True, **asked)
+        run, seen = step._run, []
+
+        def spy(draft):
+            hidden, logits = run(draft)
+            seen.append((hidden.dtype, logits.dtype))
+            return hidden, logits
+
+        step._run = spy
+        step.body()
+        assert step.out.device == DEVICE and seen == [(dtype, torch.float32)]
+
+
+class Dtypes(TorchDispatchMode):
+    """found: the dtypes of all that operators make."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        out = operator(*args, **(kwargs or {}))
+        self.found |= {t.dtype for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
+        return out
+
+
+def test_nothing_is_computed_in_fp64():
+    """As attention in 16 bits is on a CPU: most cards have few units for it."""
+    with fake_device():
+        step = step_of("llama", TREES["tree"], True, dtype=torch.float16, temperature=0.7)
+        with Dtypes() as seen:
+            step.body()
+    assert torch.float16 in seen.found and torch.float64 not in seen.found
 
 
 FAULTS = {

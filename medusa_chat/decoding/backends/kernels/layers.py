@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from medusa_chat.decoding import layer_ops
-from medusa_chat.decoding.kv_cache import FixedLayer
+from medusa_chat.decoding.kv_cache import Layer
 from medusa_chat.decoding.layer_ops import Three
 
 BLOCK = 1024  # numbers of one program of `gated`
@@ -29,7 +29,7 @@ def _add_norm_kernel(hidden, delta, weight, summed, normed, epsilon, size, block
     tl.store(normed + row + d, (wide * scale * w).to(x.dtype), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start"])
 def _turned_kernel(
     qkv,
     cos,
@@ -38,6 +38,7 @@ def _turned_kernel(
     key,
     value,
     places,
+    start,
     heads,
     key_heads,
     k_head,
@@ -47,18 +48,22 @@ def _turned_kernel(
     width,
     block: tl.constexpr,
 ):
-    """One head of one row: a query, a key or a value."""
+    """One head of one row: a query, a key or a value. places: of the rows in the cache; None: they
+    follow each other from `start` on."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, block)
     inside = d < width
-    start = qkv + (row * tl.num_programs(1) + head) * width
-    x = tl.load(start + d, inside, 0.0)
-    swapped = tl.load(start + (d + width // 2) % width, inside, 0.0).to(tl.float32)
+    here = qkv + (row * tl.num_programs(1) + head) * width
+    x = tl.load(here + d, inside, 0.0)
+    swapped = tl.load(here + (d + width // 2) % width, inside, 0.0).to(tl.float32)
     cosine = tl.load(cos + row * width + d, inside, 0.0).to(tl.float32)
     sine = tl.load(sin + row * width + d, inside, 0.0).to(tl.float32)
     moved = (x.to(tl.float32) * cosine + swapped * sine).to(x.dtype)
-    place = tl.load(places + row)
+    if places is None:
+        place = start + row
+    else:
+        place = tl.load(places + row)
     if head < heads:
         tl.store(query + (head * tl.num_programs(0) + row) * width + d, moved, inside)
     elif head < heads + key_heads:
@@ -96,17 +101,17 @@ def add_norm(hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 def turned(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: tuple[int, int], cache: Any, index: int
 ) -> Three:
-    """See layer_ops. Steps of other shapes than recorded ones, prompts too, are torch's."""
+    """See layer_ops. A pass without our cache is torch's."""
     layer = None if cache is None else cache.layers[index]
-    if not isinstance(layer, FixedLayer):
+    if not isinstance(layer, Layer):
         return layer_ops.turned(qkv, cos, sin, heads, cache, index)
     rows, width = cos.shape[1:]
-    key, value = layer.read()
+    key, value = layer.read(rows)
     query = torch.empty(1, heads[0], rows, width, dtype=qkv.dtype, device=qkv.device)
     _turned_kernel[(rows, heads[0] + 2 * heads[1])](
         *(qkv.contiguous(), cos.contiguous(), sin.contiguous(), query, key, value),
-        *(layer.places, *heads, key.stride(1), key.stride(2), value.stride(1), value.stride(2)),
-        width,
+        *(layer.places, layer.start, *heads),
+        *(key.stride(1), key.stride(2), value.stride(1), value.stride(2), width),
         block=triton.next_power_of_2(width),
         num_warps=1,
     )

@@ -1,4 +1,4 @@
-"""The Triton kernels of attention in parts; imported only where they are about to run."""
+"""The Triton kernel of attention in parts; imported only where it is about to run."""
 
 from functools import cache
 
@@ -11,6 +11,7 @@ STAGES = 2  # of keys and values that are in shared memory at once
 TILE_BYTES = 16_384  # of the keys of a tile
 PER_PROCESSOR = 2  # programs for each multiprocessor of the device
 MOST_PARTS = 32  # of the keys; the last one is the draft
+MOST_TILES = 4096  # of the rows of all heads
 
 
 def tile_of(width: int, itemsize: int) -> tuple[int, int]:
@@ -22,6 +23,29 @@ def tile_of(width: int, itemsize: int) -> tuple[int, int]:
 
 
 @triton.jit
+def _merged(out, sums, at, whole, parts, is_row, width: tl.constexpr):
+    """The parts of the rows `at`, by their logs of sums; what saw nothing was not written. Other
+    programs wrote them just now, so they are not read from this multiprocessor's own cache."""
+    d = tl.arange(0, width)
+    top = tl.full([at.shape[0]], -1e30, tl.float32)
+    norm = tl.zeros([at.shape[0]], tl.float32)
+    acc = tl.zeros([at.shape[0], width], tl.float32)
+    for part in range(0, parts):
+        here = at + part * whole
+        log = tl.load(sums + here, is_row, -float("inf"), cache_modifier=".cg")
+        has_seen = (log > -float("inf"))[:, None]
+        place = out + here[:, None] * width + d[None, :]
+        values = tl.load(place, has_seen, 0.0, cache_modifier=".cg")
+        best = tl.maximum(top, log)
+        share = tl.exp(log - best)
+        fade = tl.exp(top - best)
+        acc = acc * fade[:, None] + values * share[:, None]
+        norm = norm * fade + share
+        top = best
+    return acc / tl.where(is_row, norm, 1.0)[:, None]
+
+
+@triton.jit
 def _split_kernel(
     query,
     key,
@@ -29,6 +53,8 @@ def _split_kernel(
     words,
     out,
     sums,
+    merged,
+    done,
     scaling,
     rows,
     total,
@@ -44,7 +70,8 @@ def _split_kernel(
     width: tl.constexpr,
 ):
     """One part of the keys for one tile of rows of one key-value head. The last part is the draft's
-    own nodes; the others share the text, whose length is read here."""
+    own nodes; the others share the text, whose length is read here. The program that is the last to
+    end of those of a tile merges the tile's parts, in their order."""
     head = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     is_draft = part == tl.num_programs(1) - 1
@@ -85,35 +112,22 @@ def _split_kernel(
         acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         norm = norm * fade + tl.sum(weights, 1)
         top = best
-    at += part * tl.num_programs(0).to(tl.int64) * total
+    parts = tl.num_programs(1)
+    whole = tl.num_programs(0).to(tl.int64) * total  # rows of all heads, of one part
     has_seen = norm > 0
     norm = tl.where(has_seen, norm, 1.0)
-    here = out + at[:, None] * width + d[None, :]
-    tl.store(here, acc / norm[:, None], (is_row & has_seen)[:, None])
-    tl.store(sums + at, tl.where(has_seen, top + tl.log(norm), -float("inf")), is_row)
+    here = at + part * whole
+    there = out + here[:, None] * width + d[None, :]
+    tl.store(there, acc / norm[:, None], (is_row & has_seen)[:, None])
+    tl.store(sums + here, tl.where(has_seen, top + tl.log(norm), -float("inf")), is_row)
 
-
-@triton.jit
-def _merge_kernel(
-    out,
-    sums,
-    merged,
-    parts,
-    width: tl.constexpr,
-    block_parts: tl.constexpr,
-):
-    """The parts of one row of one head, by their logs of sums; what saw nothing was not written."""
-    row = tl.program_id(0)
-    head = tl.program_id(1)
-    heads = tl.num_programs(1)
-    p = tl.arange(0, block_parts)
-    d = tl.arange(0, width)
-    at = p.to(tl.int64) * heads * tl.num_programs(0) + head * tl.num_programs(0) + row
-    log = tl.load(sums + at, p < parts, -float("inf"))
-    share = tl.exp(log - tl.max(log, 0))
-    values = tl.load(out + at[:, None] * width + d[None, :], (share > 0)[:, None], 0.0)
-    mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
-    tl.store(merged + (row * heads + head) * width + d, mixed)
+    tl.debug_barrier()  # all of this program is written before it says so
+    mine = done + head * tl.num_programs(2) + tl.program_id(2)
+    if tl.atomic_add(mine, 1) == parts - 1:
+        tl.store(mine, 0)  # for the next launch
+        mixed = _merged(out, sums, at, whole, parts, is_row, width)
+        row = node * (tl.num_programs(0) * (total // rows)) + at // rows  # [n, H]
+        tl.store(merged + row[:, None] * width + d[None, :], mixed, is_row[:, None])
 
 
 def run(query: Tensor, key: Tensor, value: Tensor, words: Tensor, scaling: float) -> Tensor:
@@ -130,19 +144,17 @@ def run(query: Tensor, key: Tensor, value: Tensor, words: Tensor, scaling: float
         torch.empty(parts, heads, rows, size, dtype=torch.float32, device=query.device)
         for size in (width, 1)
     )
+    merged = torch.empty(1, rows, heads, width, dtype=query.dtype, device=query.device)
+    assert key_heads * tiles <= MOST_TILES
     _split_kernel[(key_heads, parts, tiles)](
-        *(query, key, value, words, out, sums, scaling, rows, total),
+        *(query, key, value, words, out, sums, merged, _counts(query.device)),
+        *(scaling, rows, total),
         *(query.stride(1), query.stride(2), key.stride(1), key.stride(2)),
         *(value.stride(1), value.stride(2), words.stride(0)),
         block_rows=block_rows,
         block_keys=block_keys,
         width=width,
         num_stages=STAGES,
-    )
-    merged = torch.empty(1, rows, heads, width, dtype=query.dtype, device=query.device)
-    block_parts = max(2, triton.next_power_of_2(parts))
-    _merge_kernel[(rows, heads)](
-        *(out, sums, merged, parts), width=width, block_parts=block_parts, num_warps=2
     )
     return merged
 
@@ -159,3 +171,10 @@ def programs(device: torch.device) -> int:
     if device.type != "cuda":
         return 32  # of Triton's interpreter
     return PER_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def _counts(device: torch.device) -> Tensor:
+    """How many parts of each tile have ended: zeros between launches, which are one after another
+    on a device."""
+    return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)

@@ -15,8 +15,8 @@ class NativeStep(TorchStep):
     """A StepBackend for a backbone whose decoder and LM head are native."""
 
     def __init__(self, backbone: Backbone, decoder: NativeDecoder, team: NativeThreads) -> None:
-        self.rows: NativeRows
-        super().__init__(backbone, NativeRows(team))
+        super().__init__(backbone)
+        self.rows: NativeRows = NativeRows(team)
         self.name = f"the pass in C, by {team.threads} threads"
         self.decoder, self._window = decoder, backbone.windows[0]
 
