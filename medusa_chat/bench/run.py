@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from medusa_chat.bench.harness.context import PROMPTS, BenchContext, machine, read_model
+from medusa_chat.bench.harness.answers import questions
+from medusa_chat.bench.harness.context import BenchContext, machine, read_model
 from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
 from medusa_chat.bench.harness.report_data import Report
 from medusa_chat.bench.harness.rows import Row, unmeasured
 from medusa_chat.bench.studies.assisted import assisted
+from medusa_chat.bench.studies.exactness import exactness
 from medusa_chat.bench.studies.head_training import heads, two_stage
 from medusa_chat.bench.studies.latency import memory_and_load, texts, turns
 from medusa_chat.bench.studies.paper_figures import (
@@ -20,6 +21,7 @@ from medusa_chat.bench.studies.paper_figures import (
     thresholds,
     trees,
 )
+from medusa_chat.bench.studies.peers import peers
 from medusa_chat.bench.studies.recorded_acceptance import from_trace
 from medusa_chat.bench.studies.reference import reference as reference_study
 from medusa_chat.bench.studies.report import report as report_study
@@ -30,7 +32,6 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.tuner import apply_tuning
-from medusa_chat.training.conversations import read_conversations
 
 Study = Callable[[BenchContext], Iterator[Row]]
 
@@ -52,7 +53,7 @@ STUDIES: dict[str, Study] = {
     "context": contexts,
     "elsewhere": elsewhere,
 }
-FINDINGS: dict[str, Study] = {  # of the paper; run only where they are named
+FINDINGS: dict[str, Study] = {  # of the paper and beside others; run only where they are named
     "ladder": ladder,
     "trees": trees,
     "thresholds": thresholds,
@@ -64,6 +65,8 @@ FINDINGS: dict[str, Study] = {  # of the paper; run only where they are named
     "heads": heads,
     "two-stage": two_stage,
     "report": report_study,
+    "peers": peers,
+    "exactness": exactness,
 }
 WITHOUT_PROMPTS = ("hardware", "heads", "two-stage")
 OF_SHAPES = ("steps", "bandwidth", "turns", "context", "elsewhere")
@@ -78,25 +81,22 @@ def run(
     progress: Callable[[str], None],
     studies: Sequence[str] = (),
     budget: float = 1.0,
-    prompts: Path | None = None,
-    draft: Path | None = None,
-    data: Path | None = None,
-    reference: Path | None = None,
-    medusa_2: Path | None = None,
     settings: GenerationSettings | None = None,
     report: Report | None = None,
+    **inputs: Any,
 ) -> dict[str, Any]:
-    """Measure a checkpoint with heads. studies: names; without any, all of STUDIES. The other
-    options: see BenchContext. settings, report: of the study "report", which fills `report`.
-    Returns {"machine", "rows", "verdict"}. The tuner's costs and the results of "speed" are kept
-    for `--tree auto`, doctor and the page. Raises UsageError without heads."""
+    """Measure a checkpoint with heads. studies: names; without any, all of STUDIES. inputs: more
+    fields of BenchContext. settings, report: of the study "report", which fills `report`. Returns
+    {"machine", "rows", "verdict"}. The tuner's costs and the results of "speed" are kept for
+    `--tree auto`, doctor and the page. Raises UsageError without heads."""
     loaded = read_model(request, progress)
     if not loaded.info.heads:
         raise UsageError(f"{loaded.info.name} has no Medusa heads: there is nothing to compare")
     context = BenchContext(
         *(request, loaded, tree, rounds, max_new_tokens, progress, budget),
-        *(prompts, draft, data, reference, medusa_2),
-        *(settings or GenerationSettings(), report),
+        settings=settings or GenerationSettings(),
+        report=report,
+        **inputs,
     )
     every = STUDIES | FINDINGS
     chosen = _chosen(studies or tuple(STUDIES), tuple(every))
@@ -110,9 +110,7 @@ def _prompt_count(context: BenchContext) -> int:
     """The number of prompts that were answered."""
     if context.report is not None and context.report.answered:
         return len(context.report.answered)
-    if context.prompts is None:
-        return len(PROMPTS)
-    return sum(1 for _ in read_conversations(context.prompts, prompts=True))
+    return len(questions(context))
 
 
 def run_shape(

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -39,18 +40,26 @@ class VllmExport:
     notes: tuple[str, ...] = ()
 
     @property
-    def command(self) -> list[str]:
-        """The words that serve it. vLLM makes as many heads as it shall draft tokens: it leaves out
-        what is more in the file, and what is not in it would be random. Its check that all weights
-        were in the files takes a token map for one that was not, so it is switched off there."""
+    def options(self) -> dict[str, Any]:
+        """Options of vLLM. It makes as many heads as it shall draft tokens: it leaves out what is
+        more in the file, and what is not in it would be random. Its check that all weights were in
+        the files takes a token map for one that was not, so it is switched off there."""
         drafts = {
             "method": "medusa",
             "model": str(self.folder),
             "num_speculative_tokens": self.heads,
         }
-        words = ["vllm", "serve", self.backbone, "--speculative-config", json.dumps(drafts)]
+        options: dict[str, Any] = {"speculative_config": drafts}
         if self.tokens < self.vocabulary:
-            words += ["--model-loader-extra-config", json.dumps({"enable_weights_track": False})]
+            options["model_loader_extra_config"] = {"enable_weights_track": False}
+        return options
+
+    @property
+    def command(self) -> list[str]:
+        """The words that serve it."""
+        words = ["vllm", "serve", self.backbone]
+        for name, value in self.options.items():
+            words += [f"--{name.replace('_', '-')}", json.dumps(value)]
         return words
 
 

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 MEASURED = "steps, speed, bandwidth, turns, text, load, context, elsewhere"
 FINDINGS = (
-    "Of the paper, only where named: ladder, trees, thresholds, temperatures, categories, "
-    "hardware, assisted, reference, heads, two-stage, report"
+    "Of the paper and beside other programs, only where named: ladder, trees, thresholds, "
+    "temperatures, categories, hardware, assisted, reference, heads, two-stage, report, peers, "
+    "exactness"
 )
 
 
@@ -66,10 +67,16 @@ class BenchOptions:
 
 
 @dataclass(frozen=True)
-class StudyFiles:
-    """Files and folders that studies read."""
+class StudyInputs:
+    """What studies read, and how much of it."""
 
     prompts: Annotated[Path | None, file_path("Questions in MT-Bench's format.")] = None
+    questions: Annotated[
+        int | None, count("With --prompts: ask N of them, evenly spread.", min=1)
+    ] = None
+    nodes: Annotated[
+        int | None, count("Nodes of the tree in studies of the paper, not the tuner's.", min=2)
+    ] = None
     draft: Annotated[Path | None, folder_path("Draft model with the same vocabulary.")] = None
     data: Annotated[Path | None, file_path("Conversations for studies that train.")] = None
     reference: Annotated[
@@ -78,10 +85,17 @@ class StudyFiles:
     medusa_2: Annotated[Path | None, folder_path("With --study ladder: a medusa-2 checkpoint.")] = (
         None
     )
+    llama_cpp: Annotated[
+        Path | None, value("PYTHON", "With --study peers: one with llama-cpp-python.")
+    ] = None
+    vllm: Annotated[Path | None, value("PYTHON", "With --study peers: one with vLLM.")] = None
+    vllm_heads: Annotated[
+        Path | None, folder_path("With --study peers: heads for vLLM, trained with --no-root.")
+    ] = None
 
 
 @dataclass(frozen=True)
-class Bench(StudyFiles, LoadOptions, BenchOptions):
+class Bench(StudyInputs, LoadOptions, BenchOptions):
     """Measure Medusa against plain decoding and transformers' generate on this machine."""
 
     def run(self) -> None:
@@ -128,7 +142,7 @@ def _measure(
         studies=options.study or (),
         settings=settings,
         report=report,
-        **values_of(StudyFiles, options),
+        **values_of(StudyInputs, options),
     )
 
 

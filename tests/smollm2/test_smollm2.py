@@ -12,6 +12,17 @@ from support.loading import answer
 from support.page import ARGUMENTS, CHROMIUM, SLOW, browser_or_skip, outside, page_of
 from support.smollm2 import BASE, NAME, repo_files
 
+from medusa_chat.bench.harness.answers import question_of
+from medusa_chat.bench.harness.context import BenchContext
+from medusa_chat.bench.harness.hf_baseline import read_baseline
+from medusa_chat.bench.studies.exactness import (
+    DRAFTERS,
+    MODES,
+    TIE,
+    answers,
+    differences,
+    differences_from,
+)
 from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.errors import ContextError
 from medusa_chat.messages import LoadRequest
@@ -56,15 +67,18 @@ def test_the_chat_template_is_the_models_and_its_turn_ends(model):
     assert last.reason == "eos" and "Paris" in last.text and "<|" not in last.text
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "seed"])
-def test_every_drafter_gives_the_text_of_plain_decoding(model, settings):
-    for prompt in PROMPTS:
-        asked = [{"role": "user", "content": prompt}]
-        plain, medusa, lookup = (
-            answer(model, asked, drafter=drafter, **settings)[-1].token_ids
-            for drafter in ("none", "medusa", "prompt-lookup")
-        )
-        assert plain == medusa == lookup, prompt
+@pytest.mark.parametrize("mode", MODES)
+def test_every_drafter_gives_the_text_of_plain_decoding(model, converted, mode):
+    """As `bench --study exactness` says it; in fp32 with transformers beside it."""
+    request, settings = LoadRequest(NAME, str(converted), device="cpu"), MODES[mode]
+    context = BenchContext(request, model, "auto", 1, 48, lambda message: None)
+    runs = answers(context, [question_of(context, text) for text in PROMPTS], settings)
+    for drafter in DRAFTERS:
+        assert differences(context, runs["none"], runs[drafter], settings) == [], drafter
+    assert sum(run.steps for run in runs["auto"]) < sum(run.steps for run in runs["none"])
+    if settings.is_greedy and model.info.precision == "fp32":
+        found = differences_from(read_baseline(context, "float32"), runs["none"])
+        assert all(one.gap < TIE for one in found), found
 
 
 def test_memory_is_estimated_within_a_tenth_and_the_context_is_whole(model):

@@ -1,17 +1,19 @@
 """Answers to the benchmark's questions with one tree and one acceptance, each timed as a Run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from medusa_chat.bench.harness.context import PROMPTS, BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
-from medusa_chat.decoding.events import Finished
+from medusa_chat.decoding.events import Event, Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.runtime.prompt_ids import encode
+from medusa_chat.runtime.reply import decode, resolve
+from medusa_chat.runtime.tuner import budget_of
 from medusa_chat.training.conversations import read_conversations
 
 NO_STEP = "no answer has a decoding step: give shorter prompts, or raise --max-new-tokens"
@@ -25,9 +27,9 @@ class Variant(NamedTuple):
     tree: Tree = ROOT
 
 
-def questions(context: BenchContext) -> list[Question]:
-    """The first question of each row of --prompts, or the six own prompts. Raises UsageError."""
-    context.loaded.said = ("", [])
+def asked_texts(context: BenchContext) -> list[tuple[str, str]]:
+    """(text, category) of the first question of each row of --prompts, or the six own prompts; of
+    many --questions, evenly spread. Raises UsageError."""
     if context.prompts is None:
         texts = [(text, "") for text in PROMPTS]
     else:
@@ -35,10 +37,20 @@ def questions(context: BenchContext) -> list[Question]:
         texts = [(found.asked[0], found.category) for found in rows if found.asked]
     if not texts:
         raise UsageError(f"{context.prompts} holds no prompt: give another file as --prompts")
-    return [
-        Question(encode(context.loaded, [{"role": "user", "content": text}])[0], category)
-        for text, category in texts
-    ]
+    count = min(context.questions or len(texts), len(texts))
+    return [texts[place * len(texts) // count] for place in range(count)]
+
+
+def questions(context: BenchContext) -> list[Question]:
+    """`asked_texts` as questions. Raises UsageError."""
+    context.loaded.said = ("", [])
+    return [question_of(context, *found) for found in asked_texts(context)]
+
+
+def question_of(context: BenchContext, text: str, category: str = "") -> Question:
+    """A user's message as a question."""
+    ids, _ = encode(context.loaded, [{"role": "user", "content": text}])
+    return Question(ids, category)
 
 
 def answer(context: BenchContext, question: Question, variant: Variant) -> Run | None:
@@ -52,9 +64,31 @@ def answer(context: BenchContext, question: Question, variant: Variant) -> Run |
     engine.forget()
     try:
         drafter = engine.drafter(settings, variant.tree.pruned(loaded.info.heads), details=False)
-        *_, last = engine.generate(question.ids, drafter, settings, details=False)
+        return _run(question, engine.generate(question.ids, drafter, settings, details=False))
     except ContextError:
         return None
+
+
+def page_answer(
+    context: BenchContext, question: Question, settings: GenerationSettings, keeps: bool = False
+) -> Run | None:
+    """As `answer`, the way the page and `generate` decode: with details, texts and the budget of
+    nodes that the tuner's times allow. settings: as a user asks for them. keeps: what the cache
+    holds of the prompt is not read again."""
+    asked = settings.resolved(max_new_tokens=context.max_new_tokens)
+    resolved, tree = resolve(context.loaded, asked)
+    if not keeps:
+        context.loaded.engine.forget()
+    budget = budget_of(context.loaded, asked)
+    try:
+        return _run(question, decode(context.loaded, question.ids, resolved, tree, budget))
+    except ContextError:
+        return None
+
+
+def _run(question: Question, events: Iterable[Event]) -> Run:
+    """An answer's events as a Run."""
+    *_, last = events
     assert isinstance(last, Finished)
     stats = last.stats
     stepped = (stats.acceleration_rate or 0.0) * stats.steps

@@ -32,10 +32,13 @@ PROMPTS = (
 @dataclass(frozen=True)
 class BenchContext:
     """One loaded model and how it is measured. budget: seconds of a study for one figure.
-    prompts: a file of questions for the studies of the paper. draft: the folder of a draft model
-    for assisted generation. data: conversations for the studies that train. reference: a checkout
-    of the paper's own code. medusa_2: a checkpoint of `train --method medusa-2` for the ladder.
-    settings: acceptance and temperature of the report's answers; report: where these are kept."""
+    prompts: a file of questions; questions: how many of them, evenly spread, None: all. nodes: of
+    the tree that studies of the paper decode with; None: as many as the tuner chose. draft: the
+    folder of a draft model for assisted generation. data: conversations for the studies that train.
+    reference: a checkout of the paper's own code. medusa_2: a checkpoint of `train --method
+    medusa-2` for the ladder. llama_cpp, vllm: Python of their environments; vllm_heads: a
+    checkpoint whose heads vLLM can read. settings: acceptance and temperature of the report's
+    answers; report: where these are kept."""
 
     request: LoadRequest
     loaded: LoadedModel
@@ -45,10 +48,15 @@ class BenchContext:
     progress: Callable[[str], None]
     budget: float = 1.0
     prompts: Path | None = None
+    questions: int | None = None
+    nodes: int | None = None
     draft: Path | None = None
     data: Path | None = None
     reference: Path | None = None
     medusa_2: Path | None = None
+    llama_cpp: Path | None = None
+    vllm: Path | None = None
+    vllm_heads: Path | None = None
     settings: GenerationSettings = field(default_factory=GenerationSettings)
     report: Report | None = None
 

@@ -92,14 +92,14 @@ class HFBaseline:
 
 def read_baseline(context: BenchContext, dtype: str) -> HFBaseline:
     """The backbone again, as transformers loads it. dtype: a value of DTYPES."""
-    found = _folder(context)
+    found = backbone_folder(context)
     context.progress(f"loading: the baseline in {dtype}")
     engine = context.loaded.engine
     model = _read(context, found, dtype)
     return HFBaseline(model, engine.eos, context.max_new_tokens, engine.backbone.context)
 
 
-def _folder(context: BenchContext) -> Path:
+def backbone_folder(context: BenchContext) -> Path:
     """The backbone's folder; of a GGUF file what the load converted it to."""
     found = Checkpoint.find(context.request)
     return converted_folder(found, context.loaded.info.precision).backbone
@@ -114,7 +114,7 @@ def matching_baseline(context: BenchContext) -> HFBaseline | None:
 def read_draft(context: BenchContext, dtype: str) -> Any | None:
     """The draft model of --draft, or the one in the backbone's folder; None without one. Raises
     UsageError for a draft model with another vocabulary."""
-    folder = context.draft or _folder(context) / DRAFT_FOLDER
+    folder = context.draft or backbone_folder(context) / DRAFT_FOLDER
     if not (folder / "config.json").is_file():
         if context.draft is not None:
             raise UsageError(

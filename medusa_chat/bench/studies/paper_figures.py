@@ -40,7 +40,7 @@ def ladder(context: BenchContext) -> Iterator[Row]:
     """Table 3: what each part of Medusa brings over plain decoding, with trees of one size."""
     heads = context.loaded.info.heads
     source = source_tree(context.loaded.calibration, heads)
-    nodes = min(len(source), max(context.loaded.info.nodes, 8))
+    nodes = min(len(source), context.nodes or max(context.loaded.info.nodes, 8))
     shapes = {
         "heads without a tree": chain(heads),
         "dense tree": _random_dense_tree(heads, nodes, random.Random(0)),
@@ -182,6 +182,6 @@ def hardware(_: BenchContext) -> Iterator[Row]:
 
 
 def chosen_tree(context: BenchContext) -> Tree:
-    """The tree that `--tree auto` decodes with."""
-    loaded = context.loaded
-    return source_tree(loaded.calibration, loaded.info.heads).head(loaded.info.nodes)
+    """The tree that `--tree auto` decodes with, of --nodes nodes where they are given."""
+    source = source_tree(context.loaded.calibration, context.loaded.info.heads)
+    return source.head(min(context.nodes or context.loaded.info.nodes, len(source)))

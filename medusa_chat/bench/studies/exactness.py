@@ -1,0 +1,179 @@
+"""Study "exactness": on real texts every drafter gives the tokens of plain decoding, greedily and
+with a seed, in fp32 and bf16; and greedily in fp32 these are transformers' tokens."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from medusa_chat.bench.harness.answers import asked_texts, page_answer, question_of, questions
+from medusa_chat.bench.harness.context import BenchContext, read_model
+from medusa_chat.bench.harness.hf_baseline import HFBaseline, matching_baseline
+from medusa_chat.bench.harness.report_data import Question, Run
+from medusa_chat.bench.harness.rows import Row, row
+from medusa_chat.decoding.sampling import gumbel
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import UsageError
+
+PRECISIONS = ("fp32", "bf16")
+DRAFTERS = ("medusa", "prompt-lookup", "auto")
+MODES = {
+    "greedy": GenerationSettings(temperature=0.0, seed=0),
+    "sampled": GenerationSettings(temperature=0.7, seed=1),
+}
+NODES = 16  # a fixed tree: the tuner's might draft nothing
+LONG, LONG_COUNT = 2000, 20  # tokens of a long prompt at least, and how many there are at most
+TIE = 1e-4  # a gap of logits below which two tokens are a tie
+COMMAND = "medusa-chat bench --study exactness --prompts FILE"
+
+
+class Difference(NamedTuple):
+    """Where an answer parts from plain decoding's: question and token by number from 0. gap: how
+    far apart the two tokens' scores are there, logits, with temperature and noise where a seed was
+    used; None where one of the answers has ended."""
+
+    question: int
+    token: int
+    gap: float | None
+
+
+def exactness(context: BenchContext) -> Iterator[Row]:
+    """Rows of how many answers are the same, of the file's questions and of long prompts made of
+    them; each difference is in the note of its row."""
+    for precision in PRECISIONS:
+        of = context
+        if context.loaded.info.precision != precision:
+            request = replace(context.request, precision=precision)
+            of = replace(context, request=request, loaded=read_model(request, context.progress))
+        baseline = matching_baseline(of) if precision == "fp32" else None
+        asked = {"": questions(of), f", {LONG} tokens of prompt": long_questions(of)}
+        for kind, chosen in asked.items():
+            for mode, settings in MODES.items():
+                name = f"{precision}, {mode}{kind}"
+                beside = baseline if settings.is_greedy else None
+                yield from _rows(of, chosen, settings, name, beside)
+
+
+def _rows(
+    context: BenchContext,
+    asked: Sequence[Question],
+    settings: GenerationSettings,
+    name: str,
+    baseline: HFBaseline | None,
+) -> Iterator[Row]:
+    runs = answers(context, asked, settings, name)
+    plain = runs["none"]
+    for drafter in DRAFTERS:
+        found = differences(context, plain, runs[drafter], settings)
+        steps = sum(run.steps for run in runs[drafter])
+        rate = sum(run.stepped for run in runs[drafter]) / max(steps, 1)
+        yield _row(f"{name}: {drafter}", len(plain), found, f"{rate:.2f} tokens a step")
+    if baseline is not None:
+        context.progress(f"{name}: transformers")
+        found = differences_from(baseline, plain)
+        yield _row(f"{name}: transformers", len(plain), found, "its pass over prompt and answer")
+
+
+def answers(
+    context: BenchContext, asked: Sequence[Question], settings: GenerationSettings, name: str = ""
+) -> dict[str, list[Run]]:
+    """Every question's answer by every drafter, "none" first, as the page gives it; a prompt is
+    read once for all. name: shown as progress. Raises UsageError for one without space."""
+    found: dict[str, list[Run]] = {drafter: [] for drafter in ("none", *DRAFTERS)}
+    for number, question in enumerate(asked):
+        context.progress(f"{name}: question {number + 1} of {len(asked)}")
+        for drafter, runs in found.items():
+            nodes = None if drafter == "none" else NODES
+            wanted = settings.resolved(drafter=drafter, nodes=nodes)
+            run = page_answer(context, question, wanted, keeps=drafter != "none")
+            if run is None:
+                raise UsageError(
+                    f"the context has no space after {len(question.ids)} tokens: raise "
+                    "--max-context"
+                )
+            runs.append(run)
+    return found
+
+
+def differences(
+    context: BenchContext,
+    plain: Sequence[Run],
+    drafted: Sequence[Run],
+    settings: GenerationSettings,
+) -> list[Difference]:
+    """Where the drafted answers part from the plain ones."""
+    found = []
+    for number, (one, other) in enumerate(zip(plain, drafted, strict=True)):
+        place = parting(one.tokens, other.tokens)
+        if place is None:
+            continue
+        gap = None
+        if place < min(len(one.tokens), len(other.tokens)):
+            values = scores(context, [*one.question.ids, *one.tokens[:place]], settings)
+            gap = float(values[one.tokens[place]] - values[other.tokens[place]])
+        found.append(Difference(number, place, gap))
+    return found
+
+
+def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The place of the first token that is not the same; None where the two are the same."""
+    pairs = enumerate(zip_longest(one, other))
+    return next((place for place, (a, b) in pairs if a != b), None)
+
+
+@torch.inference_mode()
+def scores(context: BenchContext, ids: Sequence[int], settings: GenerationSettings) -> Tensor:
+    """What the next token after `ids` is the largest of: float32 [V]."""
+    logits = context.loaded.engine.peek(ids, ())[0].float().cpu()
+    if settings.is_greedy:
+        return logits
+    noise = gumbel(settings.seed or 0, torch.tensor([len(ids)]), len(logits))[0]
+    return logits / settings.scale + noise
+
+
+@torch.inference_mode()
+def differences_from(baseline: HFBaseline, runs: Sequence[Run]) -> list[Difference]:
+    """Where greedy answers part from what transformers' own model finds most probable after the
+    same text, at a tie or not: one pass over prompt and answer stands for all passes of `generate`.
+    """
+    found = []
+    for number, run in enumerate(runs):
+        ids = torch.tensor([[*run.question.ids, *run.tokens]], device=baseline.model.device)
+        kept = len(run.tokens) + 1
+        logits = baseline.model(ids, logits_to_keep=kept).logits[0].float().cpu()
+        said = torch.tensor(run.tokens, dtype=torch.int64)
+        gaps = logits[:-1].amax(-1) - logits[:-1].gather(1, said[:, None])[:, 0]
+        if kept <= baseline.max_new_tokens:  # it ended by itself
+            gaps = torch.cat([gaps, logits[-1:].amax(-1) - logits[-1, sorted(baseline.ends)].max()])
+        places = gaps.nonzero()[:, 0].tolist()
+        if places:
+            found.append(Difference(number, places[0], float(gaps[places[0]])))
+    return found
+
+
+def long_questions(context: BenchContext) -> list[Question]:
+    """Prompts of at least LONG tokens, or half of the context, each of several of the file's
+    questions one after another from another one on."""
+    texts = asked_texts(context)
+    least = min(LONG, context.loaded.engine.backbone.context // 2)
+    found = []
+    for number in range(min(LONG_COUNT, len(texts))):
+        question, words, place = None, "", number
+        while question is None or len(question.ids) < least:
+            words = f"{words}{texts[place % len(texts)][0]}\n\n"
+            question, place = question_of(context, words.strip()), place + 1
+        found.append(question)
+    return found
+
+
+def _row(name: str, answers: int, found: Sequence[Difference], note: str) -> Row:
+    """How many of the answers are the same, and where the others part."""
+    ties = sum(one.gap is not None and abs(one.gap) < TIE for one in found)
+    said = [note, f"{len(found)} differ, {ties} of them at a tie"] if found else [note]
+    for one in found:
+        gap = "one ends there" if one.gap is None else f"gap {one.gap:.2g}"
+        said.append(f"question {one.question + 1}, token {one.token + 1}: {gap}")
+    return row(name, [answers - len(found)], f"of {answers}", COMMAND, note="; ".join(said))

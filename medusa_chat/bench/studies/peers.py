@@ -1,0 +1,211 @@
+"""Study "peers": transformers, llama.cpp and vLLM beside our decoding, with the same weights."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+from math import fsum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from medusa_chat.bench.harness.answer_rows import per_step
+from medusa_chat.bench.harness.answers import (
+    NO_STEP,
+    AnswerFunction,
+    page_answer,
+    questions,
+    rotate,
+)
+from medusa_chat.bench.harness.context import BenchContext
+from medusa_chat.bench.harness.hf_baseline import (
+    backbone_folder,
+    baseline_run,
+    compiled,
+    no_compiler,
+    read_baseline,
+)
+from medusa_chat.bench.harness.peer_process import Peer, PeerFailed, ask, write_as_bf16
+from medusa_chat.bench.harness.report_data import Question, Run
+from medusa_chat.bench.harness.rows import Row, row, unmeasured
+from medusa_chat.bench.studies.contestants import DTYPES, LOOKUP
+from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.vllm_export import export_vllm
+from medusa_chat.decoding.backends.cpu_threads import most as most_threads
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.gguf_files import is_gguf
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.tuner import tune
+
+PLAIN = "ours, plain"
+OURS = {
+    PLAIN: "none",
+    "ours, prompt lookup": "prompt-lookup",
+    "ours, medusa": "medusa",
+    "ours, auto": "auto",
+}
+COMPILED = ", static and compiled"
+COMMAND = "medusa-chat bench --study peers"
+COUNTED = "decoding without the prompt; of an answer the fastest round"
+
+
+def peers(context: BenchContext) -> Iterator[Row]:
+    """Tokens a second of every program on the same questions at temperature 0, without the prompt;
+    tokens a step where it drafts; and how much of plain decoding's texts it gives.
+
+    What runs in this process goes in turns, half of the rounds before the other programs and half
+    after them; these run one after another. A first answer of each is not counted.
+    """
+    for _ in tune(context.loaded, context.budget):
+        pass
+    asked, early = questions(context), (context.rounds + 1) // 2
+    functions, missing = _own(context, asked)
+    found = _rounds(context, asked, functions, early)
+    notes = dict.fromkeys(OURS, context.loaded.info.precision)
+    with TemporaryDirectory() as kept:
+        for peer in _others(context, Path(kept)):
+            context.progress(f"asking {peer.name}")
+            try:
+                found[peer.name], notes[peer.name] = ask(
+                    context, peer, asked, most_threads(), Path(kept)
+                )
+            except PeerFailed as error:
+                missing[peer.name] = str(error)
+    for name, runs in _rounds(context, asked, functions, context.rounds - early).items():
+        found[name] += runs
+    yield from _rows(asked, found, notes)
+    for name, why in missing.items():
+        yield unmeasured(name, "tokens/s", why)
+
+
+def _own(
+    context: BenchContext, asked: Sequence[Question]
+) -> tuple[dict[str, AnswerFunction], dict[str, str]]:
+    """What runs in this process, after an answer of each; and why some does not."""
+    functions: dict[str, AnswerFunction] = {
+        name: partial(page_answer, context, settings=GenerationSettings(drafter=drafter, seed=0))
+        for name, drafter in OURS.items()
+    }
+    room = max(len(question.ids) for question in asked) + context.max_new_tokens
+    static = compiled(context.loaded.engine.backbone.device, room)
+    lookup = {"prompt_lookup_num_tokens": LOOKUP}
+    for dtype in DTYPES:
+        baseline, name = read_baseline(context, dtype), f"transformers, {dtype}"
+        for words, options in (("", {}), (", prompt lookup", lookup), (COMPILED, static)):
+            functions[name + words] = partial(baseline_run, baseline, options=options)
+    missing: dict[str, str] = {}
+    for name, function in functions.items():
+        context.progress(f"warming up: {name}")
+        if why := _warm_up(context, name, function, asked[0]):
+            missing[name] = why
+    return {name: f for name, f in functions.items() if name not in missing}, missing
+
+
+def _warm_up(context: BenchContext, name: str, function: AnswerFunction, question: Question) -> str:
+    """One answer; the reason where torch.compile cannot make the step of it."""
+    if not name.endswith(COMPILED):
+        function(question)
+        return ""
+    if why := no_compiler(context.loaded.info.device):
+        return why
+    try:
+        function(question)
+    except RuntimeError as error:
+        return f"torch.compile failed: {str(error).strip().partition(chr(10))[0][:200]}"
+    return ""
+
+
+def _rounds(
+    context: BenchContext,
+    asked: Sequence[Question],
+    functions: Mapping[str, AnswerFunction],
+    rounds: int,
+) -> dict[str, list[Run]]:
+    """All timed answers by name."""
+    found: dict[str, list[Run]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, runs in rotate(context, asked, functions).items():
+            found[name] += runs
+    return found
+
+
+def _others(context: BenchContext, kept: Path) -> Iterator[Peer]:
+    """The programs with a Python of their own. kept: for files that they read."""
+    file, of_llama = Checkpoint.find(context.request).source, ("llama.cpp", context.llama_cpp)
+    if context.llama_cpp is None or not is_gguf(file.name):
+        why = "needs --llama-cpp PYTHON and a GGUF file as the backbone"
+        yield Peer("llama.cpp", *of_llama, why=why)
+    else:
+        yield Peer(f"llama.cpp, {file.name}", *of_llama, file)
+        whole = write_as_bf16(file, kept / "bf16.gguf")
+        yield Peer("llama.cpp, its weights in bf16", *of_llama, whole)
+    folder, of_vllm = backbone_folder(context), ("vllm", context.vllm)
+    yield Peer("vLLM, bf16", *of_vllm, folder)
+    yield _with_heads(context, kept, folder)
+
+
+def _with_heads(context: BenchContext, kept: Path, folder: Path) -> Peer:
+    """vLLM with exported heads. folder: the backbone that it serves."""
+    peer = Peer("vLLM, bf16, exported heads", "vllm", context.vllm, folder)
+    if context.vllm is None or context.vllm_heads is None:
+        return replace(peer, why="needs --vllm PYTHON and --vllm-heads DIR, heads of --no-root")
+    request = LoadRequest(str(context.vllm_heads), str(folder), offline=True)
+    try:
+        *_, (_, exported) = export_vllm(request, kept / "heads")
+    except MedusaChatError as error:
+        return replace(peer, why=str(error))
+    assert exported is not None
+    return replace(peer, options=exported.options)
+
+
+def _rows(
+    asked: Sequence[Question], found: Mapping[str, Sequence[Run]], notes: Mapping[str, str]
+) -> Iterator[Row]:
+    """Of the questions that every program has a timed answer to."""
+    chosen = {name: _fastest(runs) for name, runs in found.items()}
+    timed = [q for q in map(id, asked) if all(q in runs for runs in chosen.values())]
+    if not timed:
+        raise UsageError(NO_STEP)
+    best = {name: [runs[q] for q in timed] for name, runs in chosen.items()}
+    for name, runs in best.items():
+        yield _speed(name, runs, best[PLAIN], "; ".join((notes.get(name, ""), COUNTED)).strip("; "))
+    for name, runs in best.items():
+        if any(run.steps < run.stepped for run in runs):
+            yield per_step(f"{name}: tokens a step", runs, COMMAND)
+    for name, runs in best.items():
+        yield _same_text(name, runs, best[PLAIN])
+
+
+def _speed(name: str, runs: Sequence[Run], plain: Sequence[Run], note: str) -> Row:
+    """Tokens a second over all answers; the minimum and the maximum are of single answers."""
+    value, base = _rate(runs), _rate(plain)
+    found = row(name, [run.rate for run in runs], "tokens/s", COMMAND, PLAIN, note=note)
+    return {**found, "value": value, "ratio": value / base}
+
+
+def _rate(runs: Sequence[Run]) -> float:
+    return fsum(run.stepped for run in runs) / fsum(run.seconds for run in runs)
+
+
+def _same_text(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
+    """The share of plain decoding's tokens that the answers have, up to the first that differs."""
+    pairs = [(run.tokens, base.tokens) for run, base in zip(runs, plain, strict=True)]
+    shares = [_common(*pair) / max(len(pair[1]), 1) for pair in pairs]
+    whole = sum(one == base for one, base in pairs)
+    note = f"up to the first that differs; {whole} of {len(pairs)} whole answers"
+    found = row(f"{name}: same tokens", shares, f"of {PLAIN}'s", COMMAND, note=note)
+    total = sum(_common(*pair) for pair in pairs) / max(sum(len(base) for _, base in pairs), 1)
+    return {**found, "value": total}
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two answers begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _fastest(runs: Sequence[Run]) -> dict[int, Run]:
+    """The fastest timed answer to each question, by the question's id."""
+    found: dict[int, Run] = {}
+    for run in sorted((run for run in runs if run.is_timed), key=lambda run: -run.seconds):
+        found[id(run.question)] = run
+    return found

@@ -1,0 +1,88 @@
+"""The study "exactness" finds what differs, and says where and by how much."""
+
+from dataclasses import replace
+
+import pytest
+from support.checkpoints import write_checkpoint
+
+from medusa_chat.bench import run
+from medusa_chat.bench.harness.answers import questions
+from medusa_chat.bench.harness.context import BenchContext, read_model
+from medusa_chat.bench.harness.hf_baseline import matching_baseline
+from medusa_chat.bench.studies import exactness
+from medusa_chat.bench.studies.exactness import (
+    DRAFTERS,
+    MODES,
+    answers,
+    differences,
+    differences_from,
+    long_questions,
+    scores,
+)
+from medusa_chat.messages import LoadRequest
+
+
+def quiet(message):
+    pass
+
+
+@pytest.fixture(scope="module")
+def request_of(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("exactness") / "model", heads=5)
+    return LoadRequest(str(folder), device="cpu", precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def context(request_of):
+    return BenchContext(
+        request_of, read_model(request_of, quiet), "auto", 1, 12, quiet, 0.0, questions=2
+    )
+
+
+def test_both_precisions_and_long_prompts_are_the_same(request_of, monkeypatch):
+    monkeypatch.setattr(exactness, "LONG", 60)
+    options = {"rounds": 1, "max_new_tokens": 6, "tree": "auto", "progress": quiet}
+    rows = run(request_of, studies=["exactness"], questions=1, **options)["rows"]
+    named = {row["name"]: row for row in rows}
+    assert {
+        f"{p}, {mode}: {d}" for p in ("fp32", "bf16") for mode in MODES for d in DRAFTERS
+    } < set(named)
+    assert "fp32, greedy, 60 tokens of prompt: transformers" in named
+    assert "bf16, greedy: transformers" not in named
+    for name, row in named.items():
+        assert (row["value"], row["unit"]) == (1, "of 1"), (name, row["note"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_difference_is_told_with_its_place_and_gap(context, mode):
+    settings = MODES[mode]
+    plain = answers(context, questions(context), settings)["none"]
+    assert differences(context, plain, plain, settings) == []
+    first = plain[0]
+    other = first.tokens[5] ^ 1
+    changed = replace(first, tokens=(*first.tokens[:5], other, *first.tokens[6:]))
+    ended = replace(plain[1], tokens=plain[1].tokens[:-1])
+    found = differences(context, plain, [changed, ended], settings)
+    assert [(one.question, one.token) for one in found] == [(0, 5), (1, len(ended.tokens))]
+    values = scores(context, [*first.question.ids, *first.tokens[:5]], settings)
+    assert int(values.argmax()) == first.tokens[5]
+    assert found[0].gap == pytest.approx(float(values.max() - values[other])) and found[0].gap > 0
+    assert found[1].gap is None
+
+
+def test_transformers_say_where_a_token_is_not_theirs(context):
+    baseline = matching_baseline(context)
+    (plain, other) = answers(context, questions(context), MODES["greedy"])["none"]
+    assert differences_from(baseline, [plain, other]) == []
+    changed = replace(other, tokens=(*other.tokens[:3], other.tokens[3] ^ 1))
+    (found,) = differences_from(baseline, [plain, changed])[:1]
+    assert (found.question, found.token) == (1, 3) and found.gap > 0
+    cut = replace(plain, tokens=plain.tokens[:4])  # as if it had ended there
+    assert differences_from(baseline, [cut])[0].token == 4
+
+
+def test_long_prompts_differ_and_are_as_long_as_asked(context, monkeypatch):
+    monkeypatch.setattr(exactness, "LONG", 100)
+    found = long_questions(context)
+    assert len(found) == 2 and found[0].ids != found[1].ids
+    assert all(100 <= len(question.ids) < 200 for question in found)
