@@ -12,8 +12,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.runtime.prompt_ids import encode
-from medusa_chat.runtime.reply import decode, resolve
-from medusa_chat.runtime.tuner import budget_of
+from medusa_chat.runtime.reply import resolve, with_times_and_text
 from medusa_chat.training.conversations import read_conversations
 
 NO_STEP = "no answer has a decoding step: give shorter prompts, or raise --max-new-tokens"
@@ -75,13 +74,13 @@ def page_answer(
     """As `answer`, the way the page and `generate` decode: with details, texts and the budget of
     nodes that the tuner's times allow. settings: as a user asks for them. keeps: what the cache
     holds of the prompt is not read again."""
-    asked = settings.resolved(max_new_tokens=context.max_new_tokens)
-    resolved, tree = resolve(context.loaded, asked)
+    loaded, asked = context.loaded, replace(settings, max_new_tokens=context.max_new_tokens)
+    resolved, drafter = resolve(loaded, asked)
     if not keeps:
-        context.loaded.engine.forget()
-    budget = budget_of(context.loaded, asked)
+        loaded.engine.forget()
+    events = loaded.engine.generate(question.ids, drafter, resolved)
     try:
-        return _run(question, decode(context.loaded, question.ids, resolved, tree, budget))
+        return _run(question, with_times_and_text(loaded, events))
     except ContextError:
         return None
 

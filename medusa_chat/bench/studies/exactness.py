@@ -87,7 +87,7 @@ def answers(
         context.progress(f"{name}: question {number + 1} of {len(asked)}")
         for drafter, runs in found.items():
             nodes = None if drafter == "none" else NODES
-            wanted = settings.resolved(drafter=drafter, nodes=nodes)
+            wanted = replace(settings, drafter=drafter, nodes=nodes)
             run = page_answer(context, question, wanted, keeps=drafter != "none")
             if run is None:
                 raise UsageError(
