@@ -35,7 +35,7 @@ from medusa_chat.training.accuracy import count_ranks, ranks_of_answer  # noqa: 
 from medusa_chat.training.answerers import fastest_answerer  # noqa: E402
 from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
 from medusa_chat.training.distill import DistillRecipe, answer_prompts  # noqa: E402
-from medusa_chat.training.events import TrainStep  # noqa: E402
+from medusa_chat.training.events import HiddenStates, TrainStep  # noqa: E402
 from medusa_chat.training.path_search import search_paths, tokens_per_step  # noqa: E402
 from medusa_chat.training.shortlist import shortlist  # noqa: E402
 from medusa_chat.training.stage_recipes import HeadRecipe  # noqa: E402
@@ -228,6 +228,8 @@ def make_heads(
         )
         bar = tqdm(total=recipe.steps, desc="heads", unit="step")
         for event in events:
+            if isinstance(event, HiddenStates):
+                continue
             top1 = " ".join(f"{share:.2f}" for share in event.top1)
             if isinstance(event, TrainStep):
                 bar.update(event.step - bar.n)

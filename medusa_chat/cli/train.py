@@ -126,6 +126,7 @@ class Train(RecipeOptions, TrainOptions):
 def run_training(request: TrainRequest, as_json: bool) -> int | None:
     """Train, and show every event; 130 where it was stopped."""
     from medusa_chat.training import run
+    from medusa_chat.training.events import HiddenStates, TrainStep
     from medusa_chat.training.process_group import ProcessGroup
 
     group = ProcessGroup.join(request.device == "cpu")
@@ -136,7 +137,7 @@ def run_training(request: TrainRequest, as_json: bool) -> int | None:
         for event in events:
             view.show(event)
             if isinstance(log, RunLog):
-                log.tell(event_json(event), is_step=hasattr(event, "learning_rate"))
+                log.tell(event_json(event), is_step=isinstance(event, (TrainStep, HiddenStates)))
             if is_stopped() or (isinstance(log, RunLog) and log.wants_stop()):
                 events.close()
                 if isinstance(log, RunLog):

@@ -14,6 +14,7 @@ NAMES = {
     "Stage": "stage",
     "Plan": "plan",
     "Answered": "answered",
+    "HiddenStates": "hidden",
     "TrainStep": "step",
     "Evaluated": "evaluated",
     "Calibrated": "calibrated",
@@ -71,6 +72,8 @@ class TrainingView:
             self._step(event)
         elif name == "answered":
             self._answered(event)
+        elif name == "hidden":
+            self._hidden(event)
         elif name == "evaluated":
             self.say(evaluated_line(event))
         else:
@@ -105,6 +108,17 @@ class TrainingView:
             f"{speed:,.0f} tokens/s  {left} left"
         )
         self._progress(event.done, event.total, text)
+
+    def _hidden(self, event: Any) -> None:
+        seconds = max(time.monotonic() - self.started, 1e-9)
+        left = duration((event.total - event.done) * seconds / event.done)
+        text = (
+            f"hidden states of {event.done:,}/{event.total:,} examples  "
+            f"{event.tokens / seconds:,.0f} tokens/s  {left} left"
+        )
+        self._progress(event.done, event.total, text)
+        if event.done == event.total:
+            self._begin()  # the time of the steps begins
 
     def _left(self, done: int, total: int) -> str:
         """Time left at the speed so far; steps of an earlier, resumed run do not count."""

@@ -53,6 +53,16 @@ class Evaluated(Accuracies):
 
 
 @dataclass(frozen=True)
+class HiddenStates:
+    """The backbone has run over `done` of `total` examples, whose hidden states are kept; tokens:
+    of them so far."""
+
+    done: int
+    total: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Written:
     """The output is on the disk. bytes: its size."""
 

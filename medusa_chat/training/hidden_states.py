@@ -1,6 +1,6 @@
 """HeadInputs: the backbone's hidden states with the heads' targets, a batch at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from medusa_chat.training.data import (
     pack_rows,
     shuffle_rows,
 )
+from medusa_chat.training.events import HiddenStates
 from medusa_chat.training.loss import (
     LMHead,
     SoftTargets,
@@ -124,23 +125,40 @@ def _no_inputs(model: Any, heads: int) -> HeadInputs:
     return HeadInputs(hidden.to(device), none, targets, none, ())
 
 
-def cache_inputs(
+def caching_inputs(
     model: Any,
     heads: int,
     examples: Sequence[Example],
     recipe: HeadRecipe,
     lm_head: LMHead | None = None,
-) -> HeadInputs:
-    """The inputs of all examples, by one pass of the backbone over each. Raises UsageError where
-    there is no target."""
+) -> Generator[HiddenStates, None, HeadInputs]:
+    """The inputs of all examples, by one pass of the backbone over each; an event a batch. Raises
+    UsageError where there is no target."""
     names: tuple[str, ...] = ()
     parts: list[HeadInputs] = []
+    done = tokens = 0
     for rows in epoch_batches(examples, recipe, 0):
         batch = make_batch(rows, recipe)
         inputs = head_inputs(model, heads, batch, recipe.soft_targets, lm_head)
         parts.append(replace(inputs, owners=inputs.owners + len(names)))
         names += inputs.names
+        read = batch.examples
+        done, tokens = done + len(read), tokens + sum(len(example.ids) for example in read)
+        yield HiddenStates(done, len(examples), tokens)
     return _joined(parts, names)
+
+
+def cache_inputs(
+    model: Any, heads: int, examples: Sequence[Example], recipe: HeadRecipe
+) -> HeadInputs:
+    """See caching_inputs; without its events."""
+    events = caching_inputs(model, heads, examples, recipe)
+    while True:
+        try:
+            next(events)
+        except StopIteration as end:
+            found: HeadInputs = end.value
+            return found
 
 
 def _joined(parts: Sequence[HeadInputs], names: tuple[str, ...]) -> HeadInputs:

@@ -18,7 +18,7 @@ from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import Example
 from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.distill_conversations import Answered, answer_conversations
-from medusa_chat.training.events import Evaluated, Stage, TrainStep, Written
+from medusa_chat.training.events import Evaluated, HiddenStates, Stage, TrainStep, Written
 from medusa_chat.training.examples import EncodedExamples, encode_all, require_template, split
 from medusa_chat.training.head_calibration import calibrate_heads
 from medusa_chat.training.joint import train_jointly
@@ -35,7 +35,7 @@ from medusa_chat.training.training_output import Adapter, write_output
 from medusa_chat.training.work_folder import begin_training, end_training, work_folder
 
 ANSWERS_DONE = "answers.done"
-Event = Stage | Plan | Answered | TrainStep | Evaluated | Calibrated | Written
+Event = Stage | Plan | Answered | HiddenStates | TrainStep | Evaluated | Calibrated | Written
 
 
 def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]:

@@ -12,10 +12,10 @@ from torch import nn
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example, collate, group_by_length
-from medusa_chat.training.events import Evaluated, TrainStep
+from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
 from medusa_chat.training.hidden_states import (
     HeadInputs,
-    cache_inputs,
+    caching_inputs,
     draw_inputs,
     head_inputs,
     stream_inputs,
@@ -67,7 +67,7 @@ def train_heads(
     group: ProcessGroup = ALONE,
     cached: HeadInputs | None = None,
     short: ShortVocabulary | None = None,
-) -> Iterator[TrainStep | Evaluated]:
+) -> Iterator[HiddenStates | TrainStep | Evaluated]:
     """Train `heads` in place to recipe.steps; the backbone is frozen and stays frozen.
 
     state: file that is written every save_every steps and when the generator is closed, and from
@@ -83,6 +83,8 @@ def train_heads(
     heads.requires_grad_(True)
     optimizers = optimizers_of(heads, recipe)
     start = int(restore_state(state, heads, optimizers, recipe).get("step", 0))
+    if recipe.cache_hidden and group.size == 1 and cached is None and start < recipe.steps:
+        cached = yield from caching_inputs(model, len(heads), examples, recipe, lm_head)
     batches = _batches(model, lm_head, heads, examples, recipe, start, group, cached)
     learnt_by = lm_head
     if short is not None:
@@ -117,8 +119,7 @@ def _batches(
     backbone at every step."""
     if start >= recipe.steps:
         return iter(())
-    if recipe.cache_hidden and group.size == 1:
-        cached = cached or cache_inputs(model, len(heads), examples, recipe, lm_head)
+    if cached is not None:
         return draw_inputs(cached, recipe, start)
     return stream_inputs(model, len(heads), examples, recipe, start, group, lm_head)
 

@@ -24,7 +24,7 @@ from medusa_chat.training.data import (
     group_by_length,
 )
 from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
-from medusa_chat.training.events import Evaluated, TrainStep
+from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
 from medusa_chat.training.loss import IGNORED, head_targets, hidden_and_targets, medusa_loss
 from medusa_chat.training.prompt_batches import PromptBatch
 from medusa_chat.training.stage_recipes import HeadRecipe
@@ -317,6 +317,18 @@ def test_training_yields_falling_losses_and_evaluations():
     assert steps[-1].loss < steps[0].loss and len(steps[0].top1) == 2
     assert [e.step for e in events if isinstance(e, Evaluated)] == [10, 20]
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_the_pass_that_keeps_hidden_states_tells_how_far_it_is():
+    model, examples = make_model(), make_examples()
+    recipe = HeadRecipe(steps=2, batch_tokens=60, cache_hidden=True)
+    heads = new_heads(model.lm_head, 2)
+    events = list(train_heads(model, model.lm_head, heads, examples, recipe))
+    passed = [event for event in events if isinstance(event, HiddenStates)]
+    assert events[: len(passed)] == passed and len(passed) > 1
+    assert [event.done for event in passed] == sorted({event.done for event in passed})
+    assert passed[-1].done == passed[-1].total == len(examples)
+    assert passed[-1].tokens == sum(len(example.ids) for example in examples)
 
 
 def test_interrupted_run_gives_the_same_heads(tmp_path):

@@ -10,6 +10,7 @@ STAGES = {
     "began": "beginning",
     "plan": "measuring what it needs",
     "answered": "asking the backbone",
+    "hidden": "running the backbone over the examples",
 }
 
 
