@@ -63,7 +63,7 @@ class Distiller:
         continues the text where the user's message begins (Medusa, arXiv 2401.10774, 2.3.2). Empty
         questions, and those without an end, are left out."""
         asking = [d for d in dialogues if len(d.questions) == turn < d.limit]
-        starts = [(d, _question_prompt(self.tokenizer, d.messages)) for d in asking]
+        starts = [(d, question_prompt(self.tokenizer, d.messages)) for d in asking]
         fitting = [(d, ids) for d, ids in starts if ids and self._fits(ids, QUESTION_TOKENS)]
         if not fitting:
             return
@@ -136,7 +136,7 @@ def answer_conversations(
         )
 
 
-def _question_prompt(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int] | None:
+def question_prompt(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int] | None:
     """Ids up to the text of the user's next message; None for a template that does not write that
     text as it is."""
     text = render(tokenizer, [*messages, {"role": "user", "content": MARK}])
