@@ -53,6 +53,11 @@ class Stats:
     busy_seconds: float | None = None
 
     @property
+    def emitted(self) -> int:
+        """Tokens that steps gave, an end token included."""
+        return round((self.acceleration_rate or 0.0) * self.steps)
+
+    @property
     def step_seconds(self) -> float | None:
         """Mean time of a step, without what other programs took; None where there was no step."""
         return (self.busy_seconds or self.seconds) / self.steps if self.steps else None
