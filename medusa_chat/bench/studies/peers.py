@@ -149,13 +149,14 @@ def _others(context: BenchContext, kept: Path) -> Iterator[Peer]:
         whole = write_as_bf16(file, kept / "bf16.gguf")
         yield Peer("llama.cpp, its weights in bf16", *of_llama, whole)
     folder, of_vllm = backbone_folder(context), ("vllm", context.vllm)
-    yield Peer("vLLM, bf16", *of_vllm, folder)
+    yield Peer("vLLM, bf16, eager", *of_vllm, folder)
+    yield Peer("vLLM, bf16, compiled", *of_vllm, folder, {"enforce_eager": False})
     yield _with_heads(context, kept, folder)
 
 
 def _with_heads(context: BenchContext, kept: Path, folder: Path) -> Peer:
     """vLLM with exported heads. folder: the backbone that it serves."""
-    peer = Peer("vLLM, bf16, exported heads", "vllm", context.vllm, folder)
+    peer = Peer("vLLM, bf16, eager, exported heads", "vllm", context.vllm, folder)
     if context.vllm is None or context.vllm_heads is None:
         return replace(peer, why="needs --vllm PYTHON and --vllm-heads DIR, heads of --no-root")
     request = LoadRequest(str(context.vllm_heads), str(folder), offline=True)
