@@ -17,6 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter
@@ -111,8 +112,12 @@ PROGRAMS = {
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    installed = {found.name for found in metadata.distributions()}
-    return {name: metadata.version(name) for name in packages if name in installed}
+    """Of those that are installed."""
+    found = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def main() -> None:

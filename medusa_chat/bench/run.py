@@ -25,6 +25,7 @@ from medusa_chat.bench.studies.peers import peers
 from medusa_chat.bench.studies.recorded_acceptance import from_trace
 from medusa_chat.bench.studies.reference import reference as reference_study
 from medusa_chat.bench.studies.report import report as report_study
+from medusa_chat.bench.studies.roofline import roofline
 from medusa_chat.bench.studies.speed import race
 from medusa_chat.bench.studies.step_times import bandwidth, contexts, host_gaps, node_counts
 from medusa_chat.checkpoints.loaded_model import LoadedModel
@@ -65,10 +66,11 @@ FINDINGS: dict[str, Study] = {  # of the paper and beside others; run only where
     "heads": heads,
     "two-stage": two_stage,
     "report": report_study,
+    "roofline": roofline,
     "peers": peers,
     "exactness": exactness,
 }
-WITHOUT_PROMPTS = ("hardware", "heads", "two-stage")
+WITHOUT_PROMPTS = ("hardware", "roofline", "heads", "two-stage")
 OF_SHAPES = ("steps", "bandwidth", "turns", "context", "elsewhere")
 
 

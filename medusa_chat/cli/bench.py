@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 MEASURED = "steps, speed, bandwidth, turns, text, load, context, elsewhere"
 FINDINGS = (
     "Of the paper and beside other programs, only where named: ladder, trees, thresholds, "
-    "temperatures, categories, hardware, assisted, reference, heads, two-stage, report, peers, "
-    "exactness"
+    "temperatures, categories, hardware, assisted, reference, heads, two-stage, report, "
+    "roofline, peers, exactness"
 )
 
 

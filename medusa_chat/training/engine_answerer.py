@@ -110,7 +110,7 @@ class EngineAnswerer:
         slots, texts = self._room(queue)
         free, waiting, running = list(range(slots)), list(reversed(queue)), list[Request]()
         while waiting or running:
-            with cpu_threads.one_for_torch(), torch.inference_mode():
+            with cpu_threads.of_torch(1), torch.inference_mode():
                 while free and waiting:
                     running.append(self._begin(waiting.pop(), free.pop(), texts))
                 going = [one for one in running if not one.has_ended(self.ends)]

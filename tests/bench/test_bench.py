@@ -18,6 +18,7 @@ from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
 from medusa_chat.bench.harness.rows import row, unmeasured
 from medusa_chat.bench.studies import paper_figures as findings_module
+from medusa_chat.bench.studies import roofline as roofline_module
 from medusa_chat.bench.studies import step_times
 from medusa_chat.bench.studies.speed import OURS, Steps, _ours
 from medusa_chat.bench.studies.step_times import bytes_read
@@ -79,6 +80,25 @@ def test_every_study_but_the_race_fills_its_rows_on_a_tiny_model(folder):
     assert result["machine"]["device"].startswith("cpu (")
     kept = list(tuning_store.all_tunings())
     assert len(kept) == 1 and kept[0].place.model == folder
+
+
+def test_the_roofline_is_the_slower_of_reading_and_multiplying(folder, monkeypatch):
+    monkeypatch.setattr(roofline_module, "read_rates", lambda context: [1e9, 2e9])
+    monkeypatch.setattr(roofline_module, "_peak", lambda context: 4e9)
+    request = LoadRequest(folder, device="cpu", precision="fp32")
+    result = run(request, max_new_tokens=8, tree="auto", studies=["roofline"], **QUIET)
+    rows, weights = by_name(result), bytes_read_of(folder)
+    for nodes, label in ((1, "step of 1 node"), (8, "step of 8 nodes")):
+        least = 1e3 * max(weights / 2e9, 2 * weights / 4 * nodes / 4e9)
+        assert rows[label]["ratio"] == pytest.approx(rows[label]["value"] / least)
+    assert "reading" in rows["step of 1 node"]["note"]
+    assert "arithmetic" in rows["step of 8 nodes"]["note"]
+
+
+def bytes_read_of(folder):
+    request = LoadRequest(folder, device="cpu", precision="fp32")
+    loaded = read_model(request, QUIET["progress"])
+    return bytes_read(BenchContext(request, loaded, "auto", 1, 4, QUIET["progress"]))
 
 
 @pytest.mark.parametrize("name", OURS)

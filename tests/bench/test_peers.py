@@ -72,8 +72,8 @@ def test_without_peers_there_are_our_figures_and_the_reasons(request_of, monkeyp
     reasons = {name: row["note"] for name, row in rows.items() if row["value"] is None}
     assert reasons["transformers, float32, static and compiled"].endswith("there is no compiler")
     assert "--llama-cpp PYTHON and a GGUF file" in reasons["llama.cpp"]
-    assert "--vllm PYTHON" in reasons["vLLM, bf16"]
-    assert "--no-root" in reasons["vLLM, bf16, exported heads"]
+    assert "--vllm PYTHON" in reasons["vLLM, bf16, eager"]
+    assert "--no-root" in reasons["vLLM, bf16, eager, exported heads"]
     assert "without the prompt" in table(result)
 
 

@@ -15,6 +15,7 @@ from medusa_chat.bench.harness.hf_baseline import (
     read_draft,
 )
 from medusa_chat.decoding.backends.cpu_threads import most as most_threads
+from medusa_chat.decoding.backends.cpu_threads import of_torch
 
 DTYPES = ("float32", "bfloat16")
 LOOKUP = 10  # tokens that transformers' own prompt lookup proposes: its documentation's value
@@ -76,12 +77,8 @@ def _threaded(name: str, baseline: HFBaseline, threads: int, **options: Any) -> 
     alone = _generate(name, baseline, **options)
 
     def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
-        here = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
+        with of_torch(threads):
             return alone.answer(ids)
-        finally:
-            torch.set_num_threads(here)
 
     return Contestant(name, answer, alone.command)
 

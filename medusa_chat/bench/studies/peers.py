@@ -7,6 +7,7 @@ from itertools import takewhile
 from math import fsum
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from medusa_chat.bench.harness.answer_rows import per_step
 from medusa_chat.bench.harness.answers import (
@@ -18,6 +19,7 @@ from medusa_chat.bench.harness.answers import (
 )
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import (
+    HFBaseline,
     backbone_folder,
     baseline_run,
     compiled,
@@ -31,6 +33,7 @@ from medusa_chat.bench.studies.contestants import DTYPES, LOOKUP
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.vllm_export import export_vllm
 from medusa_chat.decoding.backends.cpu_threads import most as most_threads
+from medusa_chat.decoding.backends.cpu_threads import of_torch
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.gguf_files import is_gguf
@@ -92,13 +95,19 @@ def _own(
     for dtype in DTYPES:
         baseline, name = read_baseline(context, dtype), f"transformers, {dtype}"
         for words, options in (("", {}), (", prompt lookup", lookup), (COMPILED, static)):
-            functions[name + words] = partial(baseline_run, baseline, options=options)
+            functions[name + words] = partial(_stock, baseline, options)
     missing: dict[str, str] = {}
     for name, function in functions.items():
         context.progress(f"warming up: {name}")
         if why := _warm_up(context, name, function, asked[0]):
             missing[name] = why
     return {name: f for name, f in functions.items() if name not in missing}, missing
+
+
+def _stock(baseline: HFBaseline, options: Mapping[str, Any], question: Question) -> Run | None:
+    """transformers' answer with all threads, as every program here has."""
+    with of_torch(most_threads()):
+        return baseline_run(baseline, question, options)
 
 
 def _warm_up(context: BenchContext, name: str, function: AnswerFunction, question: Question) -> str:
@@ -140,13 +149,14 @@ def _others(context: BenchContext, kept: Path) -> Iterator[Peer]:
         whole = write_as_bf16(file, kept / "bf16.gguf")
         yield Peer("llama.cpp, its weights in bf16", *of_llama, whole)
     folder, of_vllm = backbone_folder(context), ("vllm", context.vllm)
-    yield Peer("vLLM, bf16", *of_vllm, folder)
+    yield Peer("vLLM, bf16, eager", *of_vllm, folder)
+    yield Peer("vLLM, bf16, compiled", *of_vllm, folder, {"enforce_eager": False})
     yield _with_heads(context, kept, folder)
 
 
 def _with_heads(context: BenchContext, kept: Path, folder: Path) -> Peer:
     """vLLM with exported heads. folder: the backbone that it serves."""
-    peer = Peer("vLLM, bf16, exported heads", "vllm", context.vllm, folder)
+    peer = Peer("vLLM, bf16, eager, exported heads", "vllm", context.vllm, folder)
     if context.vllm is None or context.vllm_heads is None:
         return replace(peer, why="needs --vllm PYTHON and --vllm-heads DIR, heads of --no-root")
     request = LoadRequest(str(context.vllm_heads), str(folder), offline=True)

@@ -17,6 +17,7 @@ from medusa_chat.decoding.step_profiler import StepProfiler, time_steps
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.runtime.tuner import tune
 from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
+from medusa_chat.trees.tuning_store import Tuning
 
 RUNS = 3
 SLOW_STEP = 20  # milliseconds; slower models are not timed at sizes that cannot pay
@@ -28,32 +29,50 @@ BUFFER = {"cpu": 2**28, "cuda": 2**33}  # bytes, more than any cache
 def node_counts(context: BenchContext) -> Iterator[Row]:
     """The time of a step at each number of nodes against that of plain decoding. The tuner's result
     is kept and decides `--tree auto` from now on."""
-    context.progress("steps by number of nodes")
     loaded, command = context.loaded, "medusa-chat bench --study steps"
-    source = source_tree(loaded.calibration, loaded.info.heads)
+    tuned, measured, by_nodes = times_by_nodes(context)
+    for nodes, values in by_nodes.items():
+        label = step_of(nodes)
+        if not values:
+            yield unmeasured(label, "ms", "it costs more than its longest path could bring")
+            continue
+        yield row(label, values, "ms", command, "step of 1 node", by_nodes[1])
+    source, accuracies = _source(context), rank_accuracies(loaded.calibration)
+    expected, length = expected_lengths(source, accuracies), tuned.costs.lengths[0]
+    best = tuned.pick(source, accuracies)
+    origin = "the checkpoint's accuracies" if loaded.calibration else "PUBLISHED accuracies"
+    note = f"{best.nodes} nodes; tokens expected from {origin}, nothing was decoded"
+    values = [expected[best.nodes - 1] / costs.overhead(best.nodes, length) for costs in measured]
+    yield row("tuned / plain, expected", values, "x", command, "plain", [1.0] * RUNS, note)
+
+
+def times_by_nodes(
+    context: BenchContext,
+) -> tuple[Tuning, list[StepCosts], dict[int, list[float]]]:
+    """What the tuner finds, its costs of RUNS runs, and milliseconds of a step by its nodes, each a
+    list of RUNS; empty where a step costs more than its longest path could bring."""
+    context.progress("steps by number of nodes")
+    loaded, source = context.loaded, _source(context)
     *_, tuned = tune(loaded, context.budget)
     assert tuned is not None
     measured: list[StepCosts] = [tuned.costs]
     for _ in range(RUNS - 1):
         measured += [c for c in time_steps(loaded.engine, source, context.budget) if c is not None]
     length = tuned.costs.lengths[0]
-    plain = [1e3 * costs.at(1, length) for costs in measured]
     sizes = [m for m in SIZES if m <= len(source)]
     costly = [m for m in sizes if m > max(tuned.costs.sizes)]
-    beyond = _beyond(context, source, costly, length) if plain[0] < SLOW_STEP else {}
-    for nodes in sizes:
-        label = f"step of {nodes} nodes" if nodes > 1 else "step of 1 node"
-        values = beyond.get(nodes) or [1e3 * costs.at(nodes, length) for costs in measured]
-        if nodes in costly and nodes not in beyond:
-            yield unmeasured(label, "ms", "it costs more than its longest path could bring")
-            continue
-        yield row(label, values, "ms", command, "step of 1 node", plain)
-    expected = expected_lengths(source, rank_accuracies(loaded.calibration))
-    best = tuned.pick(source, rank_accuracies(loaded.calibration))
-    origin = "the checkpoint's accuracies" if loaded.calibration else "PUBLISHED accuracies"
-    note = f"{best.nodes} nodes; tokens expected from {origin}, nothing was decoded"
-    values = [expected[best.nodes - 1] / costs.overhead(best.nodes, length) for costs in measured]
-    yield row("tuned / plain, expected", values, "x", command, "plain", [1.0] * RUNS, note)
+    is_slow = 1e3 * tuned.costs.at(1, length) >= SLOW_STEP
+    beyond = {} if is_slow else _beyond(context, source, costly, length)
+    usual = {m: [1e3 * costs.at(m, length) for costs in measured] for m in sizes}
+    return tuned, measured, usual | {m: beyond.get(m, []) for m in costly}
+
+
+def step_of(nodes: int) -> str:
+    return f"step of {nodes} nodes" if nodes > 1 else "step of 1 node"
+
+
+def _source(context: BenchContext) -> Tree:
+    return source_tree(context.loaded.calibration, context.loaded.info.heads)
 
 
 def _beyond(
@@ -71,7 +90,7 @@ def bandwidth(context: BenchContext) -> Iterator[Row]:
     """The share of the measured read bandwidth that a plain step uses: the bytes it must read, over
     its time, over the bandwidth."""
     context.progress("read bandwidth")
-    rates = _read_rates(context)
+    rates = read_rates(context)
     profiler = StepProfiler(context.loaded.engine, source_tree(None, 0).head(1))
     try:
         seconds = _times(context, profiler, 1, profiler.lengths[0], 10)
@@ -104,7 +123,7 @@ def bytes_read(context: BenchContext) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def _read_rates(context: BenchContext, repeats: int = 7) -> list[float]:
+def read_rates(context: BenchContext, repeats: int = 7) -> list[float]:
     """Bytes a second of sums over a buffer larger than any cache."""
     device = context.loaded.engine.backbone.device
     size = BUFFER.get(device.type, BUFFER["cpu"])

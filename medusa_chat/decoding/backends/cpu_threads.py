@@ -44,10 +44,10 @@ def settle(*modules: nn.Module) -> str:
 
 
 @contextmanager
-def one_for_torch() -> Iterator[None]:
-    """One thread for torch inside: beside our C its threads would spin on the cores of C's."""
+def of_torch(count: int) -> Iterator[None]:
+    """As many threads for torch inside. Beside our C it gets one: more would spin on its cores."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

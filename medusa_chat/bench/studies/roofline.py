@@ -1,0 +1,53 @@
+"""Study "roofline": measured steps against what reading and multiplying the weights must take."""
+
+from collections.abc import Iterator
+from time import perf_counter
+
+import torch
+
+from medusa_chat.bench.harness.context import BenchContext
+from medusa_chat.bench.harness.rows import Row, row
+from medusa_chat.bench.studies.step_times import bytes_read, read_rates, step_of, times_by_nodes
+from medusa_chat.decoding.backends.cpu_threads import most as most_threads
+from medusa_chat.decoding.backends.cpu_threads import of_torch
+
+BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0, "nf4": 0.5}  # of a weight
+SIDE, REPEATS = 2048, 5  # of the square matrices whose product shows the peak
+COMMAND = "medusa-chat bench --study roofline"
+
+
+def roofline(context: BenchContext) -> Iterator[Row]:
+    """Milliseconds of a step at each number of nodes, against the larger of two times (Medusa,
+    appendix G): reading the backbone's weights once at the fastest rate measured here, and two
+    operations a weight and node at the rate of a large product. The cache and the heads are left
+    out, so a step is slower than that."""
+    with of_torch(most_threads()):
+        rate, peak = max(read_rates(context)), _peak(context)
+    weights = bytes_read(context)
+    work = 2 * weights / BYTES[context.loaded.info.precision]
+    yield row("read bandwidth", [rate / 1e9], "GB/s", COMMAND)
+    yield row("large product", [peak / 1e9], "GFLOP/s", COMMAND)
+    _, _, by_nodes = times_by_nodes(context)
+    for nodes, values in by_nodes.items():
+        if values:
+            reading, arithmetic = weights / rate, work * nodes / peak
+            least = 1e3 * max(reading, arithmetic)
+            note = f"bound by {'reading' if reading > arithmetic else 'arithmetic'}: {least:.3g} ms"
+            base = [least] * len(values)
+            yield row(step_of(nodes), values, "ms", COMMAND, "the roofline", base, note)
+
+
+def _peak(context: BenchContext) -> float:
+    """Operations a second of the fastest of some products of large matrices, in the precision of
+    what is multiplied with the weights."""
+    device = context.loaded.engine.backbone.device
+    dtype = torch.float32 if context.loaded.info.precision == "fp32" else torch.bfloat16
+    matrix = torch.ones(SIDE, SIDE, device=device, dtype=dtype)
+    seconds = []
+    for _ in range(REPEATS + 1):
+        context.synchronise()
+        started = perf_counter()
+        matrix @ matrix
+        context.synchronise()
+        seconds.append(perf_counter() - started)
+    return 2 * SIDE**3 / min(seconds)
