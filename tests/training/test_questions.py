@@ -1,4 +1,4 @@
-"""assets/heads/questions.py: a backbone's own questions, in JSONL that training takes as prompts."""
+"""assets/heads/questions.py: a backbone's own questions, as prompts that training reads."""
 
 import json
 import runpy
