@@ -175,12 +175,11 @@ AnyEvent = TypeVar("AnyEvent", Prefilled, Step, Finished, DraftRecord)
 
 
 def changed(event: AnyEvent, **values: object) -> AnyEvent:
-    """A copy of an event, or of its draft, with other values, like dataclasses.replace, which takes
-    one and a half times as long."""
+    """A copy of an event, or of its draft, with other values; faster than dataclasses.replace."""
     return type(event)(**{**vars(event), **values})
 
 
-KINDS: dict[str, type] = {"prefilled": Prefilled, "step": Step, "finished": Finished}
+KINDS: dict[str, type[Event]] = {"prefilled": Prefilled, "step": Step, "finished": Finished}
 NAMES = {kind: name for name, kind in KINDS.items()}
 
 
@@ -203,10 +202,8 @@ def from_json(values: dict[str, Any]) -> Event:
             **{f.name: _frozen(draft[f.name]) for f in fields(DraftRecord) if f.name in draft}
         )
     if kind is Finished:
-        stats = values["stats"]
-        known["stats"] = Stats(**{f.name: stats.get(f.name) for f in fields(Stats)})
-    event: Event = kind(**known)
-    return event
+        known["stats"] = Stats(**{f.name: values["stats"].get(f.name) for f in fields(Stats)})
+    return kind(**known)
 
 
 def _plain(value: Any) -> Any:
