@@ -37,7 +37,7 @@ from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
 from medusa_chat.training.distill import DistillRecipe, answer_prompts  # noqa: E402
 from medusa_chat.training.events import TrainStep  # noqa: E402
 from medusa_chat.training.path_search import search_paths, tokens_per_step  # noqa: E402
-from medusa_chat.training.shortlist import shortlist  # noqa: E402
+from medusa_chat.training.short_vocabulary import shortlist  # noqa: E402
 from medusa_chat.training.stage_recipes import HeadRecipe  # noqa: E402
 from medusa_chat.training.trainer import new_heads, train_heads  # noqa: E402
 

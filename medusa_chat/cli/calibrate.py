@@ -7,9 +7,17 @@ from typing import Annotated
 
 from medusa_chat import paths
 from medusa_chat.checkpoints.places import shipped_folder
-from medusa_chat.cli.options import AsJson, LoadOptions, count, file_path, flag, value
+from medusa_chat.cli.options import (
+    AsJson,
+    LoadOptions,
+    More,
+    count,
+    data_paths,
+    file_path,
+    flag,
+    value,
+)
 from medusa_chat.cli.terminal import require_folder, stopping
-from medusa_chat.cli.training_data import More, data_paths
 from medusa_chat.cli.training_progress import TrainingView
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.history import FILE, History

@@ -20,8 +20,8 @@ from medusa_chat.cli.options import (
 from medusa_chat.cli.prompts import as_asked, read_prompts
 from medusa_chat.cli.terminal import answer, load, opened
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.runtime.in_process import InProcess
 from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.runner import InProcess
 
 
 @dataclass(frozen=True)

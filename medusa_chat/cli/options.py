@@ -11,11 +11,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
-from typer import Option
+from typer import Argument, Option
 
 from medusa_chat import paths
 from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.errors import UsageError
+from medusa_chat.hub.dataset import dataset_files
 from medusa_chat.messages import LoadRequest
 from medusa_chat.trees.presets import load_tree
 
@@ -56,6 +57,8 @@ Offline = Annotated[bool, flag("--offline", "Do not use the network.")]
 DataDir = Annotated[
     Path | None, value("DIR", "Folder for settings, chats and caches.", file_okay=False)
 ]
+# What follows the first file of --data: `--data a.json b.json`.
+More = Annotated[list[str] | None, Argument(metavar="", hidden=True)]
 
 
 @runtime_checkable
@@ -129,3 +132,19 @@ def refuse_unknown_tree(tree: str, nodes: int | None = None) -> None:
     """Refuse a tree before the model is loaded, which takes seconds. Raises UsageError."""
     if tree != "auto":
         load_tree(tree, nodes)
+
+
+def data_paths(data: list[str] | None, more: list[str] | None) -> tuple[Path, ...]:
+    """Local files, and the files of Hub data sets. Raises UsageError, HubError."""
+    files: list[Path] = []
+    for name in [*(data or ()), *(more or ())]:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            raise UsageError(f"{name} is a folder: name the files in it")
+        if path.is_file():
+            files.append(path)
+            continue
+        if name.startswith((".", "/", "~")) or name.count("/") < 1:
+            raise UsageError(f"there is no file {name}: give a file, or a Hub data set OWNER/NAME")
+        files += dataset_files(name)
+    return tuple(files)

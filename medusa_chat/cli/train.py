@@ -14,8 +14,10 @@ from medusa_chat.cli.options import (
     AsJson,
     DataDir,
     Device,
+    More,
     Offline,
     count,
+    data_paths,
     flag,
     folder_path,
     prepare_process,
@@ -23,7 +25,6 @@ from medusa_chat.cli.options import (
     values_of,
 )
 from medusa_chat.cli.terminal import stopping
-from medusa_chat.cli.training_data import More, data_paths
 from medusa_chat.cli.training_progress import TrainingView, event_json
 from medusa_chat.training.recipe import TrainRequest, read_recipe
 from medusa_chat.training.run_log import RunLog

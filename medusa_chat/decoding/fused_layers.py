@@ -177,19 +177,18 @@ def lean_decoder(decoder: Any, implementation: str) -> Any:
 def replace_submodules(model: Any, packs: bool = True) -> list[str]:
     """Replace norms, layers and the LM head in place where a faster module gives the same; returns
     a sentence for each kind. packs: whether linears may be converted to oneDNN's layout."""
-    notes = []
     norms = [name for name, m in model.named_modules() if type(m).__name__ in PLAIN_NORMS]
     for name in norms:
-        _put(model, name, FusedRMSNorm(model.get_submodule(name)))
+        model.set_submodule(name, FusedRMSNorm(model.get_submodule(name)))
     layers = [name for name, m in model.named_modules() if is_plain_layer(m)]
     for name in layers:
-        _put(model, name, FusedLayer(model.get_submodule(name), packs))
+        model.set_submodule(name, FusedLayer(model.get_submodule(name), packs))
         torch.cuda.empty_cache()  # no merged linear fits where its parts were
     head = model.get_output_embeddings()
     if packs and (wide := packed(head)) is not head:
         model.set_output_embeddings(wide)
     counts = {"norms fused": len(norms), "layers merged": len(layers)}
-    notes += [f"{count} {what}" for what, count in counts.items() if count]
+    notes = [f"{count} {what}" for what, count in counts.items() if count]
     linears = sum(isinstance(m, PackedLinear) for m in model.modules())
     return [*notes, f"{linears} linears packed for this CPU"] if linears else notes
 
@@ -215,8 +214,3 @@ def _fits(linears: tuple[Any, ...]) -> bool:
     if all(is_linear4(linear) for linear in linears):
         return can_merge(*linears)
     return all(type(linear) is nn.Linear for linear in linears)
-
-
-def _put(model: Any, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)

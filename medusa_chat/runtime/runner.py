@@ -1,8 +1,10 @@
-"""Runner: where the model lives, as a session sees it. In this process (in_process.py: generate,
-chat, bench, tests) or in a worker process (worker_process.py: the page)."""
+"""Runner: where the model lives, as a session sees it. In this process (InProcess: generate, chat,
+bench, tests) or in a worker process (worker_process.py: the page)."""
 
+import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import Request, V
@@ -28,3 +30,38 @@ class Runner(Protocol):
     def close(self) -> None: ...
     def gone(self) -> WorkerGone | None: ...
     def process_memory(self) -> int | None: ...
+
+
+if TYPE_CHECKING:
+    from medusa_chat.runtime.worker import Worker
+
+
+class InProcess:
+    """A Worker in this process."""
+
+    on_gone: Callable[[], None] | None = None
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+
+    @cached_property
+    def worker(self) -> "Worker":
+        from medusa_chat.runtime.worker import Worker
+
+        return Worker()
+
+    def run(self, request: Request[V]) -> Iterator[V]:
+        self._stop.clear()
+        yield from self.worker.handle(request, self._stop.is_set)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def close(self) -> None:
+        vars(self).pop("worker", None)  # and the model with it
+
+    def gone(self) -> WorkerGone | None:
+        return None
+
+    def process_memory(self) -> int | None:
+        return None

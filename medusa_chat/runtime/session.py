@@ -1,6 +1,6 @@
 """Session: the one door of every front end to a model. One queue of tickets, append-only traces.
 
-Behind it stands a runner (in_process.py, worker_process.py). This module never imports torch.
+Behind it stands a runner (runner.py, worker_process.py). This module never imports torch.
 """
 
 from typing import Any

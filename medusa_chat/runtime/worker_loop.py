@@ -1,18 +1,23 @@
 """serve(): the loop of the worker process. Requests come in over a pipe, values go out."""
 
+import ctypes
 import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
 from time import perf_counter
 from typing import Any
 
 from medusa_chat.decoding.events import Step
 from medusa_chat.errors import MedusaChatError, ModelError, first_line
 from medusa_chat.messages import Request
-from medusa_chat.runtime.end_with_parent import end_with_parent
 
 BATCH_SECONDS = 0.01
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -116,3 +121,20 @@ def _import_heavy_packages() -> None:
     """Import what every load needs before the first one is asked for."""
     import torch  # noqa: F401
     import transformers  # noqa: F401
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it ends, also where that was killed. Linux does
+    so by itself, in the middle of any call; elsewhere a thread must get its turn."""
+    parent = parent_process()
+    if parent is None:
+        return  # no process of multiprocessing
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="end with parent").start()

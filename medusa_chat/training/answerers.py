@@ -14,8 +14,12 @@ from medusa_chat.checkpoints.tokenizer import end_tokens
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.families import windows
 from medusa_chat.errors import UsageError
-from medusa_chat.training.engine_answerer import EngineAnswerer, native_step, require_finite
-from medusa_chat.training.prompt_batches import PromptBatch
+from medusa_chat.training.engine_answerer import (
+    EngineAnswerer,
+    PromptBatch,
+    native_step,
+    require_finite,
+)
 from medusa_chat.training.setup import TrainingSetup
 
 

@@ -27,7 +27,7 @@ from medusa_chat.training.events import Stage, Written
 from medusa_chat.training.examples import require_template
 from medusa_chat.training.loss import IGNORED, head_targets
 from medusa_chat.training.path_search import Answer as AnswerRanks
-from medusa_chat.training.shortlist import shortlist
+from medusa_chat.training.short_vocabulary import shortlist
 
 MOST_CONVERSATIONS = 256
 ANSWER_TOKENS = 128

@@ -8,7 +8,7 @@ from pathlib import Path
 from medusa_chat.errors import UsageError
 from medusa_chat.training.answerers import Answerer
 from medusa_chat.training.data import Example
-from medusa_chat.training.prompt_batches import PromptBatch
+from medusa_chat.training.engine_answerer import PromptBatch
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import Recipe, TrainRequest
 from medusa_chat.training.resolve_recipe import head_recipe, joint_recipe
 from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
-from medusa_chat.training.short_vocabulary import learnt_vocabulary
-from medusa_chat.training.shortlist import shortlist
+from medusa_chat.training.short_vocabulary import learnt_vocabulary, shortlist
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.training_output import Adapter, write_output
 from medusa_chat.training.work_folder import begin_training, end_training, work_folder

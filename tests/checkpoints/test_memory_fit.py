@@ -33,8 +33,8 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import OutOfMemoryError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.in_process import InProcess
 from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.runner import InProcess
 from medusa_chat.runtime.session import Session
 
 GB = 10**9

@@ -26,8 +26,8 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.hub.catalog import known_template, model_presets
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.in_process import InProcess
 from medusa_chat.runtime.requests import MeasureMemory, Reply
+from medusa_chat.runtime.runner import InProcess
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.worker_process import WorkerProcess
 

@@ -24,7 +24,7 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
 from medusa_chat.training.calibrate import RankCounter, _search
 from medusa_chat.training.checkpoint_writer import Calibrated
-from medusa_chat.training.shortlist import shortlist
+from medusa_chat.training.short_vocabulary import shortlist
 from medusa_chat.trees.calibration import Calibration
 
 ROOTS = torch.tensor([5])

@@ -13,9 +13,9 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import Fresh, LoadRequest
 from medusa_chat.runtime.compare import WARM_UP_TOKENS, Progress, compare
-from medusa_chat.runtime.in_process import InProcess
 from medusa_chat.runtime.recordings import Comparison, compared
 from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.runner import InProcess
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 

@@ -14,9 +14,8 @@ from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.messages import LoadPhase, LoadRequest, PeekRequest
-from medusa_chat.runtime.in_process import InProcess
 from medusa_chat.runtime.requests import Reply, Switch, Tune, UseTree
-from medusa_chat.runtime.runner import WorkerGone
+from medusa_chat.runtime.runner import InProcess, WorkerGone
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.worker_process import WorkerProcess
 

@@ -15,7 +15,7 @@ from support.smollm2 import BASE, NAME, repo_files
 from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.errors import ContextError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.in_process import InProcess
+from medusa_chat.runtime.runner import InProcess
 from medusa_chat.runtime.session import Session
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]

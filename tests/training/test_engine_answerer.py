@@ -9,8 +9,7 @@ from support.native_engines import native_engine
 from medusa_chat.decoding.answer_tokens import BROKEN
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.training import engine_answerer
-from medusa_chat.training.engine_answerer import EngineAnswerer
-from medusa_chat.training.prompt_batches import PromptBatch
+from medusa_chat.training.engine_answerer import EngineAnswerer, PromptBatch
 
 MOST = 14
 ENDS = (3, 5)

@@ -24,9 +24,9 @@ from medusa_chat.training.data import (
     group_by_length,
 )
 from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
+from medusa_chat.training.engine_answerer import PromptBatch
 from medusa_chat.training.events import Evaluated, TrainStep
 from medusa_chat.training.loss import IGNORED, head_targets, hidden_and_targets, medusa_loss
-from medusa_chat.training.prompt_batches import PromptBatch
 from medusa_chat.training.stage_recipes import HeadRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.training_loop import rate_at

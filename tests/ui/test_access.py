@@ -11,8 +11,7 @@ from support.scripted import ScriptedRunner
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
-from medusa_chat.ui.access.login_limit import LoginLimit
-from medusa_chat.ui.access.throttle import Throttle
+from medusa_chat.ui.access.login_limit import LoginLimit, Throttle
 from medusa_chat.ui.app import PageOptions, open_page
 
 LOGIN = ("me", "local-secret")

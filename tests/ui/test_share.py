@@ -18,9 +18,9 @@ from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui import app as page
 from medusa_chat.ui.access import tunnel as tunnels
+from medusa_chat.ui.access.login_limit import Throttle
 from medusa_chat.ui.access.password import COOKIE, SLOW_DOWN
 from medusa_chat.ui.access.share import Share, ShareState, share_view
-from medusa_chat.ui.access.throttle import Throttle
 from medusa_chat.ui.access.tunnel import ShareError, Tunnel
 from medusa_chat.ui.page.status import status_line
 

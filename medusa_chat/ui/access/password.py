@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medusa_chat.paths import asset
 from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER, with_headers
+from medusa_chat.ui.access.login_limit import SLOW_DOWN, Throttle
 from medusa_chat.ui.access.share import Link, Share
-from medusa_chat.ui.access.throttle import SLOW_DOWN, Throttle
 
 COOKIE = "medusa-share"
 MAX_FORM = 4096

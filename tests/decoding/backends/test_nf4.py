@@ -7,7 +7,7 @@ from support.bad_kernels import assert_bad_kernels_are_refused
 from support.linear4 import linear4, quantised_model, weights_of
 
 from medusa_chat.decoding.backends import nf4
-from medusa_chat.decoding.backends.kernels.nf4_decoder import decoder
+from medusa_chat.decoding.backends.nf4_tiles import decoder
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.linear4 import absmax
 

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from medusa_chat.decoding.backends.kernels.nf4_decoder import decoder
-from medusa_chat.decoding.backends.nf4_tiles import BLOCK, BUCKETS, OUTPUTS, TABLE, Tiles
+from medusa_chat.decoding.backends.nf4_tiles import BLOCK, BUCKETS, OUTPUTS, TABLE, Tiles, decoder
 
 PROGRAMS = 264  # at least so many, by splitting the inputs: two for each of 132 multiprocessors
 MOST_PARTS = 8

@@ -1,11 +1,11 @@
-"""Attaches the C library to a backbone whose model it supports."""
+"""NativeStep, whose pass is one call into C, and how a backbone gets it where it is supported."""
 
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import Backbone
@@ -13,8 +13,10 @@ from medusa_chat.decoding.backends.native.decoder import NativeDecoder
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThreads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
-from medusa_chat.decoding.backends.native.step import NativeStep
+from medusa_chat.decoding.backends.native.rows import NativeRows
 from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.backends.torch_step import TorchStep
+from medusa_chat.decoding.drafters import Draft
 from medusa_chat.decoding.fused_layers import FusedDecoder, is_plain_layer
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.linear4 import Rows
@@ -28,6 +30,28 @@ TOLERANCES = {
     torch.float32: 1e-4,
     torch.bfloat16: 0.2,
 }  # of the difference from the reference, as a share of the largest number
+
+
+class NativeStep(TorchStep):
+    """A StepBackend for a backbone whose decoder and LM head are native."""
+
+    def __init__(self, backbone: Backbone, decoder: NativeDecoder, team: NativeThreads) -> None:
+        self.rows: NativeRows
+        super().__init__(backbone, NativeRows(team))
+        self.name = f"the pass in C, by {team.threads} threads"
+        self.decoder, self._window = decoder, backbone.windows[0]
+
+    def run(self, draft: Draft) -> tuple[Tensor, Tensor]:
+        """The backbone's pass: see torch_step.Pass. The text before the tree needs no mask, unless
+        it is longer than the attention window."""
+        start, depth = self.backbone.cache.length, draft.tree.depth
+        if self._window is not None and start + depth >= self._window:
+            return super().run(draft)
+        ancestors = draft.tensors.ancestors
+        mask = torch.zeros(ancestors.shape).masked_fill_(ancestors.logical_not(), -torch.inf)
+        places = draft.tensors.depths + start
+        hidden = self.decoder.run_rows(draft.tokens, places, mask, start, start)
+        return hidden, self.backbone.lm_head(hidden)
 
 
 def can_run(model: Any) -> bool:

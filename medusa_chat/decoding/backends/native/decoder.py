@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_chat.decoding.backends.native import structs
-from medusa_chat.decoding.backends.native.library import NativeThreads
-from medusa_chat.decoding.backends.native.passes import Passes
+from medusa_chat.decoding.backends.native.library import NativeThreads, Passes
 from medusa_chat.decoding.backends.native.texts import NativeTexts
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.kv_cache import Layer

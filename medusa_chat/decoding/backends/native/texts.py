@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backends.native import structs
-from medusa_chat.decoding.backends.native.library import NativeThreads
-from medusa_chat.decoding.backends.native.passes import Passes
+from medusa_chat.decoding.backends.native.library import NativeThreads, Passes
 from medusa_chat.decoding.kv_cache import KVCache
 
 
