@@ -14,7 +14,6 @@ import argparse
 import json
 import random
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
 from medusa_chat.checkpoints.load import load
@@ -29,40 +28,34 @@ from medusa_chat.runtime.tuner import tune
 DRAFTERS = ("none", "medusa", "prompt-lookup", "auto")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """seconds: without the prompt. tokens: emitted in `steps` steps. ids: the answer's tokens."""
-
-    seconds: float
-    tokens: int
-    steps: int
-    ids: tuple[int, ...]
-
-
 def questions(file: Path, count: int) -> list[str]:
     rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     chosen = rows[:: max(1, len(rows) // count)][:count]
     return [row["prompt"] if "prompt" in row else row["turns"][0] for row in chosen]
 
 
-def answer(loaded: LoadedModel, ids: list[int], drafter: str, most: int) -> Answer:
+def answer(loaded: LoadedModel, ids: list[int], drafter: str, most: int) -> Finished:
     asked = GenerationSettings(drafter=drafter, temperature=0.0, max_new_tokens=most, seed=1)
     settings, made = resolve(loaded, asked)
     loaded.engine.forget()
     *_, last = with_times_and_text(loaded, loaded.engine.generate(ids, made, settings))
     assert isinstance(last, Finished)
-    stats = last.stats
-    tokens = round((stats.acceleration_rate or 0.0) * stats.steps)
-    return Answer(stats.busy_seconds or stats.seconds, tokens, stats.steps, last.token_ids)
+    return last
 
 
-def table(found: dict[str, list[Answer]]) -> list[dict[str, object]]:
+def seconds_of(last: Finished) -> float:
+    """Without the prompt."""
+    return last.stats.busy_seconds or last.stats.seconds
+
+
+def table(found: dict[str, list[Finished]]) -> list[dict[str, object]]:
     """found: drafter -> the fastest answer to each prompt."""
     plain, rows = found["none"], []
     for name, answers in found.items():
-        seconds = [sum(a.seconds for a in one) for one in (plain, answers)]
-        steps, tokens = sum(a.steps for a in answers), sum(a.tokens for a in answers)
-        same = sum(a.ids == b.ids for a, b in zip(answers, plain, strict=True))
+        seconds = [sum(map(seconds_of, one)) for one in (plain, answers)]
+        steps = sum(a.stats.steps for a in answers)
+        tokens = sum(a.stats.emitted for a in answers)
+        same = sum(a.token_ids == b.token_ids for a, b in zip(answers, plain, strict=True))
         rows.append(
             {
                 "drafter": name,
@@ -92,14 +85,14 @@ def main() -> None:
         pass
     asked = [{"role": "user", "content": text} for text in questions(wish.file, wish.count)]
     prompts = [encode(loaded, [message])[0] for message in asked]
-    found: dict[str, dict[int, list[Answer]]] = {name: defaultdict(list) for name in DRAFTERS}
+    found: dict[str, dict[int, list[Finished]]] = {name: defaultdict(list) for name in DRAFTERS}
     order = random.Random(0)
     for _ in range(wish.rounds):
         for number, ids in enumerate(prompts):
             for name in order.sample(DRAFTERS, len(DRAFTERS)):
                 found[name][number].append(answer(loaded, ids, name, wish.tokens))
     fastest = {
-        name: [min(tries, key=lambda a: a.seconds) for _, tries in sorted(by_prompt.items())]
+        name: [min(tries, key=seconds_of) for _, tries in sorted(by_prompt.items())]
         for name, by_prompt in found.items()
     }
     rows = table(fastest)

@@ -26,6 +26,14 @@ NODES = "16"
 IDLE = "import torch, transformers, medusa_chat.training.run as run; run.train"
 
 
+def give(result: dict[str, Any], output: Path | None) -> None:
+    """Print what was measured, and write it where a file was named."""
+    text = json.dumps(result, indent=2)
+    print(text)
+    if output:
+        output.write_text(text + "\n", "utf-8")
+
+
 def run(command: list[str]) -> tuple[str, float, int]:
     """(what it printed, its seconds, its largest resident memory in bytes)."""
     started = perf_counter()
@@ -102,10 +110,7 @@ def main() -> None:
     for row in rows:
         row["share_of_longest"] = round(row["tokens_per_step"] / best, 3)
     result = {"command": f"python {' '.join(sys.argv)}", "cores": os.cpu_count(), "rows": rows}
-    text = json.dumps(result, indent=2)
-    print(text)
-    if wish.output:
-        wish.output.write_text(text + "\n", "utf-8")
+    give(result, wish.output)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ import math
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PROGRAM = [sys.executable, "-m", "medusa_chat"]
+from heads import PROGRAM, give
+
 PROMPTS = (
     "Explain in simple words why the sky is blue.",
     "Write a short story about a lighthouse keeper who finds a letter.",
@@ -201,10 +201,7 @@ def main() -> None:
         result = compare(
             wish.vllm, wish.checkpoint, PROMPTS[: wish.prompts], wish.tokens, Path(kept)
         )
-    text = json.dumps(result, indent=2)
-    print(text)
-    if wish.output:
-        wish.output.write_text(text + "\n", "utf-8")
+    give(result, wish.output)
 
 
 if __name__ == "__main__":

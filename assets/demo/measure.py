@@ -150,7 +150,7 @@ def show_speed(model: LoadedModel, prompts: list[list[Message]]) -> None:
             for i, talk in enumerate(prompts)
         ]
         steps = sum(a.stats.steps for a in found)
-        emitted = sum((a.stats.acceleration_rate or 0) * a.stats.steps for a in found)
+        emitted = sum(a.stats.emitted for a in found)
         ended = sum(a.reason == "eos" for a in found) / len(found)
         name = f"{acceptance}, temperature {temperature:g}"
         print(f"| {name} | {emitted / steps:.2f} | {ended:.1%} |", flush=True)

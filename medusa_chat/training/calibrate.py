@@ -209,11 +209,11 @@ def _measured(
     for nodes, expected in calibrated.expected.items():
         if nodes == 1:
             continue
-        tree, steps, tokens = calibrated.tree.head(nodes), 0, 0.0
+        tree, steps, tokens = calibrated.tree.head(nodes), 0, 0
         for prompt in prompts:
             stats: Any = _finished(_generate(loaded, prompt, tree)).stats
             steps += stats.steps
-            tokens += (stats.acceleration_rate or 0.0) * stats.steps
+            tokens += stats.emitted
         if steps:
             sizes.append((nodes, expected, tokens / steps))
     return tuple(sizes)

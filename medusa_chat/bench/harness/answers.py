@@ -57,8 +57,7 @@ def answer(context: BenchContext, question: Question, variant: Variant) -> Run |
         return None
     assert isinstance(last, Finished)
     stats = last.stats
-    stepped = (stats.acceleration_rate or 0.0) * stats.steps
-    return Run(question, last.token_ids, stats.steps, stepped, stats.seconds)
+    return Run(question, last.token_ids, stats.steps, stats.emitted, stats.seconds)
 
 
 def answer_all(

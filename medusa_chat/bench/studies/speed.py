@@ -109,7 +109,7 @@ def _ours(name: str, context: BenchContext, record: Steps) -> Contestant:
         seconds = perf_counter() - started
         assert isinstance(event, Finished)
         record.steps[-1] += event.stats.steps
-        record.tokens[-1] += round((event.stats.acceleration_rate or 0) * event.stats.steps)
+        record.tokens[-1] += event.stats.emitted
         record.seconds[-1] += event.stats.seconds
         return event.token_ids, seconds
 

@@ -12,9 +12,10 @@ MAX_LAYERS = 16
 MAX_HIDDEN = 65_536
 MAX_VOCABULARY = 2_000_000
 FLOATS = ("F16", "BF16", "F32")
+Entries = Mapping[str, Entry]  # name -> tensor
 
 
-def read_heads(files: Mapping[str, Mapping[str, Entry]], where: str, whole: bool) -> HeadsFile:
+def read_heads(files: Mapping[str, Entries], where: str, whole: bool) -> HeadsFile:
     """Work out the heads that the given tensors (file -> header) make. whole: they lie in the
     weights of a whole model. Raises ModelError, naming what is wrong."""
     header = {name: entry for entries in files.values() for name, entry in entries.items()}
@@ -30,7 +31,7 @@ def read_heads(files: Mapping[str, Mapping[str, Entry]], where: str, whole: bool
     floats = [entry for name, entry in entries.items() if name != TOKEN_MAP]
     dtypes = sorted({entry.dtype for entry in floats})
     return HeadsFile(
-        layout=_layout(style, header, entries, layers, own, whole, list(files)),
+        layout=_layout(style, header, entries, layers, whole, next(iter(files))),
         files=tuple(files),
         is_whole=whole,
         tensors={mapped: (place[name], name) for mapped, name in names.items()},
@@ -48,7 +49,7 @@ def read_heads(files: Mapping[str, Mapping[str, Entry]], where: str, whole: bool
     )
 
 
-def _refuse_numbers(entries: Mapping[str, Entry], names: Mapping[str, str], where: str) -> None:
+def _refuse_numbers(entries: Entries, names: Mapping[str, str], where: str) -> None:
     for mapped, entry in entries.items():
         allowed = ("I64", "I32") if mapped == TOKEN_MAP else FLOATS
         if entry.dtype not in allowed:
@@ -59,7 +60,7 @@ def _refuse_numbers(entries: Mapping[str, Entry], names: Mapping[str, str], wher
             )
 
 
-def _count(entries: Mapping[str, Entry], where: str) -> tuple[int, int]:
+def _count(entries: Entries, where: str) -> tuple[int, int]:
     """Heads and layers; every head has as many layers, and no number is left out."""
     layers: dict[int, set[int]] = {}
     for name in entries:
@@ -110,7 +111,7 @@ def _with_layers(name: str, layers: int, where: str) -> str:
 
 
 def _measure(
-    entries: Mapping[str, Entry], names: Mapping[str, str], heads: int, layers: int, where: str
+    entries: Entries, names: Mapping[str, str], heads: int, layers: int, where: str
 ) -> tuple[int, int | None]:
     """Hidden size and rows of the LM heads; every tensor has the shape that they ask for."""
     roots = [name for name in entries if name.endswith(".root.weight")]
@@ -153,15 +154,9 @@ def _shape(name: str, hidden: int, rows: int | None) -> tuple[int | None, ...]:
 
 
 def _layout(
-    style: str,
-    header: Mapping[str, Entry],
-    entries: Mapping[str, Entry],
-    layers: int,
-    own: bool,
-    whole: bool,
-    files: list[str],
+    style: str, header: Entries, entries: Entries, layers: int, whole: bool, file: str
 ) -> str:
-    """The letter of the layout; H and I are known from what lies beside the heads."""
+    """The letter of the layout, by its first file too; H and I are known from what lies beside."""
     if style != "medusa":
         return "E" if style == "vllm" else "F"
     if whole:
@@ -171,6 +166,6 @@ def _layout(
     weights = [e.key for name, e in entries.items() if name.endswith(".linear.weight")]
     if len(set(weights)) < len(weights):
         return "D"
-    if files[0].rpartition("/")[2].startswith("model"):
+    if file.rpartition("/")[2].startswith("model"):
         return "G"
-    return "A" if own else "B"
+    return "A" if f"0.{layers}.weight" in entries else "B"
