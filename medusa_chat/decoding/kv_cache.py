@@ -63,7 +63,7 @@ class FixedLayer(Layer):
         return self.read()
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [1, H, bucket, D], as they are."""
+        """Keys and values [1, H, bucket, D] in the cache's dtype, as they are."""
         assert self.keys is not None and self.values is not None
         return self.keys[:, :, : self.bucket], self.values[:, :, : self.bucket]
 
