@@ -251,11 +251,11 @@ def kind_of(line):
 
 
 KINDS = (
-    "overlaps another or leaves a hole", "not valid JSON", "not UTF-8", "unknown dtype",
+    "overlaps another or leaves a gap", "not valid JSON", "not UTF-8", "unknown dtype",
     "cut short",
-    "another size than its shape", "not described by", "no valid", "its tensors need", "twice",
-    "asks to run", "does more than list tensors", "row by row", "larger than its values",
-    "no values in the file", "compressed", "two of one name", "exactly one data.pkl",
+    "does not match its shape", "not described by", "no valid", "its tensors need", "duplicate",
+    "asks to run", "does more than list tensors", "not contiguous", "larger than its data",
+    "no data in the file", "compressed", "two of one name", "exactly one data.pkl",
     "is not a tensor",
     "malformed", "unexpected tensor", "is incomplete", "cannot be used", "out of range", "is empty",
     "same part", "NaN or infinity", "torch cannot read it", "not a torch.save archive", "mixes",

@@ -31,7 +31,7 @@ def merge_adapter(model: Any, file: Path) -> Any:
         report = set_peft_model_state_dict(wrapped, tensors)
         left = [*report.unexpected_keys, *(k for k in report.missing_keys if "lora_" in k)]
         if left:
-            raise ModelError(f"{file} does not fit this backbone: {left[0]} has no counterpart")
+            raise ModelError(f"{file} does not fit this backbone ({left[0]}): use its own")
         return wrapped.merge_and_unload(safe_merge=True).eval().requires_grad_(False)
     except ModelError:
         raise
@@ -46,11 +46,13 @@ def lora_values(file: Path) -> dict[str, Any]:
         found = read_json(LocalFolder(file.parent), file.name)
         kind = found["peft_type"]
     except KeyError as error:
-        raise ModelError(f"{file} is not a valid adapter config ({first_line(error)})") from error
+        raise ModelError(
+            f"{file} is not a valid adapter config ({first_line(error)}): fetch it again"
+        ) from error
     if kind != "LORA" or found.get("bias", "none") != "none" or found.get("modules_to_save"):
         raise ModelError(
-            f"{file} is not supported: only plain LoRA adapters without bias or saved modules "
-            "can be loaded"
+            f"{file} is not supported: give a plain LoRA adapter without bias or saved modules, "
+            "or merge it"
         )
     values = {key: found[key] for key in NUMBERS if key in found}
     values |= {key: found[key] for key in FLAGS if found.get(key) is True}

@@ -50,7 +50,7 @@ def inspect(
     said = found.heads.disagreements if found.heads else ()
     report = replace(report, heads=found.heads, adapter=found.adapter, notes=(*found.notes, *said))
     if backbone and found.is_whole:
-        return _with(report, f"{name} holds its own backbone: leave --backbone out")
+        return _with(report, f"{name} holds its own backbone: omit --backbone")
     where = backbone or _own_backbone(name, found)
     if where is None:
         return _with(report, _names_none(found))

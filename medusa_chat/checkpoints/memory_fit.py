@@ -64,7 +64,7 @@ class MemoryNeeds:
             return ()
         notes = ()
         if precision == "int8" and self.device.startswith("cuda"):
-            notes = ("int8 saves memory alone: its products are slower than those in 16 bits",)
+            notes = ("int8 saves memory only: its products are slower than in 16 bits",)
         size = 2 * sizes(self.found.weights.config).experts
         experts = f"the experts stay in 16 bits ({gb(size)}): bitsandbytes leaves them"
         return (*notes, experts) if size else notes

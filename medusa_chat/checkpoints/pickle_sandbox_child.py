@@ -79,7 +79,7 @@ def load(file: Path, expected: Mapping[str, Any], finite: bool) -> dict[str, Ten
     for name, tensor in tensors.items():
         _check(name, tensor, expected[name], finite)
     if sum(tensor.nbytes for tensor in tensors.values()) > GROWTH * file.stat().st_size:
-        raise Refusal(f"its tensors share values and are more than {GROWTH} times the file")
+        raise Refusal(f"its tensors share storage and would take more than {GROWTH} times the file")
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
@@ -92,7 +92,7 @@ def _check(name: str, tensor: Any, expected: list[Any], finite: bool) -> None:
     if [DTYPES.get(tensor.dtype), list(tensor.shape)] != expected:
         raise Refusal(f"tensor {label} differs from the one in its list")
     if not tensor.is_contiguous() or tensor.nbytes > tensor.untyped_storage().nbytes():
-        raise Refusal(f"tensor {label} does not lie row by row in the file")
+        raise Refusal(f"tensor {label} is not contiguous in the file")
     if finite and not all(bool(torch.isfinite(part).all()) for part in _parts(tensor)):
         raise Refusal(f"tensor {label} holds NaN or infinity: the heads are broken")
 
@@ -124,14 +124,14 @@ def compare(tensors: Mapping[str, Tensor], target: Path) -> None:
     whatever their dtypes. Raises Refusal."""
     with safe_open(target, framework="pt") as file:
         if set(file.keys()) != set(tensors):
-            raise Refusal("what was written of it reads otherwise: is the disk full or broken?")
+            raise Refusal("the converted file differs from what was written: is the disk full?")
         for name, tensor in tensors.items():
             again = file.get_tensor(name)
             parts = zip(_parts(again), _parts(tensor), strict=True)
             if again.shape != tensor.shape or not all(
                 torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in parts
             ):
-                raise Refusal("what was written of it reads otherwise: is the disk broken?")
+                raise Refusal("the converted file differs from what was written: is the disk bad?")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ def folder_or_repo(name: str) -> Path | str:
     shipped = shipped_folder(name)
     if shipped is not None:
         if not (shipped / "config.json").is_file():
-            raise ModelError(f"the checkpoint {name} is missing from {shipped}: install again")
+            raise ModelError(
+                f"the checkpoint {name} is missing from {shipped}: install medusa-chat again"
+            )
         return shipped
     path = Path(name or "/").expanduser()
     if name and (is_folder(path) or is_gguf_file(path)):

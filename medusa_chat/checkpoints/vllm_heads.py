@@ -56,15 +56,16 @@ class VllmHeads:
                 tensors[TOKEN_MAP], tokens = names, len(names)
         elif heads.token_map is not None:
             raise ModelError(
-                "heads with a token map and an LM head each cannot be exported: vLLM knows a token "
-                "map for one LM head of all heads only"
+                "heads with a token map and an LM head each cannot be exported: vLLM supports a "
+                "token map only for one LM head shared by all heads"
             )
         return cls(tensors, _config(heads, vocabulary, tokens, is_one), tokens)
 
 
 def vllm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under the names of `tensors_of` -> under vLLM's, without a token map. Raises
-    ModelError for one that its heads have no part for."""
+    """Tensors under the names of `tensors_of` -> the same tensors, shapes and dtypes (layers
+    [d, d], biases [d], LM heads [R, d]), under vLLM's, without a token map. Raises ModelError for
+    one that its heads have no part for."""
     named = {}
     for name, tensor in tensors.items():
         if match := LAYER.match(name):

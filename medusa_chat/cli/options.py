@@ -75,7 +75,7 @@ class LoadOptions:
 
     checkpoint: Annotated[
         str | None,
-        value(PLACE, "Hub id, folder, GGUF file, smollm2. Default: --backbone alone, else demo."),
+        value(PLACE, "Hub id, folder, GGUF file, smollm2. Default: the backbone, else the demo."),
     ] = None
     backbone: Backbone = None
     precision: Annotated[str, value("|".join(PRECISIONS), "Number format of the weights.")] = "auto"

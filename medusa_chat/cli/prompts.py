@@ -72,7 +72,7 @@ def read_file(file: Path) -> str:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot read {file}: {reason}") from None
     if len(data) > MAX_FILE_BYTES:
-        raise UsageError(f"{file} is larger than {MAX_FILE_BYTES // 1_000_000} MB")
+        raise UsageError(f"{file} is larger than {MAX_FILE_BYTES // 1_000_000} MB: split it")
     return text.replace("\r\n", "\n")
 
 
@@ -92,7 +92,7 @@ def conversation(value: Any, where: str) -> list[Message]:
         if problem:
             raise UsageError(f"{where}, message {position}: {problem}")
     if value[-1]["role"] != "user":
-        raise UsageError(f"{where}, message {len(value)}: the last message is not the user's")
+        raise UsageError(f"{where}, message {len(value)}: the last message must be the user's")
     last = f"{where}, message {len(value)}"
     head = [{**entry, "content": _mended(entry["content"])} for entry in value]
     return [*head[:-1], {"role": "user", "content": clean_text(head[-1]["content"], last)}]

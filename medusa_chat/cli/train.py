@@ -81,7 +81,7 @@ class RecipeOptions:
     ] = None
     root: Annotated[
         bool | None,
-        flag("--root/--no-root", "Let the heads read the certain next token too."),
+        flag("--root/--no-root", "Let the heads also read the root, the token that is certain."),
     ] = None
     distill: Annotated[
         bool | None, flag("--distill/--no-distill", "Train on the backbone's own answers.")
@@ -143,6 +143,7 @@ def run_training(request: TrainRequest, as_json: bool) -> int | None:
                 events.close()
                 if isinstance(log, RunLog):
                     log.stopped()
-                view.say(f"stopped: {run.work_folder(request.output)} is kept, --resume goes on")
+                kept = run.work_folder(request.output)
+                view.say(f"stopped: {kept} is kept: continue with --resume")
                 return 130
     return None

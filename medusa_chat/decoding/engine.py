@@ -138,7 +138,7 @@ class Engine:
         self, token_ids: Sequence[int], path: Sequence[int], head: int = 0
     ) -> tuple[Tensor, Tensor | None]:
         """Logits [V] of the backbone after `token_ids` and `path`, and of head `head` (from 1; 0:
-        none) after `token_ids`, where a draft is made.
+        none) after `token_ids`, where a draft is made; both in the dtype of the LM head.
 
         The cache is as before afterwards, or cropped to the common prefix where the text has too
         little in common with it. Raises UsageError for tokens, a length or a head that the model

@@ -92,7 +92,7 @@ class FusedLayer(nn.Module):
         **kwargs: Any,
     ) -> Tensor:
         """hidden_states [1, q, d], attention_mask as the attention function takes it,
-        position_embeddings (cos, sin) [1, q, D] -> [1, q, d]."""
+        position_embeddings (cos, sin) [1, q, D] -> [1, q, d], all in the layer's dtype."""
         if self.config._attn_implementation not in OURS or position_embeddings is None:
             out: Tensor = self.stock(
                 hidden_states,
@@ -118,7 +118,7 @@ class FusedLayer(nn.Module):
         angles: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """hidden [1, q, d] and what the layer before adds to it; angles: cos and signed sin
-        [1, q, D] -> the same two after this layer."""
+        [1, q, D] -> the same two after this layer, all in its dtype."""
         if delta is None:
             x = self.before(hidden)
         else:

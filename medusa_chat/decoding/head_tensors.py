@@ -35,8 +35,8 @@ def tensors_of(heads: MedusaHeads) -> dict[str, Tensor]:
 
 def heads_of(tensors: Mapping[str, Tensor]) -> MedusaHeads:
     """Heads from tensors under the names of `tensors_of`, with `lm_head.weight` [R, d] (one LM
-    head for all) and `token_map` [R] where there are such; a missing bias is zero. Raises
-    ModelError."""
+    head for all) and `token_map` int64 [R] where there are such, in the dtype of the first; a
+    missing bias is zero. Raises ModelError."""
     num_heads, num_layers, has_own, has_root = _count(tensors)
     lm = tensors.get(f"0.{num_layers}.weight", tensors.get(ONE_LM_HEAD))
     first = tensors.get("0.0.linear.weight", tensors.get("0.root.weight", lm))
@@ -79,7 +79,7 @@ def _count(tensors: Mapping[str, Tensor]) -> tuple[int, int, bool, bool]:
     num_layers = max((layer + 1 for _, layer in layers), default=0)
     complete = {(head, num_layers) for head in range(num_heads)}
     if len(layers) != num_heads * num_layers or (own and own != complete):
-        raise ModelError(f"Medusa heads are incomplete: {len(layers)} layers, {len(own)} own")
+        raise ModelError(f"Medusa heads are incomplete: {len(layers)} layers, {len(own)} LM heads")
     if roots and roots != set(range(num_heads)):
         raise ModelError(f"Medusa heads are incomplete: {len(roots)} of {num_heads} read the root")
     return num_heads, num_layers, bool(own), bool(roots)

@@ -15,7 +15,8 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 
 def add_norm(hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    """hidden and delta [1, n, d], norm a FusedRMSNorm -> their sum, and its norm."""
+    """hidden and delta [1, n, d], norm a FusedRMSNorm -> their sum, and its norm, in
+    their dtype."""
     hidden = hidden + delta
     return hidden, norm(hidden)
 
@@ -27,7 +28,7 @@ def turned(
 
     qkv [1, n, (H + 2 H_kv) D]; cos and sin [1, n, D], the sign of rotate_half in sin; heads: H and
     H_kv; index: of the layer in the cache (or None) -> queries [1, H, n, D], and keys and values
-    [1, H_kv, s, D] to read.
+    [1, H_kv, s, D] to read, in the dtype of qkv.
     """
     split = qkv.unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)  # [1, H + 2 H_kv, n, D]
     moved = split[:, : sum(heads)]
@@ -40,7 +41,7 @@ def turned(
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """[..., 2 f], the gate's numbers first -> silu(gate) * up, [..., f]."""
+    """[..., 2 f], the gate's numbers first -> silu(gate) * up, [..., f] in the same dtype."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
 

@@ -22,9 +22,8 @@ def probe_logits(
 ) -> tuple[Tensor, Tensor | None]:
     """Logits [V] of the backbone after `token_ids` and `path`, and of head `head` (from 1; 0: None)
     after `token_ids`, whose root is the path's first token, or the backbone's most probable one
-    where the path is empty; see Engine.peek.
-    held: the ids in the cache. Its length afterwards says how
-    many of them are still there."""
+    where the path is empty, in the dtype of the LM head; see Engine.peek.
+    held: the ids in the cache. Its length afterwards says how many of them are still there."""
     whole = [*token_ids, *path]
     _require(backbone, heads, token_ids, whole, head)
     cache, count = backbone.cache, len(held)

@@ -38,7 +38,8 @@ TORCH = Rows()
 
 
 def entropies(log_p: Tensor) -> Tensor:
-    """Entropy in nats of rows of log-probabilities [n, V] -> [n]; impossible tokens add nothing."""
+    """Entropy in nats of rows of log-probabilities [n, V] -> [n] in their dtype; impossible tokens
+    add nothing."""
     return -(log_p.exp() * log_p.clamp(min=IMPOSSIBLE)).sum(-1)
 
 

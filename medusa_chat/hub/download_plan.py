@@ -71,7 +71,7 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
     own, config = plan_repo(repo, revision)
     if backbone and own.role == "model":
         raise HubError(
-            f"{repo} holds its own backbone, trained together with its heads: leave --backbone out",
+            f"{repo} holds its own backbone, trained together with its heads: omit --backbone",
             "refused",
         )
     parts, notes = [own], []

@@ -44,8 +44,8 @@ def missing_error(repo: str) -> HubError:
 
 def offline_error(repo: str) -> HubError:
     return HubError(
-        f"the Hub repo {repo} is not in the cache and the network is off: leave --offline and "
-        "HF_HUB_OFFLINE out, or give a local folder",
+        f"the Hub repo {repo} is not in the cache and the network is off: omit --offline and "
+        "HF_HUB_OFFLINE, or give a local folder",
         "offline",
     )
 

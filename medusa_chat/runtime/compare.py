@@ -83,7 +83,7 @@ def gap_request(session: Session, found: Comparison) -> PeekRequest | None:
         return None
     model = session.state.model
     if model is None or (model.name, model.precision) != (found.model, found.precision):
-        raise ModelError("another model is loaded now")
+        raise ModelError("another model is loaded now: run both again")
     both = plain[parts.index], found.drafted.token_ids[parts.index]
     return PeekRequest((*found.prompt_token_ids, *plain[: parts.index]), tokens=both)
 

@@ -91,7 +91,7 @@ class History:
                     self._set_aside(error)
                     self._commit(act)
         except (OSError, sqlite3.Error, UnicodeError) as error:
-            self._say(f"the conversations are not kept on disk ({error}): see {self.file}")
+            self._say(f"the conversations cannot be saved ({error}): check {self.file}")
             return False
         return True
 

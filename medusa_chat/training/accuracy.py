@@ -121,7 +121,8 @@ def ranks_of_answer(
 def ranks_after(
     hidden: Tensor, answer: Sequence[int], heads: MedusaHeads, lm_head: LMHead, ranks: int
 ) -> list[list[int | None]]:
-    """As ranks_of_answer, from hidden [n, d]: the states before each of the answer's n tokens."""
+    """As ranks_of_answer, from hidden [n, d] in the backbone's dtype: the states before each of the
+    answer's n tokens."""
     roots = torch.tensor(answer, device=hidden.device)
     pairs = zip(hidden.split(ROWS), roots.split(ROWS), strict=True)
     parts = [heads(rows, root, lm_head).topk(ranks, dim=-1).indices for rows, root in pairs]

@@ -139,8 +139,9 @@ def write_json(file: Path, values: Mapping[str, Any]) -> None:
 def write_adapter(
     folder: Path, tensors: dict[str, Tensor], names: Sequence[str], recipe: Recipe, base: str
 ) -> Path:
-    """Write the adapter and its config in peft's format. tensors: as `adapter_tensors` gives them,
-    written in their own dtype. names: of the layers it is on. Returns the file of the weights."""
+    """Write the adapter and its config in peft's format. tensors: as `adapter_tensors` gives them
+    ([rank, in] and [out, rank]), written in their own dtype. names: of the layers it is on.
+    Returns the file of the weights."""
     file = folder / "adapter_model.safetensors"
     save_file(tensors, file)
     config = {

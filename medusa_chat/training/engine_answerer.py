@@ -176,6 +176,7 @@ def native_step(model: Any, context: int) -> native.NativeStep | None:
 
 
 def require_finite(logits: Tensor) -> None:
-    """Raises MedusaChatError where the largest of a row of logits [n, V] is no finite number."""
+    """Raises MedusaChatError where the largest of a row of logits [n, V], of any
+    floating dtype, is not finite."""
     if not logits.amax(-1).isfinite().all():
         raise MedusaChatError(BROKEN)

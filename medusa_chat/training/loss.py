@@ -212,7 +212,7 @@ def _sums(
 
 
 def top_shares(hits: Tensor, labels: Tensor) -> TopShares:
-    """hits [K, R] of each rank alone, labels [K] -> [k][r]: how often the token of head k was among
-    its first r + 1 predictions."""
+    """hits int64 [K, R] of each rank alone, labels int64 [K] -> [k][r]: how often the token of head
+    k was among its first r + 1 predictions."""
     found = hits.cumsum(-1) / labels.clamp(min=1).unsqueeze(-1)
     return tuple(tuple(row) for row in found.tolist())

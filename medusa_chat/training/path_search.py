@@ -27,7 +27,9 @@ def search_paths(answers: Sequence[Answer], nodes: int, used: int) -> Tree:
     Raises UsageError for sizes out of range and for answers in which no head was right.
     """
     if not 1 <= used <= nodes <= MAX_NODES:
-        raise UsageError(f"nodes is {nodes} and used {used}: 1 <= used <= nodes <= {MAX_NODES}")
+        raise UsageError(
+            f"nodes is {nodes}, used {used}: nodes is at most {MAX_NODES}, used 1 to nodes"
+        )
     roots = [ranks for answer in answers for ranks in answer]
     best, most = Tree.from_choices([]), 0.0
     for _ in range(ROUNDS):

@@ -109,7 +109,7 @@ def _require_teacher(recipe: Recipe, precision: str) -> None:
     if recipe.distill and recipe.method == "medusa-2" and precision in ("nf4", "int8"):
         raise UsageError(
             f"--distill with medusa-2 needs a teacher that is not quantised, and --precision is "
-            f"{precision}: use bf16, or leave --distill out"
+            f"{precision}: use bf16, or omit --distill"
         )
 
 

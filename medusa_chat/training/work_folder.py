@@ -28,7 +28,7 @@ def begin_training(request: TrainRequest, folder: Path) -> None:
     if holds_work(folder) and not request.resume:
         raise UsageError(f"{folder} holds an unfinished training: add --resume, or remove it")
     if request.resume and not folder.exists():
-        raise UsageError(f"there is nothing to resume at {folder}: leave --resume out")
+        raise UsageError(f"there is nothing to resume at {folder}: omit --resume")
     file = folder / REQUEST
     shown = _request_json(request)
     if file.exists() and request.resume:

@@ -37,7 +37,7 @@ def auto_tree(
     if nodes is not None and nodes > len(source):
         raise UsageError(
             f"nodes is {nodes}: {origin} has {len(source)} nodes for {heads} heads, give at most "
-            "so many"
+            f"{len(source)}"
         )
     if nodes is None and tuned is not None and heads:
         accuracies = rank_accuracies(calibration)

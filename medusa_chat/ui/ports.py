@@ -26,7 +26,7 @@ def port_errors(port: int | None) -> Iterator[None]:
         if port is None:
             raise PortInUseError("ports 7860 to 7959 are in use: choose one with --port") from error
         raise PortInUseError(
-            f"port {port} is in use: choose another with --port, or leave it"
+            f"port {port} is in use: choose another with --port, or omit it"
         ) from error
 
 

@@ -60,7 +60,7 @@ BAD = {
     "no rows": (raw_gguf(GOOD, {"t": ((32, 0), 0, 0)}, DATA), "which its type cannot have"),
     "block": (raw_gguf(GOOD, {"t": ((33,), 2, 0)}, DATA), "which its type cannot have"),
     "type": (raw_gguf(GOOD, {"t": ((32,), 99, 0)}, DATA), "unknown type 99"),
-    "offset": (raw_gguf(GOOD, {"t": ((32,), 0, 8)}, DATA), "no multiple of 32"),
+    "offset": (raw_gguf(GOOD, {"t": ((32,), 0, 8)}, DATA), "not a multiple of 32"),
     "beyond": (raw_gguf(GOOD, {"t": ((32,), 0, 256)}, DATA), "and the file at"),
     "overlap": (
         raw_gguf(GOOD, {"t": ((32,), 0, 0), "u": ((32,), 0, 32)}, DATA),
@@ -161,8 +161,8 @@ def test_types_are_those_of_gguf():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"llama__expert_count": 8}, "llama.expert_count, which is not read"),
-        ({"llama__attention__value_length": 4}, "values of another length"),
+        ({"llama__expert_count": 8}, "llama.expert_count, which is not supported"),
+        ({"llama__attention__value_length": 4}, "values of another width"),
         ({"llama__rope__scaling__type": "su", "llama__rope__scaling__factor": 2.0}, "'su'"),
     ],
 )

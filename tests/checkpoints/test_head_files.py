@@ -66,13 +66,13 @@ BAD_BYTES = {
     "a number of 5000 digits": (safetensors(b'{"a":' + b"9" * 5000 + b"}"), "broken"),
     "a name twice": (
         safetensors(f'{{"{W}": {json.dumps(entry())}, "{W}": {json.dumps(entry())}}}'.encode()),
-        "twice",
+        "duplicate",
     ),
     "overlapping offsets": (
         safetensors({W: entry(), "1.0.linear.weight": entry()}, ZEROS),
         "overlaps",
     ),
-    "a hole": (safetensors({W: entry(start=8, end=4104)}, ZEROS + bytes(8)), "hole"),
+    "a hole": (safetensors({W: entry(start=8, end=4104)}, ZEROS + bytes(8)), "gap"),
     "a negative offset": (safetensors({W: entry(start=-8, end=4088)}, ZEROS), "offsets"),
     "offsets that end before they start": (safetensors({W: entry(start=9, end=1)}), "size"),
     "a shape of 2**47": (safetensors({W: entry(shape=(2**47, 2**47))}, ZEROS), "size"),

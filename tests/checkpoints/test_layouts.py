@@ -168,7 +168,7 @@ def test_an_nf4_backbone_takes_heads_and_an_adapter(backbone, tmp_path):
 def test_heads_in_the_weights_keep_their_own_backbone(backbone, tmp_path):
     folder = tmp_path / "whole"
     layout_c_single(folder, backbone)
-    with pytest.raises(ModelError, match="holds its own backbone.*leave --backbone out"):
+    with pytest.raises(ModelError, match="holds its own backbone.*omit --backbone"):
         Checkpoint.find(LoadRequest(str(folder), backbone=str(backbone)))
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = weights["lm_head.weight"].flip(0).clone()

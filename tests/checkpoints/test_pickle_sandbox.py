@@ -263,11 +263,11 @@ BAD_PICKLES = {
     nested: "'state_dict' is not a tensor",
     numbered: "'0' is not a tensor",
     text_beside: "'note' is not a tensor",
-    one_number_repeated: "row by row",
-    transposed: "row by row",
-    every_second: "row by row",
-    storage_cut: "larger than its values",
-    storage_missing: "no values",
+    one_number_repeated: "not contiguous",
+    transposed: "not contiguous",
+    every_second: "not contiguous",
+    storage_cut: "larger than its data",
+    storage_missing: "no data",
     sparse: "asks to run",
     meta: "asks to run",
     complex_numbers: "asks to run",
@@ -328,7 +328,7 @@ def test_the_child_refuses_what_its_header_hides(tmp_path):
     problems = dict(zip(files, pickle_sandbox.run(jobs), strict=True))
     assert problems["good"] is None
     assert "'1.0.linear.weight' holds NaN" in problems["nan"]
-    assert "share values" in problems["shared"]
+    assert "share storage" in problems["shared"]
     assert "torch cannot read it" in problems["gone"]
     assert "torch reads tensors" in problems["other"]
 

@@ -91,6 +91,6 @@ def test_missing_heads_are_one_line_and_the_backbone_loads_without(backbone, shi
     for file in shipping.iterdir():
         file.unlink()
     shipping.rmdir()
-    with pytest.raises(ModelError, match="install again"):
+    with pytest.raises(ModelError, match="install medusa-chat again"):
         Checkpoint.find(LoadRequest(NAME, str(backbone)))
     assert loaded(backbone).info.heads == 0

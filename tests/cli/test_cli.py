@@ -301,7 +301,7 @@ def test_exactly_one_source_of_the_prompt(
         ("--messages", b'[{"role": "user", "content": {"path": "/"}}]', "content is not a text"),
         ("--messages", b'[{"role": "tool", "content": "x"}]', "role is 'tool'"),
         ("--messages", b'[{"role": ["user"], "content": "x"}]', "role is ['user']"),
-        ("--messages", b'[{"role": "assistant", "content": "x"}]', "not the user's"),
+        ("--messages", b'[{"role": "assistant", "content": "x"}]', "must be the user's"),
         ("--messages", b'[{"role": "user", "content": " "}]', "message 1 is empty"),
         ("--prompts", b"", "no prompts"),
         ("--prompts", b'{"prompt": "x"}\nnonsense', "line 2 is not JSON"),

@@ -79,7 +79,7 @@ def test_who_goes_first_alternates_whichever_tab_asks(session):
     "text, asked, said",
     [
         ("  ", ASKED, "message is empty"),
-        (None, ASKED, "give a text"),
+        (None, ASKED, "give text"),
         ("hi", ("other", *ASKED[1:]), "acceptance"),
         ("hi", ("exact", 9, *ASKED[2:]), "temperature"),
         ("hi", ("exact", 0, "../x", 24, ""), "tree"),

@@ -47,8 +47,8 @@ def family_of(header: GgufHeader, where: str) -> str:
     if family not in INSIDE:
         known = ", ".join(INSIDE)
         raise ModelError(
-            f"{where} is of the family {str(family)[:40]!r}: GGUF files of {known} are read; take "
-            "the model's safetensors"
+            f"{where} is of the family {str(family)[:40]!r}, and {known} are supported: take the "
+            "model's safetensors"
         )
     return str(family)
 
@@ -61,7 +61,7 @@ def gguf_config(header: GgufHeader, source: Source, file: str) -> dict[str, Any]
     for key in UNREAD:
         if metadata.get(f"{family}.{key}"):
             raise ModelError(
-                f"{where} has {family}.{key}, which is not read: take the model's safetensors"
+                f"{where} has {family}.{key}, which is not supported: take the model's safetensors"
             )
     config = {ours: _count(metadata, f"{family}.{key}", where) for ours, key in COUNTS.items()}
     heads = config["num_attention_heads"]
@@ -121,8 +121,8 @@ def _count(metadata: Mapping[str, Any], key: str, where: str, default: int | Non
     value = metadata.get(key, default)
     if isinstance(value, list):
         raise ModelError(
-            f"{where} has another {key} in each layer, which is not read: take the model's "
-            "safetensors"
+            f"{where} has a different {key} in each layer, which is not supported: take the "
+            "model's safetensors"
         )
     if type(value) is not int or not 1 <= value <= MAX_COUNT:
         raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
@@ -143,8 +143,8 @@ def _width(metadata: Mapping[str, Any], family: str, usual: int, where: str) -> 
     width = _count(metadata, key, where, max(usual, 1))
     if metadata.get(f"{family}.attention.value_length", width) != width:
         raise ModelError(
-            f"{where} has keys of {width} numbers and values of another length, which is not "
-            "read: take the model's safetensors"
+            f"{where} has keys of {width} numbers and values of another width, which is not "
+            "supported: take the model's safetensors"
         )
     return width
 

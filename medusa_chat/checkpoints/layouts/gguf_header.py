@@ -174,7 +174,7 @@ def _placed(
     if min(shape) < 1 or math.prod(shape) > 2**48 or shape[-1] % weights:
         raise Broken(f"{label} has the shape {shape}, which its type cannot have")
     if offset % step:
-        raise Broken(f"{label} begins at {offset}, which is no multiple of {step}")
+        raise Broken(f"{label} begins at {offset}, which is not a multiple of {step}")
     taken = math.prod(shape) // weights * length
     if start + offset + taken > size:
         raise Broken(f"{label} ends at byte {start + offset + taken} and the file at {size}")
@@ -195,7 +195,7 @@ def _refuse_odd_tokens(metadata: Mapping[str, Any]) -> None:
     if type(count) is not int or count < 1:
         raise Broken("it holds no tokenizer")
     if (kind := metadata.get(MODEL)) not in VOCABULARIES:
-        raise Broken(f"its tokenizer is of the kind {str(kind)[:40]!r}, which is not read")
+        raise Broken(f"its tokenizer is of the kind {str(kind)[:40]!r}, which is not supported")
     for key, value in metadata.items():
         is_id = key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
         if is_id and (type(value) is not int or not 0 <= value < count):

@@ -78,7 +78,7 @@ def parse_header(text: bytes, data: int) -> dict[str, Entry]:
     end = 0
     for start, stop, name in sorted(spans):
         if start != end:
-            raise ValueError(f"tensor {name[:80]!r} overlaps another or leaves a hole")
+            raise ValueError(f"tensor {name[:80]!r} overlaps another or leaves a gap")
         end = stop
     if end != data:
         raise ValueError(f"its tensors need {end} bytes and it has {data}")
@@ -88,7 +88,7 @@ def parse_header(text: bytes, data: int) -> dict[str, Entry]:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("its header has a name twice")
+        raise ValueError("its header has a duplicate name")
     return found
 
 
@@ -106,7 +106,7 @@ def _entry(name: str, value: Any) -> tuple[Entry, tuple[int, int]]:
         raise ValueError(f"tensor {label} has no valid offsets")
     entry = Entry(dtype, tuple(shape), name)
     if span[1] - span[0] != entry.bytes:
-        raise ValueError(f"tensor {label} has another size than its shape says")
+        raise ValueError(f"tensor {label} has a size that does not match its shape")
     return entry, (span[0], span[1])
 
 

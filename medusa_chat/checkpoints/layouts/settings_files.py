@@ -71,8 +71,8 @@ def refuse_odd_config(config: Mapping[str, Any], where: str) -> None:
         heads, few = part.get("num_attention_heads"), part.get("num_key_value_heads")
         if heads is not None and few is not None and heads % few:
             raise ModelError(
-                f"{where} has {heads} attention heads, which {few} key-value heads do not divide: "
-                "fetch it again"
+                f"{where} has {heads} attention heads, not a multiple of its {few} key-value "
+                "heads: fetch it again"
             )
         _refuse_layers(part, where)
 
@@ -93,7 +93,8 @@ def _refuse_layers(part: Mapping[str, Any], where: str) -> None:
     positions = part.get("max_position_embeddings")
     if positions is not None and positions < SHORTEST_CONTEXT:
         raise ModelError(
-            f"{where} has max_position_embeddings {positions}: {SHORTEST_CONTEXT} are the least"
+            f"{where} has max_position_embeddings {positions}: at least {SHORTEST_CONTEXT} are "
+            "needed"
         )
 
 

@@ -54,7 +54,7 @@ def _entries(archive: zipfile.ZipFile, size: int) -> tuple[dict[str, int], bytes
         raise Refusal(f"it has not exactly one data.pkl of at most {MAX_PICKLE} bytes")
     root = programs[0].filename.partition("/")[0]
     if f"{root}/byteorder" in names and archive.read(f"{root}/byteorder") != b"little":
-        raise Refusal("its numbers are big-endian")
+        raise Refusal("its tensors are big-endian")
     prefix = f"{root}/data/"
     sizes = {e.filename.removeprefix(prefix): e.file_size for e in entries if prefix in e.filename}
     return sizes, archive.read(programs[0])
@@ -72,12 +72,12 @@ def _checked(name: str, tensor: tuple[Any, ...], storages: Mapping[str, int]) ->
     step = 1
     for length, stride in zip(reversed(shape), reversed(strides), strict=True):
         if length > 1 and stride != step:
-            raise Refusal(f"tensor {label} does not lie row by row (strides {strides})")
+            raise Refusal(f"tensor {label} is not contiguous (strides {strides})")
         step *= length
     if storage.key not in storages:
-        raise Refusal(f"tensor {label} has no values in the file")
+        raise Refusal(f"tensor {label} has no data in the file")
     if offset * SIZES[entry.dtype] + entry.bytes > storages[storage.key]:
-        raise Refusal(f"tensor {label} is larger than its values in the file")
+        raise Refusal(f"tensor {label} is larger than its data in the file")
     return entry
 
 

@@ -65,7 +65,7 @@ def _off_by(
             compared += number >= ASKED and recorded.seconds > before
         if compared:
             return worst
-    raise RuntimeError("no step behind a recorded one was like the same step by torch operators")
+    raise RuntimeError("no replayed step began like the same step by torch operators")
 
 
 def _differences(ours: DraftRecord, theirs: DraftRecord) -> Iterator[float]:

@@ -31,7 +31,8 @@ class State:
         return cls(cur, root, torch.zeros_like(hidden))
 
     def put(self, length: int, root: int, hidden: Tensor) -> None:
-        """Set the state: `length` tokens in the cache, the root, and hidden [1, d]."""
+        """Set the state: `length` tokens in the cache, the root, and hidden [1, d] in
+        the dtype of the pass."""
         self.cur.fill_(length)
         self.root.fill_(root)
         if hidden is not self.hidden:

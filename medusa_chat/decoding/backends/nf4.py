@@ -88,7 +88,7 @@ class Nf4Linear(nn.Module):
         return self.own(hidden)
 
     def own(self, hidden: Tensor) -> Tensor:
-        """[..., K] -> [..., N] by the kernel, for 1 to 64 rows."""
+        """[..., K] -> [..., N] of the same dtype by the kernel, for 1 to 64 rows."""
         from medusa_chat.decoding.backends.kernels.nf4 import run
 
         x = hidden.reshape(-1, hidden.shape[-1]).to(self.stock.compute_dtype or hidden.dtype)

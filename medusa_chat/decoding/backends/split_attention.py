@@ -51,7 +51,8 @@ def split_tree_attention(
 def twin(
     query: Tensor, key: Tensor, value: Tensor, words: Tensor, scaling: float | None = None
 ) -> Tensor:
-    """The kernel's reference: its arguments, and attention by torch over all keys."""
+    """The kernel's reference: attention by torch over all keys. query [1, H, n, D], key and value
+    [1, H_kv, s, D] of one dtype, words int64 [n, 2 + w] -> [1, n, H, D] of that dtype."""
     columns = torch.arange(key.shape[2], device=key.device)
     mask = additive(words, sights(words), columns, query.dtype)
     return tree_attention(query, key, value, mask[None, None], scaling)

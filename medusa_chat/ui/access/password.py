@@ -124,7 +124,7 @@ class PasswordGate:
 
         async def sending(message: Message) -> None:
             if self.share.link is not link:
-                raise OSError("the link has ended")
+                raise OSError("the share link has ended")
             await send(message)
 
         return sending

@@ -50,7 +50,7 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
     asked: dict[str, Any] = {"answer": answer.number, "step": index, "node": node}
     try:
         if not _is_count(index) or not _is_count(node):
-            raise UsageError("no such node")
+            raise UsageError("this step has no such node")
         request = peek_request(answer, index, node)  # type: ignore[arg-type]
         _require_same_model(session, answer)
         ticket = await _peeked(session, request)

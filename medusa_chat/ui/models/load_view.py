@@ -9,7 +9,7 @@ from medusa_chat.ui.models.memory_fit import SAME, bytes_for
 from medusa_chat.ui.models.picker import LoadProgress
 
 BOXES = {
-    "leave --backbone out": "leave the box for another backbone empty",
+    "omit --backbone": "leave the box for another backbone empty",
     "give --backbone ID|DIR, a model": "name another backbone, a model",
     "give --backbone ID|DIR": "name another backbone",
     "give another --backbone": "name another backbone",
@@ -19,7 +19,7 @@ BOXES = {
     "--max-context": "context",
     "remove a model with medusa-chat models rm": "delete a model below",
     "medusa-chat models search": "the search below",
-    "leave --offline and HF_HUB_OFFLINE out": "start without --offline and HF_HUB_OFFLINE",
+    "omit --offline and HF_HUB_OFFLINE": "start without --offline and HF_HUB_OFFLINE",
 }
 PHASES = {"check": "checking existing files", "wait": "waiting to try again"}
 

@@ -155,7 +155,7 @@ def _message(value: object) -> str:
 def _clean(what: str, value: object, most: int = MAX_CHARACTERS) -> str:
     """A text that every later layer can take: no null bytes, no halves of characters."""
     if not isinstance(value, str):
-        raise UsageError(f"{what} is a {type(value).__name__}: give a text")
+        raise UsageError(f"{what} is a {type(value).__name__}: give text")
     if len(value) > most:
         raise UsageError(f"{what} has {len(value):,} characters: give at most {most:,}")
     return without_broken_characters(value)

@@ -95,7 +95,7 @@ class NativeDecoder(nn.Module):
         place out of range."""
         hidden = self._run(tokens, places, mask, start, free)
         if hidden is None:
-            raise IndexError("a token or its place is out of range")
+            raise IndexError("a token id or its position is out of range")
         return hidden
 
     def _run(

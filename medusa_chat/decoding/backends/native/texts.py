@@ -47,5 +47,5 @@ class NativeTexts:
         job.texts = slots.data_ptr()
         hidden = self._passes.run(tokens, places, int(places.max()) + 1)
         if hidden is None:
-            raise IndexError("a token or its place is out of range")
+            raise IndexError("a token id or its position is out of range")
         return hidden
