@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.drafters import Draft
-from medusa_chat.decoding.sampling import TORCH, Position, Rows, drawn, entropies, own_tokens
+from medusa_chat.decoding.sampling import TORCH, Position, Rows, drawn, own_tokens
 from medusa_chat.decoding.settings import GenerationSettings
 
 
@@ -101,7 +101,7 @@ def _typical(verify_input: VerifyInput, is_sampled: bool) -> Acceptance:
         return exact(verify_input)
     rows = verify_input.rows
     seen = at_parent, entropy = figures(draft, logits, settings.scale, rows)
-    threshold = _threshold(entropy, settings)
+    threshold = thresholds(entropy, settings)
     accepted = at_parent.exp() > threshold.index_select(0, draft.tensors.parents)
     length = _prefix_lengths(accepted, draft)
     value = torch.where(draft.tensors.ancestors, at_parent, 0)[:, 1:].sum(1)
@@ -127,14 +127,9 @@ def figures(
     return scores[parents, draft.tokens] - sums.index_select(0, parents), entropy
 
 
-def thresholds(log_p: Tensor, settings: GenerationSettings) -> Tensor:
-    """min(epsilon, delta * exp(-H)) for rows of log-probabilities: float32 [n, V] -> [n]; H in
-    nats."""
-    return _threshold(entropies(log_p), settings)
-
-
-def _threshold(entropy: Tensor, settings: GenerationSettings) -> Tensor:
-    """min(epsilon, delta * exp(-H)): posterior_threshold is epsilon, posterior_alpha delta."""
+def thresholds(entropy: Tensor, settings: GenerationSettings) -> Tensor:
+    """min(epsilon, delta * exp(-H)) of entropies float32 [n] in nats -> [n]: posterior_threshold is
+    epsilon, posterior_alpha delta."""
     return torch.clamp(
         settings.posterior_alpha * torch.exp(-entropy), max=settings.posterior_threshold
     )

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from medusa_chat.decoding.acceptance import thresholds
+from medusa_chat.decoding.sampling import entropies
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.training.hardware import (
     GPUS,
@@ -113,4 +114,4 @@ def test_most_probable_token_is_always_typical_while_alpha_is_below_1() -> None:
             settings = GenerationSettings(
                 acceptance="typical", posterior_threshold=epsilon, posterior_alpha=delta
             )
-            assert (log_p.max(-1).values.exp() > thresholds(log_p, settings)).all()
+            assert (log_p.max(-1).values.exp() > thresholds(entropies(log_p), settings)).all()

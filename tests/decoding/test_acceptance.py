@@ -17,7 +17,7 @@ from medusa_chat.decoding.acceptance import (
     typical_sampled,
 )
 from medusa_chat.decoding.drafters import TreeTensors
-from medusa_chat.decoding.sampling import filtered, gumbel, own_tokens
+from medusa_chat.decoding.sampling import entropies, filtered, gumbel, own_tokens
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree, cartesian, chain
 
@@ -71,14 +71,14 @@ def test_typical_equals_its_formula(seed, temperature, epsilon, alpha, scale):
     sampled = typical_sampled(VerifyInput(draft_of(TREE, tokens), logits, 3, settings, True))
     assert sampled.path.tolist() == got.path.tolist()
     log_p = torch.log_softmax(logits[path[-1]] / temperature, -1)
-    limit = thresholds(log_p[None].float(), settings)
+    limit = thresholds(entropies(log_p[None].float()), settings)
     assert float(log_p[int(sampled.next_token)].exp()) > float(limit) - 1e-6
 
 
 def test_the_most_probable_token_always_passes_below_delta_one():
     log_p = torch.log_softmax(torch.randn(20_000, 50) * torch.rand(20_000, 1) * 8, -1)
     settings = GenerationSettings(posterior_threshold=1.0, posterior_alpha=0.999)
-    assert (log_p.max(-1).values.exp() > thresholds(log_p, settings)).all()
+    assert (log_p.max(-1).values.exp() > thresholds(entropies(log_p), settings)).all()
 
 
 @pytest.mark.parametrize("rule", [typical, typical_sampled])
