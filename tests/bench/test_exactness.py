@@ -6,7 +6,7 @@ import pytest
 from support.checkpoints import write_checkpoint
 
 from medusa_chat.bench import run
-from medusa_chat.bench.harness.answers import questions
+from medusa_chat.bench.harness.answers import questions, spread
 from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.hf_baseline import matching_baseline
 from medusa_chat.bench.studies import exactness
@@ -86,3 +86,10 @@ def test_long_prompts_differ_and_are_as_long_as_asked(context, monkeypatch):
     found = long_questions(context)
     assert len(found) == 2 and found[0].ids != found[1].ids
     assert all(100 <= len(question.ids) < 200 for question in found)
+
+
+@pytest.mark.parametrize(
+    ("count", "kept"), [(None, [0, 1, 2, 3, 4]), (9, [0, 1, 2, 3, 4]), (2, [0, 2]), (1, [0])]
+)
+def test_some_of_many_questions_are_spread_evenly(count, kept):
+    assert spread(range(5), count) == kept

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from medusa_chat.bench.harness.context import PROMPTS, BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
@@ -16,6 +16,7 @@ from medusa_chat.runtime.reply import resolve, with_times_and_text
 from medusa_chat.training.conversations import read_conversations
 
 NO_STEP = "no answer has a decoding step: give shorter prompts, or raise --max-new-tokens"
+T = TypeVar("T")
 AnswerFunction = Callable[[Question], Run | None]
 
 
@@ -36,8 +37,13 @@ def asked_texts(context: BenchContext) -> list[tuple[str, str]]:
         texts = [(found.asked[0], found.category) for found in rows if found.asked]
     if not texts:
         raise UsageError(f"{context.prompts} holds no prompt: give another file as --prompts")
-    count = min(context.questions or len(texts), len(texts))
-    return [texts[place * len(texts) // count] for place in range(count)]
+    return spread(texts, context.questions)
+
+
+def spread(values: Sequence[T], count: int | None) -> list[T]:
+    """`count` of the values, evenly spread; all of them where they are fewer, or for None."""
+    kept = min(count or len(values), len(values))
+    return [values[place * len(values) // kept] for place in range(kept)]
 
 
 def questions(context: BenchContext) -> list[Question]:

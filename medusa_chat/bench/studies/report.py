@@ -12,7 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from medusa_chat import paths
-from medusa_chat.bench.harness.answers import NO_STEP, AnswerFunction, Variant, answer
+from medusa_chat.bench.harness.answers import (
+    NO_STEP,
+    AnswerFunction,
+    Variant,
+    answer,
+    spread,
+)
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import baseline_run, matching_baseline, sampling
 from medusa_chat.bench.harness.report_data import Answered, Figures, Question, Report, Run, Turn
@@ -61,7 +67,7 @@ def _rows_of_file(context: BenchContext) -> tuple[list[Conversation], str]:
     if not file.is_file():
         raise UsageError("there are no questions: give --prompts FILE in MT-Bench's format")
     context.loaded.said = ("", [])
-    asked = list(read_conversations(file, prompts=True))
+    asked = spread(list(read_conversations(file, prompts=True)), context.questions)
     if not asked:
         raise UsageError(f"{file} holds no prompt: give another file as --prompts")
     return asked, Path(file).name
