@@ -92,7 +92,7 @@ RUNS = {
     ],
     **{
         f"medusa-chat bench --study {name}": [f"bench --study {name} {QUESTIONS}"]
-        for name in ("trees", "thresholds", "temperatures", "hardware", "assisted")
+        for name in ("trees", "thresholds", "temperatures", "hardware", "assisted", "roofline")
     },
     "medusa-chat doctor": ["doctor"],
     "medusa-chat doctor [--json]": ["doctor --json"],
@@ -126,6 +126,13 @@ ELSEWHERE = {
     "[--parts 7b-fp16,generate] [--model FOLDER]": GPU,
     "medusa-chat bench --rounds 6": LONG,
     "medusa-chat bench --shape 7b --study steps --max-context 2048 --rounds 3": LONG,
+    "medusa-chat bench --study peers": LONG,
+    "medusa-chat bench --study peers --checkpoint smollm2 --backbone FILE.gguf --prompts FILE.jsonl "
+    "--questions 20 --rounds 2 --llama-cpp PYTHON --vllm PYTHON --vllm-heads DIR "
+    "--output peers.json": LONG,
+    "medusa-chat bench --study exactness": LONG,
+    "medusa-chat bench --study exactness --checkpoint smollm2 --backbone FILE.gguf "
+    "--prompts FILE.jsonl --max-new-tokens 256 --output exactness.json": LONG,
     "medusa-chat bench --study heads": LONG,
     "medusa-chat bench --study two-stage": LONG,
     "python assets/benchmarks/heads.py": LONG,

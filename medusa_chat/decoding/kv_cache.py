@@ -70,7 +70,7 @@ class FixedLayer(Layer):
         return self.read(len(self.places))
 
     def read(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [1, H, bucket, D] in the cache's dtype, as they are, whatever the rows."""
+        """Keys and values [1, H, bucket, D] in the cache's dtype, whatever the rows."""
         assert self.keys is not None and self.values is not None
         return self.keys[:, :, : self.bucket], self.values[:, :, : self.bucket]
 
