@@ -128,8 +128,8 @@ ELSEWHERE = {
     "medusa-chat bench --shape 7b --study steps --max-context 2048 --rounds 3": LONG,
     "medusa-chat bench --study peers": LONG,
     "medusa-chat bench --study peers --checkpoint smollm2 --backbone FILE.gguf "
-    "--prompts FILE.jsonl --questions 20 --rounds 2 --llama-cpp PYTHON --vllm PYTHON --vllm-heads DIR "
-    "--output peers.json": LONG,
+    "--prompts FILE.jsonl --questions 20 --rounds 2 --llama-cpp PYTHON --vllm PYTHON "
+    "--vllm-heads DIR --output peers.json": LONG,
     "medusa-chat bench --study exactness": LONG,
     "medusa-chat bench --study exactness --checkpoint smollm2 --backbone FILE.gguf "
     "--prompts FILE.jsonl --max-new-tokens 256 --output exactness.json": LONG,
