@@ -145,8 +145,8 @@ def _backbone_place(
     file, or a Hub id."""
     if request.backbone and found.is_whole:
         raise ModelError(
-            f"{request.checkpoint} holds its own backbone, trained together with its heads: leave "
-            "--backbone out"
+            f"{request.checkpoint} holds its own backbone, trained together with its heads: omit "
+            "--backbone"
         )
     if request.backbone:
         return folder_or_repo(request.backbone)

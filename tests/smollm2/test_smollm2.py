@@ -136,7 +136,7 @@ def test_one_click_downloads_the_model_switches_and_answers(tab, page):
     assert findings(tab) == []
     tab.click("#offer button")
     tab.wait_for_function("document.querySelector('#live-text')?.textContent.length > 20")
-    tab.click("#stop")
+    tab.evaluate("document.querySelector('#stop')?.click()")  # it may end by itself as well
     tab.wait_for_selector("#history .bot .message-content")
     tab.wait_for_selector("#stop", state="hidden")
     assert page.session.state.model.name == NAME

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gguf
-
 from medusa_chat import paths
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
@@ -81,6 +79,8 @@ def _run(command: Sequence[str]) -> None:
 
 def write_as_bf16(file: Path, output: Path) -> Path:
     """A GGUF file with the same weights in bf16 (vectors in fp32), and the same metadata."""
+    import gguf  # all else works without it
+
     reader = gguf.GGUFReader(file)
     architecture = reader.fields[gguf.Keys.General.ARCHITECTURE].contents()
     writer = gguf.GGUFWriter(output, architecture)

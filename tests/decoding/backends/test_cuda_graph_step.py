@@ -22,7 +22,7 @@ from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.continuation import Guess
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.fused_layers import replace_submodules
-from medusa_chat.decoding.medusa import Medusa
+from medusa_chat.decoding.medusa import DraftSetup, Medusa
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.step_profiler import time_steps
 from medusa_chat.decoding.tree import ROOT, cartesian, chain
@@ -81,7 +81,8 @@ def test_accepted_paths_are_moved_into_place():
     known = list(tokens(answer(engine, None, ROOT, settings)))
     steps = []
     for way in (None, CudaGraphStep(backbone)):
-        drafter = Knowing(engine.heads, backbone.lm_head, tree, backbone.vocabulary, False)
+        setup = DraftSetup(engine.heads, backbone.lm_head, tree, backbone.vocabulary, False)
+        drafter = Knowing(setup)
         events = answer(engine, way, tree, settings, False, drafter=drafter.know(engine, known))
         assert list(tokens(events)) == known
         steps.append([event.path for event in events[1:-1]])
