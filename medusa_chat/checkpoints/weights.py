@@ -34,8 +34,7 @@ def read_config(folder: Path) -> Any:
         raise ModelError(f"the config in {folder} cannot be read: {first_line(error)}") from error
     if not isinstance(config.get_text_config(), PreTrainedConfig):
         raise ModelError(
-            f"the config in {folder} has a text_config that its family does not support: fetch it "
-            "again"
+            f"the config in {folder} has a text_config its family does not support: fetch it again"
         )
     refuse_unfit(config)
     return config

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from support.checkpoints import write_checkpoint
 
 from medusa_chat.bench import run
 from medusa_chat.bench.harness.answers import questions, spread
@@ -19,17 +18,10 @@ from medusa_chat.bench.studies.exactness import (
     long_questions,
     scores,
 )
-from medusa_chat.messages import LoadRequest
 
 
 def quiet(message):
     pass
-
-
-@pytest.fixture(scope="module")
-def request_of(tmp_path_factory):
-    folder = write_checkpoint(tmp_path_factory.mktemp("exactness") / "model", heads=5)
-    return LoadRequest(str(folder), device="cpu", precision="fp32")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from support.checkpoints import write_checkpoint
 from support.gguf_models import tiny_model, write_gguf
 
 from medusa_chat.bench import run, table
@@ -17,7 +16,6 @@ from medusa_chat.bench.harness.peer_process import Peer, PeerFailed, ask, write_
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.studies import peers
 from medusa_chat.bench.studies.peers import OURS, PLAIN
-from medusa_chat.messages import LoadRequest
 
 ASKED = [Question([1, 2, 3], ""), Question([4, 5], "")]
 FAKE = """
@@ -37,12 +35,6 @@ class Llama:
 
 def quiet(message):
     pass
-
-
-@pytest.fixture(scope="module")
-def request_of(tmp_path_factory):
-    folder = write_checkpoint(tmp_path_factory.mktemp("peers") / "model", heads=5)
-    return LoadRequest(str(folder), device="cpu", precision="fp32")
 
 
 @pytest.fixture(scope="module")

@@ -103,11 +103,11 @@ def compiled() -> Iterator[list[Any]]:
         for is_fixed in (True, False) if name == "turned" else (True,):
             for dtype, architecture in LAYERS:
                 given = name, SIZES, 16, CPU, dtype, dtype, is_fixed
-                layer_kernels.kernel(name)(*layer_kernels.arguments(*given))
+                layer_kernels.ways(name)[1](*layer_kernels.arguments(*given))
                 yield [name, NAMES[dtype], architecture, launches.shared(architecture)]
     for name in row_kernels.NAMES:
         launches = kept(rows, name)
-        row_kernels.kernel(name)(*row_kernels.arguments(name, 16, 5000, CPU))
+        row_kernels.ways(name)[1](*row_kernels.arguments(name, 16, 5000, CPU))
         for _, architecture in LAYERS:
             yield [name, "fp32", architecture, launches.shared(architecture)]
     launches = kept(nf4_kernel, "nf4")

@@ -32,8 +32,7 @@ from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.bench.studies.contestants import DTYPES, LOOKUP
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.vllm_export import export_vllm
-from medusa_chat.decoding.backends.cpu_threads import most as most_threads
-from medusa_chat.decoding.backends.cpu_threads import of_torch
+from medusa_chat.decoding.backends import cpu_threads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.gguf_files import is_gguf
@@ -70,7 +69,7 @@ def peers(context: BenchContext) -> Iterator[Row]:
             context.progress(f"asking {peer.name}")
             try:
                 found[peer.name], notes[peer.name] = ask(
-                    context, peer, asked, most_threads(), Path(kept)
+                    context, peer, asked, cpu_threads.most(), Path(kept)
                 )
             except PeerFailed as error:
                 missing[peer.name] = str(error)
@@ -106,7 +105,7 @@ def _own(
 
 def _stock(baseline: HFBaseline, options: Mapping[str, Any], question: Question) -> Run | None:
     """transformers' answer with all threads, as every program here has."""
-    with of_torch(most_threads()):
+    with cpu_threads.of_torch(cpu_threads.most()):
         return baseline_run(baseline, question, options)
 
 

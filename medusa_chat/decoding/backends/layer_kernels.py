@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.kernels import kernel
 from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, largest, pays
 from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm
 from medusa_chat.decoding.kv_cache import FixedLayer, Layer
@@ -62,21 +63,13 @@ def use_where_faster(name: str, backbone: Backbone, timer: Timer) -> list[str]:
     if not pays(instead, off, TOLERANCES[dtype], pairs, timer):
         return []
     for layer in layers:
-        layer.ops = replace(layer.ops, **{name: kernel(name)})
+        layer.ops = replace(layer.ops, **{name: kernel("layers", name)})
     return [NAMES[name]]
 
 
 def ways(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Torch's function of LayerOps, and ours."""
-    return getattr(TORCH, name), kernel(name)
-
-
-def kernel(name: str) -> Callable[..., Any]:
-    """The kernel that stands for a function of LayerOps. Raises ImportError without Triton."""
-    from medusa_chat.decoding.backends.kernels import layers
-
-    found: Callable[..., Any] = getattr(layers, name)
-    return found
+    return getattr(TORCH, name), kernel("layers", name)
 
 
 def difference(name: str, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.kernels import kernel
 from medusa_chat.decoding.backends.parity import Timer, largest, pays
 from medusa_chat.decoding.sampling import TORCH
 
@@ -30,21 +31,13 @@ def use_where_faster(name: str, backbone: Backbone, timer: Timer) -> list[str]:
     instead = f"{NAMES[name]}: torch's operators instead"
     if not pays(instead, partial(difference, name, size, device), OFF, pairs, timer):
         return []
-    setattr(backbone.rows, name, kernel(name))
+    setattr(backbone.rows, name, kernel("rows", name))
     return [NAMES[name]]
 
 
 def ways(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Torch's function of Rows, and ours."""
-    return getattr(TORCH, name), kernel(name)
-
-
-def kernel(name: str) -> Callable[..., Any]:
-    """The kernel that stands for a function of Rows. Raises ImportError without Triton."""
-    from medusa_chat.decoding.backends.kernels import rows
-
-    found: Callable[..., Any] = getattr(rows, name)
-    return found
+    return getattr(TORCH, name), kernel("rows", name)
 
 
 def difference(name: str, size: int, device: torch.device) -> float:

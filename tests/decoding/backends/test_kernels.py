@@ -58,7 +58,7 @@ for size in (3, 4096, 5003):
     for name, limit in (("draw", 1e-9), ("sums", 2e-6)):
         off = row_kernels.difference(name, size, torch.device("cpu"))
         assert off < limit, (name, size, off)
-draw, depths = row_kernels.kernel("draw"), torch.tensor([0, 1, 1])
+draw, depths = row_kernels.ways("draw")[1], torch.tensor([0, 1, 1])
 level = torch.zeros(3, 5003)  # the noise alone decides
 for place, seed in ((0, 1), (7, 0), (2**33, 2**63 - 1), (40, 2**32 + 5)):
     for one in (torch.tensor(seed), seed):
