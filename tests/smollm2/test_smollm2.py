@@ -71,7 +71,7 @@ def test_the_chat_template_is_the_models_and_its_turn_ends(model):
 def test_every_drafter_gives_the_text_of_plain_decoding(model, converted, mode):
     """As `bench --study exactness` says it; in fp32 with transformers beside it."""
     request, settings = LoadRequest(NAME, str(converted), device="cpu"), MODES[mode]
-    context = BenchContext(request, model, "auto", 1, 48, lambda message: None)
+    context = BenchContext(request, model, "auto", 1, 32, lambda message: None)
     runs = answers(context, [question_of(context, text) for text in PROMPTS], settings)
     for drafter in DRAFTERS:
         assert differences(context, runs["none"], runs[drafter], settings) == [], drafter
