@@ -237,6 +237,8 @@ def test_errors_speak_of_the_page_and_not_of_a_command_line():
         for_page(said)
         == "it does not name a backbone: name another backbone, a model of hidden size 64"
     )
+    said = "the Hub cannot be reached: check the network and try again, or use --offline"
+    assert for_page(said) == "the Hub cannot be reached: check the network and try again"
 
 
 def test_estimate_and_measured_memory_stand_side_by_side():

@@ -19,6 +19,7 @@ BOXES = {
     "--max-context": "context",
     "remove a model with medusa-chat models rm": "delete a model below",
     "medusa-chat models search": "the search below",
+    ", or use --offline": "",
     "omit --offline and HF_HUB_OFFLINE": "start without --offline and HF_HUB_OFFLINE",
 }
 PHASES = {"check": "checking existing files", "wait": "waiting to try again"}

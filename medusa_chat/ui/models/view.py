@@ -15,7 +15,7 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, MemoryTarget
 from medusa_chat.ui.models.entries import Groups, grouped
 from medusa_chat.ui.models.load_form import LoadChoices
-from medusa_chat.ui.models.load_view import loaded_view, progress_card
+from medusa_chat.ui.models.load_view import for_page, loaded_view, progress_card
 from medusa_chat.ui.models.memory_fit import DEFAULT_CONTEXT, Machine, memory_line
 from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
@@ -132,7 +132,7 @@ class ModelsView:
         """Why less is shown than there may be."""
         if hub.is_offline():
             return "The network is off: only what is known and what is on this disk is shown."
-        return error or self.catalog.hub_error
+        return for_page(error or self.catalog.hub_error)
 
     def _machine(self) -> Machine:
         loaded = self.session.loaded
