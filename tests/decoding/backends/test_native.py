@@ -31,7 +31,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize(
-    ("outs", "ins", "has_bias"), [(40, 24, True), (1003, 19, False), (8, 8, True)]
+    ("outs", "ins", "has_bias"), [(40, 24, True), (1003, 19, False), (8, 8, True), (83, 96, True)]
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_linear_has_the_same_bits_whatever_the_rows(library, outs, ins, has_bias, threads, dtype):

@@ -157,7 +157,7 @@ static void project(const Part *p, const Layer *layer, int kv, int last) {
     const int each = (int)m->head_dim / PANEL, heads = (int)m->heads, kvs = (int)m->kv_heads;
     const int groups = heads / kvs;
     const Product whole = {p->normed, layer->qkv, layer->qkv_bias, p->qkv, (int)p->pass->rows,
-                           (int)m->hidden, qkv_width(m), 0, (int)m->is_half};
+                           (int)m->hidden, qkv_width(m), 0};
     const Product product = ready(&whole);
     multiply(&product, kv * groups * each, last * groups * each);
     multiply(&product, (heads + kv) * each, (heads + last) * each);
@@ -194,14 +194,14 @@ static void attend_layer(const Part *p, const Layer *layer) {
     const Pass *pass = p->pass;
     const Decoder *m = pass->decoder;
     const int rows = (int)pass->rows, size = (int)m->hidden, part = p->part, parts = p->parts;
-    const int mixes = (int)(m->heads * m->head_dim), half = (int)m->is_half;
+    const int mixes = (int)(m->heads * m->head_dim);
     const int blocks = blocks_of(pass), tasks = (int)m->kv_heads * blocks;
     const int kv = first((int)m->kv_heads, part, parts);
     const int last = first((int)m->kv_heads, part + 1, parts);
     const Product qkv = {
-        p->normed, layer->qkv, layer->qkv_bias, p->qkv, rows, size, qkv_width(m), 0, half};
+        p->normed, layer->qkv, layer->qkv_bias, p->qkv, rows, size, qkv_width(m), 0};
     const Product out = {
-        p->mixed, layer->out, layer->out_bias, pass->hidden, rows, mixes, size, 1, half};
+        p->mixed, layer->out, layer->out_bias, pass->hidden, rows, mixes, size, 1};
     normalise_all(pass, pass->hidden, layer->before, p->normed);
     if (is_split(m, parts)) {
         project(p, layer, kv, last);
@@ -224,12 +224,12 @@ static void feed_forward(const Part *p, const Layer *layer) {
     const Pass *pass = p->pass;
     const int rows = (int)pass->rows, size = (int)pass->decoder->hidden;
     const int inner = (int)pass->decoder->inner, panels = inner / PANEL;
-    const int part = p->part, parts = p->parts, half = (int)pass->decoder->is_half;
+    const int part = p->part, parts = p->parts;
     const int at = first(panels, part, parts), end = first(panels, part + 1, parts);
     const Product wide = {
-        p->normed, layer->gate_up, layer->gate_up_bias, p->gate_up, rows, size, 2 * inner, 0, half};
+        p->normed, layer->gate_up, layer->gate_up_bias, p->gate_up, rows, size, 2 * inner, 0};
     const Product down = {
-        p->active, layer->down, layer->down_bias, pass->hidden, rows, inner, size, 1, half};
+        p->active, layer->down, layer->down_bias, pass->hidden, rows, inner, size, 1};
     normalise_all(pass, pass->hidden, layer->after, p->normed);
     const Product both = ready(&wide);
     multiply(&both, at, end);

@@ -12,11 +12,11 @@
 /* Outputs from panel `at` to `end` of the product of x with matrix `number` of `panels`. */
 static void multiply_panels(const HeadStates *h, const void *panels, ptrdiff_t number,
                             const float *x, const float *bias, float *wide, int at, int end) {
-    const int size = (int)h->size, half = (int)h->is_half;
-    const ptrdiff_t whole = (ptrdiff_t)PANEL * ((size + PANEL - 1) / PANEL) * size;
-    const ptrdiff_t bytes = (ptrdiff_t)(half ? sizeof(uint16_t) : sizeof(float));
-    const Product p = {x, (const char *)panels + number * whole * bytes, bias, wide, 1, size, size,
-                       0, half};
+    const int size = (int)h->size;
+    const ptrdiff_t count = (size + PANEL - 1) / PANEL;
+    Weights w = {.kind = h->is_half ? HALVES : FLOATS};
+    w.panels = (const char *)panels + number * count * panel_size(&w, size);
+    const Product p = {x, w, bias, wide, 1, size, size, 0};
     const Product q = ready(&p);
     multiply(&q, at, end);
 }

@@ -6,17 +6,17 @@
 #include <stdint.h>
 
 #include "compiler.h"
+#include "weights.h"
 
 /* What one layer reads; keys and values [kv_heads, capacity, head_dim], of several texts [texts,
    kv_heads, capacity, head_dim]. */
 typedef struct {
     const float *before, *qkv_bias, *out_bias, *after, *gate_up_bias, *down_bias;
-    const void *qkv, *out, *gate_up, *down; /* panels */
+    Weights qkv, out, gate_up, down;
     float *keys, *values;
 } Layer;
 
-/* What all layers share; cosines and sines [capacity, head_dim]. is_half: panels and embeddings are
-   of bf16. */
+/* What all layers share; cosines and sines [capacity, head_dim]. is_half: embeddings are of bf16. */
 typedef struct {
     int64_t count, hidden, heads, kv_heads, head_dim, inner, capacity, vocabulary, is_half;
     float epsilon, scaling;

@@ -12,33 +12,18 @@
 
 #include "half.h"
 #include "team.h"
+#include "tiles.h"
 #include "vectors.h"
 
 #define NOINLINE __attribute__((noinline))
 
-/* Sums to where they go; the last ones of a row may be fewer. */
-INLINE void put(const Product *p, int row, int out, vec sums) {
-    float *y = p->y + (ptrdiff_t)row * p->outs + out;
-    if (out + LANES <= p->outs) {
-        if (p->bias) sums += load(p->bias + out);
-        store(y, p->adds ? load(y) + sums : sums);
-        return;
-    }
-    for (int j = 0; out + j < p->outs; j++) {
-        float sum = sums[j];
-        if (p->bias) sum += p->bias[out + j];
-        y[j] = p->adds ? y[j] + sum : sum;
-    }
-}
-
-/* ROWS rows times COUNT vectors of outputs, from panel `at` on. Panels lie one behind the other as
+/* ROWS rows times COUNT vectors of outputs, from panel `at` on, which lies at w. Panels lie one behind the other as
    they are read, so that the processor foresees it: asking for them as well would be in its way. */
 #define TILE(NAME, MULTIPLY, ROWS, COUNT)                                                      \
-    INLINE void NAME(const Product *p, int row, int at) {                                      \
+    INLINE void NAME(const Product *p, const float *w, int row, int at) {                      \
         const int ins = p->ins;                                                                \
         const ptrdiff_t panel = (ptrdiff_t)ins * PANEL;                                        \
         const float *x = (const float *)p->x + (ptrdiff_t)row * ins;                           \
-        const float *w = (const float *)p->w + at * panel;                                     \
         vec sums[ROWS * COUNT] = {0};                                                          \
         for (int k = 0; k < ins; k++, w += PANEL) {                                            \
             vec ours[COUNT];                                                                   \
@@ -57,12 +42,15 @@ INLINE void put(const Product *p, int row, int out, vec sums) {
     }
 
 /* The panels from `at` to `end` of ROWS rows: as many at once as there are registers for. */
-#define SWEEP(MULTIPLY, ROWS, PANELS)                                                    \
-    TILE(MULTIPLY##_many_##ROWS, MULTIPLY, ROWS, (PANELS * VECTORS))                     \
-    TILE(MULTIPLY##_one_##ROWS, MULTIPLY, ROWS, VECTORS)                                 \
-    static NOINLINE void MULTIPLY##_##ROWS(const Product *p, int row, int at, int end) { \
-        for (; at + PANELS <= end; at += PANELS) MULTIPLY##_many_##ROWS(p, row, at);     \
-        for (; at < end; at++) MULTIPLY##_one_##ROWS(p, row, at);                        \
+#define SWEEP(MULTIPLY, ROWS, PANELS)                                                       \
+    TILE(MULTIPLY##_many_##ROWS, MULTIPLY, ROWS, (PANELS * VECTORS))                        \
+    TILE(MULTIPLY##_one_##ROWS, MULTIPLY, ROWS, VECTORS)                                    \
+    static NOINLINE void MULTIPLY##_##ROWS(const Product *p, const float *w, int row, int at, \
+                                           int end) {                                       \
+        const ptrdiff_t panel = (ptrdiff_t)p->ins * PANEL;                                  \
+        for (; at + PANELS <= end; at += PANELS, w += PANELS * panel)                       \
+            MULTIPLY##_many_##ROWS(p, w, row, at);                                          \
+        for (; at < end; at++, w += panel) MULTIPLY##_one_##ROWS(p, w, row, at);            \
     }
 
 #define LONE (VECTORS == 4 ? 2 : 3) /* panels at once of a row alone */
@@ -79,12 +67,12 @@ SWEEPS(paired)
 #define MOST_ROWS 6 /* of a sweep */
 #define NEAR 6      /* panels that stay in a near cache until all rows had them */
 
-static void (*const sweeps[2][MOST_ROWS])(const Product *, int, int, int) = {
+static void (*const sweeps[2][MOST_ROWS])(const Product *, const float *, int, int, int) = {
     {fused_1, fused_2, fused_3, fused_4, fused_5, fused_6},
     {paired_1, paired_2, paired_3, paired_4, paired_5, paired_6},
 };
 
-/* Memory of a thread's own for so many floats, kept until it ends. */
+/* Memory of a thread's own, kept until it ends. */
 static pthread_key_t room_key;
 static pthread_once_t has_key = PTHREAD_ONCE_INIT;
 static __thread size_t room_size;
@@ -93,41 +81,68 @@ static void make_key(void) {
     if (pthread_key_create(&room_key, free)) abort();
 }
 
-static void *room(size_t count) {
+static void *room(size_t bytes) {
     pthread_once(&has_key, make_key);
     void *mine = pthread_getspecific(room_key);
-    if (room_size >= count) return mine;
+    if (room_size >= bytes) return mine;
     free(mine);
-    mine = malloc(count * sizeof(float));
-    if (!mine || pthread_setspecific(room_key, mine)) abort();
-    room_size = count;
+    if (posix_memalign(&mine, 64, bytes) || pthread_setspecific(room_key, mine)) abort();
+    room_size = bytes;
     return mine;
+}
+
+/* Bytes of as many panels as are unpacked at once. */
+static size_t unpacked_size(const Product *p) {
+    return is_packed(&p->weights) ? (size_t)NEAR * (size_t)p->ins * PANEL * 2 : 0;
 }
 
 Product ready(const Product *p) {
     Product q = *p;
-    if (!p->is_half) return q;
-    q.ins = (p->ins + 1) / 2;
-    uint16_t *x = room((size_t)p->rows * (size_t)q.ins);
+    if (p->weights.kind == FLOATS) return q;
+    const int ins = (p->ins + 1) / 2 * 2;
+    char *mine = room(unpacked_size(p) + (size_t)p->rows * (size_t)ins * 2);
+    uint16_t *x = (uint16_t *)(mine + unpacked_size(p));
     q.x = x;
-    for (int i = 0; i < p->rows; i++, x += 2 * q.ins) {
+    for (int i = 0; i < p->rows; i++, x += ins) {
         const float *from = (const float *)p->x + (ptrdiff_t)i * p->ins;
         int k = 0;
         for (; k + LANES <= p->ins; k += LANES) *(halves *)(x + k) = narrow(load(from + k));
-        for (; k < 2 * q.ins; k++) x[k] = k < p->ins ? narrow(all(from[k]))[0] : 0;
+        for (; k < ins; k++) x[k] = k < p->ins ? narrow(all(from[k]))[0] : 0;
     }
     return q;
 }
 
+/* Where the panels from `at` to `end` are of FLOATS or HALVES: their place, or this thread's own
+   memory once they are unpacked. */
+static const void *unpacked(const Product *p, int at, int end) {
+    const Weights *w = &p->weights;
+    const ptrdiff_t size = panel_size(w, p->ins);
+    const char *from = (const char *)w->panels + at * size;
+    if (!is_packed(w)) return from;
+    uint16_t *mine = room(0), *to = mine;
+    for (; at < end; at++, from += size, to += (ptrdiff_t)p->ins * PANEL)
+        unpack_panel(w, from, p->ins, to);
+    return mine;
+}
+
 /* As few sweeps as there can be, of about as many rows each. */
+static void sweep(const Product *p, const void *w, int at, int end) {
+    const int is_half = p->weights.kind != FLOATS, tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS;
+    Product q = *p;
+    if (is_half) q.ins = (p->ins + 1) / 2;
+    for (int t = 0; t < tiles; t++) {
+        const int row = first(p->rows, t, tiles), rows = first(p->rows, t + 1, tiles) - row;
+        sweeps[is_half][rows - 1](&q, w, row, at, end);
+    }
+}
+
 void multiply(const Product *p, int at, int end) {
-    const int tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS;
+    const int by_tiles = is_tiled(p);
     for (int stop; at < end; at = stop) {
         stop = least(at + NEAR, end);
-        for (int t = 0; t < tiles; t++) {
-            const int row = first(p->rows, t, tiles), rows = first(p->rows, t + 1, tiles) - row;
-            sweeps[p->is_half][rows - 1](p, row, at, stop);
-        }
+        const void *w = unpacked(p, at, stop);
+        if (by_tiles) multiply_tiles(p, w, at, stop - at);
+        else sweep(p, w, at, stop);
     }
 }
 

@@ -3,23 +3,32 @@
 #pragma once
 
 #include "vectors.h"
+#include "weights.h"
 
-#if defined(__AVX512VL__) || defined(__aarch64__)
-#define VECTORS 4 /* of a panel, so that six rows of it have their sums in 32 registers, or in 16 */
-#else
-#define VECTORS 2
-#endif
-#define PANEL (VECTORS * LANES)
-
-/* y [rows, outs] = x [rows, ins] w^T (+ bias) (+ y). w is packed: panels of PANEL outputs,
-   each [ins, PANEL]; what is beyond the last output is 0. is_half: panels are of bf16, [ins / 2,
-   PANEL, 2], and x is rounded to bf16 first; sums are of floats all the same. */
+/* y [rows, outs] = x [rows, ins] w^T (+ bias) (+ y). Where w is not of FLOATS, x is rounded to bf16
+   first; sums are of floats all the same. */
 typedef struct {
-    const void *x, *w;
+    const void *x;
+    Weights weights;
     const float *bias;
     float *y;
-    int rows, ins, outs, adds, is_half;
+    int rows, ins, outs, adds;
 } Product;
+
+/* Sums to where they go; the last ones of a row may be fewer. */
+INLINE void put(const Product *p, int row, int out, vec sums) {
+    float *y = p->y + (ptrdiff_t)row * p->outs + out;
+    if (out + LANES <= p->outs) {
+        if (p->bias) sums += load(p->bias + out);
+        store(y, p->adds ? load(y) + sums : sums);
+        return;
+    }
+    for (int j = 0; out + j < p->outs; j++) {
+        float sum = sums[j];
+        if (p->bias) sum += p->bias[out + j];
+        y[j] = p->adds ? y[j] + sum : sum;
+    }
+}
 
 /* The product for `multiply`, with x rounded where that has to be. It stands in this thread's own
    memory, until the thread makes the next one ready. */

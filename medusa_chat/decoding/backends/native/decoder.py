@@ -55,7 +55,7 @@ class NativeDecoder(nn.Module):
         out.before, out.after = map(self._floats, (layer.before.weight, layer.after.weight))
         for name in ("qkv", "out", "gate_up", "down"):
             linear = getattr(layer, name)
-            setattr(out, name, linear.panels.data_ptr())
+            setattr(out, name, linear.weights)
             setattr(out, f"{name}_bias", linear.bias_at)
         out.keys, out.values = kv.keys.data_ptr(), kv.values.data_ptr()
 

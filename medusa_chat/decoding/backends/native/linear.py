@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from medusa_chat.decoding.backends.native.library import NativeThreads
-from medusa_chat.decoding.backends.native.structs import Product
+from medusa_chat.decoding.backends.native.structs import Product, Weights
+
+FLOATS, HALVES = 0, 1  # kernels/weights.h
 
 
 class NativeLinear(nn.Module):
@@ -23,6 +25,12 @@ class NativeLinear(nn.Module):
         self._team = team
 
     @property
+    def weights(self) -> Weights:
+        """Where its panels are, and what they are made of."""
+        kind = HALVES if self.panels.dtype == torch.bfloat16 else FLOATS
+        return Weights(self.panels.data_ptr(), kind)
+
+    @property
     def bias_at(self) -> int | None:
         """The address of the bias in fp32; None without one."""
         return None if self._bias is None else self._bias.data_ptr()
@@ -31,8 +39,7 @@ class NativeLinear(nn.Module):
         """[..., ins] -> [..., outs] in the dtype of `hidden`."""
         x = hidden.reshape(-1, self.ins).float().contiguous()
         y = torch.empty(len(x), self.outs)
-        job = Product(x.data_ptr(), self.panels.data_ptr(), self.bias_at, y.data_ptr(), len(x))
+        job = Product(x.data_ptr(), self.weights, self.bias_at, y.data_ptr(), len(x))
         job.ins, job.outs = self.ins, self.outs
-        job.is_half = self.panels.dtype == torch.bfloat16
         self._team.linear(byref(job), self._team.threads)
         return y.view(*hidden.shape[:-1], self.outs).to(hidden.dtype)

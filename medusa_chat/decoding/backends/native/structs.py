@@ -1,26 +1,36 @@
 """The structures of the C library, field by field as in its headers."""
 
-from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+
+
+class Weights(Structure):
+    """Weights in panels: kernels/weights.h."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        *((n, c_int32) for n in ("kind", "block", "has_floor", "is_wide")),
+    )
 
 
 class Product(Structure):
-    """One product with packed weights: kernels/product.h."""
+    """One product with weights in panels: kernels/product.h."""
 
     _fields_ = (
-        *((n, c_void_p) for n in ("x", "w", "bias", "y")),
-        *((n, c_int) for n in ("rows", "ins", "outs", "adds", "is_half")),
+        ("x", c_void_p),
+        ("weights", Weights),
+        *((n, c_void_p) for n in ("bias", "y")),
+        *((n, c_int) for n in ("rows", "ins", "outs", "adds")),
     )
 
 
 class Layer(Structure):
     """The weights and caches of one layer: kernels/pass.h."""
 
-    _fields_ = tuple(
-        (name, c_void_p)
-        for name in (
-            *("before", "qkv_bias", "out_bias", "after", "gate_up_bias", "down_bias"),
-            *("qkv", "out", "gate_up", "down", "keys", "values"),
-        )
+    _fields_ = (
+        *((n, c_void_p) for n in ("before", "qkv_bias", "out_bias", "after")),
+        *((n, c_void_p) for n in ("gate_up_bias", "down_bias")),
+        *((n, Weights) for n in ("qkv", "out", "gate_up", "down")),
+        *((n, c_void_p) for n in ("keys", "values")),
     )
 
 

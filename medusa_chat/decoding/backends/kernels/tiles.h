@@ -1,0 +1,18 @@
+/* Products by AMX: tiles of 16 rows by 32 inputs of bf16. */
+
+#pragma once
+
+#include "product.h"
+
+#if defined(__AMX_BF16__) && defined(__linux__) && PANEL == 32
+#define HAS_TILES 1
+#else
+#define HAS_TILES 0
+#endif
+
+/* Whether a product of bf16 runs by tiles here: the CPU has them, the kernel lets this process use
+   them, and its inputs fill whole ones. It does not depend on the rows. */
+int is_tiled(const Product *p);
+
+/* `count` panels of HALVES from `w` on, which are those from `at` on, of every row. p is ready. */
+void multiply_tiles(const Product *p, const void *w, int at, int count);

@@ -1,0 +1,41 @@
+/* Weights in panels of PANEL outputs, as they are read one behind the other. */
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "vectors.h"
+
+#if defined(__AVX512VL__) || defined(__aarch64__)
+#define VECTORS 4 /* of a panel, so that six rows of it have their sums in 32 registers, or in 16 */
+#else
+#define VECTORS 2
+#endif
+#define PANEL (VECTORS * LANES)
+
+/* What a panel is made of; what is beyond the last output and input is 0.
+   FLOATS: fp32 [ins, PANEL]. HALVES: bf16 [ins / 2, PANEL, 2].
+   NIBBLES, BYTES: those of HALVES as a GGUF file stores them: whole numbers in 4 or 8 bits, of which
+   `block` inputs have one scale, and one floor where has_floor: weight = scale * number + floor,
+   rounded to bf16. Block by block [PANEL] scales, [PANEL] floors, [block / 2, PANEL, 2] numbers in
+   the order of unpack.c; scales and floors are of fp16, where is_wide of fp32. */
+enum { FLOATS, HALVES, NIBBLES, BYTES };
+
+typedef struct {
+    const void *panels;
+    int32_t kind, block, has_floor, is_wide;
+} Weights;
+
+INLINE int is_packed(const Weights *w) { return w->kind >= NIBBLES; }
+
+/* Bytes of a panel of weights with so many inputs. */
+INLINE ptrdiff_t panel_size(const Weights *w, ptrdiff_t ins) {
+    if (w->kind == FLOATS) return ins * PANEL * 4;
+    if (w->kind == HALVES) return (ins + 1) / 2 * PANEL * 4;
+    const ptrdiff_t scales = PANEL * (w->is_wide ? 4 : 2) * (w->has_floor ? 2 : 1);
+    return ins / w->block * scales + ins * PANEL / (w->kind == NIBBLES ? 2 : 1);
+}
+
+/* One packed panel [ins] to one of HALVES. */
+void unpack_panel(const Weights *w, const void *panel, int ins, uint16_t *halves);
