@@ -47,9 +47,8 @@ def converted(found: Checkpoint, precision: str) -> Generator[News, None, Checkp
     if weights is None:
         raise ModelError(f"{file} was converted, but {folder} cannot be read: try again")
     what = f"{file.name} ({found.weights.stored}) is read as it was converted to {stored}"
-    return replace(
-        found, backbone=folder, weights=weights, original=file, notes=(*found.notes, what)
-    )
+    weights, notes = replace(weights, kept=found.weights.kept), (*found.notes, what)
+    return replace(found, backbone=folder, weights=weights, original=file, notes=notes)
 
 
 def _versions() -> list[str]:

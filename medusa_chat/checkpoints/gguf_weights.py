@@ -114,10 +114,10 @@ class GgufWeights:
         for name in self.names:
             tensor = self.header.tensors[name]
             added = 1.0 if self.family.startswith("gemma") and name.endswith("norm.weight") else 0.0
-            for rows in self._rows(source, name, tensor):
+            for rows in self.rows(source, name, tensor):
                 yield rows, tensor.type, dtype, added
 
-    def _rows(self, source: BinaryIO, name: str, tensor: Placed) -> Iterator[np.ndarray]:
+    def rows(self, source: BinaryIO, name: str, tensor: Placed) -> Iterator[np.ndarray]:
         """The rows of a tensor as they are stored, uint8 [rows, bytes of a row]; those of Llama's
         queries and keys in the order of transformers, for which they are read at once."""
         count = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]

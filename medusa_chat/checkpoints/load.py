@@ -14,6 +14,7 @@ from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.first_answers import first_answers
 from medusa_chat.checkpoints.gguf_backbone import converted
+from medusa_chat.checkpoints.gguf_blocks import stored_blocks
 from medusa_chat.checkpoints.head_weights import read_heads
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
@@ -23,6 +24,7 @@ from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.shipped_heads import are_shipped
 from medusa_chat.checkpoints.tokenizer import add_known_template, end_tokens, read_tokenizer
 from medusa_chat.checkpoints.usual_nodes import usual_nodes
+from medusa_chat.decoding.backends.native.blocks import nothing_stored
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
@@ -124,7 +126,10 @@ def _engine(
     ModelError for a backbone that decodes a tree otherwise."""
     model = parts.model
     is_spread = plan.device_map is not None
-    backend, notes = prepare(model, parts.heads, plan.device, plan.context, calibration, is_spread)
+    stored = stored_blocks(found) if plan.is_native and plan.precision == "bf16" else nothing_stored
+    backend, notes = prepare(
+        model, parts.heads, plan.device, plan.context, calibration, is_spread, stored
+    )
     backbone = backend.backbone
     difference = backbone.check()
     agrees = f"a tree step agrees with plain steps (logits within {difference:.1g})"

@@ -32,7 +32,6 @@ UNGATED = {"gpt2", "gpt_neox", "gptj", "falcon", "phi", "opt", "starcoder2", "ne
 UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt"}
 WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
 IN_C = ("fp32", "bf16")  # what our C code decodes (decoding/native); keys and values are fp32 there
-SMALL = 2**29  # bytes of a model that it decodes where there is AMX; elsewhere of any
 BLOCK = 64  # weights of nf4 that share a scale
 # what a weight of nf4 takes more in a merged linear, where its scale is in fp32 again
 UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
@@ -42,7 +41,7 @@ UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
 class Estimate:
     """Bytes by part. packed: second copies of linears; step: logits of one tree step, on CUDA
     twice, with recorded steps and buffers; device: what CUDA takes before any weight; gaps: what
-    its allocator cannot give to anything else."""
+    its allocator cannot give to anything else; loading: weights that a load gives back."""
 
     weights: int
     heads: int
@@ -51,6 +50,7 @@ class Estimate:
     device: int
     packed: int = 0
     gaps: int = 0
+    loading: int = 0
 
     @property
     def held(self) -> int:
@@ -60,7 +60,7 @@ class Estimate:
     @property
     def beside(self) -> int:
         """What it takes besides, which no tensor tells."""
-        return self.step + self.device + self.gaps
+        return self.step + self.device + self.gaps + self.loading
 
     @property
     def total(self) -> int:
@@ -167,9 +167,11 @@ def estimate(
     nodes: int,
     device: str = "cuda",
     cpu: Cpu = PLAIN_CPU,
+    kept: int = 0,
 ) -> Estimate:
     """Memory for a context of `context` tokens and a tree of `nodes`. precision: fp32, bf16,
-    fp16, int8 or nf4. Raises ModelError."""
+    fp16, int8 or nf4. kept: bytes of the matrices of a GGUF file as our C code keeps them in place
+    of bf16. Raises ModelError."""
     size, plain = sizes(config), PLAIN[precision]
     is_native = device == "cpu" and runs_in_c(size, precision, cpu)
     is_cuda = device.startswith("cuda")  # where steps are recorded, in memory of their own
@@ -178,6 +180,12 @@ def estimate(
         scales = int(size.merged * UNNESTED)
     rows = 1 + (heads.heads if heads else 0)
     weights = int(size.linears * LINEAR[precision]) + (size.experts + size.rest) * plain + scales
+    packed = _packed(size, heads, precision, cpu) * plain if device == "cpu" else 0
+    loading = 0
+    if kept and is_native and precision == "bf16":
+        words = size.vocabulary * size.hidden * plain  # the embeddings stay, for tokens are read
+        loading, weights = weights, kept + words
+        packed -= words if size.is_tied else 0
     return Estimate(
         weights=weights,
         heads=heads.parameters * plain if heads else 0,
@@ -186,8 +194,9 @@ def estimate(
         + (CHUNK * size.row * 4 if is_native else 0)
         + (RECORDED + WORKSPACES + _unpacked(size, precision) if is_cuda else 0),
         device=CUDA_CONTEXT if is_cuda else 0,
-        packed=_packed(size, heads, precision, cpu) * plain if device == "cpu" else 0,
+        packed=packed,
         gaps=int(weights * GAPS[precision]) + LEAST_GAPS if is_cuda else 0,
+        loading=loading,
     )
 
 
@@ -215,6 +224,4 @@ def _packed(size: Sizes, heads: HeadsFile | None, precision: str, cpu: Cpu) -> i
 def runs_in_c(size: Sizes, precision: str, cpu: Cpu) -> bool:
     """Whether a model of this size will be decoded by our C code on a CPU, as far as its config
     tells (native.can_run sees the model)."""
-    is_known = precision in IN_C and size.is_reached
-    is_small = PLAIN.get(precision, 0) * size.parameters <= SMALL
-    return cpu.has_compiler and is_known and (is_small or not cpu.has_amx)
+    return cpu.has_compiler and precision in IN_C and size.is_reached

@@ -36,6 +36,7 @@ class MemoryNeeds:
                 NODES,
                 self.device,
                 self.cpu,
+                0 if self.found.adapter else self.found.weights.kept,
             )
         except ModelError:
             return None

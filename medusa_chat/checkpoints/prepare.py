@@ -11,12 +11,15 @@ from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.kernel_trial import try_kernels
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, cuda_graph_trial, native
+from medusa_chat.decoding.backends.native.blocks import Stored, nothing_stored
+from medusa_chat.decoding.backends.native.linear import kept_bytes
 from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.linear4 import release
 from medusa_chat.decoding.step_result import StepBackend
 from medusa_chat.trees.calibration import Calibration
+from medusa_chat.units import gb
 
 GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run without CUDA graphs
 
@@ -28,9 +31,11 @@ def prepare(
     context: int,
     calibration: Calibration | None = None,
     is_spread: bool = False,
+    stored: Stored = nothing_stored,
 ) -> tuple[StepBackend, Sequence[str]]:
     """What runs the steps of the model as a backbone, with submodules replaced by faster ones, and
-    a sentence for each change. is_spread: it lies on several devices, and is left as it is."""
+    a sentence for each change. is_spread: it lies on several devices, and is left as it is. stored:
+    the weights as a GGUF file has them, which the pass in C keeps so."""
     if heads is not None:
         heads.read_roots(model.get_input_embeddings())
     if is_spread:
@@ -50,7 +55,12 @@ def prepare(
     elif device.type == "cpu":
         notes.append(cpu_threads.settle(model, *filter(None, [heads])))
         if can_run:
-            backend, why = _native_step(backbone, heads, library)
+            backend, why = _native_step(backbone, heads, library, stored)
+            if (blocks := kept_bytes(model)) > 0:
+                notes.append(
+                    f"weights stay as the file has them ({gb(blocks)}): each step unpacks them to "
+                    "the same bf16"
+                )
     notes.append(f"each step runs by {backend.name}{why and f': {why}'}")
     return backend, notes
 
@@ -74,14 +84,17 @@ def _use_shortlist(
 
 
 def _native_step(
-    backbone: Backbone, heads: MedusaHeads | None, library: ctypes.CDLL | None
+    backbone: Backbone,
+    heads: MedusaHeads | None,
+    library: ctypes.CDLL | None,
+    stored: Stored,
 ) -> tuple[StepBackend, str]:
     """Steps whose pass is the C library's, where there is one and its results agree; else torch's,
     and why."""
     if library is None:
         return TorchStep(backbone), "with a C compiler (gcc or clang) several times faster"
     team = native.NativeThreads(library, cpu_threads.of_native(backbone.model))
-    found = native.native_step(backbone, heads, team)
+    found = native.native_step(backbone, heads, team, stored)
     if found is None:
         return TorchStep(backbone), "the numbers of our C library were not theirs"
     if heads is None or heads.is_shared:  # no product is torch's: its threads would only spin

@@ -90,9 +90,8 @@ def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path, pre
 
 
 def vicuna(free: int | None) -> MemoryNeeds:
-    found = SimpleNamespace(
-        name="vicuna", heads=None, weights=SimpleNamespace(config=VICUNA), backbone=None
-    )
+    weights = SimpleNamespace(config=VICUNA, kept=0)
+    found = SimpleNamespace(name="vicuna", heads=None, weights=weights, adapter=None, backbone=None)
     return MemoryNeeds(found, 2048, "cuda:0", free)
 
 
@@ -136,8 +135,8 @@ def wide_config() -> Any:
 
 
 def wide_needs(config: Any) -> MemoryNeeds:
-    parts = SimpleNamespace(config=config.to_dict())
-    found = SimpleNamespace(name="wide", heads=None, weights=parts)
+    parts = SimpleNamespace(kept=0, config=config.to_dict())
+    found = SimpleNamespace(name="wide", heads=None, weights=parts, adapter=None)
     return MemoryNeeds(found, 96, "cuda:0", 0)
 
 

@@ -7,6 +7,7 @@ import torch
 from support.inspected import VICUNA
 
 from medusa_chat.checkpoints import usual_nodes as usual
+from medusa_chat.checkpoints.cpu import Cpu
 from medusa_chat.checkpoints.gpus import GPUS, Gpu, gpu_of
 from medusa_chat.trees.auto_tree import auto_tree, expected_tokens
 
@@ -99,8 +100,12 @@ def test_what_is_not_known_starts_cautiously_and_says_so(monkeypatch, properties
     assert nodes_on(monkeypatch, None, "fp16", device=MPS)[0] == usual.CAUTIOUS
 
 
-def test_a_cpu_starts_with_few(monkeypatch):
-    expected = expected_tokens(None, 3)
-    for precision, is_native, nodes in (("fp32", False, 4), ("bf16", True, 4), ("bf16", False, 16)):
+@pytest.mark.parametrize("has_amx", [False, True])
+def test_a_cpu_starts_with_few(monkeypatch, has_amx):
+    monkeypatch.setattr(usual, "this_cpu", lambda: Cpu(has_amx))
+    expected, some = expected_tokens(None, 3), 8 if has_amx else 4
+    for precision, is_native, nodes in (
+        *(("fp32", False, 4), ("fp32", True, 4), ("bf16", True, some), ("bf16", False, 16)),
+    ):
         found = usual.usual_nodes(CPU, precision, is_native, VICUNA, expected, 0)
         assert found == (nodes, "for cpu")

@@ -120,5 +120,6 @@ def gguf_in(folder: Folder) -> BackboneFiles | None:
         bytes=folder.sizes[file],
         has_tokenizer=True,
         stored=header.quantisation,
+        kept=header.kept_bytes,
         notes=(why,) if why else (),
     )

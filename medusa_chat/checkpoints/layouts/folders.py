@@ -32,7 +32,8 @@ class BackboneFiles:
     """A whole model. folder: "" or the folder below. files: its weights in that folder, all
     .safetensors or all pickles, or one GGUF file; missing: what its index names and is not there.
     stored: the type of most weights of a GGUF file, which holds config and tokenizer as well.
-    notes: why these files."""
+    kept: bytes of its matrices where our C code keeps them as a GGUF file has them, also after that
+    was converted. notes: why these files."""
 
     folder: str
     config: Mapping[str, Any]
@@ -41,6 +42,7 @@ class BackboneFiles:
     bytes: int
     has_tokenizer: bool
     stored: str = ""
+    kept: int = 0
     notes: tuple[str, ...] = ()
 
     @property

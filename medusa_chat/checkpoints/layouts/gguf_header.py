@@ -47,6 +47,8 @@ TYPES = {
     **{22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56)},
     **{34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17)},
 }
+# type -> bytes of 32 weights as our C code keeps them (decoding/backends/kernels/weights.h)
+KEPT = {2: 20, 3: 20, 6: 34, 7: 36, 8: 34, 12: 24, 13: 40, 14: 40}
 T = TypeVar("T")
 
 
@@ -68,6 +70,20 @@ class GgufHeader:
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Placed]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the matrices as our C code keeps them, an embedding that is no LM head left out; 0
+        where none of them is quantised so."""
+        tensors = dict(self.tensors)
+        if "output.weight" in tensors:
+            tensors.pop("token_embd.weight", None)
+        matrices = [(one.type, math.prod(one.shape)) for one in tensors.values() if one.shape[1:]]
+        if not any(kind in KEPT for kind, _ in matrices):
+            return 0
+        return sum(
+            count * KEPT[kind] // 32 if kind in KEPT else 2 * count for kind, count in matrices
+        )
 
     @property
     def quantisation(self) -> str:

@@ -121,7 +121,7 @@ static const void *unpacked(const Product *p, int at, int end) {
     if (!is_packed(w)) return from;
     uint16_t *mine = room(0), *to = mine;
     for (; at < end; at++, from += size, to += (ptrdiff_t)p->ins * PANEL)
-        unpack_panel(w, from, p->ins, to);
+        unpack_panel(w, from, 0, p->ins, to);
     return mine;
 }
 
@@ -137,11 +137,14 @@ static void sweep(const Product *p, const void *w, int at, int end) {
 }
 
 void multiply(const Product *p, int at, int end) {
-    const int by_tiles = is_tiled(p);
+    if (is_tiled(p) && p->rows <= MOST_TILED) {
+        multiply_tiles(p, NULL, at, end - at);
+        return;
+    }
     for (int stop; at < end; at = stop) {
         stop = least(at + NEAR, end);
         const void *w = unpacked(p, at, stop);
-        if (by_tiles) multiply_tiles(p, w, at, stop - at);
+        if (is_tiled(p)) multiply_tiles(p, w, at, stop - at);
         else sweep(p, w, at, stop);
     }
 }

@@ -14,5 +14,8 @@
    them, and its inputs fill whole ones. It does not depend on the rows. */
 int is_tiled(const Product *p);
 
-/* `count` panels of HALVES from `w` on, which are those from `at` on, of every row. p is ready. */
+#define MOST_TILED 32 /* rows that read a panel but once */
+
+/* `count` panels from `at` on, of every row. p is ready. w: where they lie as HALVES; NULL for the
+   product's own weights, which are unpacked as they are read. */
 void multiply_tiles(const Product *p, const void *w, int at, int count);

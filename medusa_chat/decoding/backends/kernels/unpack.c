@@ -11,6 +11,7 @@
 
 #define GROUP 16 /* outputs whose numbers stand together */
 #define BOTH 2   /* halves of a group */
+#define AHEAD 2048
 
 #if defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512VL__)
 #define WIDE 16
@@ -26,6 +27,26 @@ typedef uint8_t naturals __attribute__((vector_size(8), aligned(1), may_alias));
 typedef int8_t integers __attribute__((vector_size(8), aligned(1), may_alias));
 #endif
 #define PARTS (GROUP / WIDE) /* vectors for half a group's outputs and two inputs */
+
+/* Whole numbers of a byte each; GCC would take them apart one by one. */
+INLINE lane_ints wide_naturals(const uint8_t *p) {
+#if defined(__AVX2__)
+    lane_ints x;
+    __asm__("vpmovzxbd %1, %0" : "=v"(x) : "m"(*(const naturals *)p));
+    return x;
+#else
+    return __builtin_convertvector(*(const naturals *)p, lane_ints);
+#endif
+}
+INLINE lane_ints wide_integers(const uint8_t *p) {
+#if defined(__AVX2__)
+    lane_ints x;
+    __asm__("vpmovsxbd %1, %0" : "=v"(x) : "m"(*(const integers *)p));
+    return x;
+#else
+    return __builtin_convertvector(*(const integers *)p, lane_ints);
+#endif
+}
 
 /* Exact: a number has few bits, so that only the last sum is rounded. */
 INLINE lanes scaled_up(lane_ints numbers, lanes scale, lanes floor) {
@@ -52,26 +73,35 @@ INLINE void round_to(uint16_t *halves_at, const lanes *low, const lanes *high) {
 #endif
 }
 
+/* A group's scales, each twice, since two inputs of an output stand side by side. */
+#if WIDE == 16
+INLINE void spread(const char *at, int is_wide, lanes into[BOTH][PARTS]) {
+    typedef char bytes __attribute__((vector_size(32), aligned(1), may_alias));
+    typedef lanes loose_lanes __attribute__((aligned(1), may_alias));
+    lanes s;
+    if (is_wide) s = *(const loose_lanes *)at;
+    else __asm__("vcvtph2ps %1, %0" : "=v"(s) : "m"(*(const bytes *)at));
+    into[0][0] = SHUFFLE(s, s, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    into[1][0] = SHUFFLE(s, s, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
+}
+#else
 /* Of fp16, finite. */
-INLINE vec widened(const uint16_t *p) {
+INLINE vec widened(const char *p) {
     halves bits;
     memcpy(&bits, p, sizeof bits);
-    const words all_bits = __builtin_convertvector(bits, words);
-    const vec size = (vec)((all_bits & 0x7fff) << 13) * 0x1p112f;
-    return (vec)((words)size | (all_bits & 0x8000) << 16);
+    const words whole = __builtin_convertvector(bits, words);
+    const vec size = (vec)((whole & 0x7fff) << 13) * 0x1p112f;
+    return (vec)((words)size | (whole & 0x8000) << 16);
 }
 
-/* Eight outputs' scales, each twice, since two inputs of an output stand side by side. */
-INLINE void spread(const char *at, int is_wide, lanes *into) {
-    const vec s = is_wide ? load((const float *)at) : widened((const uint16_t *)at);
-    const vec low = SHUFFLE(s, s, 0, 0, 1, 1, 2, 2, 3, 3), high = SHUFFLE(s, s, 4, 4, 5, 5, 6, 6, 7, 7);
-#if WIDE == 16
-    memcpy(into, &low, sizeof low);
-    memcpy((char *)into + sizeof low, &high, sizeof high);
-#else
-    into[0] = low, into[1] = high;
-#endif
+INLINE void spread(const char *at, int is_wide, lanes into[BOTH][PARTS]) {
+    for (int h = 0; h < BOTH; h++) {
+        const vec s = is_wide ? load((const float *)at + h * LANES) : widened(at + h * 2 * LANES);
+        into[h][0] = SHUFFLE(s, s, 0, 0, 1, 1, 2, 2, 3, 3);
+        into[h][1] = SHUFFLE(s, s, 4, 4, 5, 5, 6, 6, 7, 7);
+    }
 }
+#endif
 
 /* One group's numbers of two inputs. */
 INLINE void unpack_pair(int kind, const uint8_t *codes, lanes scales[BOTH][PARTS],
@@ -80,12 +110,11 @@ INLINE void unpack_pair(int kind, const uint8_t *codes, lanes scales[BOTH][PARTS
     for (int i = 0; i < PARTS; i++) {
         lane_ints low, high;
         if (kind == NIBBLES) {
-            const lane_ints both =
-                __builtin_convertvector(*(const naturals *)(codes + i * WIDE), lane_ints);
+            const lane_ints both = wide_naturals(codes + i * WIDE);
             low = both & 15, high = both >> 4;
         } else {
-            low = __builtin_convertvector(*(const integers *)(codes + i * WIDE), lane_ints);
-            high = __builtin_convertvector(*(const integers *)(codes + GROUP + i * WIDE), lane_ints);
+            low = wide_integers(codes + i * WIDE);
+            high = wide_integers(codes + GROUP + i * WIDE);
         }
         found[0][i] = scaled_up(low, scales[0][i], floors[0][i]);
         found[1][i] = scaled_up(high, scales[1][i], floors[1][i]);
@@ -93,30 +122,33 @@ INLINE void unpack_pair(int kind, const uint8_t *codes, lanes scales[BOTH][PARTS
     round_to(to, found[0], found[1]);
 }
 
-INLINE void unpack_blocks(const Weights *w, int kind, const char *at, int ins, uint16_t *to) {
-    const ptrdiff_t each = w->is_wide ? 4 : 2, step = kind == NIBBLES ? GROUP : 2 * GROUP;
-    for (int k = 0; k < ins; k += w->block, to += (ptrdiff_t)w->block * PANEL) {
-        const char *floors = at + PANEL * each;
-        const uint8_t *codes = (const uint8_t *)floors + (w->has_floor ? PANEL * each : 0);
-        const ptrdiff_t row = PANEL / GROUP * step; /* bytes of two inputs */
+/* The inputs from `from` to `end`, whole blocks, to [(end - from) / 2, PANEL, 2]. */
+INLINE void unpack_blocks(const Weights *w, int kind, const char *panel, int from, int end,
+                          uint16_t *to) {
+    const int block = w->block, wide = w->is_wide, floored = w->has_floor;
+    const ptrdiff_t table = PANEL * (wide ? 4 : 2), step = kind == NIBBLES ? GROUP : 2 * GROUP;
+    const ptrdiff_t row = PANEL / GROUP * step, size = table * (1 + floored) + block / 2 * row;
+    for (int k = from; k < end; k += block, to += (ptrdiff_t)block * PANEL) {
+        const char *scales = panel + k / block * size, *floors = scales + table;
+        const uint8_t *codes = (const uint8_t *)scales + table * (1 + floored);
         for (int g = 0; g < PANEL / GROUP; g++) {
             lanes scale[BOTH][PARTS], floor[BOTH][PARTS] = {0};
-            for (int h = 0; h < BOTH; h++) {
-                const ptrdiff_t out = (g * GROUP + h * LANES) * each;
-                spread(at + out, w->is_wide, scale[h]);
-                if (w->has_floor) spread(floors + out, w->is_wide, floor[h]);
+            const ptrdiff_t out = (ptrdiff_t)g * GROUP * (wide ? 4 : 2);
+            spread(scales + out, wide, scale);
+            if (floored) spread(floors + out, wide, floor);
+            uint16_t *at = to + g * 2 * GROUP;
+            const uint8_t *from_codes = codes + g * step;
+            for (int pair = 0; pair < block / 2; pair++, from_codes += row, at += 2 * PANEL) {
+                __builtin_prefetch(from_codes + AHEAD);
+                unpack_pair(kind, from_codes, scale, floor, at);
             }
-            for (int pair = 0; pair < w->block / 2; pair++)
-                unpack_pair(kind, codes + pair * row + g * step, scale, floor,
-                            to + (ptrdiff_t)pair * 2 * PANEL + g * 2 * GROUP);
         }
-        at = (const char *)codes + w->block / 2 * row;
     }
 }
 
-void unpack_panel(const Weights *w, const void *panel, int ins, uint16_t *to) {
-    if (w->kind == NIBBLES) unpack_blocks(w, NIBBLES, panel, ins, to);
-    else unpack_blocks(w, BYTES, panel, ins, to);
+void unpack_panel(const Weights *w, const void *panel, int from, int end, uint16_t *to) {
+    if (w->kind == NIBBLES) unpack_blocks(w, NIBBLES, panel, from, end, to);
+    else unpack_blocks(w, BYTES, panel, from, end, to);
 }
 
 /* numbers [outs, ins] of one byte each, scales and floors [outs, ins / block] of two bytes, where
@@ -145,12 +177,14 @@ EXPORT void pack_numbers(const Weights *w, const uint8_t *numbers, const char *s
         }
 }
 
-/* Panels back to bf16 [outs, ins]. */
-EXPORT void unpack(const Weights *w, uint16_t *halves_at, uint16_t *room, int64_t outs, int64_t ins) {
-    for (int64_t at = 0; at < outs; at += PANEL) {
-        unpack_panel(w, (const char *)w->panels + at / PANEL * panel_size(w, ins), (int)ins, room);
-        for (int64_t j = 0; j < PANEL && at + j < outs; j++)
-            for (int64_t k = 0; k < ins; k++)
-                halves_at[(at + j) * ins + k] = room[(k / 2 * PANEL + j) * 2 + k % 2];
-    }
+/* Packed panels [ceil(outs / PANEL), ...] to those of HALVES. */
+EXPORT void unpack(const Weights *w, uint16_t *to, int64_t outs, int64_t ins) {
+    const char *panel = w->panels;
+    for (int64_t at = 0; at < outs; at += PANEL, panel += panel_size(w, ins), to += ins * PANEL)
+        unpack_panel(w, panel, 0, (int)ins, to);
+}
+
+/* Bytes of packed panels. */
+EXPORT int64_t packed_size(const Weights *w, int64_t outs, int64_t ins) {
+    return (outs + PANEL - 1) / PANEL * panel_size(w, ins);
 }

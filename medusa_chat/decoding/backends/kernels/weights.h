@@ -37,5 +37,5 @@ INLINE ptrdiff_t panel_size(const Weights *w, ptrdiff_t ins) {
     return ins / w->block * scales + ins * PANEL / (w->kind == NIBBLES ? 2 : 1);
 }
 
-/* One packed panel [ins] to one of HALVES. */
-void unpack_panel(const Weights *w, const void *panel, int ins, uint16_t *halves);
+/* Of a packed panel the inputs from `from` to `end`, whole blocks, as HALVES. */
+void unpack_panel(const Weights *w, const void *panel, int from, int end, uint16_t *halves);

@@ -1,5 +1,7 @@
 """NativeStep, whose pass is one call into C, and how a backbone gets it where it is supported."""
 
+from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.native.blocks import Blocks, Stored, joined, nothing_stored
 from medusa_chat.decoding.backends.native.decoder import NativeDecoder
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThreads
@@ -24,8 +27,6 @@ from medusa_chat.decoding.native_support import reaches
 
 NUMBERS = torch.float32  # of keys, values and masks
 DTYPES = (torch.float32, torch.bfloat16)
-# bytes of weights; for larger models AMX tiles are faster than our products
-SMALL = 2**29
 TOLERANCES = {
     torch.float32: 1e-4,
     torch.bfloat16: 0.2,
@@ -67,24 +68,21 @@ def can_run(model: Any) -> bool:
     return (
         len({p.dtype for p in weights} & set(DTYPES)) == 1
         and all(p.dtype == weights[0].dtype and p.device.type == "cpu" for p in weights)
-        and (is_small(model) or not torch.cpu._is_amx_tile_supported())
         and reaches(config.to_dict())
     )
 
 
-def is_small(model: Any) -> bool:
-    """Whether the weights are so small that computing, and not reading them, takes a step's
-    time."""
-    size: int = sum(p.nbytes for p in model.parameters())
-    return size <= SMALL
-
-
 def native_step(
-    backbone: Backbone, heads: MedusaHeads | None, team: NativeThreads
+    backbone: Backbone,
+    heads: MedusaHeads | None,
+    team: NativeThreads,
+    stored: Stored = nothing_stored,
 ) -> NativeStep | None:
     """Replace the decoder of a backbone for which `can_run` holds, its LM head and the products of
     its Medusa heads by the C library's -> its steps; None where the results differ from the
-    reference's. Converted weights are not kept in their old layout."""
+    reference's. Converted weights are not kept in their old layout. stored: the weights of the
+    tensor of a name as its file has them; where they stand for the backbone's very numbers they
+    stay so in memory too, and are unpacked where they are read."""
     twin = backbone.decoder
     if not isinstance(twin, FusedDecoder) or backbone.numbers != NUMBERS:
         return None
@@ -92,8 +90,9 @@ def native_step(
     with torch.inference_mode():
         if not agrees(instead, lambda: _off_by(twin.stock.layers[0].qkv, team), limit):
             return None
+    names = {id(module): name for name, module in backbone.model.named_modules()}
     for layer in twin.stock.layers:
-        _lay_out(layer, team)
+        _lay_out(layer, team, partial(joined, stored, names[id(layer)]))
     native = NativeDecoder(twin, list(backbone.cache.layers.layers), team)
 
     def difference() -> float:
@@ -112,7 +111,9 @@ def native_step(
     backbone.decoder = native if is_right else twin
     if not is_right:
         return None
-    lm_head = NativeLinear(backbone.lm_head.linear, team)
+    is_tied = backbone.lm_head.linear.weight is backbone.model.get_input_embeddings().weight
+    place = "model.embed_tokens" if is_tied else "lm_head"
+    lm_head = NativeLinear(backbone.lm_head.linear, team, stored(f"{place}.weight"))
     backbone.lm_head.linear = lm_head
     backbone.model.set_output_embeddings(lm_head)
     if heads is not None and heads.weight.dtype == backbone.dtype:
@@ -120,10 +121,10 @@ def native_step(
     return NativeStep(backbone, native, team)
 
 
-def _lay_out(layer: Any, team: NativeThreads) -> None:
+def _lay_out(layer: Any, team: NativeThreads, stored: Callable[..., Blocks | None]) -> None:
     """Put native linears into a merged layer and the stock layer that it wraps. The gated products
     are padded to whole panels with outputs of 0, and the next product's weights with columns of
-    0."""
+    0. stored: the weight of these linears side by side, as it is stored."""
     attention, mlp = layer.stock.self_attn, layer.stock.mlp
     inner = layer.down.in_features
     more = -inner % WIDEST_PANEL
@@ -135,8 +136,11 @@ def _lay_out(layer: Any, team: NativeThreads) -> None:
         gate_up.bias = F.pad(gate_up.bias.view(2, inner), (0, more)).flatten()
     down = SimpleNamespace(weight=F.pad(layer.down.weight, (0, more)), bias=layer.down.bias)
     sizes = [getattr(attention, name).out_features for name in ("q_proj", "k_proj", "v_proj")]
-    layer.qkv, layer.out = NativeLinear(layer.qkv, team), NativeLinear(layer.out, team)
-    layer.gate_up, layer.down = NativeLinear(gate_up, team), NativeLinear(down, team)
+    attend, gate = (f"self_attn.{name}_proj" for name in "qkv"), ("mlp.gate_proj", "mlp.up_proj")
+    layer.qkv = NativeLinear(layer.qkv, team, stored(*attend))
+    layer.out = NativeLinear(layer.out, team, stored("self_attn.o_proj"))
+    layer.gate_up = NativeLinear(gate_up, team, None if more else stored(*gate))
+    layer.down = NativeLinear(down, team, None if more else stored("mlp.down_proj"))
     attention.o_proj, mlp.down_proj = layer.out, layer.down
     q, k, v = accumulate(sizes)
     attention.q_proj = Rows(layer.qkv, 0, q)

@@ -1,11 +1,13 @@
 """The C library's functions, how many threads work together in them, and a decoder's passes."""
 
 from ctypes import CDLL, POINTER, byref, c_int64, c_void_p, pointer
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backends.native import structs
+from medusa_chat.decoding.backends.native.blocks import Blocks
 from medusa_chat.decoding.backends.native.structs import (
     Decoder,
     Draw,
@@ -14,9 +16,11 @@ from medusa_chat.decoding.backends.native.structs import (
     Pass,
     Product,
     Sums,
+    Weights,
 )
 
 WIDEST_PANEL = 32  # outputs, on any CPU
+FLOATS, HALVES, NIBBLES, BYTES = range(4)  # kernels/weights.h
 
 
 class NativeThreads:
@@ -39,6 +43,16 @@ class NativeThreads:
             *((self.draw, Draw), (self.row_sums, Sums)),
         ):
             function.argtypes, function.restype = [POINTER(job), c_int64], None
+        self._pack_numbers, self._unpack = library.pack_numbers, library.unpack
+        self._packed_size = library.packed_size
+        kinds: list[Any] = [POINTER(Weights)]
+        self._pack_numbers.argtypes = [*kinds, *[c_void_p] * 4, *sizes]
+        self._unpack.argtypes, self._packed_size.argtypes = (
+            [*kinds, c_void_p, *sizes],
+            kinds + sizes,
+        )
+        self._pack_numbers.restype, self._unpack.restype = None, None
+        self._packed_size.restype = c_int64
         self.work_size.argtypes = [POINTER(Decoder), *sizes, c_int64]
         self.work_size.restype = c_int64
 
@@ -51,6 +65,29 @@ class NativeThreads:
         panels = torch.empty(-(-outs // width), *shape, dtype=whole.dtype)
         self._packs[whole.dtype](whole.data_ptr(), panels.data_ptr(), outs, ins)
         return panels
+
+    def packed(self, blocks: Blocks, like: Tensor) -> tuple[Weights, Tensor] | None:
+        """Packed panels uint8, and what they are made of; None where they do not unpack to the
+        values of `like`, the panels of the same weight in bf16."""
+        outs, ins = blocks.numbers.shape
+        if ins % blocks.block or blocks.block % 2 or like.dtype != torch.bfloat16:
+            return None
+        numbers, scales = blocks.numbers.contiguous(), blocks.scales.contiguous()
+        floors = None if blocks.floors is None else blocks.floors.contiguous()
+        made_of = Weights(kind=NIBBLES if blocks.is_small else BYTES, block=blocks.block)
+        made_of.has_floor, made_of.is_wide = floors is not None, scales.dtype == torch.float32
+        size = self._packed_size(byref(made_of), outs, ins)
+        panels = torch.empty(size, dtype=torch.uint8)
+        made_of.panels = panels.data_ptr()
+        tables = [
+            numbers.data_ptr(),
+            scales.data_ptr(),
+            None if floors is None else floors.data_ptr(),
+        ]
+        self._pack_numbers(byref(made_of), *tables, panels.data_ptr(), outs, ins)
+        unpacked = torch.empty_like(like)
+        self._unpack(byref(made_of), unpacked.data_ptr(), outs, ins)
+        return (made_of, panels) if torch.equal(unpacked, like) else None
 
 
 class Passes:

@@ -6,29 +6,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_chat.decoding.backends.native.library import NativeThreads
+from medusa_chat.decoding.backends.native.blocks import Blocks
+from medusa_chat.decoding.backends.native.library import FLOATS, HALVES, NativeThreads
 from medusa_chat.decoding.backends.native.structs import Product, Weights
 
-FLOATS, HALVES = 0, 1  # kernels/weights.h
+
+def kept_bytes(model: nn.Module) -> int:
+    """Bytes of the weights of a model that stay as their file has them."""
+    linears = {id(one): one for one in model.modules() if isinstance(one, NativeLinear)}
+    panels = [one.panels for one in linears.values()]
+    return sum(one.nbytes for one in panels if one.dtype == torch.uint8)
 
 
 class NativeLinear(nn.Module):
     """A linear of fp32 or bf16 on a CPU, its weight in panels: [..., ins] -> [..., outs], summed in
     fp32, in the input's dtype. It keeps no reference to the linear that it replaces."""
 
-    def __init__(self, linear: Any, team: NativeThreads) -> None:
+    def __init__(self, linear: Any, team: NativeThreads, blocks: Blocks | None = None) -> None:
+        """blocks: the weight as it is stored, which then stays so."""
         super().__init__()
         self.outs, self.ins = linear.weight.shape
         self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
+        panels = team.panels(linear.weight)
+        self.weights = Weights(kind=HALVES if panels.dtype == torch.bfloat16 else FLOATS)
+        if blocks is not None and (packed := team.packed(blocks, panels)) is not None:
+            self.weights, panels = packed
+        self.weights.panels = panels.data_ptr()
         self.panels: Tensor
-        self.register_buffer("panels", team.panels(linear.weight), persistent=False)
+        self.register_buffer("panels", panels, persistent=False)
         self._team = team
-
-    @property
-    def weights(self) -> Weights:
-        """Where its panels are, and what they are made of."""
-        kind = HALVES if self.panels.dtype == torch.bfloat16 else FLOATS
-        return Weights(self.panels.data_ptr(), kind)
 
     @property
     def bias_at(self) -> int | None:

@@ -1,0 +1,69 @@
+"""Blocks: a quantised weight as a file stores it, which C unpacks where it is read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Whole numbers with a scale, and perhaps a floor, for each block of inputs: a weight is
+    scale * number + floor, rounded to bf16. numbers: int8 [outs, ins]; scales and floors: both
+    float16 or both float32 [outs, blocks]."""
+
+    numbers: Tensor
+    scales: Tensor
+    floors: Tensor | None = None
+
+    @property
+    def block(self) -> int:
+        """Inputs that share a scale."""
+        return self.numbers.shape[1] // self.scales.shape[1]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether every number has 4 bits."""
+        return bool(self.numbers.min() >= 0 and self.numbers.max() <= 15)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Blocks"]) -> "Blocks":
+        """One weight from the rows of several with as many inputs: the smallest block and the
+        widest scale of any."""
+        block = min(part.block for part in parts)
+        dtype = max((part.scales.dtype for part in parts), key=lambda kind: kind.itemsize)
+
+        def whole(tables: list[Tensor]) -> Tensor:
+            spread = [
+                table.to(dtype).repeat_interleave(part.block // block, 1)
+                for part, table in zip(parts, tables, strict=True)
+            ]
+            return torch.cat(spread)
+
+        floors = None
+        if any(part.floors is not None for part in parts):
+            none = [torch.zeros_like(part.scales) for part in parts]
+            floors = whole(
+                [
+                    zero if p.floors is None else p.floors
+                    for p, zero in zip(parts, none, strict=True)
+                ]
+            )
+        scales = whole([part.scales for part in parts])
+        return cls(torch.cat([part.numbers for part in parts]), scales, floors)
+
+
+Stored = Callable[[str], Blocks | None]  # the weight of a tensor's name, where it is stored so
+
+
+def nothing_stored(_: str) -> None:
+    """The Stored of a model whose file holds floats."""
+
+
+def joined(stored: Stored, place: str, *linears: str) -> Blocks | None:
+    """The weights of several linears of the module at `place`, side by side; None where one is not
+    stored as blocks."""
+    found = [stored(f"{place}.{name}.weight") for name in linears]
+    parts = [part for part in found if part is not None]
+    return Blocks.joined(parts) if len(parts) == len(found) else None

@@ -1,0 +1,146 @@
+"""Weights that stay as a GGUF file has them: what is unpacked is bf16 to the bit, and so is what is
+computed with it."""
+
+import math
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.gguf_models import tiny_model, write_gguf
+from support.loading import answer
+
+from medusa_chat.checkpoints.gguf_backbone import converted_folder
+from medusa_chat.checkpoints.gguf_blocks import PARTS, StoredBlocks
+from medusa_chat.checkpoints.gguf_weights import GgufWeights
+from medusa_chat.checkpoints.layouts.contents import backbone_of
+from medusa_chat.checkpoints.layouts.gguf_header import KEPT, TYPES
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.checkpoints.load import load
+from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.backends.native.blocks import Blocks
+from medusa_chat.decoding.backends.native.library import BYTES, HALVES, NIBBLES
+from medusa_chat.decoding.backends.native.linear import NativeLinear, kept_bytes
+from medusa_chat.messages import LoadRequest
+
+OUTS, INS = 83, 512
+SCALES = {12: (0, 2), 13: (0, 2), 14: (208,)}  # where a block's numbers of fp16 are, else the first
+SIZES = {"hidden_size": 256, "intermediate_size": 256}
+
+
+def stored(kind: int) -> tuple[Blocks, torch.Tensor]:
+    """Random blocks of a type, and the weight [OUTS, INS] that gguf makes of them, in bf16."""
+    _, each, size = TYPES[kind]
+    random = np.random.default_rng(kind)
+    raw = random.integers(0, 256, (OUTS * INS // each, size), dtype=np.uint8)
+    for at in SCALES.get(kind, (0, 2) if kind in (3, 7) else (0,)):
+        halves = random.normal(0, 0.02, (len(raw), 1)).astype(np.float16)
+        raw[:, at : at + 2] = halves.view(np.uint8)
+    numbers, scales, floors = PARTS[kind](raw)
+    blocks = Blocks(
+        torch.from_numpy(numbers.reshape(OUTS, INS).astype(np.int8)),
+        torch.from_numpy(np.array(scales.reshape(OUTS, -1))),
+        None if floors is None else torch.from_numpy(np.array(floors.reshape(OUTS, -1))),
+    )
+    plain = gguf.dequantize(raw.reshape(OUTS, -1), gguf.GGMLQuantizationType(kind))
+    return blocks, torch.from_numpy(plain.reshape(OUTS, INS)).bfloat16()
+
+
+def folder_of(path):
+    """What the file was converted to."""
+    return converted_folder(Checkpoint.find(LoadRequest(str(path))), "bf16").backbone
+
+
+def linear_of(weight: torch.Tensor) -> torch.nn.Linear:
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0])
+    linear.weight.data = weight
+    linear.bias.data = linear.bias.data.bfloat16()
+    return linear.requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_linear_has_the_bits_of_its_bf16_weights(kind, library):
+    blocks, weight = stored(kind)
+    team = native.NativeThreads(library, 2)
+    ours = NativeLinear(linear_of(weight), team, blocks)
+    plain = NativeLinear(linear_of(weight), team)
+    plain._bias = ours._bias
+    assert plain.weights.kind == HALVES
+    assert ours.weights.kind == (NIBBLES if KEPT[kind] < 32 else BYTES)
+    for rows in (1, 5, 16, 17, 40):
+        x = torch.randn(rows, INS)
+        assert torch.equal(ours(x), plain(x)), rows
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_what_it_takes_is_what_the_table_says(kind, library):
+    blocks, weight = stored(kind)
+    panels = NativeLinear(linear_of(weight), native.NativeThreads(library, 1), blocks).panels
+    rows = math.ceil(OUTS / 32) * 32 if OUTS % 32 else OUTS
+    assert panels.nbytes <= rows * INS // 32 * KEPT[kind]
+    assert KEPT.keys() == PARTS.keys()
+
+
+@pytest.mark.parametrize("kinds", [(3, 8), (12, 14), (2, 12, 14), (8, 8)])
+def test_weights_of_several_types_side_by_side_are_one(kinds, library):
+    parts = [stored(kind) for kind in kinds]
+    weight = torch.cat([one for _, one in parts])
+    blocks = Blocks.joined([one for one, _ in parts])
+    linear, team = linear_of(weight), native.NativeThreads(library, 1)
+    ours, x = NativeLinear(linear, team, blocks), torch.randn(3, INS)
+    assert ours.weights.kind in (NIBBLES, BYTES)
+    assert torch.equal(ours(x), NativeLinear(linear, team)(x))
+
+
+def test_other_weights_than_the_files_stay_bf16(library):
+    """As after a LoRA adapter was merged into them."""
+    blocks, weight = stored(8)
+    weight[7, 5] += 1
+    team = native.NativeThreads(library, 1)
+    ours = NativeLinear(linear_of(weight), team, blocks)
+    assert ours.weights.kind == HALVES
+    assert torch.equal(ours(torch.eye(INS)[5:6])[0, 7], (weight[7, 5] + ours._bias[7]).float())
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_model_answers_as_its_bf16_weights_do(kind, ties, library, tmp_path):
+    model = tiny_model(**SIZES, tie_word_embeddings=ties)
+    path = write_gguf(tmp_path / "a.gguf", model, kind)
+    (*_, (_, packed)) = load(LoadRequest(str(path), precision="bf16"))
+    (*_, (_, plain)) = load(LoadRequest(str(folder_of(path)), precision="bf16"))
+    assert any("weights stay as the file has them" in note for note in packed.info.notes)
+    assert not any("weights stay" in note for note in plain.info.notes)
+    assert packed.info.memory_bytes < plain.info.memory_bytes
+    assert packed.info.estimated_bytes == pytest.approx(packed.info.memory_bytes, rel=0.1)
+    assert kept_bytes(packed.engine.backbone.model) > 0
+    said = [answer(one, "hello the hedgehog")[-1].token_ids for one in (packed, plain)]
+    assert said[0] == said[1]
+    ids = torch.arange(40)
+    with torch.inference_mode():
+        logits = []
+        for one in (packed, plain):
+            backbone = one.engine.backbone
+            backbone.cache.crop(0)
+            logits.append(backbone.lm_head(backbone.run_chunk(ids)))
+    assert torch.equal(*logits)
+
+
+def test_every_matrix_of_a_file_is_found_by_its_name(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(**SIZES), "Q4_1")
+    files = backbone_of(LocalFolder(tmp_path))
+    weights = GgufWeights.of(path, files.config, "bf16")
+    with open(tmp_path / "whole.safetensors", "wb"):
+        list(weights.write(tmp_path / "whole.safetensors"))
+    whole, blocks = load_file(tmp_path / "whole.safetensors"), StoredBlocks(weights)
+    assert files.kept > 0
+    for name, weight in whole.items():
+        found = blocks(name)
+        assert (found is None) == (weight.dim() == 1), name
+        if found is not None:
+            scales = found.scales.float().repeat_interleave(found.block, 1)
+            floors = found.floors.float().repeat_interleave(found.block, 1)
+            assert torch.equal((found.numbers * scales + floors).bfloat16(), weight), name
+    assert blocks("nothing.weight") is None
