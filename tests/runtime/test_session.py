@@ -101,8 +101,8 @@ def test_a_template_that_never_ends_is_refused_and_the_worker_lives(tmp_path):
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     session = Session(InProcess())
     session.submit(LoadRequest(str(write_checkpoint(tmp_path / "model", 0, endless))))
-    talk = [{"role": "user", "content": "hello"}]
-    job = session.submit(Reply(talk, SETTINGS))
+    conversation = [{"role": "user", "content": "hello"}]
+    job = session.submit(Reply(conversation, SETTINGS))
     assert job.done.wait(240) and "chat template" in job.error and "seconds" in job.error
     job = session.submit(Reply("hello", SETTINGS))
     assert job.done.wait(240) and not job.error
