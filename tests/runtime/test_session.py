@@ -164,7 +164,7 @@ def test_a_worker_that_keeps_ending_is_not_restarted_for_ever():
     assert session.runner.loads == 3
     assert "signal 9" in session.state.message and "--max-context" in session.state.message
     job = session.submit(Reply("hello", SETTINGS))
-    assert job.done.wait(240) and "again and again" in job.error
+    assert job.done.wait(240) and "repeatedly" in job.error
     assert session.runner.loads == 4 and session.state.status == "failed"
     session.runner.lives = True
     job = session.submit(Reply("hello", SETTINGS))
