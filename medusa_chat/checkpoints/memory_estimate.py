@@ -59,7 +59,7 @@ class Estimate:
 
     @property
     def beside(self) -> int:
-        """What it takes besides, which no tensor tells."""
+        """Bytes that no tensor of the model holds: logits of a step, the device, gaps."""
         return self.step + self.device + self.gaps
 
     @property
