@@ -45,10 +45,10 @@ def choose_file(sizes: Mapping[str, int]) -> tuple[str | None, str]:
     chosen = min(found, key=lambda name: (-found[name], name))
     if len(models) == 1:
         return chosen, ""
-    which = "largest that is quantised" if quantised else "largest"
+    which = "largest quantised" if quantised else "largest"
     return chosen, (
-        f"of {len(models)} GGUF files {chosen} is read, the {which}: once read all take the same "
-        "memory; name another file to read that one"
+        f"reading {chosen}, the {which} of {len(models)} GGUF files: name another file to read "
+        "that one (once loaded, all take the same memory)"
     )
 
 

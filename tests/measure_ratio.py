@@ -31,12 +31,12 @@ def measure(session: Session, answers: int, nodes: int | None) -> None:
     session.submit(Tune(False)).done.wait()
     apart: list[float] = []
     for turn in range(answers):
-        talk = [{"role": "user", "content": PROMPTS[turn % len(PROMPTS)]}]
+        conversation = [{"role": "user", "content": PROMPTS[turn % len(PROMPTS)]}]
         settings = GenerationSettings(temperature=0.7, seed=turn, nodes=nodes)
-        ticket = session.submit(Reply(talk, settings))
+        ticket = session.submit(Reply(conversation, settings))
         ticket.done.wait()
         stats = ticket.trace[-1].stats
-        *_, found = compare(session, talk, settings, plain_first=turn % 2 == 0)
+        *_, found = compare(session, conversation, settings, plain_first=turn % 2 == 0)
         assert isinstance(found, Comparison)
         if not stats.plain_step_seconds or not found.speedup:
             print(f"{turn + 1:3}  no figure")

@@ -58,7 +58,7 @@ def train(folder: Path, steps: int) -> tuple[list[dict[str, Any]], float, int]:
 
 
 def prompts(kept: Path) -> Path:
-    """The first question of each talk, as `generate` reads them."""
+    """The first question of each conversation, as `generate` reads them."""
     rows = map(json.loads, (HERE / "questions.jsonl").read_text("utf-8").splitlines())
     file = kept / "prompts.jsonl"
     file.write_text(

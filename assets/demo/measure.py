@@ -49,10 +49,10 @@ def loaded(checkpoint: str) -> LoadedModel:
     return model
 
 
-def answer(model: LoadedModel, talk: Sequence[Message], **settings: object) -> Finished:
+def answer(model: LoadedModel, conversation: Sequence[Message], **settings: object) -> Finished:
     """One answer; greedy unless told otherwise."""
     values = {"temperature": 0.0, "seed": SEED, "max_new_tokens": 256, "nodes": NODES}
-    *_, last = reply(model, Reply(list(talk), GenerationSettings(**{**values, **settings})))
+    *_, last = reply(model, Reply(list(conversation), GenerationSettings(**{**values, **settings})))
     assert isinstance(last, Finished)
     return last
 
@@ -146,8 +146,10 @@ def show_speed(model: LoadedModel, prompts: list[list[Message]]) -> None:
         ("typical-sampled", 0.7),
     ):
         found = [
-            answer(model, talk, acceptance=acceptance, temperature=temperature, seed=SEED + i)
-            for i, talk in enumerate(prompts)
+            answer(
+                model, conversation, acceptance=acceptance, temperature=temperature, seed=SEED + i
+            )
+            for i, conversation in enumerate(prompts)
         ]
         steps = sum(a.stats.steps for a in found)
         emitted = sum(a.stats.emitted for a in found)
@@ -183,20 +185,20 @@ def show_sums(model: LoadedModel, data: Path) -> None:
 
 def transcript(model: LoadedModel, turns: Sequence[str], seed: int) -> list[Message]:
     """Four turns at temperature 0.7, exact, as the page would have them."""
-    talk: list[Message] = []
+    conversation: list[Message] = []
     for turn in turns:
-        talk.append({"role": "user", "content": turn})
-        text = answer(model, talk, temperature=0.7, seed=seed).text
-        talk.append({"role": "assistant", "content": text})
-    return talk
+        conversation.append({"role": "user", "content": turn})
+        text = answer(model, conversation, temperature=0.7, seed=seed).text
+        conversation.append({"role": "assistant", "content": text})
+    return conversation
 
 
 def show_transcripts(model: LoadedModel, everything: bool) -> None:
-    scripts = json.loads((HERE / "talks.json").read_text("utf-8"))
+    scripts = json.loads((HERE / "conversations.json").read_text("utf-8"))
     numbers = sorted(random.Random(SEED).sample(range(len(scripts)), SHOWN))
     chosen = range(len(scripts)) if everything else numbers
     for number in chosen:
-        print(f"\n**Talk {number + 1}**\n")
+        print(f"\n**Conversation {number + 1}**\n")
         for message in transcript(model, scripts[number], SEED + number):
             print(f"- {message['role']}: {message['content']}".replace("\n", "\n  "))
 
@@ -205,10 +207,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="folder with train/ (see README.md)")
     parser.add_argument("--checkpoint", default=str(HERE))
-    parser.add_argument("--all-talks", action="store_true", help="all 40 talks and nothing else")
+    parser.add_argument(
+        "--all-conversations", action="store_true", help="all 40 conversations and nothing else"
+    )
     arguments = parser.parse_args()
     model = loaded(arguments.checkpoint)
-    if arguments.all_talks:
+    if arguments.all_conversations:
         return show_transcripts(model, everything=True)
     show_perplexity(model, arguments.data)
     show_accuracies(model)

@@ -6,10 +6,10 @@ const SEARCH_MS = 250;
 const DAY = 24 * 3600 * 1000;
 
 const root = element.querySelector(".conversations-block") || element;
-const field = make("input", "talks-search");
-const list = make("div", "talks");
-const empty = make("p", "talks-empty");
-const older = button("talks-older", "Show older", () => ask({ more: true }));
+const field = make("input", "chat-list-search");
+const list = make("div", "chat-list");
+const empty = make("p", "chat-list-empty");
+const older = button("chat-list-older", "Show older", () => ask({ more: true }));
 const rows = new Map(); // id -> {item, seen, row, isWritten}
 let view = { rows: [], current: "", title: "", search: "", more: false };
 let seen = "";
@@ -31,7 +31,7 @@ function group(time) {
 function place(row) {
   let known = rows.get(row[0]);
   if (!known) {
-    known = { item: make("li", "talk"), seen: "", isWritten: false };
+    known = { item: make("li", "chat-row"), seen: "", isWritten: false };
     known.item.dataset.id = row[0];
     rows.set(row[0], known);
   }
@@ -41,7 +41,7 @@ function place(row) {
   known.seen = now;
   const isCurrent = row[0] === view.current;
   known.item.classList.toggle("is-current", isCurrent);
-  const open = known.item.querySelector(".talk-open");
+  const open = known.item.querySelector(".chat-row-open");
   if (isCurrent) open?.setAttribute("aria-current", "page");
   else open?.removeAttribute("aria-current");
   return known.item;
@@ -65,7 +65,7 @@ function drawList() {
 
 const headings = new Map();
 function heading(name) {
-  if (!headings.has(name)) headings.set(name, make("h3", "talks-when", name));
+  if (!headings.has(name)) headings.set(name, make("h3", "chat-list-when", name));
   return headings.get(name);
 }
 

@@ -4,7 +4,7 @@ const WIDE = matchMedia("(min-width: 1200px)"); // there is room beside the chat
 const ROOMY = matchMedia("(min-width: 1400px)"); // and the whole tree has room as well
 const side = element.closest("#side") || element;
 const columns = element.closest("#columns") || side;
-const shade = make("div", "talks-shade");
+const shade = make("div", "chat-list-shade");
 
 function isOpen() {
   return side.classList.contains("is-open") || (WIDE.matches && !columns.dataset.list);

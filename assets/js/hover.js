@@ -96,10 +96,10 @@ window.addEventListener("medusa-answer", () =>
     pending = null;
   }),
 );
-document.getElementById("talk")?.addEventListener("click", press, true);
-document.getElementById("talk")?.addEventListener("pointermove", (event) => {
+document.getElementById("conversation")?.addEventListener("click", press, true);
+document.getElementById("conversation")?.addEventListener("pointermove", (event) => {
   if (isLooking || event.pointerType === "touch") return;
   isLooking = true;
   requestAnimationFrame(() => point(event));
 });
-document.getElementById("talk")?.addEventListener("pointerleave", (event) => point(event));
+document.getElementById("conversation")?.addEventListener("pointerleave", (event) => point(event));

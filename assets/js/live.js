@@ -9,27 +9,27 @@ const SENTENCE = /[.!?…](?=["')\]]*\s)|[。！？]|\n/g;
 const root = element.querySelector(".live-block") || element;
 const thought = make("details", "live-thought");
 const summary = make("summary", "", "Thinking …");
-const thoughts = make("div", "live-thoughts");
+const reasoning = make("div", "live-reasoning");
 const status = withRole(make("div", "live-status"), "status");
 const error = withRole(make("div", "live-error"), "alert");
 const voice = make("div", "visually-hidden");
 voice.id = "voice";
 voice.setAttribute("aria-live", "polite");
 thought.hidden = true;
-thought.append(summary, thoughts);
+thought.append(summary, reasoning);
 root.replaceChildren(thought, status, error, voice);
 
 let read = "";
 let pieces = [];
 let whole = ""; // the text so far
-let heard = ""; // the part of it, thoughts left out, that was said
+let heard = ""; // the part of it, reasoning left out, that was said
 let saidAt = 0;
 let isOver = false; // the whole answer was said: what comes next is another one
 let isBusy = false;
 let scheduled = false;
 
 function scrollBox() {
-  return element.closest("#talk");
+  return element.closest("#conversation");
 }
 
 function think(inner, isOpen) {
@@ -37,7 +37,7 @@ function think(inner, isOpen) {
   if (thought.hidden !== isHidden) thought.hidden = isHidden;
   if (isHidden) return;
   summary.textContent = isOpen ? "Thinking …" : "Thought";
-  if (thoughts.textContent !== inner) thoughts.textContent = inner;
+  if (reasoning.textContent !== inner) reasoning.textContent = inner;
 }
 
 // Whole sentences only, and the rest when the answer is over. A stream that begins anew says nothing
@@ -119,15 +119,15 @@ window.addEventListener("medusa-end", () => {
   lines = "";
 });
 
-const talk = scrollBox();
-if (talk) {
-  scrollWith(talk);
+const conversation = scrollBox();
+if (conversation) {
+  scrollWith(conversation);
   // The region above says each sentence once: the log must not read the whole answer again.
   const quiet = () => {
-    for (const node of talk.querySelectorAll("#history [aria-live]:not([aria-live=off])")) {
+    for (const node of conversation.querySelectorAll("#history [aria-live]:not([aria-live=off])")) {
       node.setAttribute("aria-live", "off");
     }
   };
-  new MutationObserver(quiet).observe(talk, { childList: true, subtree: true });
+  new MutationObserver(quiet).observe(conversation, { childList: true, subtree: true });
   quiet();
 }

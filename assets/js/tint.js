@@ -198,12 +198,11 @@ function saidOnly({ pieces, split }) {
   return kept;
 }
 
-const talk = document.getElementById("talk");
-if (talk) {
+if (conversation) {
   new MutationObserver(() => {
     if (has && box.checked) schedule();
     mark();
-  }).observe(talk, {
+  }).observe(conversation, {
     childList: true,
     subtree: true,
     characterData: true,

@@ -22,7 +22,7 @@ function showTyped(rows) {
   drawTyped();
 }
 
-const conversation = document.getElementById("talk");
+const conversation = document.getElementById("conversation");
 if (conversation) {
   new MutationObserver(drawTyped).observe(conversation, { childList: true, subtree: true });
 }

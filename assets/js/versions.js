@@ -60,10 +60,10 @@ function take() {
   draw();
 }
 
-const talk = element.closest("#talk");
+const conversation = element.closest("#conversation");
 let isDue = false;
 const seen = new MutationObserver(() => {
-  if (isDue || (!wanted.size && !talk.querySelector(".versions"))) return;
+  if (isDue || (!wanted.size && !conversation.querySelector(".versions"))) return;
   isDue = true;
   requestAnimationFrame(() => {
     isDue = false;
@@ -71,8 +71,8 @@ const seen = new MutationObserver(() => {
   });
 });
 root.hidden = true;
-seen.observe(talk, { childList: true, subtree: true });
-talk.addEventListener("focusin", (event) => {
+seen.observe(conversation, { childList: true, subtree: true });
+conversation.addEventListener("focusin", (event) => {
   if (!event.target.closest(".versions")) refocus = null;
 });
 document.addEventListener("pointerdown", () => (refocus = null));

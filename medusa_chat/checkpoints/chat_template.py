@@ -27,7 +27,7 @@ STARTUP = 120.0  # seconds for the child to begin on a busy machine
 COMMAND = (sys.executable, "-P", "-m", "medusa_chat.checkpoints.chat_template_child")
 TIMED_OUT = (-signal.SIGPROF,) if hasattr(signal, "SIGPROF") else ()  # its exit code
 SLOW = f"takes more than {SECONDS:.0f} seconds"
-UNBOUNDED = "chat templates have a limit of time alone: this system has none of memory"
+UNBOUNDED = "chat templates run without a memory limit: this system does not support one"
 
 
 @cache
@@ -137,5 +137,6 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _refusal(why: str) -> UsageError:
     return UsageError(
-        f"the chat template of this checkpoint {why}: it is broken or malicious, take another one"
+        f"the chat template of this checkpoint {why}: it is broken or malicious, "
+        "use another checkpoint"
     )

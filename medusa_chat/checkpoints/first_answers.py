@@ -29,7 +29,7 @@ def first_answers(loaded: LoadedModel) -> str:
     found, expected = _tokens_a_step(loaded, nodes), promised[nodes - 1]
     said = (
         f"first answers: {found:.2f} tokens a step with {nodes} nodes, where the calibration "
-        f"promises {expected:.2f}"
+        f"expects {expected:.2f}"
     )
     if found - 1 < FAR * (expected - 1):
         said += (

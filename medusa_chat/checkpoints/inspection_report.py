@@ -89,7 +89,7 @@ def _in_words(heads: HeadsFile) -> str:
     layers = f"{heads.layers} layer{'' if heads.layers == 1 else 's'}"
     rows = f", {heads.vocabulary} tokens" if heads.vocabulary else ""
     bias = "" if heads.bias else ", no bias"
-    bias += ", which read the certain next token too" if heads.root else ""
+    bias += ", which also read the root token" if heads.root else ""
     return (
         f"{heads.heads} of {layers}{bias}, {LM_HEADS[heads.lm]}, hidden {heads.hidden}{rows}, "
         f"{heads.dtype}"

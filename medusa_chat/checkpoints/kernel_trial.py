@@ -73,7 +73,7 @@ def _wide_logits(backbone: Backbone, timer: Timer) -> list[str]:
         return []
     before = timer(lambda: linear(hidden).float())
     head.is_wide = before / timer(partial(head.widened, hidden)) >= LOSS
-    return ["logits in fp32 from the LM head's product"] if head.is_wide else []
+    return ["LM head logits kept in fp32"] if head.is_wide else []
 
 
 def _nf4_product(backbone: Backbone, timer: Timer) -> list[str]:
@@ -86,8 +86,8 @@ def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
         return []
     before = backbone.implementation
     backbone.attend_by(split_attention.NAME)
-    if agrees("attention stays in one part", backbone.check, torch.inf):
-        return ["attention in splits, by the text's length on the device"]
+    if agrees("attention stays with torch's kernel", backbone.check, torch.inf):
+        return ["split attention (flash decoding) by our kernel"]
     backbone.attend_by(before)
     return []
 

@@ -106,8 +106,8 @@ def _why(precision: str, found: Mapping[str, Place], parts: Estimate) -> str:
     for place in found.values():
         counts[place] = counts.get(place, 0) + 1
     where = ", ".join(
-        f"{count} on cuda:{place}" if place != "cpu" else f"{count} in main memory"
+        f"{count} modules on cuda:{place}" if place != "cpu" else f"{count} modules in main memory"
         for place, count in counts.items()
     )
-    slow = " (slow: they cross to the GPU at every step)" if "cpu" in counts else ""
-    return f"{gb(parts.total)} at {precision} fit on no single GPU: of its parts {where}{slow}"
+    slow = " (slow: copied to the GPU at every step)" if "cpu" in counts else ""
+    return f"no single GPU has room for {gb(parts.total)} at {precision}: {where}{slow}"

@@ -59,7 +59,7 @@ class Estimate:
 
     @property
     def beside(self) -> int:
-        """What it takes besides, which no tensor tells."""
+        """Bytes that no tensor of the loaded model holds."""
         return self.step + self.device + self.gaps + self.loading
 
     @property

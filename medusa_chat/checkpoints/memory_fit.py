@@ -65,9 +65,9 @@ class MemoryNeeds:
             return ()
         notes = ()
         if precision == "int8" and self.device.startswith("cuda"):
-            notes = ("int8 saves memory only: its products are slower than in 16 bits",)
+            notes = ("int8 only saves memory: it is slower than 16 bits",)
         size = 2 * sizes(self.found.weights.config).experts
-        experts = f"the experts stay in 16 bits ({gb(size)}): bitsandbytes leaves them"
+        experts = f"the experts stay in 16 bits ({gb(size)}): bitsandbytes does not quantise them"
         return (*notes, experts) if size else notes
 
     def advice(self, precision: str) -> str:
@@ -94,7 +94,7 @@ class MemoryNeeds:
         if (tokens := self._longest(last)) >= SHORTEST:
             option = f"--precision {last} " if last != precision else ""
             return f"{option}--max-context {tokens} would fit"
-        return f"choose a smaller model, for even {last} takes {_size(self.at(last))}"
+        return f"choose a smaller model: even {last} needs {_size(self.at(last))}"
 
     def _longest(self, precision: str) -> int:
         """Tokens of context that fit, in steps of SHORTEST; 0 for none."""

@@ -14,7 +14,7 @@ MAPPED = Path("/proc/self/statm")
 
 
 def can_limit_memory() -> bool:
-    """Whether this system has a limit of memory that it keeps; macOS takes one and does not."""
+    """Whether this system enforces a limit of memory; macOS accepts one and does not enforce it."""
     return resource is not None and MAPPED.exists()
 
 

@@ -40,10 +40,10 @@ def usual_nodes(
     except ModelError:
         gpu = None
     if gpu is None or size.experts:  # a tree's rows go to more experts than one row
-        return CAUTIOUS, f"for {device.type}, as step times cannot be told before they are measured"
+        return CAUTIOUS, f"for {device.type}, a default until step times are measured"
     seconds = tuple(_seconds(gpu, size, precision, m, head_parameters) for m in MODELLED)
     best = pick(StepCosts(MODELLED, (1,), (seconds,)), expected, 1)
-    return max(LEAST, best.nodes), f"by the bandwidth and arithmetic of {gpu.name}"
+    return max(LEAST, best.nodes), f"modelled from the bandwidth and compute of {gpu.name}"
 
 
 def _seconds(gpu: Gpu, size: Sizes, precision: str, nodes: int, head_parameters: int) -> float:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MEASURED = "steps, speed, bandwidth, turns, text, load, context, elsewhere"
 FINDINGS = (
-    "Of the paper and beside other programs, only where named: ladder, trees, thresholds, "
+    "Run only when named (the paper's findings, other programs): ladder, trees, thresholds, "
     "temperatures, categories, hardware, assisted, reference, heads, two-stage, report, "
     "roofline, peers, exactness"
 )

@@ -99,7 +99,7 @@ def examine() -> Report:
         "model": cpu_name(),
         "cores": os.cpu_count(),
         "C compiler": " ".join(
-            native_build.compiler() or ["none: with gcc or clang fp32 is faster"]
+            native_build.compiler() or ["none (decoding in fp32 is faster with gcc or clang)"]
         ),
     }
     missing = [name for name, found in report.sections["packages"].items() if found is None]
@@ -110,17 +110,17 @@ def examine() -> Report:
 
         report.sections["cpu"] |= torch_facts.processor()
         report.sections["devices"] = torch_facts.devices(report.problems)
-        report.sections["devices"]["a step runs by"] = _backend(has_cuda(report))
+        report.sections["devices"]["step backend"] = _backend(has_cuda(report))
     return report
 
 
 def _backend(is_cuda: bool) -> str:
     """What runs the steps of a model on this machine's first device."""
     if is_cuda:
-        return "one CUDA graph where a trial at the load finds it faster, else torch operators"
+        return "a CUDA graph if a trial at load time finds it faster, else torch operators"
     if native_build.compiler() is None:
         return "torch operators"
-    return "the pass in C for Llama-like models in fp32 and bf16, else torch operators"
+    return "our C backend for Llama-like models in fp32 and bf16, else torch operators"
 
 
 def has_cuda(report: Report) -> bool:
@@ -194,7 +194,7 @@ def _tuned() -> dict[str, Any]:
         f"{t.place.model}, {t.place.precision}, {t.place.device}": t.summary()
         for t in tuning_store.all_tunings()
     }
-    return found or {"measured": "nothing yet: the page does it when idle, and so does bench"}
+    return found or {"measured": "nothing yet (the page measures when idle; bench measures too)"}
 
 
 def is_whole(file: Path) -> bool:

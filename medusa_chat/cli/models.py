@@ -104,7 +104,7 @@ def pull_model(
     if as_json:
         show_json(result)
         return
-    print(f"{repo} is here ({gb(needs.total)}): medusa-chat --checkpoint {repo}")
+    print(f"{repo} is downloaded ({gb(needs.total)}): medusa-chat --checkpoint {repo}")
 
 
 @models.command("rm")
@@ -123,7 +123,7 @@ def remove_model(repo: Id, data_dir: DataDir = None, as_json: AsJson = False) ->
     if as_json:
         show_json({"id": repo, "freed_bytes": freed})
     else:
-        print(f"{repo} is removed: {gb(freed)} are free again")
+        print(f"{repo} is deleted: {gb(freed)} freed")
 
 
 # Rows and lines.
@@ -172,14 +172,14 @@ def kept_rows(kept: tuple[KeptCopy, ...], kind: str) -> list[dict[str, Any]]:
 def kept_lines(kept: tuple[KeptCopy, ...]) -> Iterator[str]:
     """Kept copies of backbones, by what they were made for."""
     if kept:
-        yield "made here, read instead of their source (medusa-chat models rm frees them)"
+        yield "converted or quantised copies (medusa-chat models rm deletes them)"
     for one in kept:
         how = "converted to " if one.kind == "gguf" else ""
         yield f"  {gb(one.bytes):>9}  {one.name}  ({how}{one.precision})"
 
 
 def known_lines(known: tuple[ModelPreset, ...], here: set[str]) -> Iterator[str]:
-    yield "known to be good (medusa-chat models pull ID)"
+    yield "recommended (medusa-chat models pull ID)"
     for preset in known:
         parts = [preset.title]
         if preset.base:
@@ -202,7 +202,8 @@ def plan_lines(needs: DownloadPlan) -> Iterator[str]:
     """The planned downloads, a line for each repo."""
     for part in needs.parts:
         origin = "the base of these heads: " if part.role == "backbone" else ""
-        yield f"{origin}{part.id} at {part.sha[:7]}: {gb(part.left)} to fetch of {gb(part.total)}"
+        sizes = f"{gb(part.left)} to download of {gb(part.total)}"
+        yield f"{origin}{part.id} at {part.sha[:7]}: {sizes}"
     yield from needs.notes
 
 

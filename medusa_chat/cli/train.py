@@ -81,7 +81,7 @@ class RecipeOptions:
     ] = None
     root: Annotated[
         bool | None,
-        flag("--root/--no-root", "Let the heads also read the root, the token that is certain."),
+        flag("--root/--no-root", "Also feed the heads the root, the token already decided."),
     ] = None
     distill: Annotated[
         bool | None, flag("--distill/--no-distill", "Train on the backbone's own answers.")

@@ -89,8 +89,8 @@ def resolve(repo: str) -> Path:
         raise offline_error(repo)
     if found is None:
         raise HubError(
-            f"the Hub repo {repo} is not in the cache as a whole, and the network is off: leave "
-            f"--offline out, or run medusa-chat models pull {repo}",
+            f"the Hub repo {repo} is only partly in the cache and the network is off: omit "
+            f"--offline, or run medusa-chat models pull {repo}",
             "offline",
         )
     return found

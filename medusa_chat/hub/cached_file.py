@@ -37,7 +37,7 @@ def is_intact(place: Path, file: RepoFile, state: TransferState, check: bool) ->
 def discard(place: Path, file: RepoFile, state: TransferState) -> None:
     """Remove a cached file that is not what it should be."""
     if place.is_file():
-        state.note = f"{file.name} in the cache was damaged: fetched again"
+        state.note = f"{file.name} in the cache was damaged: downloaded again"
         state.total += file.size if place.stat().st_size == file.size else 0
     place.unlink(missing_ok=True)
 
@@ -76,7 +76,7 @@ class PartialFile:
         if size > self.file.size:
             return self.clear()
         if size:
-            state.phase, state.note = "check", f"{self.file.name}: goes on at {gb(size)}"
+            state.phase, state.note = "check", f"{self.file.name}: resuming at {gb(size)}"
         self.stream.seek(0)
         self.size = _hash_rest(self.stream, self.hasher, state)
 

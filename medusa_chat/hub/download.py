@@ -48,9 +48,9 @@ def pull(
 ) -> Iterator[DownloadEvent]:
     """Fetch what is left of a plan: an event about five times a second, the last one "done".
 
-    Closing the generator, or setting `stop`, ends it within a second; what has arrived is kept and
-    the next pull goes on there. check: compare what is cached with the Hub's hashes and fetch what
-    is damaged again. Raises HubError, before the first byte where it can be known.
+    Closing the generator, or setting `stop`, ends it within a second; what was downloaded is kept,
+    and the next pull resumes there. check: compare what is cached with the Hub's hashes and fetch
+    what is damaged again. Raises HubError, before the first byte where it can be known.
     """
     if is_offline() and plan.left:
         raise offline_error(plan.id)

@@ -71,14 +71,16 @@ def status_error(repo: str, error: Any) -> HubError:
     if status == 429:
         wait = _wait_asked(error.response.headers)
         return HubError(
-            f"the Hub asks to wait {wait:.0f} s (429, too many requests): try again then; "
+            f"the Hub's rate limit is reached (429): wait {wait:.0f} s and try again; "
             "`hf auth login` raises the limit",
             "busy",
             retry_after=wait,
         )
     if status >= 500:
         return HubError(
-            f"the Hub has trouble ({status}): try again in a minute", "broken", retry_after=0.5
+            f"the Hub has a server error ({status}): try again in a minute",
+            "broken",
+            retry_after=0.5,
         )
     return HubError(f"the Hub refuses {repo} ({status}): {reason(error)}", "refused")
 

@@ -46,9 +46,9 @@ def ensure_cached(part: RepoPlan, file: RepoFile, state: TransferState, check: b
                 if _fetch(part, file, partial, state):
                     os.replace(partial, blob)
                     return
-                state.note = f"{file.name} arrived damaged: once more"
+                state.note = f"{file.name} is damaged: downloading it again"
     raise HubError(
-        f"{file.name} of {part.id} arrived damaged (its hash differs from the Hub's): try again "
+        f"{file.name} of {part.id} is damaged (its hash differs from the Hub's): try again "
         "later, or on another network",
         "damaged",
     )
@@ -116,7 +116,7 @@ def _wait(error: HubError, failures: int, file: RepoFile, state: TransferState) 
         if error.kind != "network":
             raise error
         raise HubError(
-            f"{file.name}: {error} (what has arrived is kept: the next try continues from there)",
+            f"{file.name}: {error} (what was downloaded is kept: the next try resumes there)",
             "network",
         ) from error
     wait = max(asked, min(0.5 * 2 ** (failures - 1), 4.0))

@@ -156,7 +156,7 @@ class ModelLifecycle:
             self.state = ModelState("loading", "restart", str(error))
             return self.requested
         self._crashes, self._abandoned = 0, self.requested
-        self.state = ModelState("failed", message=f"{error}, again and again. {REMEDY}")
+        self.state = ModelState("failed", message=f"{error}, repeatedly. {REMEDY}")
         return None
 
     def take_lost(self) -> LoadRequest | None:

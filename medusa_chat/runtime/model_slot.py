@@ -59,6 +59,6 @@ class ModelSlot:
             release()
 
     def _stopped(self, request: LoadRequest, phase: LoadPhase) -> str:
-        kept = "; what came is kept" if phase.name == "download" else ""
+        kept = "; what was downloaded is kept" if phase.name == "download" else ""
         here = f"{self.loaded.info.name} stays loaded" if self.loaded else "no model is loaded"
         return f"loading {request.checkpoint} was stopped{kept}: {here}"

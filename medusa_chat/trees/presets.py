@@ -43,8 +43,8 @@ def published_accuracies(ranks: int = 10) -> tuple[tuple[float, ...], ...]:
 
 
 def _each_rank(curve: Sequence[float], ranks: int) -> list[float]:
-    """Accuracies of the first ranks alone, from cumulative ones; the last step's fall goes on
-    beyond what was published."""
+    """Accuracies of the first ranks alone, from cumulative ones. Beyond the published ranks each
+    is smaller than the one before by the last published ratio."""
     alone = [b - a for a, b in zip((0.0, *curve), curve, strict=False)]
     ratio = alone[-1] / alone[-2]
     while len(alone) < ranks:

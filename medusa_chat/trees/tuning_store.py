@@ -70,8 +70,8 @@ class Tuning:
             text = self._against(tree, accuracies)
         else:
             text = (
-                f"{best.nodes} nodes: {best.tokens:.2f} tokens expected a step at "
-                f"{best.overhead:.2f} times the cost, so {best.speedup:.2f} times plain decoding, "
+                f"{best.nodes} nodes: {best.tokens:.2f} expected tokens per step at "
+                f"{best.overhead:.2f} times the cost, {best.speedup:.2f} times plain decoding, "
                 f"by step times measured on this device on {self.date[:10]}"
             )
             text += self._beyond(best, self.pick(tree, accuracies, long=True))

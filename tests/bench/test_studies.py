@@ -30,8 +30,13 @@ def data(tmp_path_factory):
     rows = []
     for place in range(9):
         said = " ".join(WORDS[place:] + WORDS[:place])
-        talk = [("user", said[:20]), ("assistant", said), ("user", "more"), ("assistant", said)]
-        rows.append({"messages": [{"role": role, "content": text} for role, text in talk]})
+        conversation = [
+            ("user", said[:20]),
+            ("assistant", said),
+            ("user", "more"),
+            ("assistant", said),
+        ]
+        rows.append({"messages": [{"role": role, "content": text} for role, text in conversation]})
     found = tmp_path_factory.mktemp("data") / "data.jsonl"
     found.write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
     return found

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -203,6 +202,7 @@ def edited(folder: Path, name: str, **values: Any) -> None:
     file.write_text(json.dumps(before | values))
 
 
+MANY = list(range(1_000_000))
 ODD = (-5, "x", [1], 1.5, 10**30, True)
 CONFIG = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
@@ -229,24 +229,24 @@ def test_a_config_with_an_odd_value_is_one_line(folder: Path, capsys: Any, key: 
         ("config.json", {"num_attention_heads": 2, "num_key_value_heads": 8}),
         ("config.json", {"rope_parameters": []}),
         ("config.json", {"rope_parameters": {"rope_type": "foreign"}}),
-        ("config.json", {"eos_token_id": list(range(1_000_000))}),
+        ("config.json", {"eos_token_id": MANY}),
         ("generation_config.json", {"compile_config": 5}),
         ("generation_config.json", {"compile_config": {"a": 1}}),
         ("generation_config.json", {"eos_token_id": "x"}),
-        ("generation_config.json", {"eos_token_id": list(range(1_000_000))}),
+        ("generation_config.json", {"eos_token_id": MANY}),
         ("tokenizer_config.json", {"chat_template": 5}),
         ("medusa_calibration.json", {"accuracies": [[0.5]], "choices": [[10**30]]}),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_a_value_that_ended_in_a_traceback_is_one_line(
     folder: Path, capsys: Any, name: str, values: dict[str, Any]
 ) -> None:
     edited(folder, name, **values)
-    began = time.process_time()
     (_, _), (code, line) = codes(folder, capsys)
     assert code in (0, 2, 4), line
-    assert time.process_time() < began + 15, "a million end tokens took 23 seconds"
+    if values.get("eos_token_id") == MANY:  # each is looked for at every step
+        assert code == 4 and "has end tokens, 1,000,000 of them: at most" in line
 
 
 def grow(tokenizer: dict[str, Any], part: str, **steps: Any) -> None:

@@ -74,9 +74,11 @@ def test_it_renders_as_transformers_does(renderer, kind):
 
 def test_it_continues_a_message_as_transformers_does(renderer):
     tokenizer = tokenizer_with(KINDS["end"])
-    talk = TALK[:3]
-    wanted = tokenizer.apply_chat_template(talk, tokenize=False, continue_final_message=True)
-    assert renderer.render(tokenizer, talk, continues=True) == wanted
+    conversation = TALK[:3]
+    wanted = tokenizer.apply_chat_template(
+        conversation, tokenize=False, continue_final_message=True
+    )
+    assert renderer.render(tokenizer, conversation, continues=True) == wanted
 
 
 def test_the_shipped_templates_render_as_transformers_does(renderer):
@@ -84,9 +86,11 @@ def test_the_shipped_templates_render_as_transformers_does(renderer):
     assert files
     for file in files:
         tokenizer = tokenizer_with(file.read_text("utf-8"))
-        talk = TALK[1:]
-        wanted = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-        assert renderer.render(tokenizer, talk) == wanted
+        conversation = TALK[1:]
+        wanted = tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=True
+        )
+        assert renderer.render(tokenizer, conversation) == wanted
 
 
 @pytest.mark.parametrize("kind", BOMBS)

@@ -334,7 +334,9 @@ def test_the_largest_quantised_file_of_a_folder_is_read_and_told(tmp_path):
     write_gguf(tmp_path / "m-F32.gguf", model)
     found = Checkpoint.find(LoadRequest(str(tmp_path)))
     assert found.source.name == "m-Q8_0.gguf"
-    assert any("of 3 GGUF files m-Q8_0.gguf is read" in note for note in found.notes)
+    assert any(
+        "reading m-Q8_0.gguf, the largest quantised of 3 GGUF files" in note for note in found.notes
+    )
     named = Checkpoint.find(LoadRequest(str(tmp_path / "m-F32.gguf")))
     assert named.source.name == "m-F32.gguf" and not named.notes
 

@@ -190,7 +190,10 @@ def test_the_largest_quantised_of_several_is_read_and_told(tmp_path):
     from medusa_chat.gguf_files import choose_file, part_of_split, split_name
 
     chosen, why = choose_file(SIZES)
-    assert chosen == "b-Q8_0.gguf" and "of 3 GGUF files b-Q8_0.gguf is read" in why
+    assert (
+        chosen == "b-Q8_0.gguf"
+        and "reading b-Q8_0.gguf, the largest quantised of 3 GGUF files" in why
+    )
     assert choose_file({"b-f16.gguf": 1, "b.bf16.gguf": 2, "x.bin": 3})[0] == "b.bf16.gguf"
     assert choose_file({"one.gguf": 1, "README.md": 2}) == ("one.gguf", "")
     assert choose_file({"mmproj-x.gguf": 1}) == (None, "")

@@ -68,7 +68,7 @@ def test_attention_in_splits_is_used_where_it_wins_and_loses_nothing(
     wanted = decode(engine, tree=tree)[-1].token_ids
     clock(monkeypatch, kernel, (short, long))
     notes = kernel_trial.try_kernels(engine.backbone)
-    assert len(notes) == is_used and all("attention in splits" in note for note in notes)
+    assert len(notes) == is_used and all("split attention" in note for note in notes)
     assert (engine.backbone.implementation == split_attention.NAME) is is_used
     kernel.clear()
     engine.forget()
@@ -149,7 +149,7 @@ def test_logits_are_fp32_where_the_product_can_give_them(monkeypatch, dtype, fac
 
     monkeypatch.setattr(kernel_trial, "cuda_seconds", clock)
     notes = kernel_trial.try_kernels(engine.backbone)
-    assert any("logits in fp32" in note for note in notes) is is_used is head.is_wide
+    assert any("logits kept in fp32" in note for note in notes) is is_used is head.is_wide
     with torch.inference_mode():
         found = head(hidden[:16])
         assert found.dtype == (torch.float32 if is_used else dtype)

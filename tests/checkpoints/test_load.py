@@ -192,16 +192,16 @@ def test_what_is_left_open_is_resolved_and_recorded(folder):
 
 def test_a_conversation_keeps_its_ids_and_cache(folder):
     model = loaded(folder)
-    talk = [{"role": "user", "content": "hi é"}]
-    first = answer(model, talk, temperature=0.8)
-    talk += [
+    conversation = [{"role": "user", "content": "hi é"}]
+    first = answer(model, conversation, temperature=0.8)
+    conversation += [
         {"role": "assistant", "content": first[-1].text},
         {"role": "user", "content": "more"},
     ]
-    ids, _ = encode(model, talk)
+    ids, _ = encode(model, conversation)
     before = [*first[0].prompt_token_ids, *first[-1].token_ids]
     assert ids[: len(before)] == before
-    second = answer(model, talk, temperature=0.8)
+    second = answer(model, conversation, temperature=0.8)
     assert second[0].reused_tokens >= len(before) - 1
     at_once = engine_answer(loaded(folder), ids, temperature=0.8)
     assert at_once[0].reused_tokens == 0
@@ -212,8 +212,11 @@ def test_a_conversation_keeps_its_ids_and_cache(folder):
 def test_a_continued_answer_goes_on_right_after_its_last_character(tmp_path, content):
     template = TEMPLATE.replace("m['content']", content[3:-3])
     model = loaded(write_checkpoint(tmp_path / "m", template=template))
-    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so it ends \n"}]
-    assert encode(model, talk)[1] == "u:hi\na:so it ends \n"
+    conversation = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "so it ends \n"},
+    ]
+    assert encode(model, conversation)[1] == "u:hi\na:so it ends \n"
 
 
 def engine_answer(model, ids, **settings):
@@ -226,12 +229,15 @@ def engine_answer(model, ids, **settings):
 
 def test_a_stop_string_leaves_nothing_in_the_next_prompt(folder):
     model = loaded(folder)
-    talk = [{"role": "user", "content": "hi"}]
-    whole = answer(model, talk)[-1].text
-    cut = answer(model, talk, stop=(whole[2],))[-1]
+    conversation = [{"role": "user", "content": "hi"}]
+    whole = answer(model, conversation)[-1].text
+    cut = answer(model, conversation, stop=(whole[2],))[-1]
     assert cut.reason == "stop" and cut.text == whole[: whole.index(whole[2])]
     fresh = loaded(folder)
-    for messages in (talk, [*talk, {"role": "assistant", "content": cut.text}, *talk]):
+    for messages in (
+        conversation,
+        [*conversation, {"role": "assistant", "content": cut.text}, *conversation],
+    ):
         assert encode(model, messages) == encode(fresh, messages)
 
 

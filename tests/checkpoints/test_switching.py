@@ -194,7 +194,7 @@ def test_a_download_stops_keeps_the_old_model_and_goes_on_later(
     child.cancel(loading)
     wait_for(lambda: child.state.status == "ready")
     assert child.state.model is not None and child.state.model.name == str(backbone)
-    assert f"{HEADS} was stopped; what came is kept" in child.state.message
+    assert f"{HEADS} was stopped; what was downloaded is kept" in child.state.message
     job = child.submit(Reply("hi", SETTINGS))
     assert job.done.wait(240) and not job.error and child.runner.pid == pid
     server.faults.clear()

@@ -43,9 +43,9 @@ def nodes_on(monkeypatch, properties, precision, config=VICUNA, device=CUDA, hea
 def test_a_7b_starts_with_what_its_card_can_pay(monkeypatch, name, precision, least, most):
     nodes, why = nodes_on(monkeypatch, card(name), precision)
     assert least <= nodes <= most
-    assert why.startswith("by the bandwidth and arithmetic of ")
+    assert why.startswith("modelled from the bandwidth and compute of ")
     tree, words = auto_tree(None, 5, CUDA, (nodes, why))
-    assert len(tree) == nodes and f"{nodes} nodes by the bandwidth" in words
+    assert len(tree) == nodes and f"{nodes} nodes modelled from the bandwidth" in words
 
 
 @pytest.mark.parametrize("precision", ["fp16", "nf4", "int8"])
@@ -93,7 +93,7 @@ def test_every_named_card_is_found_under_nvidias_names():
 def test_what_is_not_known_starts_cautiously_and_says_so(monkeypatch, properties):
     assert gpu_of(properties) is None
     nodes, why = nodes_on(monkeypatch, properties, "fp16")
-    assert nodes == usual.CAUTIOUS and why.startswith("for cuda, as step times cannot be told")
+    assert nodes == usual.CAUTIOUS and why.startswith("for cuda, a default until step times")
     experts = VICUNA | {"num_local_experts": 8}
     assert nodes_on(monkeypatch, card("NVIDIA H100"), "fp16", experts)[0] == usual.CAUTIOUS
     assert nodes_on(monkeypatch, card("NVIDIA H100"), "fp16", {})[0] == usual.CAUTIOUS

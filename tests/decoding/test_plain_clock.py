@@ -23,9 +23,9 @@ def model(monkeypatch):
     return loaded
 
 
-def answer(model, talk=TALK, **settings):
+def answer(model, conversation=TALK, **settings):
     chosen = {"max_new_tokens": 48, "seed": 5, "tree": "sparse-8"} | settings
-    return list(reply(model, Reply(talk, GenerationSettings(**chosen))))
+    return list(reply(model, Reply(conversation, GenerationSettings(**chosen))))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -59,12 +59,16 @@ def test_the_end_of_the_answer_is_decoded_again_with_its_record(model, monkeypat
 
 def test_the_next_turn_reads_only_what_is_new(model, monkeypatch):
     *_, last = answer(model)
-    talk = [*TALK, {"role": "assistant", "content": last.text}, {"role": "user", "content": "Go"}]
-    timed, *_ = answer(model, talk)
+    conversation = [
+        *TALK,
+        {"role": "assistant", "content": last.text},
+        {"role": "user", "content": "Go"},
+    ]
+    timed, *_ = answer(model, conversation)
     monkeypatch.setattr(plain_clock.PlainClock, "seconds", lambda *_: None)
     model.engine.forget()
     answer(model)
-    alone, *_ = answer(model, talk)
+    alone, *_ = answer(model, conversation)
     assert 0 <= alone.reused_tokens - timed.reused_tokens <= 1  # a last path may be longer
 
 

@@ -117,7 +117,7 @@ def test_a_stopped_pull_gives_no_half_folder(server: Hub) -> None:
         if event.done > MB:
             stop.set()
     assert event.phase == "cancelled"
-    refusal("offline", "as a whole", lambda: hub.resolve(BASE))
+    refusal("offline", "only partly in the cache", lambda: hub.resolve(BASE))
 
 
 def test_a_cached_main_serves_a_preset_that_pins_another(server: Hub) -> None:
@@ -163,7 +163,7 @@ def test_half_a_snapshot_is_not_whole(server: Hub) -> None:
     plan = hub.plan(BASE)
     fetch(plan)
     (plan.parts[0].folder / "model-00002-of-00002.safetensors").unlink()
-    refusal("offline", "as a whole", lambda: hub.resolve(BASE))
+    refusal("offline", "only partly in the cache", lambda: hub.resolve(BASE))
     fetch(hub.plan(BASE))
     assert hub.resolve(BASE) == plan.parts[0].folder
     refusal("offline", "not in the cache", lambda: hub.resolve("a/b"))

@@ -87,9 +87,9 @@ def rendered(name: str, messages: Any, ask: bool = True) -> str:
 
 
 def test_vicuna_is_the_format_of_fastchats_v1_1() -> None:
-    talk = "USER: Hello! ASSISTANT: Hi!</s>USER: How are you? ASSISTANT:"
-    assert rendered("vicuna", TALK) == f"<s>{VICUNA} {talk}"
-    assert rendered("vicuna", SYSTEM + TALK) == f"<s>Be brief. {talk}"
+    conversation = "USER: Hello! ASSISTANT: Hi!</s>USER: How are you? ASSISTANT:"
+    assert rendered("vicuna", TALK) == f"<s>{VICUNA} {conversation}"
+    assert rendered("vicuna", SYSTEM + TALK) == f"<s>Be brief. {conversation}"
     assert rendered("vicuna", TALK[:2], ask=False) == (
         f"<s>{VICUNA} USER: Hello! ASSISTANT: Hi!</s>"
     )
@@ -113,8 +113,8 @@ def test_zephyr_is_the_format_of_its_model_card() -> None:
 def test_an_answer_extends_the_prompt_that_asked_for_it() -> None:
     """Else a chat could not reuse what the model has read. Vicuna answers with a space first."""
     for name, answer in (("vicuna", " Hi!"), ("zephyr", "Hi!")):
-        talk = [TALK[0], {"role": "assistant", "content": answer}, TALK[2]]
-        assert rendered(name, talk).startswith(rendered(name, TALK[:1]) + answer + "</s>")
+        conversation = [TALK[0], {"role": "assistant", "content": answer}, TALK[2]]
+        assert rendered(name, conversation).startswith(rendered(name, TALK[:1]) + answer + "</s>")
 
 
 def test_a_repo_and_its_base_get_the_template_they_lack() -> None:

@@ -39,7 +39,7 @@ def test_the_largest_quantised_file_is_planned_and_nothing_else(repo: Hub) -> No
     (part,) = plan.parts
     assert [item.file.name for item in part.files] == ["tiny-Q8_0.gguf"] and part.role == "model"
     assert plan.total == plan.left == len(repo.repos[REPO].files["tiny-Q8_0.gguf"])
-    assert "of 3 GGUF files tiny-Q8_0.gguf is read" in plan.notes[0]
+    assert "reading tiny-Q8_0.gguf, the largest quantised of 3 GGUF files" in plan.notes[0]
     named = hub.plan(f"{REPO}/tiny-Q4_0.gguf")
     assert [item.file.name for item in named.parts[0].files] == ["tiny-Q4_0.gguf"]
     assert not named.notes
@@ -80,7 +80,7 @@ def test_it_is_downloaded_converted_listed_and_removed(
     assert main(["generate", "--backbone", REPO, *asked]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out.splitlines()[0])["model"] == REPO
-    assert "of 3 GGUF files tiny-Q8_0.gguf is read" in said.err
+    assert "reading tiny-Q8_0.gguf, the largest quantised of 3 GGUF files" in said.err
     assert "converting tiny-Q8_0.gguf (" in said.err
     assert main(["generate", "--checkpoint", f"{REPO}/tiny-Q4_0.gguf", *asked]) == 0
     assert {one.name for one in kept_copies.kept()} == {REPO, f"{REPO}/tiny-Q4_0.gguf"}
@@ -98,7 +98,7 @@ def test_it_is_downloaded_converted_listed_and_removed(
 
 def test_pull_names_the_file_that_was_chosen(repo: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "pull", REPO]) == 0
-    assert "tiny-Q8_0.gguf is read, the largest that is quantised" in capsys.readouterr().err
+    assert "reading tiny-Q8_0.gguf, the largest quantised" in capsys.readouterr().err
     assert main(["models", "pull", f"{REPO}/tiny-F32.gguf"]) == 0
     assert hub.cached_folder(f"{REPO}/tiny-F32.gguf")
 

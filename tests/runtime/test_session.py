@@ -101,8 +101,8 @@ def test_a_template_that_never_ends_is_refused_and_the_worker_lives(tmp_path):
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     session = Session(InProcess())
     session.submit(LoadRequest(str(write_checkpoint(tmp_path / "model", 0, endless))))
-    talk = [{"role": "user", "content": "hello"}]
-    job = session.submit(Reply(talk, SETTINGS))
+    conversation = [{"role": "user", "content": "hello"}]
+    job = session.submit(Reply(conversation, SETTINGS))
     assert job.done.wait(240) and "chat template" in job.error and "seconds" in job.error
     job = session.submit(Reply("hello", SETTINGS))
     assert job.done.wait(240) and not job.error
@@ -164,7 +164,7 @@ def test_a_worker_that_keeps_ending_is_not_restarted_for_ever():
     assert session.runner.loads == 3
     assert "signal 9" in session.state.message and "--max-context" in session.state.message
     job = session.submit(Reply("hello", SETTINGS))
-    assert job.done.wait(240) and "again and again" in job.error
+    assert job.done.wait(240) and "repeatedly" in job.error
     assert session.runner.loads == 4 and session.state.status == "failed"
     session.runner.lives = True
     job = session.submit(Reply("hello", SETTINGS))

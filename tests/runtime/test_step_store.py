@@ -17,11 +17,11 @@ def events():
 
 
 def test_events_come_back_as_they_were(tmp_path, events):
-    StepStore(tmp_path).save("talk", 2, events)
+    StepStore(tmp_path).save("chat", 2, events)
     store = StepStore(tmp_path)
-    assert store.load("talk", 2) == events and store.load("talk", 3) == store.load("x", 2) == []
-    store.delete("talk")
-    assert store.load("talk", 2) == [] and list(tmp_path.iterdir()) == []
+    assert store.load("chat", 2) == events and store.load("chat", 3) == store.load("x", 2) == []
+    store.delete("chat")
+    assert store.load("chat", 2) == [] and list(tmp_path.iterdir()) == []
 
 
 def test_the_oldest_steps_go_first_where_there_is_no_room(tmp_path, events):
@@ -30,13 +30,13 @@ def test_the_oldest_steps_go_first_where_there_is_no_room(tmp_path, events):
     size = next(tmp_path.glob("*/*")).stat().st_size
     store = StepStore(tmp_path, most=4 * size)
     for number in range(2, 9):
-        store.save("talk", number, events)
-        os.utime(tmp_path / "talk" / f"{number}.jsonl.gz", ns=(number, 10**18 + number))
+        store.save("chat", number, events)
+        os.utime(tmp_path / "chat" / f"{number}.jsonl.gz", ns=(number, 10**18 + number))
         total = sum(file.stat().st_size for file in tmp_path.glob("*/*"))
-        assert total <= store.most and store.load("talk", number) == events
-    assert store.load("talk", 2) == []
-    StepStore(tmp_path, most=10).save("talk", 99, events)
-    assert store.load("talk", 99) == []
+        assert total <= store.most and store.load("chat", number) == events
+    assert store.load("chat", 2) == []
+    StepStore(tmp_path, most=10).save("chat", 99, events)
+    assert store.load("chat", 99) == []
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_the_oldest_steps_go_first_where_there_is_no_room(tmp_path, events):
     ],
 )
 def test_a_broken_file_is_no_steps(tmp_path, data):
-    (tmp_path / "talk").mkdir()
-    (tmp_path / "talk" / "1.jsonl.gz").write_bytes(data)
-    assert StepStore(tmp_path).load("talk", 1) == []
+    (tmp_path / "chat").mkdir()
+    (tmp_path / "chat" / "1.jsonl.gz").write_bytes(data)
+    assert StepStore(tmp_path).load("chat", 1) == []
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path, events):
     (tmp_path / "file").write_text("in the way")
     store = StepStore(tmp_path / "file")
-    store.save("talk", 1, events)
-    assert store.load("talk", 1) == []
+    store.save("chat", 1, events)
+    assert store.load("chat", 1) == []

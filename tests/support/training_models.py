@@ -90,7 +90,7 @@ def alphabet(start: int, length: int) -> str:
     return "".join(LETTERS[(start + i) % len(LETTERS)] for i in range(length))
 
 
-def talks(count: int = 24) -> list[dict[str, Any]]:
+def conversations(count: int = 24) -> list[dict[str, Any]]:
     """Conversations of two turns whose answers go round the alphabet."""
     rows = []
     for number in range(count):

@@ -8,7 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.training_models import LETTERS, letter_tokenizer, talks, write_backbone, write_rows
+from support.training_models import (
+    LETTERS,
+    conversations,
+    letter_tokenizer,
+    write_backbone,
+    write_rows,
+)
 from transformers import AutoModelForCausalLM
 
 from medusa_chat.errors import UsageError
@@ -21,7 +27,7 @@ from medusa_chat.training.loss import IGNORED, hidden_and_targets
 
 ASKED, ANSWERED = "ab", "cde"
 KINDS = {
-    "messages": {"messages": talks(1)[0]["messages"][:2]},
+    "messages": {"messages": conversations(1)[0]["messages"][:2]},
     "conversations by role": {
         "conversations": [{"role": "user", "content": ASKED}, {"role": "assistant", "content": "c"}]
     },
@@ -112,7 +118,7 @@ def test_a_template_that_never_ends_is_refused_with_the_line_it_met(tmp_path: Pa
     tokenizer = letter_tokenizer()
     loop = "{% for i in range(99999) %}"
     tokenizer.chat_template = f"{loop}{loop}{{% endfor %}}{{% endfor %}}"
-    found = read_conversations(write_rows(tmp_path / "d.jsonl", talks(1)))
+    found = read_conversations(write_rows(tmp_path / "d.jsonl", conversations(1)))
     with pytest.raises(UsageError, match=r"d\.jsonl:1: the chat template of this checkpoint"):
         encode_all(tokenizer, found, 64, 99)
 
@@ -123,7 +129,7 @@ def encoded(rows: list[dict], tmp_path: Path, length: int = 64, vocabulary: int 
 
 
 def test_long_row_is_cut_and_a_row_without_answer_in_reach_is_left_out(tmp_path: Path) -> None:
-    rows = talks(2)
+    rows = conversations(2)
     rows[1]["messages"][0]["content"] = LETTERS * 3
     found = encoded(rows, tmp_path, length=30)
     assert (len(found.examples), found.cut, found.left_out) == (1, 2, 1)
@@ -132,12 +138,12 @@ def test_long_row_is_cut_and_a_row_without_answer_in_reach_is_left_out(tmp_path:
 
 def test_data_without_any_answer_in_reach_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no usable example"):
-        encoded([{"messages": talks(1)[0]["messages"]}], tmp_path, length=5)
+        encoded([{"messages": conversations(1)[0]["messages"]}], tmp_path, length=5)
 
 
 def test_token_beyond_the_vocabulary_names_its_row(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"d\.jsonl:1: the tokenizer gives token"):
-        encoded(talks(1), tmp_path, vocabulary=8)
+        encoded(conversations(1), tmp_path, vocabulary=8)
 
 
 def test_held_out_conversations_are_not_learnt() -> None:

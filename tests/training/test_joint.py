@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.training_models import talks, write_backbone, write_rows
+from support.training_models import conversations, write_backbone, write_rows
 from transformers import AutoModelForCausalLM
 
 from medusa_chat.cli.main import main
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("joint")
     write_backbone(folder / "backbone")
     write_backbone(folder / "tied", tied=True)
-    write_rows(folder / "talks.jsonl", talks(10))
+    write_rows(folder / "data.jsonl", conversations(10))
     return folder
 
 
@@ -151,7 +151,7 @@ def line(folder: Path, output: Path) -> list[str]:
     options = ["--recipe", "medusa-1", "--max-steps", "4", "--heads", "2", "--batch-tokens", "150"]
     options += ["--sequence-length", "60", "--device", "cpu", "--precision", "fp32", "--json"]
     start = ["train", "--backbone", str(folder / "backbone"), "--output", str(output)]
-    return [*start, "--data", str(folder / "talks.jsonl"), *options]
+    return [*start, "--data", str(folder / "data.jsonl"), *options]
 
 
 def losses_of(said: str) -> list[float]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.gguf_models import tiny_model, write_gguf
-from support.training_models import CONTEXT, talks, write_backbone, write_rows
+from support.training_models import CONTEXT, conversations, write_backbone, write_rows
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.cli.main import main
@@ -34,12 +34,12 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ground")
     write_backbone(folder / "backbone")
     write_backbone(folder / "tied", tied=True)
-    write_rows(folder / "talks.jsonl", talks())
+    write_rows(folder / "data.jsonl", conversations())
     write_rows(folder / "prompts.jsonl", [{"turns": ["abc", "de"]}, {"turns": ["fgh"]}] * 3)
     return folder
 
 
-def command(inputs: Path, output: Path, *options: str, data: str = "talks.jsonl") -> list[str]:
+def command(inputs: Path, output: Path, *options: str, data: str = "data.jsonl") -> list[str]:
     backbone = str(inputs / "backbone")
     start = ["train", "--backbone", backbone, "--data", str(inputs / data)]
     return [*start, "--output", str(output), *QUICK, *options]

@@ -77,7 +77,7 @@ def write_rows(path, *rows) -> None:
 
 
 def test_conversations_keep_their_file_and_line(tmp_path):
-    path = tmp_path / "talk.jsonl"
+    path = tmp_path / "data.jsonl"
     write_rows(path, {"messages": TALK, "source": "x"}, "", {"messages": TALK})
     conversations = list(read_conversations(path))
     assert [c.place for c in conversations] == [f"{path}:1", f"{path}:3"]
@@ -96,9 +96,9 @@ def test_conversations_keep_their_file_and_line(tmp_path):
     ],
 )
 def test_bad_row_is_refused_with_its_line(tmp_path, bad):
-    path = tmp_path / "talk.jsonl"
+    path = tmp_path / "data.jsonl"
     write_rows(path, {"messages": TALK}, bad)
-    with pytest.raises(UsageError, match="talk.jsonl:2: "):
+    with pytest.raises(UsageError, match="data.jsonl:2: "):
         list(read_conversations(path))
 
 
@@ -360,11 +360,11 @@ def test_loss_that_is_not_finite_stops_with_its_row_named():
     with torch.no_grad():
         model.get_input_embeddings().weight[0] = float("nan")
     clean = [Example(e.ids, e.is_label, e.place) for e in examples]
-    poisoned = Example((3, 4, 0, 5, 6, 7), (True,) * 6, "talk.jsonl:7")
+    poisoned = Example((3, 4, 0, 5, 6, 7), (True,) * 6, "data.jsonl:7")
     heads = new_heads(model.lm_head, 2)
     # examples of one length, so that no padding brings the poisoned token to the others
     same = [Example(e.ids[:6], (True,) * 6, e.place) for e in clean]
-    with pytest.raises(MedusaChatError, match=r"step 1 \(caused by talk\.jsonl:7\)"):
+    with pytest.raises(MedusaChatError, match=r"step 1 \(caused by data\.jsonl:7\)"):
         recipe = HeadRecipe(steps=3)
         list(train_heads(model, model.lm_head, heads, [*same, poisoned], recipe))
     assert torch.equal(heads.weight, torch.zeros_like(heads.weight))

@@ -1,4 +1,4 @@
-"""An answer as it is drawn: thoughts and words, rows, steps, the rate beside plain decoding."""
+"""An answer as it is drawn: reasoning and words, rows, steps, the rate beside plain decoding."""
 
 import time
 
@@ -38,7 +38,7 @@ def test_a_plain_answer_and_one_without_a_timing_have_no_ratio(controller):
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "thoughts"),
+    ("text", "words", "reasoning"),
     [
         ("plain", ["plain"], []),
         ("<think>a</think>b", ["b"], ["a"]),
@@ -48,10 +48,10 @@ def test_a_plain_answer_and_one_without_a_timing_have_no_ratio(controller):
         ("<think></think>b", ["b"], []),
     ],
 )
-def test_thoughts_are_told_from_words(text, words, thoughts):
+def test_reasoning_is_told_from_words(text, words, reasoning):
     found = spans(text)
     assert [text[s.start : s.end] for s in found if not s.is_reasoning] == words
-    assert [text[s.start : s.end] for s in found if s.is_reasoning and s.end > s.start] == thoughts
+    assert [text[s.start : s.end] for s in found if s.is_reasoning and s.end > s.start] == reasoning
     assert visible_text(text) == "".join(words)
 
 

@@ -175,7 +175,7 @@ def test_a_row_maps_to_its_message_and_only_words_are_edited(controller):
     kinds = [row.kind for row in rows_of(chat.transcript)]
     assert kinds[:2] == ["text", "reasoning"]
     before = chat.transcript
-    controller.edit(tab, turn("other thoughts", row=1))
+    controller.edit(tab, turn("other words", row=1))
     controller.edit(tab, turn("x", row=99))
     for forged in (event(index=[0, 1], value="x"), event()):
         post(controller.edit, controller.refuse_edit, tab, event=forged)

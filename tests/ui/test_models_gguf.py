@@ -153,7 +153,7 @@ def test_what_was_converted_is_deleted_and_the_file_stays(controller, home, monk
     assert row["delete"].startswith("Delete ") and "the model itself stays" in row["deletion"]
     assert dict(row["facts"])["converted"].endswith(" here")
     controller.drop_model(ModelsTab(), event(id=str(path)), OWNER, *BOXES)
-    assert "are free again" in told[0] and path.is_file() and not kept_copies.kept()
+    assert " freed." in told[0] and path.is_file() and not kept_copies.kept()
     assert not row_of(controller, "tiny-Q8_0.gguf")["delete"]
 
 

@@ -64,9 +64,9 @@ class TrainingFixture:
     def given(self, prompts_and_answers: Sequence[Messages]) -> list[Example]:
         """Examples with the last message of the data as the answer and the rest as the prompt."""
         made = []
-        for talk in self._fitting(prompts_and_answers):
-            first = len(encode_prompt(self._tokenizer, talk[:-1]))
-            ids, is_label = encode(self._tokenizer, talk)
+        for conversation in self._fitting(prompts_and_answers):
+            first = len(encode_prompt(self._tokenizer, conversation[:-1]))
+            ids, is_label = encode(self._tokenizer, conversation)
             made.append(Example(tuple(ids), (False,) * first + tuple(is_label[first:])))
         return made
 
@@ -80,7 +80,8 @@ class TrainingFixture:
         """Examples with the model's own answer in place of the last message; answers of two tokens
         are left out."""
         prompts = [
-            encode_prompt(self._tokenizer, talk[:-1]) for talk in self._fitting(prompts_and_answers)
+            encode_prompt(self._tokenizer, conversation[:-1])
+            for conversation in self._fitting(prompts_and_answers)
         ]
         recipe = DistillRecipe(ANSWER_TOKENS, temperatures)
         made = []

@@ -40,7 +40,7 @@ class Throttle:
         self._failures.append((self._clock(), address))
 
     def forgive(self, address: str) -> None:
-        """The newest failure of this address was none."""
+        """Remove the newest failure of this address from the count: it was no wrong password."""
         for failure in reversed(self._failures):
             if failure[1] == address:
                 return self._failures.remove(failure)

@@ -77,7 +77,7 @@ def build_chat(
 def _conversation(offer: Mapping[str, str] | None) -> dict[str, Any]:
     """The conversation and the answer that is being written."""
     parts: dict[str, Any] = {}
-    with gr.Column(elem_id="talk"):
+    with gr.Column(elem_id="conversation"):
         with gr.Column(elem_id="empty") as parts["empty"]:
             gr.HTML(WELCOME, js_on_load=None)
             with gr.Row(elem_id="examples"):

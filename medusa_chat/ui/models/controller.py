@@ -118,4 +118,4 @@ class ModelsController:
         self.catalog.forget()
         self.catalog.cached = tuple(model for model in self.catalog.cached if model.id != repo)
         self.catalog.copies = kept_copies.kept()
-        return f"{name} is deleted: {hub.gb(freed)} are free again."
+        return f"{name} is deleted: {hub.gb(freed)} freed."

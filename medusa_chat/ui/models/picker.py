@@ -21,7 +21,7 @@ from medusa_chat.ui.models.model_catalog import ModelCatalog
 
 Stage = Literal["idle", "checking", "downloading", "loading", "done", "failed", "stopped"]
 RUNNING = ("checking", "downloading", "loading")
-STOPPED_BEFORE = "stopped; what has arrived is kept, and the model that is loaded stays"
+STOPPED_BEFORE = "stopped; what was downloaded is kept, and the model that is loaded stays"
 STOPPED_LOADING = "stopped; the model that was there before is loaded again"
 
 

@@ -25,13 +25,13 @@ PARTS = {
     "tune": ("elements", "draw", "words", "mask", "layout", "plot", "heat", "shape"),
     "roof": ("elements", "draw", "plot"),
     "train": ("elements", "draw", "plot"),
-    "next": ("thoughts", "show", "follow"),
+    "next": ("reasoning", "show", "follow"),
     "tint": ("typed", "align", "hover"),
-    "live": ("elements", "emptied", "scroll", "thoughts"),
+    "live": ("elements", "emptied", "scroll", "reasoning"),
     "compare": ("elements", "gpu", "race", "figures", "lanes", "replay"),
     **dict.fromkeys(("status", "share", "versions"), ("elements",)),
     **dict.fromkeys(("models", "pick", "offer"), ("elements", "try")),
-    "conversations": ("elements", "drawer", "system", "talk"),
+    "conversations": ("elements", "drawer", "system", "row"),
 }
 
 

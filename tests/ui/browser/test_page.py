@@ -96,7 +96,7 @@ def test_another_person_waits_sees_the_place_and_gets_the_model_when_the_first_i
     two.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 5")
     if served.runner:
         assert served.runner.prompts[-1][-1]["content"] == "second"
-    assert "first" not in two.inner_text("#talk")
+    assert "first" not in two.inner_text("#conversation")
     monkeypatch.undo()
     two.click("#stop")
     wait_end(two)

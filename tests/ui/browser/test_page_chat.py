@@ -212,7 +212,7 @@ def test_the_text_only_grows_while_it_comes(served, open_tab, monkeypatch):
     assert lengths[lengths.index(shown[0]) :].index(0) == len(shown), "empty once it is over"
 
 
-def test_thoughts_are_folded_while_they_come_and_afterwards(quick, open_tab, monkeypatch):
+def test_reasoning_is_folded_while_they_come_and_afterwards(quick, open_tab, monkeypatch):
     pieces = ("<think>", "Hm, ", "secretly", ".</think>", "Yes", ", it", " is", " so", ".")
     monkeypatch.setattr(quick, "pieces", pieces)
     monkeypatch.setattr(quick, "steps", 3)
@@ -221,7 +221,7 @@ def test_thoughts_are_folded_while_they_come_and_afterwards(quick, open_tab, mon
     send(tab, "hi")
     tab.wait_for_selector(".live-thought")
     assert tab.locator(".live-thought[open]").count() == 0
-    assert "secretly" not in tab.inner_text("#talk")
+    assert "secretly" not in tab.inner_text("#conversation")
     quick.hold_at = None
     wait_end(tab)
     tab.wait_for_selector("#history .thought-group")

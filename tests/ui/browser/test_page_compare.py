@@ -219,7 +219,8 @@ def test_a_replay_only_appends(served, tab):
           .observe(document.querySelector('.lane-text'), {childList: true, subtree: true}); }"""
     )
     seek(tab, 0.5)  # going back is what empties a lane, once
-    before = tab.evaluate("new Promise(r => setTimeout(() => r(window.removed), 50))")
+    drawn_frames(tab, 2)
+    before = tab.evaluate("window.removed")
     tab.click(".replay .play")
     tab.wait_for_function(OVER)
     assert tab.evaluate("window.removed") == before > 0

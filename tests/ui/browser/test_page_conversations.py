@@ -11,9 +11,12 @@ from medusa_chat.ui.app import PageOptions, open_page
 
 ROWS = "n => document.querySelectorAll('#history .message-row').length === n"
 TEXT = "() => document.querySelector('#live-text .md')?.textContent"
-LISTED = """titles => JSON.stringify([...document.querySelectorAll('.talk-title')]
+LISTED = """titles => JSON.stringify([...document.querySelectorAll('.chat-row-title')]
   .map(node => node.textContent)) === JSON.stringify(titles)"""
 LAST_STEP = "() => document.querySelector('#tree').innerText.includes('step 12 / 12')"
+AT_SEND = """() => { const box = document.querySelector('#send').getBoundingClientRect();
+  const at = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
+  return Boolean(at.closest('#send')); }"""
 # Whether the list stands over the chat or beside it: both in pixels from the left.
 EDGES = """() => [document.querySelector('#side').getBoundingClientRect(),
   document.querySelector('#left').getBoundingClientRect()]
@@ -52,12 +55,12 @@ def new_chat(tab):
 
 
 def open_listed(tab, title):
-    row(tab, title).locator(".talk-open").click()
+    row(tab, title).locator(".chat-row-open").click()
     tab.wait_for_function("t => document.querySelector('#chat-title').textContent === t", arg=title)
 
 
 def row(tab, title):
-    return tab.locator(".talk", has=tab.locator(".talk-title", has_text=title))
+    return tab.locator(".chat-row", has=tab.locator(".chat-row-title", has_text=title))
 
 
 def listed(tab, *titles):
@@ -65,19 +68,19 @@ def listed(tab, *titles):
 
 
 def empty_list(tab):
-    while tab.locator(".talk").count():
-        count = tab.locator(".talk").count()
-        tab.locator(".talk-delete").first.evaluate("node => node.click()")
-        tab.wait_for_function("n => document.querySelectorAll('.talk').length < n", arg=count)
+    while tab.locator(".chat-row").count():
+        count = tab.locator(".chat-row").count()
+        tab.locator(".chat-row-delete").first.evaluate("node => node.click()")
+        tab.wait_for_function("n => document.querySelectorAll('.chat-row').length < n", arg=count)
     tab.wait_for_selector("#examples", state="visible")
 
 
 def show_list(tab):
     """Where the page is not very wide the list is closed at first, and stays as it was left."""
     tab.wait_for_selector("#chat-title[data-id]")  # the list has come
-    if not tab.locator(".talks-search").is_visible():
+    if not tab.locator(".chat-list-search").is_visible():
         tab.click("#list-button")
-    tab.wait_for_selector(".talks-search", state="visible")
+    tab.wait_for_selector(".chat-list-search", state="visible")
 
 
 @pytest.fixture
@@ -99,7 +102,7 @@ def test_new_chat_keeps_the_old_one_and_a_click_opens_it_with_its_steps(tab):
     assert tab.locator("#chat-title").inner_text() == "New chat"
     say(tab, "second question")
     listed(tab, "second question", "first question")
-    assert tab.locator(".talk.is-current").inner_text() == "second question"
+    assert tab.locator(".chat-row.is-current").inner_text() == "second question"
     open_listed(tab, "first question")
     tab.wait_for_function(ROWS, arg=2)
     assert tab.locator("#history .user .message-content").inner_text() == "first question"
@@ -136,11 +139,11 @@ def test_a_title_is_written_in_place(tab):
     say(tab, "a long question")
     row(tab, "a long question").hover()
     tab.get_by_label("Rename: a long question").click()
-    tab.fill(".talk-name", "not this")
+    tab.fill(".chat-row-name", "not this")
     tab.keyboard.press("Escape")
     listed(tab, "a long question")
     tab.get_by_label("Rename: a long question").press("Enter")
-    tab.fill(".talk-name", "<b>Short & new</b>")
+    tab.fill(".chat-row-name", "<b>Short & new</b>")
     tab.keyboard.press("Enter")
     listed(tab, "<b>Short & new</b>")
     tab.wait_for_function(
@@ -159,6 +162,7 @@ def test_what_is_deleted_comes_back_with_one_click(tab):
     listed(tab, "keep this")
     tab.wait_for_selector("#examples", state="visible")
     assert "Deleted “drop this”" in tab.locator(".toast").inner_text()
+    assert tab.evaluate(AT_SEND), "the line lies over Send"
     tab.locator(".toast button").click()
     listed(tab, "drop this", "keep this")
     tab.wait_for_function(ROWS, arg=2)
@@ -169,12 +173,12 @@ def test_the_list_is_searched_by_what_was_said(tab):
     for text in ("apples and pears", "plums"):
         say(tab, text)
         new_chat(tab)
-    tab.fill(".talks-search", "PEARS")
+    tab.fill(".chat-list-search", "PEARS")
     listed(tab, "apples and pears")
-    tab.fill(".talks-search", "nothing like it")
-    tab.wait_for_selector(".talks-empty")
-    assert tab.locator(".talks-empty").inner_text() == "Nothing found."
-    tab.fill(".talks-search", "")
+    tab.fill(".chat-list-search", "nothing like it")
+    tab.wait_for_selector(".chat-list-empty")
+    assert tab.locator(".chat-list-empty").inner_text() == "Nothing found."
+    tab.fill(".chat-list-search", "")
     listed(tab, "plums", "apples and pears")
 
 
@@ -183,11 +187,11 @@ def test_an_answer_goes_on_and_is_marked_while_another_is_shown(tab, served):
     send(tab, "takes its time")
     new_chat(tab)
     listed(tab, "takes its time")
-    tab.wait_for_selector(".talk-running")
+    tab.wait_for_selector(".chat-row-running")
     assert not tab.locator("#stop").is_visible()
     tab.wait_for_function("() => !document.querySelector('#live-text .md')?.textContent")
     served.runner.hold_at = None
-    tab.wait_for_selector(".talk-running", state="detached")
+    tab.wait_for_selector(".chat-row-running", state="detached")
     open_listed(tab, "takes its time")
     tab.wait_for_function(ROWS, arg=2)
     assert last_answer(tab)
@@ -219,7 +223,7 @@ def test_a_view_that_comes_late_leaves_the_answer_that_runs_on_the_page(tab, ser
         held.append((route, route.fetch()))  # answered by the server, not yet by the network
 
     tab.route("**/run/predict", hold)
-    row(tab, "overtaken").locator(".talk-open").click()
+    row(tab, "overtaken").locator(".chat-row-open").click()
     tab.wait_for_function(TEXT)
     while not held:  # the text may be there before the answer to the click is
         drawn_frames(tab)
@@ -329,17 +333,17 @@ def test_the_list_stands_beside_the_chat_or_in_a_drawer(tab, width):
     assert (width < 1200 and shown == 0) or right <= left
     if width < 1200:
         tab.click("#list-button")
-        tab.wait_for_selector(".talks-search", state="visible")
+        tab.wait_for_selector(".chat-list-search", state="visible")
         assert tab.evaluate(EDGES)[0][2] <= 0.86 * width
         tab.keyboard.press("Escape")
-        tab.wait_for_selector(".talks-search", state="hidden")
+        tab.wait_for_selector(".chat-list-search", state="hidden")
         assert tab.evaluate("document.activeElement.id") == "list-button"
         tab.click("#list-button")
-        tab.locator(".talk-open").first.click()
-        tab.wait_for_selector(".talks-search", state="hidden")
+        tab.locator(".chat-row-open").first.click()
+        tab.wait_for_selector(".chat-list-search", state="hidden")
     else:
         tab.click("#list-button")
-        tab.wait_for_selector(".talks-search", state="hidden")
+        tab.wait_for_selector(".chat-list-search", state="hidden")
         tab.click("#list-button")
-        tab.wait_for_selector(".talks-search", state="visible")
+        tab.wait_for_selector(".chat-list-search", state="visible")
     assert tab.evaluate("document.documentElement.scrollWidth") <= width

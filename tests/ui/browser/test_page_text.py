@@ -9,7 +9,7 @@ FORMULAS = (
     "\n\n"
     "| x | y |\n|---|---|\n| 1 | 2 |\n"
 )
-AT_END = "() => { const t = document.querySelector('#talk');"
+AT_END = "() => { const t = document.querySelector('#conversation');"
 AT_END += " return t.scrollHeight - t.scrollTop - t.clientHeight < 4 }"
 
 
@@ -34,7 +34,7 @@ def open_edit(tab, row: int) -> None:
 def scroll_to_the_top(tab) -> None:
     """By hand, and wait until the wheel has come to rest."""
     tab.mouse.wheel(0, -3000)
-    tab.wait_for_function("() => document.querySelector('#talk').scrollTop === 0")
+    tab.wait_for_function("() => document.querySelector('#conversation').scrollTop === 0")
 
 
 def test_what_was_typed_stands_as_it_was_typed(quick, open_tab):
@@ -65,8 +65,8 @@ def test_an_edit_has_the_width_of_the_conversation_and_the_height_of_its_text(qu
     ask(tab, "\n".join(f"line {n}" for n in range(14)))
     open_edit(tab, 0)
     box = tab.locator("#history textarea").bounding_box()
-    talk = tab.locator("#talk").bounding_box()
-    assert box["width"] > 0.85 * talk["width"]
+    conversation = tab.locator("#conversation").bounding_box()
+    assert box["width"] > 0.85 * conversation["width"]
     fits = "node => node.scrollHeight <= node.clientHeight + 2"
     assert box["height"] > 250 and tab.locator("#history textarea").evaluate(fits)
 
@@ -79,13 +79,13 @@ def test_a_new_turn_is_shown_and_whoever_scrolled_up_stays_there(quick, open_tab
         tab.wait_for_function(AT_END)
     jump = tab.locator(".jump-to-end")
     assert jump.is_hidden()
-    tab.locator("#talk").hover()
+    tab.locator("#conversation").hover()
     scroll_to_the_top(tab)
     jump.wait_for()
-    edited = tab.evaluate("() => document.querySelector('#talk').scrollTop")
+    edited = tab.evaluate("() => document.querySelector('#conversation').scrollTop")
     tab.evaluate("() => document.querySelector('#live-text').style.setProperty('height', '50px')")
     tab.wait_for_function("() => document.querySelector('#live-text').offsetHeight === 50")
-    assert tab.evaluate("() => document.querySelector('#talk').scrollTop") == edited
+    assert tab.evaluate("() => document.querySelector('#conversation').scrollTop") == edited
     jump.click()
     tab.wait_for_function(AT_END)
     jump.wait_for(state="hidden")

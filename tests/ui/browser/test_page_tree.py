@@ -360,7 +360,7 @@ def test_a_word_shows_its_step_and_a_click_goes_there(tab, runner, monkeypatch):
         tab.mouse.click(*letter_of(tab, steps, 20, -1))  # ends the selection
     tab.wait_for_function("() => getSelection().isCollapsed")
     tab.mouse.wheel(0, -3000)
-    tab.wait_for_function("() => document.querySelector('#talk').scrollTop === 0")
+    tab.wait_for_function("() => document.querySelector('#conversation').scrollTop === 0")
     tab.mouse.click(*letter_of(tab, older, 6, 0))
     tab.wait_for_selector(".newest")
     see(tab, 6)

@@ -21,7 +21,7 @@ function icon(name) {
 }
 
 function iconButton(name, label, act) {
-  const node = button(`talk-${name}`, "", act);
+  const node = button(`chat-row-${name}`, "", act);
   node.setAttribute("aria-label", label);
   node.title = name === "rename" ? "Rename" : "Delete";
   node.append(icon(name));
@@ -31,16 +31,16 @@ function iconButton(name, label, act) {
 function drawRow(known) {
   const { item, row } = known;
   const [id, title, , isRunning] = row;
-  const open = button("talk-open", "", () => choose(id));
-  open.append(make("span", "talk-title", title || UNTITLED));
+  const open = button("chat-row-open", "", () => choose(id));
+  open.append(make("span", "chat-row-title", title || UNTITLED));
   open.title = title;
   if (isRunning) {
-    const mark = make("span", "talk-running");
+    const mark = make("span", "chat-row-running");
     mark.title = "an answer is being written";
     mark.append(make("span", "visually-hidden", ", an answer is being written"));
     open.append(mark);
   }
-  const acts = make("div", "talk-acts");
+  const acts = make("div", "chat-row-acts");
   acts.append(
     iconButton("rename", `Rename: ${title}`, () => rename(known)),
     iconButton("delete", `Delete: ${title}`, () => drop(known)),
@@ -53,7 +53,7 @@ function drawRow(known) {
 // In place: Enter or leaving keeps it, Escape does not; nothing gives the first message's title back.
 function rename(known) {
   const [id, title] = known.row;
-  const line = make("input", "talk-name");
+  const line = make("input", "chat-row-name");
   let isOver = false;
   const end = (isKept) => {
     if (isOver) return;
@@ -64,7 +64,7 @@ function rename(known) {
       trigger("rename_conversation", { id, title: line.value });
     }
     drawRow(known);
-    known.item.querySelector(".talk-open").focus();
+    known.item.querySelector(".chat-row-open").focus();
   };
   line.value = title;
   line.maxLength = 200;
@@ -88,7 +88,7 @@ function drop(known) {
   trigger("delete_conversation", { id });
   gone.add(id);
   drawList();
-  (next?.querySelector(".talk-open") || field).focus();
+  (next?.querySelector(".chat-row-open") || field).focus();
   offer(id, title);
 }
 
@@ -102,6 +102,8 @@ function offer(id, title) {
   const said = make("span", "", `Deleted “${title.length > 40 ? `${title.slice(0, 39)}…` : title}”.`);
   toast.replaceChildren(said, undo);
   toast.hidden = false;
+  const box = document.getElementById("box").getBoundingClientRect();
+  if (box.height) toast.style.bottom = `${innerHeight - box.top + 10}px`; // Send stays in reach
   clearTimeout(fading);
   fading = setTimeout(hide, UNDO_MS);
 }
