@@ -17,6 +17,7 @@ from medusa_chat.checkpoints.memory import device_memory
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels, split_attention
 from medusa_chat.decoding.backends.parity import Timer, agrees
+from medusa_chat.decoding.probe import check_tree_step
 
 FOLDER = "kernels"  # of the state: a file for each kernel that is being tried
 SPARE = 10**9  # bytes that stay free for answers
@@ -86,7 +87,7 @@ def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
         return []
     before = backbone.implementation
     backbone.attend_by(split_attention.NAME)
-    if agrees("attention stays in one part", backbone.check, torch.inf):
+    if agrees("attention stays in one part", partial(check_tree_step, backbone), torch.inf):
         return ["attention in splits, by the text's length on the device"]
     backbone.attend_by(before)
     return []

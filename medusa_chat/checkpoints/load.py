@@ -26,6 +26,7 @@ from medusa_chat.checkpoints.usual_nodes import usual_nodes
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.probe import check_tree_step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
@@ -126,7 +127,7 @@ def _engine(
     is_spread = plan.device_map is not None
     backend, notes = prepare(model, parts.heads, plan.device, plan.context, calibration, is_spread)
     backbone = backend.backbone
-    difference = backbone.check()
+    difference = check_tree_step(backbone)
     agrees = f"a tree step agrees with plain steps (logits within {difference:.1g})"
     parts.notes += [*notes, f"attention {backbone.implementation}; {agrees}"]
     engine = Engine(backend, parts.heads, end_tokens(model, parts.tokenizer))

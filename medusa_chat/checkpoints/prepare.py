@@ -11,11 +11,10 @@ from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.kernel_trial import try_kernels
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, cuda_graph_trial, native
-from medusa_chat.decoding.backends.torch_step import TorchStep
-from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.linear4 import release
-from medusa_chat.decoding.step_result import StepBackend
+from medusa_chat.decoding.replacements import replace_submodules
+from medusa_chat.decoding.step import StepBackend, TorchStep
 from medusa_chat.trees.calibration import Calibration
 
 GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run without CUDA graphs
