@@ -10,13 +10,12 @@ from gpu_clock import timed
 from gpu_part import Bench
 
 from medusa_chat.bench.harness.random_model import RandomModel, load_shape
-from medusa_chat.decoding.attention import tree_attention
+from medusa_chat.decoding.attention import NodeMask, tree_attention
 from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
-from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.node_mask import NodeMask
+from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import chain
 from medusa_chat.messages import LoadRequest
 from medusa_chat.trees.auto_tree import source_tree

@@ -21,11 +21,12 @@ from medusa_chat.bench.harness.random_model import RandomModel, llama_config, ra
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import nf4
-from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.linear4 import hold
+from medusa_chat.decoding.probe import check_tree_step
+from medusa_chat.decoding.replacements import replace_submodules
+from medusa_chat.decoding.step import TorchStep
 
 ROOM = 128  # tokens behind the longest text
 ROWS = (1, 8, 16, 32, 64)
@@ -119,7 +120,7 @@ def merged_parity(
     return {
         "merged against loaded": parted_at(plain, loaded),
         "merged, Medusa against plain": parted_at(answer(engine, 16, 0.0, count), plain),
-        "check of a tree step": engine.backbone.check(),
+        "check of a tree step": check_tree_step(engine.backbone),
     }
 
 

@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from medusa_chat.checkpoints import pickle_sandbox
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.decoding.head_tensors import heads_of
+from medusa_chat.decoding.head_tensors import fit_vocabulary, heads_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError, first_line
 
@@ -30,7 +30,7 @@ def read_heads(found: Checkpoint, config: Any) -> tuple[MedusaHeads | None, list
     if not all(torch.isfinite(t).all() for t in heads.parameters()):
         raise ModelError(f"{where} holds NaN or infinity: the heads are broken, fetch them again")
     try:
-        cut = heads.fit(vocabulary)
+        cut = fit_vocabulary(heads, vocabulary)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
     padded = f"{cut} padded rows of the heads' LM heads are cut: the backbone has {vocabulary}"

@@ -17,6 +17,7 @@ from medusa_chat.checkpoints.memory import device_memory
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels, split_attention
 from medusa_chat.decoding.backends.parity import Timer, agrees
+from medusa_chat.decoding.probe import check_tree_step
 
 FOLDER = "kernels"  # of the state: a file for each kernel that is being tried
 SPARE = 10**9  # bytes that stay free for answers
@@ -86,7 +87,8 @@ def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
         return []
     before = backbone.implementation
     backbone.attend_by(split_attention.NAME)
-    if agrees("attention stays with torch's kernel", backbone.check, torch.inf):
+    tries = partial(check_tree_step, backbone)
+    if agrees("attention stays with torch's kernel", tries, torch.inf):
         return ["split attention (flash decoding) by our kernel"]
     backbone.attend_by(before)
     return []

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.weights import read_model, weight_files
-from medusa_chat.decoding.logit_head import LogitHead
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.errors import ModelError, first_line
 
 

@@ -28,6 +28,7 @@ from medusa_chat.decoding.backends.native.blocks import nothing_stored
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.probe import check_tree_step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
@@ -131,7 +132,7 @@ def _engine(
         model, parts.heads, plan.device, plan.context, calibration, is_spread, stored
     )
     backbone = backend.backbone
-    difference = backbone.check()
+    difference = check_tree_step(backbone)
     agrees = f"a tree step agrees with plain steps (logits within {difference:.1g})"
     parts.notes += [*notes, f"attention {backbone.implementation}; {agrees}"]
     engine = Engine(backend, parts.heads, end_tokens(model, parts.tokenizer))

@@ -13,11 +13,10 @@ from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, cuda_graph_trial, native
 from medusa_chat.decoding.backends.native.blocks import Stored, nothing_stored
 from medusa_chat.decoding.backends.native.linear import kept_bytes
-from medusa_chat.decoding.backends.torch_step import TorchStep
-from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.linear4 import release
-from medusa_chat.decoding.step_result import StepBackend
+from medusa_chat.decoding.replacements import replace_submodules
+from medusa_chat.decoding.step import StepBackend, TorchStep
 from medusa_chat.trees.calibration import Calibration
 from medusa_chat.units import gb
 

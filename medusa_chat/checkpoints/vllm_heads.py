@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.head_tensors import (
     LAYER,
     LM_HEAD,
@@ -20,7 +21,6 @@ from medusa_chat.decoding.head_tensors import (
     tensors_of,
 )
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.logit_head import LogitHead
 from medusa_chat.errors import ModelError
 
 

@@ -7,8 +7,50 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.drafters import Draft
-from medusa_chat.decoding.sampling import TORCH, Position, Rows, drawn, own_tokens
+from medusa_chat.decoding.sampling import entropies, filtered, gumbel
 from medusa_chat.decoding.settings import GenerationSettings
+
+Position = int | Tensor  # of the root in the text; a tensor [1] where only the device knows it
+
+
+class Rows:
+    """What a rule reads from rows of scores [n, V], by torch's operators. A backend may have it
+    faster (backends/native/rows.py); there is no rule in it."""
+
+    def largest(self, scores: Tensor) -> Tensor:
+        """The place of each row's largest score, int64 [n]; the lowest of equals."""
+        return scores.argmax(-1)
+
+    def draw(
+        self, scores: Tensor, depths: Tensor, deepest: int, place: Position, seed: int | Tensor
+    ) -> Tensor:
+        """`largest` with the noise (`gumbel`) of each row's depth added: int64 [n]. depths int64
+        [n], at most `deepest`; place: of depth 0 in the text."""
+        places = place + torch.arange(deepest + 1, device=scores.device)
+        noise = gumbel(seed, places, scores.shape[-1])
+        return (scores + noise.index_select(0, depths)).argmax(-1)
+
+    def sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """log(sum(exp)) of each row, and the entropy in nats of softmax(row): float32 [n] each."""
+        log_sums = scores.logsumexp(-1)
+        return log_sums, entropies(scores - log_sums.unsqueeze(-1))
+
+
+TORCH = Rows()
+
+
+@dataclass(frozen=True)
+class VerifyInput:
+    """The input of an acceptance rule. logits: the backbone's [n, V], a row for each node of the
+    draft; position: of the root in the text; details: whether Details are wanted; rows: what reads
+    the logits."""
+
+    draft: Draft
+    logits: Tensor
+    position: Position
+    settings: GenerationSettings
+    details: bool
+    rows: Rows = TORCH
 
 
 @dataclass(frozen=True)
@@ -35,57 +77,55 @@ class Acceptance:
     details: Details | None
 
 
-@dataclass(frozen=True)
-class VerifyInput:
-    """The input of an acceptance rule. logits: the backbone's [n, V], a row for each node of the
-    draft; position: of the root in the text; details: whether Details are wanted; rows: what reads
-    the logits."""
-
-    draft: Draft
-    logits: Tensor
-    position: Position
-    settings: GenerationSettings
-    details: bool
-    rows: Rows = TORCH
-
-
 Rule = Callable[[VerifyInput], Acceptance]
 
 
-def exact(verify_input: VerifyInput) -> Acceptance:
+def exact(given: VerifyInput) -> Acceptance:
     """Take the backbone's own sample at each node and follow the child that equals it.
 
     Every token is the backbone's own, so this is lossless at any temperature for any deterministic
     tree; greedy is its limit.
     """
-    draft, logits, settings = verify_input.draft, verify_input.logits, verify_input.settings
-    rows = verify_input.rows
-    sampled = own_tokens(logits, draft.tensors, verify_input.position, settings, rows)
-    seen = figures(draft, logits, settings.scale, rows) if verify_input.details else None
-    found = _details(seen, None, sampled)
-    if len(draft.tree) == 1:  # plain decoding: there is nothing to accept but the root
+    draft, sampled, details = given.draft, own_tokens(given), None
+    if given.details:
+        at_parent, entropy = figures(given)
+        details = Details(at_parent.exp(), entropy, None, sampled)
+    if len(draft.tokens) == 1:  # plain decoding: there is nothing to accept but the root
         root, path = draft.tensors.depths, draft.tensors.paths[0]
-        is_finite = torch.isfinite(logits.max())
-        return Acceptance(path, (root + 1)[0], root, sampled, is_finite, found)
-    accepted = draft.tokens == sampled.index_select(0, draft.tensors.parents)
-    length = _prefix_lengths(accepted, draft)
-    node = _first_best(length)
-    return _result(draft, logits, node, length, sampled, found)
+        is_finite = torch.isfinite(given.logits.max())
+        return Acceptance(path, (root + 1)[0], root, sampled, is_finite, details)
+    length = _prefix_lengths(draft.tokens == sampled.index_select(0, draft.tensors.parents), draft)
+    return _result(given, _first_best(length), length, sampled, details)
 
 
-def typical(verify_input: VerifyInput) -> Acceptance:
+def typical(given: VerifyInput, is_sampled: bool = False) -> Acceptance:
     """Accept a node while p > min(epsilon, delta * exp(-H)) at its parent (Medusa, section 2.3.1).
 
     The first token and every next token are greedy, so the result is deterministic and
     temperature only relaxes acceptance. Lossy. At temperature 0 it is greedy decoding.
     """
-    return _typical(verify_input, is_sampled=False)
+    draft, logits, settings = given.draft, given.logits, given.settings
+    if settings.is_greedy:
+        return exact(given)
+    at_parent, entropy = figures(given)
+    threshold = thresholds(entropy, settings)
+    accepted = at_parent.exp() > threshold.index_select(0, draft.tensors.parents)
+    length = _prefix_lengths(accepted, draft)
+    value = torch.where(draft.tensors.ancestors, at_parent, 0)[:, 1:].sum(1)
+    node = _first_best(torch.where(length == length.max(), value, -torch.inf))
+    if is_sampled:
+        log_p = torch.log_softmax(logits.float() / settings.scale, -1)
+        chosen = _drawn(log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf), given)
+    else:
+        chosen = given.rows.largest(logits)
+    details = Details(at_parent.exp(), entropy, threshold, chosen) if given.details else None
+    return _result(given, node, length, chosen, details)
 
 
-def typical_sampled(verify_input: VerifyInput) -> Acceptance:
+def typical_sampled(given: VerifyInput) -> Acceptance:
     """As typical, but the first token and every next token are sampled from the tokens that pass
     the rule, renormalised. Lossy. At temperature 0 it is greedy decoding."""
-    return _typical(verify_input, is_sampled=True)
+    return typical(given, is_sampled=True)
 
 
 ACCEPTANCE: dict[str, Rule] = {
@@ -95,36 +135,29 @@ ACCEPTANCE: dict[str, Rule] = {
 }
 
 
-def _typical(verify_input: VerifyInput, is_sampled: bool) -> Acceptance:
-    draft, logits, settings = verify_input.draft, verify_input.logits, verify_input.settings
-    if settings.is_greedy:
-        return exact(verify_input)
-    rows = verify_input.rows
-    seen = at_parent, entropy = figures(draft, logits, settings.scale, rows)
-    threshold = thresholds(entropy, settings)
-    accepted = at_parent.exp() > threshold.index_select(0, draft.tensors.parents)
-    length = _prefix_lengths(accepted, draft)
-    value = torch.where(draft.tensors.ancestors, at_parent, 0)[:, 1:].sum(1)
-    longest = length == length.max()
-    node = _first_best(torch.where(longest, value, -torch.inf))
-    if is_sampled:
-        log_p = torch.log_softmax(logits.float() / settings.scale, -1)
-        passing = log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf)
-        chosen = drawn(passing, draft.tensors, verify_input.position, settings, rows)
-    else:
-        chosen = rows.largest(logits)
-    found = _details(seen if verify_input.details else None, threshold, chosen)
-    return _result(draft, logits, node, length, chosen, found)
+def own_tokens(given: VerifyInput) -> Tensor:
+    """The backbone's own token after each node, int64 [n]: greedy at temperature 0 (the lowest
+    index wins a tie), else a sample by Gumbel-max."""
+    if given.settings.is_greedy:
+        return given.rows.largest(given.logits)
+    return _drawn(filtered(given.logits.float() / given.settings.scale, given.settings), given)
 
 
-def figures(
-    draft: Draft, logits: Tensor, temperature: float, rows: Rows = TORCH
-) -> tuple[Tensor, Tensor]:
+def _drawn(scores: Tensor, given: VerifyInput) -> Tensor:
+    """A sample of each row of scores [n, V], int64 [n]: the largest, with the Gumbel noise of the
+    node's depth added."""
+    tensors, seed = given.draft.tensors, given.settings.seed
+    assert seed is not None, "a sampling run needs its seed resolved"
+    deepest = tensors.paths.shape[1] - 1
+    return given.rows.draw(scores, tensors.depths, deepest, given.position + 1, seed)
+
+
+def figures(given: VerifyInput) -> tuple[Tensor, Tensor]:
     """float32 [n] each: a node's log-probability after its parent, and the entropy in nats of the
     distribution after the node."""
-    scores, parents = logits.float() / temperature, draft.tensors.parents
-    sums, entropy = rows.sums(scores)
-    return scores[parents, draft.tokens] - sums.index_select(0, parents), entropy
+    scores, parents = given.logits.float() / given.settings.scale, given.draft.tensors.parents
+    sums, entropy = given.rows.sums(scores)
+    return scores[parents, given.draft.tokens] - sums.index_select(0, parents), entropy
 
 
 def thresholds(entropy: Tensor, settings: GenerationSettings) -> Tensor:
@@ -146,35 +179,18 @@ def _prefix_lengths(accepted: Tensor, draft: Draft) -> Tensor:
 
 def _first_best(values: Tensor) -> Tensor:
     """Index [1] of the largest value; the lowest node wins a tie."""
-    count = len(values)
-    order = torch.arange(count, 0, -1, device=values.device)
+    order = torch.arange(len(values), 0, -1, device=values.device)
     return torch.where(values == values.max(), order, 0).argmax().view(1)
 
 
-def _details(
-    seen: tuple[Tensor, Tensor] | None, threshold: Tensor | None, sampled: Tensor
-) -> Details | None:
-    """Details of a step by its `figures`; None where they were not asked for."""
-    if seen is None:
-        return None
-    at_parent, entropy = seen
-    return Details(at_parent.exp(), entropy, threshold, sampled)
-
-
 def _result(
-    draft: Draft,
-    logits: Tensor,
-    node: Tensor,
-    length: Tensor,
-    chosen: Tensor,
-    details: Details | None,
+    given: VerifyInput, node: Tensor, length: Tensor, chosen: Tensor, details: Details | None
 ) -> Acceptance:
-    best = logits.index_select(0, node)
     return Acceptance(
-        path=draft.tensors.paths.index_select(0, node)[0],
+        path=given.draft.tensors.paths.index_select(0, node)[0],
         length=length.index_select(0, node)[0],
         node=node,
         next_token=chosen.index_select(0, node),
-        is_finite=torch.isfinite(best.max()),
+        is_finite=torch.isfinite(given.logits.index_select(0, node).max()),
         details=details,
     )

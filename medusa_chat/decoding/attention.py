@@ -1,6 +1,14 @@
-"""The attention functions that we register with transformers, "medusa_tree" first of all."""
+"""The attention functions that we register with transformers, "medusa_tree" first, and masks.
+
+A node mask says what each node of a draft sees of the text and of the draft, in 64-bit words: int64
+[n, 2 + w] for n nodes, w = ceil(n / 64); in each row the first place of the text that the node
+sees, the length of the text, and a bit for each node of the draft that it sees. `additive` makes of
+it a mask of numbers for attention that does not take words.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -8,7 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from medusa_chat.decoding.drafters import TreeTensors
+
 NAME = "medusa_tree"
+BITS = 64
+FIXED = 2  # numbers before the words
+NO_WINDOW = -(2**40)  # as the first place: before every text
 
 # query, key, value, additive mask or None, scaling -> mixed values; as `tree_attention`
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
@@ -100,7 +113,7 @@ def _double_attention(
 
 
 OURS: dict[str, Attention] = {}  # by name
-TAKE_WORDS: set[str] = set()  # those that take node masks (node_mask.py), too
+TAKE_WORDS: set[str] = set()  # those that take node masks, too
 
 
 def register(name: str, attend: Attention, takes_words: bool = False) -> None:
@@ -124,3 +137,54 @@ def register(name: str, attend: Attention, takes_words: bool = False) -> None:
 
 
 register(NAME, tree_attention)
+
+
+@dataclass(frozen=True)
+class NodeMask:
+    """The mask of a tree behind texts of any length: words [n, 2 + w] as for length 0, moves
+    [2 + w], 1 where a number grows with the length, and the words' `sights`."""
+
+    words: Tensor
+    moves: Tensor
+    seen: Tensor
+    has_window: bool
+
+    @classmethod
+    @lru_cache(maxsize=32)
+    def of(cls, tensors: TreeTensors, window: int | None) -> "NodeMask":
+        """window: positions that a node sees, itself included; None: all."""
+        depths, seen = tensors.depths, tensors.ancestors
+        first = torch.full_like(depths, NO_WINDOW)
+        if window is not None:
+            seen = seen & (depths.unsqueeze(1) - depths < window)
+            first = depths - window + 1
+        bits = F.pad(seen, (0, -len(depths) % BITS)).unflatten(1, (-1, BITS)).long()
+        words = (bits << torch.arange(BITS, device=bits.device)).sum(-1)
+        start = torch.stack((first, torch.zeros_like(first)), 1)
+        moves = torch.arange(FIXED + words.shape[1], device=words.device) < FIXED
+        words = torch.cat((start, words), 1)
+        return cls(words, moves.long(), sights(words), window is not None)
+
+    def behind(self, length: Tensor | int) -> Tensor:
+        """The mask [n, 2 + w] of nodes behind `length` tokens, a number or int64 [1]."""
+        return self.words + self.moves * length
+
+
+def sights(words: Tensor) -> Tensor:
+    """What nodes see, bool [n, 2 + 64 w] by place: the text, each node, what is behind them."""
+    bits = words[:, FIXED:].unsqueeze(2) >> torch.arange(BITS, device=words.device)
+    return F.pad(F.pad(((bits & 1) != 0).flatten(1), (1, 0), value=True), (0, 1))
+
+
+def additive(
+    words: Tensor, seen: Tensor, columns: Tensor, dtype: torch.dtype, has_window: bool = True
+) -> Tensor:
+    """A mask [n, 2 + w] with its `sights` as numbers that are added to scores: 0 where a node sees
+    a place, else -inf. columns int64 [s]: the places -> [n, s]. has_window: False saves operators
+    where the whole text is seen."""
+    beyond = columns - words[0, 1]
+    found = seen.index_select(1, (beyond + 1).clamp(0, seen.shape[1] - 1))
+    if has_window:
+        found = found & ((beyond >= 0) | (columns >= words[:, :1]))
+    mask = torch.zeros(found.shape, dtype=dtype, device=found.device)
+    return mask.masked_fill_(~found, -torch.inf)

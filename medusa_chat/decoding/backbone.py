@@ -1,23 +1,19 @@
 """Backbone: a stock transformers model made ready for trees: decoder, LM head, masks, cache."""
 
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
 
 from medusa_chat.decoding import attention
-from medusa_chat.decoding.attention import aligned, keep_cudnn_out
-from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.acceptance import Rows
+from medusa_chat.decoding.attention import NodeMask, additive, aligned, keep_cudnn_out
+from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.families import needs_eager, refuse_unfit, windows
 from medusa_chat.decoding.fused_layers import FusedDecoder, lean_decoder
-from medusa_chat.decoding.kv_cache import KVCache
-from medusa_chat.decoding.logit_head import LogitHead
-from medusa_chat.decoding.node_mask import NodeMask
-from medusa_chat.decoding.sampling import Rows
+from medusa_chat.decoding.kv_cache import KVCache, layer_shapes
 from medusa_chat.decoding.settings import MAX_NODES
-from medusa_chat.decoding.tree import Tree
-from medusa_chat.errors import ModelError
 
 
 class Backbone:
@@ -53,9 +49,8 @@ class Backbone:
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
-        shapes, devices = self._layers()
+        shapes, devices = layer_shapes(self.model.get_decoder(), self.config, self.device)
         self.cache = KVCache(shapes, devices, context + MAX_NODES, self.numbers)
-        self._masks: dict[Tree, Tensor] = {}
 
     def attend_by(self, implementation: str) -> None:
         """Use the attention function of this name."""
@@ -72,24 +67,33 @@ class Backbone:
         """Modules that may hold memory beside the model's own."""
         return tuple(m for m in (self.decoder, self.lm_head.linear) if isinstance(m, nn.Module))
 
-    def run_tree(self, tokens: Tensor, tree: Tree, tensors: TreeTensors) -> Tensor:
+    def run_tree(self, tokens: Tensor, tensors: TreeTensors) -> Tensor:
         """One pass over the nodes of a tree: tokens int64 [n] -> hidden [n, d] after the final
         norm.
 
         Their keys and values lie after the cache's valid rows until `cache.keep` makes them valid.
         """
         length = self.cache.length
-        if self.takes_words:
-            masks = {w: NodeMask.of(tensors, w).behind(length) for w in self.windows}
-        else:
-            masks = {w: self._tree_mask(tree, tensors, w) for w in self.windows}
+        columns = torch.arange(length + len(tokens), device=self.device)
+        masks = self.masks_behind(self.node_masks(tensors), length, columns)
         return self._run(tokens, length + tensors.depths, masks)
 
-    def run_draft(self, draft: Draft) -> tuple[Tensor, Tensor]:
-        """One pass over the n nodes of a draft: hidden [n, d] and logits [n, V], in the model's
-        dtype."""
-        hidden = self.run_tree(draft.tokens, draft.tree, draft.tensors)
-        return hidden, self.lm_head(hidden)
+    def node_masks(self, tensors: TreeTensors) -> dict[int | None, NodeMask]:
+        """A tree's masks behind any text, by window."""
+        return {window: NodeMask.of(tensors, window) for window in self.windows}
+
+    def masks_behind(
+        self, masks: dict[int | None, NodeMask], length: Tensor | int, columns: Tensor
+    ) -> dict[int | None, Tensor]:
+        """The masks of a tree behind `length` tokens, a number or int64 [1], as the attention takes
+        them: words, or what is added to scores at the places `columns` int64 [s], [n, s]."""
+        words = {window: mask.behind(length) for window, mask in masks.items()}
+        if self.takes_words:
+            return words
+        return {
+            w: additive(words[w], mask.seen, columns, self.numbers, mask.has_window)
+            for w, mask in masks.items()
+        }
 
     def run_chunk(self, tokens: Tensor) -> Tensor:
         """One causal pass over the next tokens int64 [q] of the text -> hidden [q, d]; the cache is
@@ -132,24 +136,6 @@ class Backbone:
             "sliding_attention": next(m for w, m in four.items() if w is not None),
         }
 
-    def _tree_mask(self, tree: Tree, tensors: TreeTensors, window: int | None) -> Tensor:
-        """Additive mask [n, length + n]: the whole text before the tree, then the ancestors."""
-        length, count = self.cache.length, len(tree)
-        buffer = self._masks.get(tree)
-        if buffer is None:
-            if len(self._masks) > 32:
-                self._masks.clear()
-            buffer = torch.zeros(count, self.cache.capacity, dtype=self.numbers, device=self.device)
-            buffer[:, -count:].masked_fill_(~tensors.ancestors, -torch.inf)
-            self._masks[tree] = buffer
-        mask = buffer[:, self.cache.capacity - count - length :]
-        if window is None or length + tree.depth < window:
-            return mask
-        places = torch.arange(length, device=self.device)
-        places = torch.cat((places, length + tensors.depths))
-        seen = length + tensors.depths[:, None] - places
-        return mask.masked_fill(seen >= window, -torch.inf)
-
     def _causal_mask(self, places: Tensor, window: int | None) -> Tensor:
         """Additive mask [q, length + q] of the next tokens of the text."""
         distance = places[:, None] - torch.arange(int(places[-1]) + 1, device=self.device)
@@ -158,55 +144,71 @@ class Backbone:
         mask: Tensor = zeros.masked_fill(hidden, -torch.inf)
         return mask
 
-    @torch.no_grad()
-    def _layers(self) -> tuple[list[tuple[torch.Size, torch.Size]], list[torch.device]]:
-        """Shapes of each layer's keys and values, and the device where it computes them, from a
-        pass over one token."""
-        cache = DynamicCache(config=self.config)
-        probe = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        try:
-            self.model.get_decoder()(input_ids=probe, past_key_values=cache, use_cache=True)
-            shapes = [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
-            return shapes, [layer.keys.device for layer in cache.layers]
-        except (AttributeError, TypeError) as error:
-            family = self.config.model_type
-            raise ModelError(
-                f"model family {family} is not supported: it has no standard key-value cache"
-            ) from error
 
-    @torch.no_grad()
-    def check(self) -> float:
-        """Compare one tree step with causal passes over its paths, and our logits with the
-        model's own. Returns the largest difference over the largest logit; raises ModelError
-        when it is more than rounding."""
-        text = [(7 * i + 3) % self.vocabulary for i in range(min(8, self.context - 4))]
-        tree = Tree.from_choices([(0,), (1,), (0, 0), (0, 0, 0), (1, 0)])
-        nodes = [(11 * i + 5) % self.vocabulary for i in range(len(tree))]
-        ids = torch.tensor(nodes, device=self.device)
-        self.cache.crop(0)
-        self.run_chunk(torch.tensor(text, device=self.device))
-        mine = self.lm_head(self.run_tree(ids, tree, TreeTensors.of(tree, self.device)))
-        worst = 0.0
-        for node in tree.leaves:
-            path = list(tree.paths[node])
-            whole = torch.tensor([text + [nodes[i] for i in path]], device=self.device)
-            logits = self._reference(whole)[len(text) :]
-            scale = float(logits.abs().max()) or 1.0
-            worst = max(worst, float((mine[path] - logits).abs().max()) / scale)
-        self.cache.crop(0)
-        limit = 1e-3 if self.dtype == torch.float32 else 0.1
-        if not worst <= limit:
-            raise ModelError(
-                f"model family {self.config.model_type} is not supported: a tree step differs from "
-                f"a causal pass by {worst:.2g} of the largest logit, more than {limit:g}"
-            )
-        return worst
+class LogitHead:
+    """The backbone's LM head with the scale or cap its family puts after it: [m, d] -> [m, V].
 
-    def _reference(self, ids: Tensor) -> Tensor:
-        """The model's own logits [t, V] of a causal pass with its eager attention."""
-        self.model.set_attn_implementation("eager")
-        try:
-            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
-        finally:
-            self.model.set_attn_implementation(self.implementation)
+    is_wide: whether logits of a step are float32 where the weight has 16 bits: rounded to 16 bits
+    the two largest of a row are often equal. A load on CUDA sets it (checkpoints/kernel_trial.py).
+    """
+
+    is_wide = False
+
+    def __init__(self, linear: nn.Module, config: Any) -> None:
+        self.linear = linear
+        self.scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
+        self.scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
+        self.cap = getattr(config, "final_logit_softcapping", None)  # Gemma
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the family neither scales nor caps its logits."""
+        return self.scale == 1.0 and self.cap is None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[m, d] -> [m, V], float32 where `is_wide` and the rows are a step's (those of a count of
+        many keep their 16 bits and half the memory), else in the linear's dtype."""
+        if self.is_wide and self.can_widen(hidden):
+            return self.finish(self.widened(hidden))
+        logits: Tensor = self.linear(hidden).to(hidden.device)  # it may lie on another
+        return self.finish(logits)
+
+    def can_widen(self, hidden: Tensor) -> bool:
+        """Whether `widened` takes the rows hidden [m, d]: it has no derivative, and is not what
+        autocast knows."""
+        if type(self.linear) is not nn.Linear or torch.is_grad_enabled():
+            return False
+        weight = self.linear.weight
+        fits = (hidden.dtype, hidden.device) == (weight.dtype, weight.device)
+        return fits and len(hidden) <= MAX_NODES and hidden.dtype.itemsize == 2
+
+    def widened(self, hidden: Tensor) -> Tensor:
+        """[m, d] in 16 bits -> [m, V] float32, the sums of the product as they are."""
+        linear: Any = self.linear
+        logits = torch.mm(hidden, linear.weight.t(), out_dtype=torch.float32)
+        return logits if linear.bias is None else logits.add_(linear.bias)
+
+    def rows(self, tokens: Tensor) -> "LogitHead | None":
+        """The LM head of the tokens int64 [S] alone, a copy of their rows: [m, d] -> [m, S]; None
+        where rows cannot be taken: in 4 or 8 bits."""
+        weight, bias = getattr(self.linear, "weight", None), getattr(self.linear, "bias", None)
+        if weight is None or weight.dim() != 2 or not weight.is_floating_point():
+            return None
+        chosen = tokens.to(weight.device)
+        with torch.device("meta"):
+            short = nn.Linear(weight.shape[1], len(chosen), bias is not None)
+        short.weight = nn.Parameter(weight.detach()[chosen], requires_grad=False)
+        if bias is not None:
+            short.bias = nn.Parameter(bias.detach()[chosen], requires_grad=False)
+        found = copy(self)
+        found.linear = short
+        return found
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """logits [m, V] of the linear -> [m, V] in the same dtype, with the family's scale or cap
+        applied."""
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.cap is not None:
+            logits = torch.tanh(logits / self.cap) * self.cap
         return logits

@@ -5,14 +5,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
-from torch import Tensor
 
+from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.continuation import Continuation, Guess
-from medusa_chat.decoding.draft_budget import BOTH, Allowance
-from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
+from medusa_chat.decoding.draft_budget import BOTH, Allowance, DraftBudget
+from medusa_chat.decoding.drafters import Plan, TreeTensors
 from medusa_chat.decoding.events import Source
-from medusa_chat.decoding.medusa import DraftSetup, Medusa
-from medusa_chat.decoding.merged_tree import merge
+from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.medusa import Medusa, indexed
 from medusa_chat.decoding.tree import Tree, chain
 
 FIXED = (8, 4, 2)  # tokens of a continuation in a tree of fixed shape, at most half of its nodes
@@ -31,43 +31,38 @@ class Combined(Medusa):
 
     name = "auto"
 
-    def __init__(self, setup: DraftSetup) -> None:
-        super().__init__(setup)
-        self._is_recorded = setup.is_recorded and not self._is_grown
-        self._is_weighed = self._is_grown or (len(self.tree) == 1 and not setup.is_recorded)
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        backbone: Backbone,
+        tree: Tree,
+        details: bool = True,
+        budget: DraftBudget | None = None,
+        is_recorded: bool = False,
+    ) -> None:
+        """is_recorded: whether steps are, so that a step waits for no number of it."""
+        super().__init__(heads, backbone, tree, details, budget)
+        self._is_recorded = is_recorded and not self._is_grown
+        self._is_weighed = self._is_grown or (len(tree) == 1 and not is_recorded)
         self._text = Continuation()
-        self._guess: Guess | None = None  # of this step, where it is drafted
-        self._sources: tuple[Source | None, ...] = ()  # of the last draft
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._text.read(tokens)
         self._length += len(tokens)
         guess = self._text.guess(depth)
         self._allowance = self._allow(guess)
-        self._guess = guess if self._allowance.by_text else None
-        self._sources = ()
+        self._guess, self._sources = guess if self._allowance.by_text else None, ()
         if self._guess is None:
             return self._allowed(depth)
         if not self._allowance.by_heads:
-            made = self._alone_of(tokens[-1], self._guess)
+            made = self._chain(tokens[-1], self._guess)
         elif self._is_recorded:
             made = self._fixed(self._guess, depth)
         else:
-            made = self._candidates(depth)
+            made = self._allowed(depth)
+            made = made if made.index is None else replace(made, is_grown=True)
         self._is_drafted, self._sources = len(made.tree) > 1, made.sources
         return made
-
-    def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
-        """root int64 [1], hidden [1, d]: see Drafter.fill."""
-        if plan.tokens is None:
-            return super().fill(plan, root, hidden)
-        tokens = torch.tensor(plan.tokens, device=self._device)
-        return Draft(tokens, plan.tree, plan.tensors, sources=plan.sources)
-
-    def learn(self, nodes: int, path: Sequence[int]) -> None:
-        if self._budget is not None:
-            by_text = sum(self._sources[node] == "text" for node in path) if self._sources else 0
-            self._budget.record(nodes, len(path), self._is_drafted, len(path) - by_text)
 
     def _allow(self, guess: Guess | None) -> Allowance:
         """What this step may draft, and of what."""
@@ -80,69 +75,45 @@ class Combined(Medusa):
         is_taken = guess is not None and (not self._is_recorded or sum(guess.worths) >= SURE)
         return replace(found, by_text=is_taken and found.nodes > 1)
 
-    def _alone_of(self, root: int, guess: Guess) -> Plan:
+    def _chain(self, root: int, guess: Guess) -> Plan:
         """The plan of a continuation without the heads."""
         count, reason = self._allowance.nodes - 1, self._allowance.reason
         tree, tensors, sources = _chain_of(count, self._device)
         return Plan(tree, tensors, (root, *guess.tokens[:count]), reason=reason, sources=sources)
 
-    def _candidates(self, depth: int) -> Plan:
-        """The plan of all that the heads may draft; `fill` merges the continuation with it."""
-        nodes = len(self._widest) if self._is_grown else self._allowance.nodes
-        found = self._plan_of(nodes, depth, self._allowance.reason)
-        if found.is_grown or found.index is None:
-            return found
-        key = "merged", nodes, depth
-        if key not in self._plans:
-            self._plans[key] = replace(found, is_grown=True)
-        return self._plans[key]
-
-    def _part(self, whole: Draft, guesses: tuple[tuple[int, ...], ...]) -> Draft:
-        """The part of the heads' candidates that is drafted, and of the continuation."""
-        if self._guess is None:
-            return super()._part(whole, guesses)
-        assert whole.probabilities is not None
-        tokens, shares = whole.tokens.tolist(), whole.probabilities.tolist()
-        made = merge(whole.tree, tokens, shares, self._guess, self._allowance)
-        self._sources = made.sources if {"text", "both"} & set(made.sources) else ()
-        tree, tensors = _shape_of(made.parents, made.ranks, self._device)
-        filled = torch.tensor(made.tokens, device=self._device)
-        drafted = torch.tensor(made.shares, device=self._device)
-        return Draft(filled, tree, tensors, drafted, guesses, self._sources)
-
     def _fixed(self, guess: Guess, depth: int) -> Plan:
         """The plan of a tree of fixed shape: the heads' first nodes and a chain of the text's."""
-        nodes, reason = self._allowance.nodes, self._allowance.reason
+        nodes = self._allowance.nodes
         most = min(len(guess.tokens), nodes // 2, depth)
         count = next((n for n in FIXED if n <= most), 0)
         if not count:
             return self._allowed(depth)
-        key = "fixed", nodes, count, min(depth, self._widest.depth), reason
-        found = self._plans.get(key)
-        if found is None:
-            heads = self._plan_of(nodes - count, depth, reason)
-            found = self._plans[key] = _with_chain(heads, count, self._device)
+        depth = min(depth, self._widest.depth)
+        found = _with_chain(self._widest, nodes - count, depth, count, self._device)
         assert found.text is not None
         found.text.copy_(torch.tensor(guess.tokens[:count]))
         return found
 
 
-def _with_chain(heads: Plan, count: int, device: torch.device) -> Plan:
-    """A plan of heads, and below its root a chain of `count` tokens of the text."""
-    own, tree = len(heads.tree), heads.tree
-    parents = (*tree.parents, 0, *range(own, own + count - 1))
-    whole = Tree(parents, (*tree.ranks, heads.width, *[0] * (count - 1)))
-    assert heads.index is not None
-    places = 1 + heads.heads * heads.width + torch.arange(count, device=device)
-    sources: tuple[Source | None, ...] = (None, *_of("heads", own - 1), *_of("text", count))
-    return replace(
-        heads,
-        tree=whole,
-        tensors=TreeTensors.of(whole, device),
-        index=torch.cat((heads.index, places)),
+@lru_cache(maxsize=64)
+def _with_chain(tree: Tree, nodes: int, depth: int, count: int, device: torch.device) -> Plan:
+    """The plan of the first `nodes` nodes no deeper than `depth`, and below the root a chain of
+    `count` tokens of the text; the same one each time, for recorded steps read its `text`."""
+    heads, _, index = indexed(tree, nodes, depth, device)
+    assert index is not None
+    own, width = len(heads), tree.width
+    parents = (*heads.parents, 0, *range(own, own + count - 1))
+    whole = Tree(parents, (*heads.ranks, width, *[0] * (count - 1)))
+    places = 1 + heads.depth * width + torch.arange(count, device=device)
+    return Plan(
+        whole,
+        TreeTensors.of(whole, device),
+        index=torch.cat((index, places)),
+        width=width,
         reason=BOTH,
+        heads=heads.depth,
         text=torch.zeros(count, dtype=torch.long, device=device),
-        sources=sources,
+        sources=(None, *_of("heads", own - 1), *_of("text", count)),
     )
 
 
@@ -158,12 +129,3 @@ def _chain_of(
 def _of(source: Source, count: int) -> tuple[Source, ...]:
     """`count` nodes of one source."""
     return (source,) * count
-
-
-@lru_cache(maxsize=512)
-def _shape_of(
-    parents: tuple[int, ...], ranks: tuple[int, ...], device: torch.device
-) -> tuple[Tree, TreeTensors]:
-    """A merged tree and its constants; few shapes come again and again."""
-    tree = Tree(parents, ranks)
-    return tree, TreeTensors.of(tree, device)

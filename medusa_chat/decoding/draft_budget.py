@@ -40,7 +40,7 @@ class DraftBudget:
 
     *Trust* is the running ratio of accepted nodes to the number expected by the heads' accuracies.
     It scales the expected nodes, and the size with the most expected tokens per second is chosen.
-    With candidates this size decides only whether the heads run. `grow` (dynamic_tree.py) then
+    With candidates this size decides only whether the heads run. `merge` (dynamic_tree.py) then
     picks the nodes by this step's probabilities, those whose expected tokens are worth their time
     at that size's tokens per second.
 
@@ -52,7 +52,7 @@ class DraftBudget:
         cost of the steps <= (1 + SHARE) * cost of plain decoding + PATIENCE steps' overhead
 
     whatever the text. Where plain decoding looks best, drafts are still tried while the credit
-    allows: the smallest size, or with candidates what `grow` finds worth it.
+    allows: the smallest size, or with candidates what `merge` finds worth it.
 
     A continuation found in the text (continuation.py) is an offer beside the heads': alone, which
     saves their time, or with them in one tree, whichever promises the most tokens a second. Its

@@ -16,7 +16,7 @@ from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.tree import ROOT, Choice, Tree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TreeTensors:
     """A tree's constants on the device: parents, depths int64 [n] (the root's parent is 0),
     ancestors bool [n, n], paths int64 [n, depth + 1] (padded with the root)."""
@@ -37,18 +37,6 @@ class TreeTensors:
             torch.tensor(tree.depths, device=device),
             torch.tensor(tree.ancestors, device=device),
             torch.tensor(padded, device=device),
-        )
-
-    def part(self, kept: Tensor) -> "TreeTensors":
-        """The constants of the subtree of the nodes `kept` int64 [m], in rising order, which must
-        contain every node's parent; paths keep their width, [m, depth + 1]."""
-        places = torch.zeros_like(self.parents)
-        places[kept] = torch.arange(len(kept), device=kept.device)
-        return TreeTensors(
-            places[self.parents[kept]],
-            self.depths[kept],
-            self.ancestors[kept][:, kept],
-            places[self.paths[kept]],
         )
 
 
@@ -88,6 +76,12 @@ class Plan:
     heads: int = 0
     text: Tensor | None = None
     sources: tuple[Source | None, ...] = ()
+
+
+def known_draft(plan: Plan, device: torch.device) -> Draft:
+    """The draft of a plan with `tokens`."""
+    tokens = torch.tensor(plan.tokens, device=device)
+    return Draft(tokens, plan.tree, plan.tensors, sources=plan.sources)
 
 
 class Drafter(Protocol):
@@ -153,8 +147,7 @@ class PromptLookup:
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         """The planned tokens int64 [n]; root [1] and hidden [1, d] are not read."""
-        draft = torch.tensor(plan.tokens, device=self._device)
-        return Draft(draft, plan.tree, plan.tensors)
+        return known_draft(plan, self._device)
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
         """Does nothing: a match is proposed again however often it was refused."""

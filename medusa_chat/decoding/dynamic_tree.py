@@ -3,26 +3,63 @@
 Heads are independent of each other, so a node's probability is the product along its path, and no
 node is more probable than its parent. So the m most probable nodes are a tree, and the best one of
 m nodes (the top products of arXiv 2401.10774, section 2.3.3, with this step's probabilities instead
-of accuracies over many texts). Their number follows from the measured time of a step of m nodes.
+of accuracies over many texts). Their number follows from the measured time of a step of m nodes. A
+continuation found in the text is one more path among the candidates.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
 
+from medusa_chat.decoding.continuation import Guess
 from medusa_chat.decoding.draft_budget import Allowance
+from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.tree import Tree
 
+NONE = float("nan")
+NO_GUESS = Guess((), (), ())
 
-def grow(tree: Tree, shares: Sequence[float], allowance: Allowance) -> tuple[int, ...]:
-    """The nodes of `tree` that are drafted, in rising order, the root first. shares[i]: the heads'
-    probability of node i given its parent."""
+
+@dataclass(frozen=True, slots=True)
+class MergedTree:
+    """n nodes, the root first, parents before children: parents and ranks as a Tree has them, the
+    tokens, the heads' probabilities (NaN where they did not propose the node), and the sources."""
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+    tokens: list[int]
+    shares: list[float]
+    sources: tuple[Source | None, ...]
+
+
+def merge(
+    tree: Tree,
+    tokens: Sequence[int],
+    shares: Sequence[float],
+    guess: Guess | None,
+    allowance: Allowance,
+) -> MergedTree:
+    """The nodes that are worth their time among the heads' candidates and a guess of the text.
+
+    tree: of the candidates; tokens, shares: theirs, and the heads' probability of each given its
+    parent (`shares` of the root is not read). A token that both propose below one node is one
+    node, as probable as the surer of the two says; where that is the text, the token's siblings
+    share the rest of the probability. No node is more probable than its parent.
+    """
+    guess = guess or NO_GUESS
+    on_text, rest, end = _overlap(tree, tokens, shares, guess)
     worth = [1.0]
     for node, parent in enumerate(tree.parents[1:], start=1):
-        worth.append(worth[parent] * shares[node])
-    return best_of(worth, allowance)
+        share = _share(shares[node])
+        rate = on_text.get(node)
+        share = share * rest.get(parent, 1.0) if rate is None else max(share, rate)
+        worth.append(worth[parent] * share)
+    for rate in guess.rates[len(on_text) :]:
+        worth.append(worth[end] * rate)
+        end = len(worth) - 1
+    return _part(tree, tokens, shares, guess, on_text, _best_of(worth, allowance))
 
 
-def best_of(worth: Sequence[float], allowance: Allowance) -> tuple[int, ...]:
+def _best_of(worth: Sequence[float], allowance: Allowance) -> tuple[int, ...]:
     """Of nodes with these probabilities, none above its parent's, those that are worth their time,
     in rising order, the root first; without prices as many as are allowed."""
     order = sorted(range(1, len(worth)), key=lambda node: -worth[node])[: allowance.nodes - 1]
@@ -37,9 +74,57 @@ def best_of(worth: Sequence[float], allowance: Allowance) -> tuple[int, ...]:
     return (0, *sorted(order[:count]))
 
 
-@lru_cache(maxsize=256)
-def subtree(tree: Tree, nodes: tuple[int, ...]) -> Tree:
-    """The tree of these nodes of `tree`, which must contain every node's parent."""
-    places = {node: place for place, node in enumerate(nodes)}
-    parents = (-1, *(places[tree.parents[node]] for node in nodes[1:]))
-    return Tree(parents, tuple(tree.ranks[node] for node in nodes))
+def _share(value: float) -> float:
+    """A probability of the heads; 0 where broken heads give none."""
+    return min(value, 1.0) if value > 0 else 0.0
+
+
+def _overlap(
+    tree: Tree, tokens: Sequence[int], shares: Sequence[float], guess: Guess
+) -> tuple[dict[int, float], dict[int, float], int]:
+    """The guess's tokens that are candidates: node -> its rate; for the siblings of its tokens what
+    their probabilities are to be multiplied by: parent -> factor; and the node where it goes on."""
+    places = {(tree.parents[n], tokens[n]): n for n in range(len(tree) - 1, 0, -1)}
+    on_text: dict[int, float] = {}
+    rest: dict[int, float] = {}
+    at = 0
+    for token, rate in zip(guess.tokens, guess.rates, strict=True):
+        node = places.get((at, token))
+        share = 0.0 if node is None else _share(shares[node])
+        if rate > share:
+            rest[at] = (1 - rate) / (1 - share)
+        if node is None:
+            break
+        on_text[node], at = rate, node
+    return on_text, rest, at
+
+
+def _part(
+    tree: Tree,
+    tokens: Sequence[int],
+    shares: Sequence[float],
+    guess: Guess,
+    on_text: dict[int, float],
+    kept: tuple[int, ...],
+) -> MergedTree:
+    """The tree of the nodes `kept`: candidates by their number, then what the guess adds."""
+    count, known = len(tree), len(on_text)
+    end = next(reversed(on_text), 0)  # where the guess leaves the candidates
+    places = {node: place for place, node in enumerate(kept)}
+    parents, ranks, made, own = [-1], [-1], [tokens[0]], [NONE]
+    sources: list[Source | None] = [None]
+    for node in kept[1:]:
+        if node < count:
+            parents.append(places[tree.parents[node]])
+            ranks.append(tree.ranks[node])
+            made.append(tokens[node])
+            own.append(shares[node])
+            sources.append("both" if node in on_text else "heads")
+            continue
+        is_first = node == count
+        parents.append(places[end if is_first else node - 1])
+        ranks.append(tree.width if is_first else 0)
+        made.append(guess.tokens[known + node - count])
+        own.append(NONE)
+        sources.append("text")
+    return MergedTree(tuple(parents), tuple(ranks), made, own, tuple(sources))

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule, VerifyInput
-from medusa_chat.decoding.answer_tokens import AnswerTokens
 from medusa_chat.decoding.combined import Combined
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.drafters import Autoregressive, Draft, Drafter, PromptLookup, TreeTensors
 from medusa_chat.decoding.events import Event, Prefilled, Reason
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.medusa import DraftSetup, Medusa
+from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.probe import common_prefix, probe_logits
 from medusa_chat.decoding.settings import CHUNK, GenerationSettings
-from medusa_chat.decoding.step_result import DecodeState, StepBackend, StepResult, read
+from medusa_chat.decoding.step import DecodeState, StepBackend
+from medusa_chat.decoding.step_result import AnswerTokens, StepResult, read
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 
@@ -44,8 +44,6 @@ class Engine:
         self.name = ""
         self.precision = PRECISIONS.get(self.backbone.dtype, str(self.backbone.dtype))
         self._ids: list[int] = []  # what the cache holds
-        self._alone = TreeTensors.of(ROOT, self.backbone.device)
-        self._setup: DraftSetup | None = None  # the last one; the next answer mostly has the same
 
     def drafter(
         self,
@@ -67,11 +65,10 @@ class Engine:
             raise UsageError("the checkpoint has no Medusa heads: use --drafter prompt-lookup")
         if settings.acceptance != "exact" and not settings.is_greedy:
             budget = None
-        parts = self.heads, self.backbone.lm_head, tree, self.backbone.vocabulary
-        setup = DraftSetup(*parts, details, budget, is_recorded=self.backend.tries > 0)
-        if setup != self._setup:
-            self._setup = setup
-        return (Medusa if settings.drafter == Medusa.name else Combined)(self._setup)
+        given = self.heads, self.backbone, tree, details, budget
+        if settings.drafter == Medusa.name:
+            return Medusa(*given)
+        return Combined(*given, is_recorded=self.backend.tries > 0)
 
     def forget(self) -> None:
         """Empty the cache, so that the next prompt is prefilled whole."""
@@ -185,7 +182,8 @@ class Engine:
             self._read(prompt_ids[len(self._ids) : len(self._ids) + CHUNK])
         last = self._read(prompt_ids[len(self._ids) :])[-1:]
         root = torch.tensor(prompt_ids[-1:], device=self.backbone.device)
-        draft, logits = Draft(root, ROOT, self._alone), self.backbone.lm_head(last)
+        draft = Draft(root, ROOT, TreeTensors.of(ROOT, self.backbone.device))
+        logits = self.backbone.lm_head(last)
         place = len(prompt_ids) - 1
         outcome = read(
             draft, rule(VerifyInput(draft, logits, place, settings, False, self.backend.rows))

@@ -97,7 +97,7 @@ class Prefilled:
     backend: str = ""
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Step:
     """One pass of the backbone. path: the accepted nodes, the root (0) first.
 
@@ -119,26 +119,6 @@ class Step:
     backbone_seconds: float = 0.0
     nodes: int = 0
     budget: str = ""
-
-    def __init__(
-        self,
-        index: int,
-        token_ids: tuple[int, ...],
-        text: str,
-        seconds: float,
-        path: tuple[int, ...],
-        draft: DraftRecord | None = None,
-        heads_seconds: float = 0.0,
-        backbone_seconds: float = 0.0,
-        nodes: int = 0,
-        budget: str = "",
-    ) -> None:
-        # a frozen dataclass sets fields one by one, which took a fiftieth of the demo's step
-        own = self.__dict__
-        own["index"], own["token_ids"], own["text"] = index, token_ids, text
-        own["seconds"], own["path"], own["draft"] = seconds, path, draft
-        own["heads_seconds"], own["backbone_seconds"] = heads_seconds, backbone_seconds
-        own["nodes"], own["budget"] = nodes, budget
 
 
 def source_of(draft: DraftRecord, node: int, drafter: object) -> Source | None:

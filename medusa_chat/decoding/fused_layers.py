@@ -1,4 +1,4 @@
-"""Replacements for submodules of a loaded model: faster, with equal results."""
+"""Fused layers: what replaces submodules of a loaded model, faster, with equal results."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,17 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.attention import OURS, fold
-from medusa_chat.decoding.layer_ops import TORCH
-from medusa_chat.decoding.linear4 import can_merge, is_linear4, moved
-from medusa_chat.decoding.merged_linear import PackedLinear, merge, packed
-
-# families whose norms are weight * x / rms(x) and nothing else
-PLAIN_NORMS = {
-    f"{family}RMSNorm"
-    for family in "Llama Mistral Mixtral Qwen2 Qwen3 Phi3 Olmo2 Granite SmolLM3".split()
-}
-# families whose layers are norm, rotary attention, norm, gated SiLU, and nothing else
-PLAIN_LAYERS = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2")}
 
 
 class FusedRMSNorm(nn.Module):
@@ -49,6 +38,67 @@ class FusedRMSNorm(nn.Module):
         return normed
 
 
+class PackedLinear(nn.Module):
+    """A linear whose weight is in oneDNN's layout, converted once instead of at every call
+    (CPU)."""
+
+    def __init__(self, linear: nn.Linear, rows: int = 16) -> None:
+        super().__init__()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), rows)
+        self.bias = linear.bias
+        self.weight = linear.weight  # shared with the embedding where those are tied
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., K] -> [..., N], in the dtype of the weight."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(
+            hidden, self.packed, self.bias, "none", [], ""
+        )
+        return out
+
+
+class LayerOps:
+    """The operators between the products of a merged layer, by torch. A load on a CUDA device
+    replaces them one by one by kernels (backends/layer_kernels.py)."""
+
+    def add_norm(self, hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+        """hidden and delta [1, n, d], norm a FusedRMSNorm -> their sum, and its norm, in
+        their dtype."""
+        hidden = hidden + delta
+        return hidden, norm(hidden)
+
+    def turned(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: tuple[int, int],
+        cache: Any,
+        index: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotate queries and keys by their positions, and write keys and values to the cache.
+
+        qkv [1, n, (H + 2 H_kv) D]; cos and sin [1, n, D], the sign of rotate_half in sin; heads: H
+        and H_kv; index: of the layer in the cache (or None) -> queries [1, H, n, D], and keys and
+        values [1, H_kv, s, D] to read, in the dtype of qkv.
+        """
+        split = qkv.unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)  # [1, H + 2 H_kv, n, D]
+        moved = split[:, : sum(heads)]
+        swapped = torch.roll(moved, cos.shape[-1] // 2, -1)
+        query, key = torch.addcmul(moved * cos, swapped, sin).split(heads, 1)
+        value = split[:, sum(heads) :]
+        if cache is not None:
+            key, value = cache.update(key, value, index)
+        return query, key, value
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """[..., 2 f], the gate's numbers first -> silu(gate) * up, [..., f] in the same dtype."""
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate) * up
+
+
+TORCH = LayerOps()
+
+
 class FusedLayer(nn.Module):
     """A decoder layer with its q, k, v and its gate and up projections merged.
 
@@ -57,25 +107,19 @@ class FusedLayer(nn.Module):
     hidden [1, q, d] -> [1, q, d].
     """
 
-    def __init__(self, layer: Any, packs: bool = True) -> None:
-        """packs: whether weights may be converted to oneDNN's layout."""
+    def __init__(
+        self, layer: Any, qkv: nn.Module, out: nn.Module, gate_up: nn.Module, down: nn.Module
+    ) -> None:
+        """layer: the stock one, whose projections are the four linears now."""
         super().__init__()
         self.stock = layer
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
         self.config, self.index = attention.config, attention.layer_idx
         self.scaling, self.head_dim = attention.scaling, attention.head_dim
-        queries, keys = attention.q_proj.out_features, attention.k_proj.out_features
-        self.heads = queries // self.head_dim, keys // self.head_dim
-        self.ops = TORCH
-        self.before, self.after = (
-            layer.input_layernorm,
-            layer.post_attention_layernorm,
-        )
-        lay = packed if packs else lambda linear: linear
-        self.qkv = lay(merge(attention, "q_proj", "k_proj", "v_proj"))
-        self.out = lay(moved(attention.o_proj))
-        self.gate_up = lay(merge(mlp, "gate_proj", "up_proj"))
-        self.down = lay(moved(mlp.down_proj))
+        self.heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        self.ops = LayerOps()
+        self.before, self.after = layer.input_layernorm, layer.post_attention_layernorm
+        self.qkv, self.out, self.gate_up, self.down = qkv, out, gate_up, down
         half = self.head_dim // 2
         sign = torch.tensor([-1.0] * half + [1.0] * half).to(self.before.weight)
         self.sign: Tensor  # of rotate_half
@@ -172,45 +216,3 @@ def lean_decoder(decoder: Any, implementation: str) -> Any:
     is_merged = len(layers) > 0 and all(isinstance(layer, FusedLayer) for layer in layers)
     fits = is_merged and implementation in OURS and len(kinds) == 1
     return FusedDecoder(decoder) if fits else decoder
-
-
-def replace_submodules(model: Any, packs: bool = True) -> list[str]:
-    """Replace norms, layers and the LM head in place where a faster module gives the same; returns
-    a sentence for each kind. packs: whether linears may be converted to oneDNN's layout."""
-    norms = [name for name, m in model.named_modules() if type(m).__name__ in PLAIN_NORMS]
-    for name in norms:
-        model.set_submodule(name, FusedRMSNorm(model.get_submodule(name)))
-    layers = [name for name, m in model.named_modules() if is_plain_layer(m)]
-    for name in layers:
-        model.set_submodule(name, FusedLayer(model.get_submodule(name), packs))
-        torch.cuda.empty_cache()  # no merged linear fits where its parts were
-    head = model.get_output_embeddings()
-    if packs and (wide := packed(head)) is not head:
-        model.set_output_embeddings(wide)
-    counts = {"norms fused": len(norms), "layers merged": len(layers)}
-    notes = [f"{count} {what}" for what, count in counts.items() if count]
-    linears = sum(isinstance(m, PackedLinear) for m in model.modules())
-    return [*notes, f"{linears} linears packed for this CPU"] if linears else notes
-
-
-def is_plain_layer(module: nn.Module) -> bool:
-    """Whether FusedLayer gives what this layer gives: a known family, SiLU, its linears plain or
-    in 4 bits that merge without loss."""
-    if type(module).__name__ not in PLAIN_LAYERS:
-        return False
-    layer: Any = module
-    attention, mlp = layer.self_attn, layer.mlp
-    merged = [(attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)]
-    alone = (attention.o_proj, mlp.down_proj)
-    is_silu = layer.self_attn.config.hidden_act == "silu"
-    return (
-        is_silu
-        and all(_fits(group) for group in merged)
-        and all(type(linear) is nn.Linear or is_linear4(linear) for linear in alone)
-    )
-
-
-def _fits(linears: tuple[Any, ...]) -> bool:
-    if all(is_linear4(linear) for linear in linears):
-        return can_merge(*linears)
-    return all(type(linear) is nn.Linear for linear in linears)

@@ -1,10 +1,10 @@
-"""Medusa heads as named tensors, under the reference's names."""
+"""Medusa heads as named tensors, under the reference's names, and whether they fit a vocabulary."""
 
 import re
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError
@@ -14,6 +14,7 @@ ROOT = re.compile(r"^(\d+)\.root\.weight$")
 LM_HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 ONE_LM_HEAD = "lm_head.weight"
 TOKEN_MAP = "token_map"
+PADDING = 1024  # rows beyond the vocabulary that can be padding and not another vocabulary
 
 
 def tensors_of(heads: MedusaHeads) -> dict[str, Tensor]:
@@ -96,3 +97,33 @@ def _copy(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
             f"Medusa head tensor {name} is {tuple(tensors[name].shape)}, not {tuple(target.shape)}"
         )
     target.copy_(tensors[name])
+
+
+def fit_vocabulary(heads: MedusaHeads, vocabulary: int) -> int:
+    """Make own LM heads end where the backbone's vocabulary ends: rows beyond it are padding and
+    cut. Returns how many; raises ModelError when rows are missing, when so many are left over that
+    the vocabulary is another one, or when the token map names what is no token of it."""
+    if heads.lm_weight is None:
+        return 0
+    heads.vocabulary = vocabulary
+    rows, names = heads.lm_weight.shape[1], heads.token_map
+    if names is not None:
+        if (
+            len(names.unique()) < len(names)
+            or int(names.min()) < 0
+            or int(names.max()) >= vocabulary
+        ):
+            raise ModelError(
+                "the heads' token map does not fit the backbone's vocabulary of "
+                f"{vocabulary} tokens: use the backbone that the heads were trained on"
+            )
+        return 0
+    if not vocabulary <= rows < vocabulary + PADDING:
+        raise ModelError(
+            f"the heads are for {rows} tokens and the backbone has {vocabulary}: use the "
+            "backbone that the heads were trained on"
+        )
+    if rows > vocabulary:
+        kept = heads.lm_weight[:, :vocabulary].clone()
+        heads.lm_weight = nn.Parameter(kept, requires_grad=False)
+    return rows - vocabulary

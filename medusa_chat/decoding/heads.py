@@ -7,11 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medusa_chat.decoding.head_parts import HeadsTwin, RootEmbedding
-from medusa_chat.errors import ModelError
-
-PADDING = 1024  # rows beyond the vocabulary that can be padding and not another vocabulary
-
 
 class MedusaHeads(nn.Module):
     """K heads of L residual layers each: x + SiLU(W x + b), then an LM head of its own or shared.
@@ -59,7 +54,9 @@ class MedusaHeads(nn.Module):
         self.short: nn.Module | None = None  # the shared LM head's rows of the shortlist
         self.shortlist: Tensor | None  # int64 [S], tokens; own LM heads have their rows first
         self.register_buffer("shortlist", None, persistent=False)
-        self.twin: HeadsTwin | None = None  # a faster implementation for one position
+        # the same `hidden_states` at one position, of hidden [1, d] and the roots' embedding, and
+        # `best`, by C (backends/native/heads.py)
+        self.twin: Any = None
 
     def __len__(self) -> int:
         return self.weight.shape[1]
@@ -79,7 +76,8 @@ class MedusaHeads(nn.Module):
         first `heads` heads."""
         root = None if self.embed is None else self.embed(roots).to(hidden.device)
         if self.twin is not None and len(hidden) == 1:
-            return self.twin.hidden_states(hidden, root, heads or len(self))
+            states: Tensor = self.twin.hidden_states(hidden, root, heads or len(self))
+            return states
         x = hidden.to(self.weight.dtype).expand(heads or len(self), *hidden.shape)
         if self.root_weight is not None:
             assert root is not None, "read_roots comes first"
@@ -150,7 +148,8 @@ class MedusaHeads(nn.Module):
         """logits [K, V] -> the `count` largest in falling order [K, count], their tokens int64
         [K, count], and log(sum(exp)) of each row float32 [K]."""
         if self.twin is not None:
-            return self.twin.best(logits, count)
+            found: tuple[Tensor, Tensor, Tensor] = self.twin.best(logits, count)
+            return found
         values, tokens = logits.topk(count)
         return values, tokens, logits.float().logsumexp(-1)
 
@@ -185,32 +184,17 @@ class MedusaHeads(nn.Module):
             return F.linear(x, weight[0])
         return torch.bmm(x, weight[: len(x)].transpose(1, 2))
 
-    def fit(self, vocabulary: int) -> int:
-        """Make the own LM heads end where the backbone's vocabulary ends: rows beyond it are
-        padding and cut. Returns how many; raises ModelError when rows are missing, or so many are
-        left over that the vocabulary is another one."""
-        if self.lm_weight is None:
-            return 0
-        self.vocabulary = vocabulary
-        rows = self.lm_weight.shape[1]
-        if self.token_map is not None:
-            refuse_map(self.token_map, vocabulary)
-            return 0
-        if not vocabulary <= rows < vocabulary + PADDING:
-            raise ModelError(
-                f"the heads are for {rows} tokens and the backbone has {vocabulary}: use the "
-                "backbone that the heads were trained on"
-            )
-        if rows > vocabulary:
-            kept = self.lm_weight[:, :vocabulary].clone()
-            self.lm_weight = nn.Parameter(kept, requires_grad=False)
-        return rows - vocabulary
 
+class RootEmbedding:
+    """The backbone's embedding of roots, each vector scaled to a root mean square of 1, since
+    models differ in the size of their embeddings. It holds no parameters of its own."""
 
-def refuse_map(ids: Tensor, vocabulary: int) -> None:
-    """Raise ModelError unless `ids` int64 [R] are different tokens of the vocabulary."""
-    if len(ids.unique()) != len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
-        raise ModelError(
-            f"the heads' token map does not fit the backbone's vocabulary of {vocabulary} tokens: "
-            "use the backbone that the heads were trained on"
-        )
+    def __init__(self, embedding: nn.Module) -> None:
+        """embedding: int64 [n] -> [n, d], the backbone's."""
+        self._embed = embedding
+
+    def __call__(self, roots: Tensor) -> Tensor:
+        """roots int64 [n] -> [n, d] in the embedding's dtype."""
+        with torch.no_grad():
+            found: Tensor = self._embed(roots)
+            return F.rms_norm(found, found.shape[-1:], eps=1e-8)

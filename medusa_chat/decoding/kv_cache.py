@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+
+from medusa_chat.errors import ModelError
 
 
 class Layer(CacheLayerMixin):
@@ -170,3 +172,21 @@ class KVCache:
     def crop(self, length: int) -> None:
         """Forget everything after `length` positions."""
         self.length = min(self.length, length)
+
+
+@torch.no_grad()
+def layer_shapes(
+    decoder: Any, config: Any, device: torch.device
+) -> tuple[list[tuple[torch.Size, torch.Size]], list[torch.device]]:
+    """Shapes of each layer's keys and values, and the device where it computes them, from a pass
+    over one token. Raises ModelError for a family that has none."""
+    cache = DynamicCache(config=config)
+    probe = torch.zeros(1, 1, dtype=torch.long, device=device)
+    try:
+        decoder(input_ids=probe, past_key_values=cache, use_cache=True)
+        shapes = [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
+        return shapes, [layer.keys.device for layer in cache.layers]
+    except (AttributeError, TypeError) as error:
+        raise ModelError(
+            f"model family {config.model_type} is not supported: it has no standard key-value cache"
+        ) from error

@@ -1,42 +1,21 @@
 """Medusa: the drafter that fills a tree with the heads' predictions at the last certain
 position."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.continuation import Guess
 from medusa_chat.decoding.draft_budget import WHOLE, Allowance, DraftBudget
-from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
-from medusa_chat.decoding.dynamic_tree import grow, subtree
+from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors, known_draft
+from medusa_chat.decoding.dynamic_tree import merge
+from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
-
-LogitHead = Callable[[Tensor], Tensor]
-PlanKey = tuple[int | str, ...]
-
-
-@dataclass(frozen=True)
-class DraftSetup:
-    """What a drafter with heads is made from. The drafters of one setup share its plans: a short
-    answer takes less time than making them.
-
-    tree: what is drafted, all of it without a budget; vocabulary: tokens that the LM head knows;
-    details: whether the draft's probabilities are recorded. budget: how many nodes each step
-    drafts. is_recorded: whether steps are recorded, so that a step waits for no number of it.
-    """
-
-    heads: MedusaHeads
-    lm_head: LogitHead
-    tree: Tree
-    vocabulary: int
-    details: bool
-    budget: DraftBudget | None = None
-    is_recorded: bool = False
-    plans: dict[PlanKey, Plan] = field(default_factory=dict, compare=False)
 
 
 class Medusa:
@@ -50,18 +29,25 @@ class Medusa:
 
     name = "medusa"
 
-    def __init__(self, setup: DraftSetup) -> None:
-        candidates = setup.budget.candidates if setup.budget is not None else None
-        self._widest = candidates or setup.tree  # what plans are cut from
-        _require_drawable(self._widest, setup)
-        self._device = setup.heads.bias.device
-        self.tree, self._plans, self._budget = setup.tree, setup.plans, setup.budget
-        self._heads, self._lm_head, self._details = setup.heads, setup.lm_head, setup.details
-        self._is_grown = candidates is not None
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        backbone: Backbone,
+        tree: Tree,
+        details: bool = True,
+        budget: DraftBudget | None = None,
+    ) -> None:
+        """details: whether the draft's probabilities are recorded."""
+        candidates = budget.candidates if budget is not None else None
+        self.tree, self._widest = tree, candidates or tree  # the second is what plans are cut from
+        _require_drawable(self._widest, len(heads), backbone.vocabulary)
+        self._heads, self._lm_head, self._device = heads, backbone.lm_head, heads.bias.device
+        self._details, self._budget, self._is_grown = details, budget, candidates is not None
         self._length = -1  # tokens in the cache
-        self._allowance = Allowance(len(setup.tree), WHOLE)
-        self._is_drafted = False  # whether heads ran
-        self._alone = TreeTensors.of(ROOT, self._device)
+        self._allowance = Allowance(len(tree), WHOLE)
+        self._is_drafted = False  # whether there is more than the root
+        self._guess: Guess | None = None  # of the text, where it is drafted in this step
+        self._sources: tuple[Source | None, ...] = ()  # of the last draft
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._length += len(tokens)
@@ -70,19 +56,26 @@ class Medusa:
         return self._allowed(depth)
 
     def _allowed(self, depth: int) -> Plan:
-        """The plan of what the heads may draft."""
-        nodes, reason = self._allowance.nodes, self._allowance.reason
-        if self._is_grown and nodes > 1:
-            nodes = len(self._widest)  # `fill` keeps a part of them
-        made = self._plan_of(nodes, depth, reason)
+        """The plan of what the heads may draft; of candidates `fill` keeps a part."""
+        is_whole = self._is_grown and self._allowance.nodes > 1
+        made = self._plan_of(len(self._widest) if is_whole else self._allowance.nodes, depth)
         self._is_drafted = made.index is not None
         return made
 
+    def _plan_of(self, nodes: int, depth: int) -> Plan:
+        """The plan for the tree's first `nodes` nodes of at most `depth`."""
+        depth = min(depth, self._widest.depth)
+        tree, tensors, index = indexed(self._widest, nodes, depth, self._device)
+        is_grown, reason = self._is_grown and index is not None, self._allowance.reason
+        return Plan(tree, tensors, None, index, self._widest.width, is_grown, reason, tree.depth)
+
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         """root int64 [1], hidden [1, d]: see Drafter.fill."""
+        if plan.tokens is not None:
+            return known_draft(plan, self._device)
         if plan.index is None:
             return Draft(root, plan.tree, plan.tensors)
-        values, candidates, sums = self._guesses(hidden, root, plan, plan.heads)
+        values, candidates, sums = self._guesses(hidden, root, plan)
         text = () if plan.text is None else (plan.text,)
         filled = torch.cat((root, candidates.flatten(), *text)).index_select(0, plan.index)
         if not self._details and not plan.is_grown:
@@ -93,52 +86,39 @@ class Medusa:
         whole = Draft(filled, plan.tree, plan.tensors, padded, (), plan.sources)
         if not plan.is_grown:
             return whole
-        guesses = tuple(map(tuple, candidates.tolist())) if self._details else ()
-        return self._part(whole, guesses)
+        return self._part(whole, tuple(map(tuple, candidates.tolist())) if self._details else ())
+
+    def _guesses(self, hidden: Tensor, root: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        """The heads' best guesses after hidden [1, d] and root int64 [1]: logits and tokens int64
+        [K, width], and log(sum(exp)) of all logits float32 [K]."""
+        heads = self._heads
+        logits, names = heads.draft_logits(hidden, root, self._lm_head, plan.heads, plan.width)
+        values, places, sums = heads.best(logits, plan.width)
+        return values, places if names is None else names[places], sums
 
     def _part(self, whole: Draft, guesses: tuple[tuple[int, ...], ...]) -> Draft:
-        """The part of a draft that the budget allows, by its probabilities."""
+        """The nodes that are worth their time, by this step's probabilities: of the candidates, and
+        of what the text repeats."""
         assert whole.probabilities is not None
-        nodes = grow(whole.tree, whole.probabilities.tolist(), self._allowance)
-        kept = torch.tensor(nodes, device=self._device)
-        tokens, shares = (t.index_select(0, kept) for t in (whole.tokens, whole.probabilities))
-        if len(nodes) == 1:
-            return Draft(tokens, ROOT, self._alone, shares, guesses)
-        tree = subtree(whole.tree, nodes)
-        return Draft(tokens, tree, whole.tensors.part(kept), shares, guesses)
-
-    def _guesses(
-        self, hidden: Tensor, root: Tensor, plan: Plan, heads: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The first `heads` heads' best guesses after hidden [1, d] and root int64 [1]: logits and
-        tokens int64 [K, width], and log(sum(exp)) of all logits float32 [K]."""
-        logits, names = self._heads.draft_logits(hidden, root, self._lm_head, heads, plan.width)
-        values, places, sums = self._heads.best(logits, plan.width)
-        return values, places if names is None else names[places], sums
+        tokens, shares = whole.tokens.tolist(), whole.probabilities.tolist()
+        made = merge(whole.tree, tokens, shares, self._guess, self._allowance)
+        self._sources = made.sources if {"text", "both"} & set(made.sources) else ()
+        tree, tensors = _shape_of(made.parents, made.ranks, self._device)
+        filled = torch.tensor(made.tokens, device=self._device)
+        drafted = torch.tensor(made.shares, device=self._device)
+        return Draft(filled, tree, tensors, drafted, guesses, self._sources)
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
         if self._budget is not None:
-            self._budget.record(nodes, len(path), self._is_drafted)
-
-    def _plan_of(self, nodes: int, depth: int, reason: str) -> Plan:
-        """The plan for `nodes` nodes of at most `depth`, cached."""
-        depth = min(depth, self._widest.depth)
-        key = nodes, depth, reason
-        found = self._plans.get(key)
-        if found is None:
-            tree, tensors, index, width = _shape_of(self._widest, nodes, depth, self._device)
-            is_grown = self._is_grown and index is not None
-            found = Plan(tree, tensors, None, index, width, is_grown, reason, tree.depth)
-            self._plans[key] = found
-        return found
+            by_text = sum(self._sources[node] == "text" for node in path) if self._sources else 0
+            self._budget.record(nodes, len(path), self._is_drafted, len(path) - by_text)
 
 
-def _require_drawable(tree: Tree, setup: DraftSetup) -> None:
-    heads, vocabulary = setup.heads, setup.vocabulary
-    if tree.depth > len(heads):
+def _require_drawable(tree: Tree, heads: int, vocabulary: int) -> None:
+    if tree.depth > heads:
         raise UsageError(
-            f"the tree has depth {tree.depth} and the checkpoint {len(heads)} heads: "
-            f"choose a tree of depth {len(heads)} or less, or --tree auto"
+            f"the tree has depth {tree.depth} and the checkpoint {heads} heads: "
+            f"choose a tree of depth {heads} or less, or --tree auto"
         )
     if tree.width > vocabulary:
         raise UsageError(
@@ -154,14 +134,22 @@ def _nothing(count: int, device: torch.device) -> Tensor:
     return torch.full((count,), torch.nan, device=device)
 
 
-Shape = tuple[Tree, TreeTensors, Tensor | None, int]  # the constant fields of a Plan
-
-
-@lru_cache(maxsize=32)
-def _shape_of(tree: Tree, nodes: int, depth: int, device: torch.device) -> Shape:
-    """Of the first `nodes` nodes those no deeper than `depth`."""
-    cut, width = tree.head(nodes).pruned(depth), tree.width
+@lru_cache(maxsize=64)
+def indexed(
+    tree: Tree, nodes: int, depth: int, device: torch.device
+) -> tuple[Tree, TreeTensors, Tensor | None]:
+    """The first `nodes` nodes no deeper than `depth`, their constants, and Plan.index of them."""
+    cut = tree.head(nodes).pruned(depth)
     places = zip(cut.depths, cut.ranks, strict=True)
-    index = [0 if d == 0 else 1 + (d - 1) * width + rank for d, rank in places]
+    index = [0 if d == 0 else 1 + (d - 1) * tree.width + rank for d, rank in places]
     found = torch.tensor(index, device=device) if len(cut) > 1 else None
-    return cut, TreeTensors.of(cut, device), found, width
+    return cut, TreeTensors.of(cut, device), found
+
+
+@lru_cache(maxsize=512)
+def _shape_of(
+    parents: tuple[int, ...], ranks: tuple[int, ...], device: torch.device
+) -> tuple[Tree, TreeTensors]:
+    """A merged tree and its constants; few shapes come again and again."""
+    tree = Tree(parents, ranks)
+    return tree, TreeTensors.of(tree, device)

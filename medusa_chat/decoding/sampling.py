@@ -1,63 +1,18 @@
-"""Sampling: a token from logits, by noise that is a function of its place in the text."""
+"""Sampling: what top-k and top-p leave of scores, and noise that is a function of the place."""
 
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.settings import GenerationSettings
 
 MASK32 = 0xFFFFFFFF
 IMPOSSIBLE = -1000.0  # a log-probability whose probability is 0 in any precision, and not infinite
-Position = int | Tensor  # of the root in the text; a tensor [1] where only the device knows it
-
-
-class Rows:
-    """What a rule reads from rows of scores [n, V], by torch's operators. A backend may have it
-    faster (backends/native/rows.py); there is no rule in it."""
-
-    def largest(self, scores: Tensor) -> Tensor:
-        """The place of each row's largest score, int64 [n]; the lowest of equals."""
-        return scores.argmax(-1)
-
-    def draw(
-        self, scores: Tensor, depths: Tensor, deepest: int, place: Position, seed: int | Tensor
-    ) -> Tensor:
-        """`largest` with the noise (`gumbel`) of each row's depth added: int64 [n]. depths int64
-        [n], at most `deepest`; place: of depth 0 in the text."""
-        places = place + torch.arange(deepest + 1, device=scores.device)
-        noise = gumbel(seed, places, scores.shape[-1])
-        return (scores + noise.index_select(0, depths)).argmax(-1)
-
-    def sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """log(sum(exp)) of each row, and the entropy in nats of softmax(row): float32 [n] each."""
-        log_sums = scores.logsumexp(-1)
-        return log_sums, entropies(scores - log_sums.unsqueeze(-1))
-
-
-TORCH = Rows()
 
 
 def entropies(log_p: Tensor) -> Tensor:
     """Entropy in nats of rows of log-probabilities [n, V] -> [n] in their dtype; impossible tokens
     add nothing."""
     return -(log_p.exp() * log_p.clamp(min=IMPOSSIBLE)).sum(-1)
-
-
-def own_tokens(
-    logits: Tensor,
-    tensors: TreeTensors,
-    position: Position,
-    settings: GenerationSettings,
-    rows: Rows = TORCH,
-) -> Tensor:
-    """The backbone's own token after each node: logits [n, V] -> int64 [n].
-
-    Greedy at temperature 0 (the lowest index wins a tie), else a sample by Gumbel-max.
-    """
-    if settings.is_greedy:
-        return rows.largest(logits)
-    scores = filtered(logits.float() / settings.scale, settings)
-    return drawn(scores, tensors, position, settings, rows)
 
 
 def filtered(scores: Tensor, settings: GenerationSettings) -> Tensor:
@@ -72,20 +27,6 @@ def filtered(scores: Tensor, settings: GenerationSettings) -> Tensor:
         beyond[:, 0] = False
         scores = scores.masked_fill(torch.zeros_like(beyond).scatter(1, order, beyond), -torch.inf)
     return scores
-
-
-def drawn(
-    scores: Tensor,
-    tensors: TreeTensors,
-    position: Position,
-    settings: GenerationSettings,
-    rows: Rows = TORCH,
-) -> Tensor:
-    """A sample of each row of scores [n, V], int64 [n]: the largest, with the Gumbel noise of the
-    node's depth added."""
-    assert settings.seed is not None, "a sampling run needs its seed resolved"
-    deepest = tensors.paths.shape[1] - 1
-    return rows.draw(scores, tensors.depths, deepest, position + 1, settings.seed)
 
 
 def gumbel(seed: int | Tensor, positions: Tensor, vocabulary: int) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any, Self
 
 from medusa_chat.errors import UsageError
@@ -84,12 +85,12 @@ class GenerationSettings:
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError(f"stop is {self.stop!r}: give texts that are not empty")
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         """Whether the temperature makes every acceptance plain greedy decoding."""
         return self.temperature < 1e-3
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """What logits are divided by: the temperature, or 1 where it makes them greedy."""
         return 1.0 if self.is_greedy else self.temperature

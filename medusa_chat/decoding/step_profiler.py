@@ -8,10 +8,10 @@ import torch
 from medusa_chat.decoding.acceptance import exact
 from medusa_chat.decoding.drafters import Drafter
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.medusa import DraftSetup, Medusa
+from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step import DecodeState
 from medusa_chat.decoding.step_costs import SIZES, StepCosts
-from medusa_chat.decoding.step_result import DecodeState
 from medusa_chat.decoding.tree import Tree
 
 Clock = Callable[[], float]
@@ -166,10 +166,9 @@ class StepProfiler:
 
     def _drafter(self, nodes: int) -> Drafter:
         if nodes not in self._drafters:
-            backbone, heads = self.engine.backbone, self.engine.heads
+            heads = self.engine.heads
             assert heads is not None
-            parts = heads, backbone.lm_head, self._tree.head(nodes), backbone.vocabulary
-            self._drafters[nodes] = Medusa(DraftSetup(*parts, details=True))
+            self._drafters[nodes] = Medusa(heads, self.engine.backbone, self._tree.head(nodes))
         return self._drafters[nodes]
 
     def leave(self) -> None:

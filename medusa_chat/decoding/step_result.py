@@ -1,20 +1,20 @@
-"""StepResult: the result of a step on the host; DecodeState and StepBackend beside it."""
+"""StepResult: the result of a step on the host; AnswerTokens, what steps brought so far."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import Acceptance, Rule
-from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.drafters import Draft, Drafter, Plan
-from medusa_chat.decoding.events import DraftRecord, Source
-from medusa_chat.decoding.sampling import Rows
-from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.acceptance import Acceptance
+from medusa_chat.decoding.drafters import Draft
+from medusa_chat.decoding.events import DraftRecord, Finished, Reason, Source, Stats, Step
 from medusa_chat.decoding.tree import Tree
 
-Number = TypeVar("Number", int, float)
+BROKEN = (
+    "the model produced invalid numbers (NaN or infinity): try --precision fp32, or check its "
+    "weights"
+)
 
 
 @dataclass
@@ -32,47 +32,14 @@ class StepResult:
     backbone_seconds: float = 0.0
 
 
-@dataclass
-class DecodeState:
-    """How an answer is decoded, and its current position, which every step moves on. root_id: the
-    root; root int64 [1]: the same on the device, None where only the host has it; hidden [1, d]:
-    the backbone's state from which it was predicted; most: tokens still to generate."""
-
-    drafter: Drafter
-    rule: Rule
-    settings: GenerationSettings
-    details: bool
-    hidden: Tensor
-    root_id: int
-    root: Tensor | None = None
-    most: int = 1
-
-
-class StepBackend(Protocol):
-    """Runs decoding steps on a backbone: chosen when a model is loaded, given to its engine."""
-
-    backbone: Backbone
-    name: str  # what a step is here, in a few words
-    seconds: float  # of drafts and passes so far; what else a step takes is the host's
-    tries: int  # steps of one kind before they run at full speed
-    rows: Rows  # what reads logits
-
-    def step(self, state: DecodeState, plan: Plan) -> StepResult:
-        """One step: draft, pass, acceptance. Accepted rows are in the cache afterwards, and `state`
-        describes the position after them."""
-        ...
-
-
 @dataclass(frozen=True)
 class Frame:
-    """The layout of `packed` words: the draft's tree, guesses and sources, the longest path's
-    nodes, and which rows of figures there are."""
+    """The layout of `packed` words: the draft's tree, the longest path's nodes, the names of the
+    rows of figures, and the draft's guesses and sources."""
 
     tree: Tree
     longest: int
-    has_details: bool = False
-    has_thresholds: bool = False
-    has_shares: bool = False
+    figures: tuple[str, ...] = ()
     guesses: tuple[tuple[int, ...], ...] = ()
     sources: tuple[Source | None, ...] = ()
 
@@ -86,29 +53,20 @@ def read(draft: Draft, accepted: Acceptance) -> StepResult:
 def packed(draft: Draft, accepted: Acceptance) -> tuple[Tensor, Frame]:
     """A step's result as one row of words on the device, and how to read it: int64 [3 + longest +
     n], or with figures int32, the last rows of which are the bits of float32 [n] each."""
-    whole = [
-        accepted.length.view(1),
-        accepted.next_token,
-        accepted.is_finite.view(1),
-        accepted.path,
-        draft.tokens,
-    ]
-    found = accepted.details
+    counts = accepted.length.view(1), accepted.next_token, accepted.is_finite.view(1)
+    whole, found = [*counts, accepted.path, draft.tokens], accepted.details
     if found is None:
         return torch.cat(whole), Frame(draft.tree, len(accepted.path))
     whole.append(found.sampled)
-    figures = [found.probabilities, found.entropies]
-    figures += [t for t in (found.thresholds, draft.probabilities) if t is not None]
-    bits = torch.cat(figures).float().view(torch.int32)
-    frame = Frame(
-        draft.tree,
-        len(accepted.path),
-        True,
-        found.thresholds is not None,
-        draft.probabilities is not None,
-        draft.guesses,
-        draft.sources,
-    )
+    figures = {
+        "probabilities": found.probabilities,
+        "entropies": found.entropies,
+        "thresholds": found.thresholds,
+        "shares": draft.probabilities,
+    }
+    rows = {name: row for name, row in figures.items() if row is not None}
+    bits = torch.cat(list(rows.values())).float().view(torch.int32)
+    frame = Frame(draft.tree, len(accepted.path), tuple(rows), draft.guesses, draft.sources)
     return torch.cat((torch.cat(whole).to(torch.int32), bits)), frame
 
 
@@ -116,57 +74,110 @@ def unpacked(host: Tensor, frame: Frame) -> StepResult:
     """The result in `packed` words, int32 [w], that were copied to the host."""
     values = host.tolist()
     length, next_token, is_finite = values[:3]
-    n, deep = len(frame.tree), 3 + frame.longest
-    tokens = values[deep : deep + n]
-    made = None
-    if frame.has_details:
-        sampled = values[deep + n : deep + 2 * n]
+    n, deep = len(frame.tree.parents), 3 + frame.longest
+    path, tokens = values[3 : 3 + length], values[deep : deep + n]
+    record = None
+    if frame.figures:
         rows = host[deep + 2 * n :].view(torch.float32).view(-1, n).tolist()
-        threshold = rows.pop(2) if frame.has_thresholds else None
-        shares = rows.pop(2) if frame.has_shares else None
-        made = record(
-            *(frame.tree, tokens, sampled, rows[0], rows[1], threshold, shares),
-            *(frame.guesses, frame.sources),
-        )
-    path = values[3 : 3 + length]
-    return StepResult(path, [tokens[i] for i in path], next_token, bool(is_finite), n, made)
+        figures = dict(zip(frame.figures, rows, strict=True))
+        record = _record(frame, tokens, values[deep + n : deep + 2 * n], figures)
+    return StepResult(path, [tokens[i] for i in path], next_token, bool(is_finite), n, record)
 
 
-def record(
-    tree: Tree,
-    tokens: list[int],
-    sampled: list[int],
-    probabilities: list[float],
-    entropies: list[float],
-    thresholds: list[float] | None,
-    shares: list[float] | None,
-    guesses: tuple[tuple[int, ...], ...] = (),
-    sources: tuple[Source | None, ...] = (),
+def _record(
+    frame: Frame, tokens: list[int], sampled: list[int], figures: dict[str, list[float]]
 ) -> DraftRecord:
     """The draft as a trace holds it; figures that the root does not have are None, and those of
     the heads at nodes that only the text proposed."""
-    n = len(tokens)
-    ranks: tuple[int | None, ...] = (None, *tree.ranks[1:])
-    drafted: tuple[float | None, ...] = (None, *shares[1:]) if shares else (None,) * n
-    if sources:
-        ranks, drafted = _of_heads(ranks, sources), _of_heads(drafted, sources)
+    nothing = (None,) * len(tokens)
+    sources = frame.sources or ("heads",) * len(tokens)
+    is_own = [node > 0 and source != "text" for node, source in enumerate(sources)]
+    shares = zip(figures.get("shares", nothing), is_own, strict=True)
+    ranks = zip(frame.tree.ranks, is_own, strict=True)
     return DraftRecord(
         tokens=tuple(tokens),
-        parents=tree.parents,
-        ranks=ranks,
-        draft_probabilities=drafted,
-        probabilities=(None, *probabilities[1:]),
-        entropies=tuple(entropies),
-        thresholds=tuple(thresholds) if thresholds else (None,) * n,
+        parents=frame.tree.parents,
+        ranks=tuple(rank if own else None for rank, own in ranks),
+        draft_probabilities=tuple(share if own else None for share, own in shares),
+        probabilities=(None, *figures["probabilities"][1:]),
+        entropies=tuple(figures["entropies"]),
+        thresholds=tuple(figures.get("thresholds", nothing)),
         sampled=tuple(sampled),
-        guesses=guesses,
-        sources=sources,
+        guesses=frame.guesses,
+        sources=frame.sources,
     )
 
 
-def _of_heads(
-    values: tuple[Number | None, ...], sources: tuple[Source | None, ...]
-) -> tuple[Number | None, ...]:
-    """The values of the nodes that the heads proposed, else None."""
-    pairs = zip(values, sources, strict=True)
-    return tuple(value if source in ("heads", "both") else None for value, source in pairs)
+class AnswerTokens:
+    """What was emitted so far. reason: why the answer has ended; None while it goes on.
+
+    eos: ids that end it, which are not emitted; limit: the most tokens, at which it ends for the
+    reason `at_limit`.
+    """
+
+    def __init__(self, eos: frozenset[int], limit: int, at_limit: Reason) -> None:
+        self.eos, self.limit, self.at_limit = eos, limit, at_limit
+        self.ids: list[int] = []
+        self.reason: Reason | None = None
+        self.prefill_seconds = 0.0
+        self._steps, self._emitted, self._seconds = 0, 0, 0.0
+
+    @property
+    def room(self) -> int:
+        """The number of tokens that may still be added."""
+        return self.limit - len(self.ids)
+
+    def begin(self, result: StepResult, seconds: float) -> tuple[int, ...]:
+        """The prompt was read in `seconds`; returns what is emitted of its first token."""
+        self.prefill_seconds = seconds
+        return tuple(self._add([result.next_token], result))
+
+    def step(self, tokens: Sequence[int], result: StepResult, seconds: float, why: str) -> Step:
+        """The event of a step that brought `tokens`. why: it drafted so many nodes."""
+        fresh = self._add(tokens, result)
+        count = len(fresh) + (self.reason == "eos")
+        index = self._steps
+        self._steps, self._emitted = index + 1, self._emitted + count
+        self._seconds += seconds
+        return Step(
+            index,
+            tuple(fresh),
+            "",
+            seconds,
+            tuple(result.path[: count + 1]),
+            result.record,
+            result.heads_seconds,
+            result.backbone_seconds,
+            result.nodes,
+            why,
+        )
+
+    def finished(self) -> Finished:
+        """The last event. It has ended."""
+        assert self.reason is not None
+        timing = (self._steps, self._emitted, self._seconds, self.prefill_seconds)
+        return Finished(
+            reason=self.reason,
+            token_ids=tuple(self.ids),
+            text="",
+            tail="",
+            stats=Stats.of(len(self.ids), *timing),
+            message=BROKEN if self.reason == "error" else "",
+        )
+
+    def _add(self, tokens: Sequence[int], result: StepResult) -> list[int]:
+        """Those of the tokens that are emitted."""
+        if not result.is_finite:
+            self.reason = "error"
+            return []
+        fresh: list[int] = []
+        for token in tokens:
+            if token in self.eos:
+                self.reason = "eos"
+                break
+            fresh.append(token)
+            if len(fresh) >= self.room:
+                self.reason = self.at_limit
+                break
+        self.ids += fresh
+        return fresh

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from medusa_chat.checkpoints import native_build
-from medusa_chat.decoding.answer_tokens import BROKEN
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, native
 from medusa_chat.decoding.drafters import Autoregressive
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.fused_layers import replace_submodules
+from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_result import BROKEN
 from medusa_chat.errors import MedusaChatError
 
 SEED_STRIDE = 1009  # between the seeds of two batches; the rows of a batch lie between
@@ -151,7 +151,7 @@ class EngineAnswerer:
             one.found.append(token)
 
     def _drawn(self, going: Sequence[Request], logits: Tensor, places: Tensor) -> Tensor:
-        """The next tokens int64 [n] by logits [n, V] behind `places`: see sampling.own_tokens."""
+        """The next tokens int64 [n] by logits [n, V] behind `places`: see acceptance.own_tokens."""
         is_greedy = torch.tensor([one.settings.is_greedy for one in going])
         if is_greedy.all():
             return self._step.rows.largest(logits)

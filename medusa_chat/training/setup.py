@@ -12,8 +12,8 @@ from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.gguf_backbone import converted
 from medusa_chat.checkpoints.locate import Checkpoint, News
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.families import needs_eager, windows
-from medusa_chat.decoding.logit_head import LogitHead
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.training.checkpoint_writer import Base

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.logit_head import LogitHead
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.training.hidden_states import HeadInputs
 from medusa_chat.training.loss import IGNORED, SoftTargets
 from medusa_chat.training.recipe import Recipe

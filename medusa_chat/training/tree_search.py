@@ -3,8 +3,8 @@
 from heapq import heappop, heappush
 from math import isfinite
 
-from medusa_chat.decoding.accept_length import Accuracies, expected_length, node_value
 from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.decoding.step_costs import Accuracies, expected_length, node_value
 from medusa_chat.decoding.tree import Choice, Tree
 from medusa_chat.errors import UsageError
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from medusa_chat.decoding.accept_length import Accuracies
+from medusa_chat.decoding.step_costs import Accuracies
 from medusa_chat.decoding.tree import Choice
 
 MOST_PATHS = 3000  # of one half that are kept, the most asked ones

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from medusa_chat.decoding.accept_length import Accuracies, expected_lengths
+from medusa_chat.decoding.step_costs import Accuracies, expected_lengths
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import TreeFacts

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from medusa_chat.decoding.accept_length import Accuracies
+from medusa_chat.decoding.step_costs import Accuracies
 from medusa_chat.decoding.tree import Choice, Tree
 from medusa_chat.trees.acceptance_fold import AcceptanceFold, Count, smoothed_share
 

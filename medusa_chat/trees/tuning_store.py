@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat import paths
-from medusa_chat.decoding.accept_length import Accuracies, expected_lengths
 from medusa_chat.decoding.draft_budget import DraftBudget
-from medusa_chat.decoding.step_costs import Pick, StepCosts, pick
+from medusa_chat.decoding.step_costs import Accuracies, Pick, StepCosts, expected_lengths, pick
 from medusa_chat.decoding.tree import Tree
 
 VERSION = 2

@@ -25,6 +25,7 @@ from medusa_chat.bench.studies.step_times import bytes_read
 from medusa_chat.checkpoints.memory_estimate import sizes
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, to_json
 from medusa_chat.decoding.head_tensors import heads_of, tensors_of
+from medusa_chat.decoding.probe import check_tree_step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
@@ -151,7 +152,7 @@ def test_a_shape_is_measured_without_any_download(monkeypatch):
 
 def test_a_shapes_weights_are_random_and_decode_as_themselves():
     loaded = load_shape(TINY, CPU)
-    loaded.engine.backbone.check()
+    check_tree_step(loaded.engine.backbone)
     for name, parameter in loaded.engine.backbone.model.named_parameters():
         assert "norm" in name or float(parameter.std()) > 0.01, name
     answers = {}

@@ -13,17 +13,18 @@ from support.families import tiny
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kernel_trial
-from medusa_chat.decoding import layer_ops, sampling
+from medusa_chat.decoding import acceptance, fused_layers
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.backends.parity import agrees
-from medusa_chat.decoding.fused_layers import replace_submodules
-from medusa_chat.decoding.logit_head import LogitHead
+from medusa_chat.decoding.probe import check_tree_step
+from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.tree import cartesian
 
 KERNELS = "medusa_chat.decoding.backends.kernels.split"
 NAMES = layer_kernels.NAMES | row_kernels.NAMES
-TWINS = {layer_kernels: layer_ops.TORCH, row_kernels: sampling.TORCH}
+TWINS = {layer_kernels: fused_layers.TORCH, row_kernels: acceptance.TORCH}
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_a_kernel_that_decodes_a_tree_otherwise_is_not_used(monkeypatch, kernel)
     monkeypatch.setitem(sys.modules, KERNELS, wrong)
     assert kernel_trial.try_kernels(engine.backbone) == []
     assert engine.backbone.implementation == "medusa_tree"
-    engine.backbone.check()
+    check_tree_step(engine.backbone)
 
 
 def test_another_attention_than_ours_is_kept(monkeypatch, kernel):
@@ -242,8 +243,7 @@ def test_a_fault_in_a_kernel_costs_that_one_alone(monkeypatch, caplog, twins, na
     assert notes == [text for other, text in NAMES.items() if other != name]
     assert len(caplog.records) == 1 and NAMES[name] in caplog.text
     ops, rows = engine.backbone.model.model.layers[0].ops, engine.backbone.rows
-    assert name not in rows.__dict__
-    assert getattr(ops, name, None) is getattr(layer_ops.TORCH, name, None)
+    assert name not in vars(rows) and name not in vars(ops)
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "\x00"])

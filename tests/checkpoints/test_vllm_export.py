@@ -32,9 +32,9 @@ from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.vllm_export import export_vllm
 from medusa_chat.checkpoints.vllm_heads import VllmHeads, vllm_names
 from medusa_chat.checkpoints.weights import read_config
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.head_tensors import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.logit_head import LogitHead
 from medusa_chat.errors import MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import LoadRequest
 

@@ -12,12 +12,13 @@ from support.drafts import CPU, draft_of
 from medusa_chat.decoding.acceptance import (
     VerifyInput,
     exact,
+    own_tokens,
     thresholds,
     typical,
     typical_sampled,
 )
-from medusa_chat.decoding.drafters import TreeTensors
-from medusa_chat.decoding.sampling import entropies, filtered, gumbel, own_tokens
+from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.sampling import entropies, filtered, gumbel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree, cartesian, chain
 
@@ -118,8 +119,9 @@ def samples(settings_of, logits, count):
     """`count` draws for one row of logits, 200 places at a time, a seed for each time."""
     tensors = TreeTensors.of(chain(199), CPU)
     rows = logits.expand(200, -1)
-    draws = [own_tokens(rows, tensors, 0, settings_of(seed)) for seed in range(count // 200)]
-    return torch.cat(draws)
+    draft = Draft(torch.zeros(200), chain(199), tensors)
+    given = (VerifyInput(draft, rows, 0, settings_of(n), False) for n in range(count // 200))
+    return torch.cat([own_tokens(one) for one in given])
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.9}])

@@ -13,6 +13,7 @@ from medusa_chat.decoding import attention
 from medusa_chat.decoding.attention import aligned, keep_cudnn_out
 from medusa_chat.decoding.backends.graph_capture import GraphCapture
 from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.probe import check_tree_step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 
@@ -47,7 +48,7 @@ def test_every_mask_is_aligned_and_no_key_is_expanded(family, calls):
     """Before, a tree's mask began wherever its text's length put it: most loads on RTX 20 to 50
     and A100 cards would have ended with a misaligned address."""
     engine = engine_of(tiny(family))
-    engine.backbone.check()
+    check_tree_step(engine.backbone)
     decode(engine)
     for tree in TREES.values():
         decode(engine, tree=tree, drafter=engine.drafter(GenerationSettings(), tree))
@@ -61,7 +62,8 @@ def test_a_mask_behind_a_text_of_any_length_is_aligned(length):
     backbone = engine_of(tiny("llama")).backbone
     backbone.run_chunk(torch.arange(length) % 40 + 3)
     tree = Tree.from_choices([(0,), (1,), (0, 0)])
-    mask = aligned(backbone._tree_mask(tree, TreeTensors.of(tree, backbone.device), None))
+    masks = backbone.node_masks(TreeTensors.of(tree, backbone.device))
+    mask = aligned(backbone.masks_behind(masks, length, torch.arange(length + 4))[None])
     assert is_fit(mask, mask, mask, mask) and mask.shape == (4, length + 4)
 
 

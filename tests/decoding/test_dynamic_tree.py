@@ -14,11 +14,11 @@ from support.shortlists import shortened
 from support.step_costs import EXPECTED, TREE, costs_of
 
 from medusa_chat.decoding import draft_budget as budgets
-from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
-from medusa_chat.decoding.dynamic_tree import grow, subtree
+from medusa_chat.decoding.dynamic_tree import merge
 from medusa_chat.decoding.events import Step, from_json, to_json
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.step_costs import SIZES, StepCosts
 from medusa_chat.decoding.tree import Tree, chain
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts, drafted_ranks
@@ -27,6 +27,16 @@ CANDIDATES = Tree.from_choices(
     [(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0), (0, 0, 1), (1, 1)]
 )
 CHEAP = costs_of(0.01)
+
+
+def grow(tree, shares, allowance) -> tuple[int, ...]:
+    """The nodes of the tree that are drafted: each one's token is its number."""
+    made = merge(tree, range(len(tree)), shares, None, allowance)
+    assert made.parents == tuple(
+        made.tokens.index(tree.parents[node]) if node else -1 for node in made.tokens
+    )
+    assert made.ranks == tuple(tree.ranks[node] for node in made.tokens)
+    return tuple(made.tokens)
 
 
 def prices(per_node: float, count: int = 64) -> tuple[float, ...]:
@@ -176,7 +186,7 @@ def spend(budget: DraftBudget, texts, length: int = 100):
         is_drafted = allowed.nodes > 1
         if is_drafted:
             nodes = grow(tree, [math.nan] + [sure] * (len(tree) - 1), allowed)
-            tokens = min(wanted, subtree(tree, nodes).depth + 1)
+            tokens = min(wanted, max(tree.depths[node] for node in nodes) + 1)
             spent += allowed.seconds[len(nodes) - 1]
         else:
             spent += budget.costs.at(1, length)

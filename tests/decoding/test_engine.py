@@ -11,11 +11,12 @@ from support.engines import NEW, PROMPT, TREES, Oracle, decode, drafters_of, eng
 from support.families import CONTEXT, FAMILIES, VOCABULARY, tiny
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Finished, Prefilled, from_json, to_json
-from medusa_chat.decoding.fused_layers import replace_submodules
+from medusa_chat.decoding.probe import check_tree_step
+from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
 from medusa_chat.errors import ContextError, ModelError, UsageError
 
@@ -26,7 +27,7 @@ IMPLEMENTATIONS = ("medusa_tree", "sdpa", "eager")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_drafter_gives_plain_tokens(family, implementation):
     engine = engine_of(tiny(family), implementation)
-    assert engine.backbone.check() < 1e-4
+    assert check_tree_step(engine.backbone) < 1e-4
     for temperature in (0.0, 0.8, 1.5):
         plain = tokens(engine, temperature=temperature)
         assert len(set(plain)) > 3
@@ -318,7 +319,7 @@ def test_the_load_check_notices_a_broken_attention():
     backbone = Backbone(model, CONTEXT)
     backbone.windows = (3,)  # a window that the model does not have
     with pytest.raises(ModelError, match="differs from a causal pass"):
-        backbone.check()
+        check_tree_step(backbone)
 
 
 def test_sums_and_records_hold(llama):
@@ -361,7 +362,7 @@ def test_the_backbones_share_is_the_backbones(llama, monkeypatch):
         return run_tree(*arguments)
 
     monkeypatch.setattr("medusa_chat.decoding.engine.perf_counter", clock)
-    monkeypatch.setattr("medusa_chat.decoding.stopwatch.perf_counter", clock)
+    monkeypatch.setattr("medusa_chat.decoding.step.perf_counter", clock)
 
     monkeypatch.setattr(llama.backbone, "run_tree", slow)
     steps = decode(llama, drafter=llama.drafter(medusa(), TREES["dense"]))[1:-1]
@@ -385,7 +386,7 @@ def test_merged_layers_decode_like_the_stock_ones(family):
     notes = replace_submodules(model)
     assert "2 layers merged" in notes and "5 norms fused" in notes
     engine = engine_of(model)
-    assert engine.backbone.check() < 1e-4  # against the stock layers' eager attention
+    assert check_tree_step(engine.backbone) < 1e-4  # against the stock layers' eager attention
     for temperature, plain in zip((0.0, 1.0), expected, strict=True):
         assert tokens(engine, temperature=temperature) == plain
         for drafter in drafters_of(engine, plain, TREES["dense"], temperature):

@@ -12,7 +12,7 @@ from support.quantised import opened, texts
 
 from medusa_chat.checkpoints import quantised
 from medusa_chat.checkpoints.memory import held_bytes
-from medusa_chat.decoding.fused_layers import FusedLayer, replace_submodules
+from medusa_chat.decoding.fused_layers import FusedLayer
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.linear4 import (
     Rows,
@@ -22,6 +22,8 @@ from medusa_chat.decoding.linear4 import (
     merge4,
     release,
 )
+from medusa_chat.decoding.probe import check_tree_step
+from medusa_chat.decoding.replacements import replace_submodules
 
 CASES = [("llama", torch.float32, True), ("qwen2", torch.float32, True)]
 CASES += [("mistral-window", torch.float32, False), ("llama", torch.bfloat16, True)]
@@ -102,7 +104,7 @@ def test_a_merged_model_of_4_bits_decodes_like_the_stock_one(folder, family, dty
     assert {type(layer) for layer in model.model.layers} == {FusedLayer}
     engine = engine_of(model)
     engine.heads.to(dtype)
-    assert engine.backbone.check() < (1e-4 if dtype == torch.float32 else 0.1)
+    assert check_tree_step(engine.backbone) < (1e-4 if dtype == torch.float32 else 0.1)
     plain = tokens(engine)
     assert plain == expected[0]
     for drafter in drafters_of(engine, plain, TREES["dense"], 0.0):

@@ -1,35 +1,41 @@
-"""What a node sees, in words: the same as in the mask that is as long as the text."""
+"""What a node sees, in words and in numbers: its definition, node by node."""
 
 import pytest
 import torch
-from support.engines import TREES, engine_of
-from support.families import tiny
+from support.engines import TREES
 
+from medusa_chat.decoding.attention import NodeMask, additive, sights
 from medusa_chat.decoding.drafters import TreeTensors
-from medusa_chat.decoding.node_mask import NodeMask, additive, sights
-from medusa_chat.decoding.tree import ROOT, cartesian
+from medusa_chat.decoding.tree import ROOT, Tree, cartesian
 
 CPU = torch.device("cpu")
 ALL = TREES | {"root": ROOT, "three words": cartesian(12, 10)}
 
 
-@pytest.fixture(scope="module")
-def backbone():
-    return engine_of(tiny("llama"), context=200).backbone
+def defined(tree: Tree, window: int | None, length: int) -> torch.Tensor:
+    """The mask of numbers [n, length + n] node by node: the text, the ancestors, itself, of which
+    the last `window` positions are seen."""
+    mask = torch.full((len(tree), length + len(tree)), -torch.inf)
+    positions = [*range(length), *(length + depth for depth in tree.depths)]
+    for node, path in enumerate(tree.paths):
+        for place in (*range(length), *(length + other for other in path)):
+            if window is None or length + tree.depths[node] - positions[place] < window:
+                mask[node, place] = 0
+    return mask
 
 
 @pytest.mark.parametrize("tree", ALL.values(), ids=ALL)
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 64])
 @pytest.mark.parametrize("length", [0, 1, 7, 63, 130])
-def test_words_say_what_the_mask_of_operators_says(backbone, tree, window, length):
+def test_words_and_numbers_say_what_a_mask_is(tree, window, length):
     tensors = TreeTensors.of(tree, CPU)
-    backbone.cache.length = length
-    wanted = backbone._tree_mask(tree, tensors, window)
+    wanted = defined(tree, window, length)
     mask = NodeMask.of(tensors, window)
     columns = torch.arange(length + len(tree) + 9)
     for behind in (length, torch.tensor([length])):
         words = mask.behind(behind)
-        given = words, sights(words), columns, torch.float32
+        assert torch.equal(sights(words), mask.seen)
+        given = words, mask.seen, columns, torch.float32
         found = additive(*given)
         assert window is not None or torch.equal(found, additive(*given, has_window=False))
         assert torch.equal(found[:, : len(wanted[0])], wanted)

@@ -14,9 +14,9 @@ from support.shortlists import LISTED, shortened
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.events import Step
-from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.head_tensors import heads_of, tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree, cartesian
 from medusa_chat.errors import ModelError
@@ -199,8 +199,10 @@ def test_a_step_makes_nothing_anew():
     ]
     for drafter in drafters:
         tokens(engine, drafter=drafter)
-    first, second = ({id(plan) for plan in d._plans.values()} for d in drafters)
-    assert first == second and len(drafters[0]._plans) <= tree.depth + 1
+    for depth in range(tree.depth + 2):
+        plans = [drafter.plan([5], depth) for drafter in drafters for _ in range(2)]
+        assert len({id(plan.tensors) for plan in plans}) == 1
+        assert len({id(plan.index) for plan in plans}) == 1
 
 
 @pytest.mark.parametrize("kept", [(), (5, 9)])

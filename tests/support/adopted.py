@@ -2,14 +2,13 @@
 
 import sys
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from medusa_chat.decoding import fused_layers, layer_ops
 from medusa_chat.decoding.backends import split_attention
+from medusa_chat.decoding.fused_layers import TORCH, LayerOps
 from medusa_chat.decoding.kv_cache import Layer
 
 KERNELS = "medusa_chat.decoding.backends.kernels"
@@ -33,6 +32,7 @@ def adopt_split_attention(patch: pytest.MonkeyPatch) -> Counter[str]:
 def adopt_layer_kernels(patch: pytest.MonkeyPatch, *names: str) -> Counter[str]:
     """Merged layers that are made from now on call these kernels -> how many launched so far."""
     launched: Counter[str] = Counter()
+    torch_turned = TORCH.turned
 
     def add_norm(hidden, delta, norm):
         launched["add_norm"] += 1
@@ -40,7 +40,7 @@ def adopt_layer_kernels(patch: pytest.MonkeyPatch, *names: str) -> Counter[str]:
 
     def turned(qkv, cos, sin, heads, cache, index):
         if not isinstance(cache.layers[index], Layer):  # the pass that asks for shapes
-            return layer_ops.turned(qkv, cos, sin, heads, cache, index)
+            return torch_turned(qkv, cos, sin, heads, cache, index)
         launched["turned"] += 1
         shape = 1, heads[0], *cos.shape[1:]
         query = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
@@ -52,8 +52,8 @@ def adopt_layer_kernels(patch: pytest.MonkeyPatch, *names: str) -> Counter[str]:
         return torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
 
     kernels = {"add_norm": add_norm, "turned": turned, "gated": gated}
-    ops = replace(layer_ops.TORCH, **{name: kernels[name] for name in names})
-    patch.setattr(fused_layers, "TORCH", ops)
+    for name in names:
+        patch.setattr(LayerOps, name, staticmethod(kernels[name]))
     return launched
 
 

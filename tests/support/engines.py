@@ -3,11 +3,11 @@
 import torch
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
 from medusa_chat.trees.presets import load_tree
 from support.families import CONTEXT, VOCABULARY

@@ -3,8 +3,8 @@
 import torch
 from support.training_models import random_llama
 
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.logit_head import LogitHead
 from medusa_chat.training.hidden_states import HeadInputs
 from medusa_chat.training.loss import IGNORED, SoftTargets, medusa_loss
 from medusa_chat.training.short_vocabulary import ShortVocabulary

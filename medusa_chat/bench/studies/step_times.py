@@ -10,9 +10,8 @@ from medusa_chat.bench.harness.answers import Variant, answer
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
-from medusa_chat.decoding.accept_length import expected_lengths
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_costs import SIZES, StepCosts
+from medusa_chat.decoding.step_costs import SIZES, StepCosts, expected_lengths
 from medusa_chat.decoding.step_profiler import StepProfiler, time_steps
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.runtime.tuner import tune

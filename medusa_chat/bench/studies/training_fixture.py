@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from medusa_chat import paths
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import read_baseline
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.logit_head import LogitHead
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message
 from medusa_chat.training.accuracy import ranks_of_answer

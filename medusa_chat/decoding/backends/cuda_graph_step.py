@@ -10,11 +10,10 @@ from torch import Tensor
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.graph_capture import GraphCapture, State
 from medusa_chat.decoding.backends.recorded_step import DeviceSettings, RecordedStep, kind_of
-from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.drafters import Plan
 from medusa_chat.decoding.settings import MAX_NODES
-from medusa_chat.decoding.step_result import DecodeState, Frame, StepResult, unpacked
-from medusa_chat.decoding.stopwatch import Stopwatch
+from medusa_chat.decoding.step import DecodeState, Stopwatch, TorchStep
+from medusa_chat.decoding.step_result import Frame, StepResult, unpacked
 
 # keys that a step reads: a round length of text, and the largest tree
 ROUND = [256, 512, *(n * 2**i for i in range(10, 17) for n in (1, 1.5)), 2**17]

@@ -9,12 +9,11 @@ import torch
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
 from medusa_chat.decoding.backends.parity import agrees
-from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import DraftRecord, Event, Finished, Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_result import StepBackend
+from medusa_chat.decoding.step import StepBackend, TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree, cartesian
 
 TEXT, NEW = 9, 16  # tokens of the made-up prompt, and of the answers to it

@@ -4,7 +4,7 @@ They were tested in Triton's interpreter and never ran on a GPU: every load trie
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,8 @@ from transformers.cache_utils import Cache
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.kernels import kernel
 from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, largest, pays
-from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm
+from medusa_chat.decoding.fused_layers import TORCH, FusedLayer, FusedRMSNorm
 from medusa_chat.decoding.kv_cache import FixedLayer, Layer
-from medusa_chat.decoding.layer_ops import TORCH
 
 NAMES = {  # of a function of LayerOps: what a load says
     "add_norm": "residual sum and RMSNorm in one kernel",
@@ -63,7 +62,7 @@ def use_where_faster(name: str, backbone: Backbone, timer: Timer) -> list[str]:
     if not pays(instead, off, TOLERANCES[dtype], pairs, timer):
         return []
     for layer in layers:
-        layer.ops = replace(layer.ops, **{name: kernel("layers", name)})
+        setattr(layer.ops, name, kernel("layers", name))
     return [NAMES[name]]
 
 

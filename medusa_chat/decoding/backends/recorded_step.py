@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backends.graph_capture import GraphCapture
-from medusa_chat.decoding.backends.torch_step import run_step
 from medusa_chat.decoding.drafters import Draft, Plan
-from medusa_chat.decoding.node_mask import NodeMask, additive, sights
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_result import DecodeState, Frame, packed
+from medusa_chat.decoding.step import DecodeState, run_step
+from medusa_chat.decoding.step_result import Frame, packed
 
 
 class DeviceSettings:
@@ -71,8 +70,7 @@ class RecordedStep:
         device = recorder.backbone.device
         self._nodes = torch.arange(len(plan.tree), device=device)
         self._deep = torch.arange(plan.tree.depth + 1, device=device)
-        self._masks = {w: NodeMask.of(plan.tensors, w) for w in self._backbone.windows}
-        self._sights = {w: sights(mask.words) for w, mask in self._masks.items()}
+        self._masks = self._backbone.node_masks(plan.tensors)
         self._columns = torch.arange(bucket, device=device)
         self._places = torch.zeros_like(self._nodes)
         self._layers = self._backbone.cache.fixed(self._places, bucket)
@@ -97,20 +95,10 @@ class RecordedStep:
         state.hidden.copy_(hidden)
 
     def _run(self, draft: Draft) -> tuple[Tensor, Tensor]:
-        """The backbone's pass at the device's own position: see torch_step.Pass."""
+        """The backbone's pass at the device's own position: see step.Pass."""
         backbone, cur = self._backbone, self._state.cur
         self._places.copy_(cur + self._nodes)
         positions = cur + self._plan.tensors.depths
-        masks = {window: self._mask(window) for window in backbone.windows}
+        masks = backbone.masks_behind(self._masks, cur, self._columns)
         hidden = backbone.run_fixed(draft.tokens, positions, masks, self._layers)
         return hidden, backbone.lm_head(hidden)
-
-    def _mask(self, window: int | None) -> Tensor:
-        """The mask of the device's own position: a node mask, or the additive one [n, bucket]."""
-        words = self._masks[window].behind(self._state.cur)
-        if self._backbone.takes_words:
-            return words
-        return additive(
-            *(words, self._sights[window], self._columns),
-            *(self._backbone.numbers, window is not None),
-        )

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from medusa_chat.decoding.acceptance import TORCH
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.kernels import kernel
 from medusa_chat.decoding.backends.parity import Timer, largest, pays
-from medusa_chat.decoding.sampling import TORCH
 
-NAMES = {  # of a function of sampling.Rows: what a load says
+NAMES = {  # of a function of acceptance.Rows: what a load says
     "draw": "samples and their noise in one kernel",
     "sums": "entropies in one kernel",
 }

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.attention import NAME as TREE
-from medusa_chat.decoding.attention import register, tree_attention
+from medusa_chat.decoding.attention import NodeMask, additive, register, sights, tree_attention
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.parity import GAIN, LOSS, TOLERANCES, Timer, agrees, largest
 from medusa_chat.decoding.drafters import TreeTensors
-from medusa_chat.decoding.node_mask import NodeMask, additive, sights
 from medusa_chat.decoding.tree import Tree, chain
 
 NAME = "medusa_split"

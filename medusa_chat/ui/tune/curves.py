@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from medusa_chat.decoding.accept_length import Accuracies, expected_lengths
-from medusa_chat.decoding.step_costs import Pick, StepCosts, pick
+from medusa_chat.decoding.step_costs import Accuracies, Pick, StepCosts, expected_lengths, pick
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import TreeFacts
 from medusa_chat.training.tree_search import search_tree

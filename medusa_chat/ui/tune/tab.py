@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from medusa_chat.decoding.accept_length import expected_lengths
+from medusa_chat.decoding.step_costs import expected_lengths
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import ModelInfo
 from medusa_chat.runtime.personal_tree import PersonalTrees

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from medusa_chat.decoding.accept_length import Accuracies, node_value
+from medusa_chat.decoding.step_costs import Accuracies, node_value
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import ModelInfo, TreeFacts
 from medusa_chat.runtime.model_lifecycle import ModelState

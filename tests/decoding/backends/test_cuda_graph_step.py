@@ -18,11 +18,11 @@ from medusa_chat.decoding.backends import cuda_graph_step as ahead
 from medusa_chat.decoding.backends import cuda_graph_trial
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
 from medusa_chat.decoding.backends.recorded_step import RecordedStep
-from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.continuation import Guess
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
-from medusa_chat.decoding.fused_layers import replace_submodules
-from medusa_chat.decoding.medusa import DraftSetup, Medusa
+from medusa_chat.decoding.medusa import Medusa
+from medusa_chat.decoding.replacements import replace_submodules
+from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.step_profiler import time_steps
 from medusa_chat.decoding.tree import ROOT, cartesian, chain
@@ -67,7 +67,7 @@ class Knowing(Medusa):
         self.answer = answer
         return self
 
-    def _guesses(self, hidden, root, plan, heads):
+    def _guesses(self, hidden, root, plan):
         ids, at = self.answer, int((self.states - hidden).abs().sum(1).argmin())
         ahead = [ids[at + 1 + d] if at + 1 + d < len(ids) else 1 for d in range(2)]
         rows = [[(t + 1) % VOCABULARY, (t + 2) % VOCABULARY, t] for t in ahead]
@@ -81,8 +81,7 @@ def test_accepted_paths_are_moved_into_place():
     known = list(tokens(answer(engine, None, ROOT, settings)))
     steps = []
     for way in (None, CudaGraphStep(backbone)):
-        setup = DraftSetup(engine.heads, backbone.lm_head, tree, backbone.vocabulary, False)
-        drafter = Knowing(setup)
+        drafter = Knowing(engine.heads, backbone, tree, False)
         events = answer(engine, way, tree, settings, False, drafter=drafter.know(engine, known))
         assert list(tokens(events)) == known
         steps.append([event.path for event in events[1:-1]])
@@ -355,8 +354,19 @@ def test_a_trial_refuses_what_is_wrong(monkeypatch, fault):
 
     monkeypatch.setattr(RecordedStep, "body", body)
     if fault == "mask":
-        mask = RecordedStep._mask
-        monkeypatch.setattr(RecordedStep, "_mask", lambda *a: mask(*a).roll(1, 1))
+        real_run = RecordedStep._run
+
+        def run(self, draft):
+            backbone, masks_behind = self._backbone, self._backbone.masks_behind
+
+            def rolled(*asked):
+                return {w: mask.roll(1, 1) for w, mask in masks_behind(*asked).items()}
+
+            with monkeypatch.context() as patch:
+                patch.setattr(backbone, "masks_behind", rolled)
+                return real_run(self, draft)
+
+        monkeypatch.setattr(RecordedStep, "_run", run)
     backend, why = tried()
     assert isinstance(backend, TorchStep) and "other results" in why
 

@@ -112,8 +112,8 @@ def test_a_step_by_operators_turns_and_caches_in_one_kernel(monkeypatch):
     with fake_device():
         step = step_of("llama", TREES["tree"])
         ours.clear()
-        tree, tensors = step._plan.tree, step._plan.tensors
-        step._backbone.run_tree(tensors.depths, tree, tensors)
+        tensors = step._plan.tensors
+        step._backbone.run_tree(tensors.depths, tensors)
     assert ours["turned"] == 2
 
 

@@ -53,7 +53,7 @@ ROWS = """
 import torch
 import support.triton_interpreter
 from medusa_chat.decoding.backends import row_kernels
-from medusa_chat.decoding.sampling import TORCH
+from medusa_chat.decoding.acceptance import TORCH
 for size in (3, 4096, 5003):
     for name, limit in (("draw", 1e-9), ("sums", 2e-6)):
         off = row_kernels.difference(name, size, torch.device("cpu"))

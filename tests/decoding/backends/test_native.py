@@ -16,12 +16,13 @@ from medusa_chat.checkpoints.memory_estimate import sizes
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
-from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.events import Step
-from medusa_chat.decoding.fused_layers import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.probe import check_tree_step
+from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree
 
 NATIVE = ("llama", "mistral", "mistral-window", "qwen2")
@@ -67,7 +68,7 @@ def test_what_is_multiplied_with_bf16_is_rounded_as_torch_rounds(library):
 @pytest.mark.parametrize("family", NATIVE)
 def test_it_decodes_to_what_torch_decodes_to(family, threads, library):
     engine, twin = native_engine(family, library, threads), engine_of(tiny(family))
-    assert engine.backbone.check() < 1e-4
+    assert check_tree_step(engine.backbone) < 1e-4
     for temperature in (0.0, 0.8):
         plain = tokens(engine, temperature=temperature)
         assert plain == tokens(twin, temperature=temperature)
@@ -80,7 +81,7 @@ def test_it_decodes_to_what_torch_decodes_to(family, threads, library):
 @pytest.mark.parametrize("family", NATIVE)
 def test_in_bf16_every_drafter_gives_plain_tokens(family, threads, library):
     engine = native_engine(family, library, threads, torch.bfloat16)
-    engine.backbone.check()
+    check_tree_step(engine.backbone)
     for temperature in (0.0, 0.8):
         plain = tokens(engine, temperature=temperature)
         for tree in TREES.values():
@@ -129,9 +130,9 @@ def test_a_row_of_a_tree_has_the_bits_of_the_row_alone(family, changes, dtype, l
             for one in (backbone, *others):
                 one.cache.crop(0)
                 one.run_chunk(text)
-            logits = backbone.lm_head(backbone.run_tree(ids, tree, tensors))
+            logits = backbone.lm_head(backbone.run_tree(ids, tensors))
             for other in others:
-                assert torch.equal(logits, other.lm_head(other.run_tree(ids, tree, tensors)))
+                assert torch.equal(logits, other.lm_head(other.run_tree(ids, tensors)))
             for leaf in tree.leaves:
                 backbone.cache.crop(length)
                 path = list(tree.paths[leaf])

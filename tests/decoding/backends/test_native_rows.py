@@ -5,10 +5,17 @@ import torch
 from support.drafts import draft_of
 from support.engines import TREES
 
-from medusa_chat.decoding.acceptance import VerifyInput, exact, typical, typical_sampled
+from medusa_chat.decoding.acceptance import (
+    TORCH,
+    Rows,
+    VerifyInput,
+    exact,
+    typical,
+    typical_sampled,
+)
 from medusa_chat.decoding.backends.native import NativeThreads
 from medusa_chat.decoding.backends.native.rows import NativeRows
-from medusa_chat.decoding.sampling import TORCH, Rows, gumbel
+from medusa_chat.decoding.sampling import gumbel
 from medusa_chat.decoding.settings import GenerationSettings
 
 

@@ -12,13 +12,13 @@ from support.families import FAMILIES, tiny
 from support.graphs import answer, assert_same, settings_of
 
 from medusa_chat.decoding import attention
-from medusa_chat.decoding.attention import tree_attention
+from medusa_chat.decoding.attention import NodeMask, tree_attention
 from medusa_chat.decoding.backends import split_attention as splits
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.families import needs_eager
-from medusa_chat.decoding.fused_layers import replace_submodules
-from medusa_chat.decoding.node_mask import NodeMask
+from medusa_chat.decoding.probe import check_tree_step
+from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, cartesian
 
@@ -57,7 +57,7 @@ def test_answers_by_node_masks_are_those_by_masks(family):
         wanted = decode(engine, drafter=draft and draft(), tree=tree)[-1].token_ids
         ours = engine_of(model, splits.NAME)
         assert ours.backbone.takes_words
-        ours.backbone.check()
+        check_tree_step(ours.backbone)
         assert decode(ours, drafter=draft and draft(), tree=tree)[-1].token_ids == wanted
         recorded = CudaGraphStep(ours.backbone)
         settings = settings_of(max_new_tokens=16, seed=11)

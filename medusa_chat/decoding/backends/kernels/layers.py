@@ -7,9 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from medusa_chat.decoding import layer_ops
+from medusa_chat.decoding.fused_layers import TORCH
 from medusa_chat.decoding.kv_cache import Layer
-from medusa_chat.decoding.layer_ops import Three
 
 BLOCK = 1024  # numbers of one program of `gated`
 
@@ -86,7 +85,7 @@ def _gated_kernel(gate_up, out, size, block: tl.constexpr):
 
 
 def add_norm(hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    """See layer_ops."""
+    """See fused_layers.LayerOps."""
     hidden, delta = hidden.contiguous(), delta.contiguous()
     summed, normed = torch.empty_like(hidden), torch.empty_like(hidden)
     size = hidden.shape[-1]
@@ -100,11 +99,11 @@ def add_norm(hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 
 def turned(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: tuple[int, int], cache: Any, index: int
-) -> Three:
-    """See layer_ops. A pass without our cache is torch's."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See fused_layers.LayerOps. A pass without our cache is torch's."""
     layer = None if cache is None else cache.layers[index]
     if not isinstance(layer, Layer):
-        return layer_ops.turned(qkv, cos, sin, heads, cache, index)
+        return TORCH.turned(qkv, cos, sin, heads, cache, index)
     rows, width = cos.shape[1:]
     key, value = layer.read(rows)
     query = torch.empty(1, heads[0], rows, width, dtype=qkv.dtype, device=qkv.device)
@@ -119,7 +118,7 @@ def turned(
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """See layer_ops."""
+    """See fused_layers.LayerOps."""
     gate_up = gate_up.contiguous()
     size = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], size)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from medusa_chat.decoding.sampling import Position
+from medusa_chat.decoding.acceptance import Position
 
 BLOCK = 4096  # scores that are read at once
 
@@ -62,7 +62,7 @@ def _sums_kernel(scores, sums, entropies, size, block: tl.constexpr):
 def draw(
     scores: Tensor, depths: Tensor, deepest: int, place: Position, seed: int | Tensor
 ) -> Tensor:
-    """See sampling.Rows."""
+    """See acceptance.Rows."""
     rows, size = scores.shape
     blocks = triton.cdiv(size, BLOCK)
     at, key = (
@@ -80,7 +80,7 @@ def draw(
 
 
 def sums(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """See sampling.Rows."""
+    """See acceptance.Rows."""
     rows, size = scores.shape
     out = torch.empty(2, rows, dtype=torch.float32, device=scores.device)
     _sums_kernel[(rows,)](

@@ -18,12 +18,13 @@ from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThr
 from medusa_chat.decoding.backends.native.linear import NativeLinear
 from medusa_chat.decoding.backends.native.rows import NativeRows
 from medusa_chat.decoding.backends.parity import agrees
-from medusa_chat.decoding.backends.torch_step import TorchStep
 from medusa_chat.decoding.drafters import Draft
-from medusa_chat.decoding.fused_layers import FusedDecoder, is_plain_layer
+from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.linear4 import Rows
 from medusa_chat.decoding.native_support import reaches
+from medusa_chat.decoding.replacements import is_plain_layer
+from medusa_chat.decoding.step import TorchStep
 
 NUMBERS = torch.float32  # of keys, values and masks
 DTYPES = (torch.float32, torch.bfloat16)

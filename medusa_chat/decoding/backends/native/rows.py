@@ -5,9 +5,9 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
+from medusa_chat.decoding.acceptance import Position, Rows
 from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.structs import Draw, Sums
-from medusa_chat.decoding.sampling import Position, Rows
 
 FEW = 2**16  # numbers that one thread reads as fast as several that wait for each other
 NEAR = 1e-4  # a tie as near as this, as a share of the largest score too, is torch's to decide

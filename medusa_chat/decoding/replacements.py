@@ -1,0 +1,111 @@
+"""Replacements: which submodules of a loaded model make way for faster ones with equal results."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm, PackedLinear
+from medusa_chat.decoding.linear4 import Rows, can_merge, is_linear4, merge4, moved
+
+WIDE = 1024  # outputs from which oneDNN's layout pays in fp32
+# families whose norms are weight * x / rms(x) and nothing else
+PLAIN_NORMS = {
+    f"{family}RMSNorm"
+    for family in "Llama Mistral Mixtral Qwen2 Qwen3 Phi3 Olmo2 Granite SmolLM3".split()
+}
+# families whose layers are norm, rotary attention, norm, gated SiLU, and nothing else
+PLAIN_LAYERS = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2")}
+
+
+def replace_submodules(model: Any, packs: bool = True) -> list[str]:
+    """Replace norms, layers and the LM head in place where a faster module gives the same; returns
+    a sentence for each kind. packs: whether linears may be converted to oneDNN's layout."""
+    norms = [name for name, m in model.named_modules() if type(m).__name__ in PLAIN_NORMS]
+    for name in norms:
+        model.set_submodule(name, FusedRMSNorm(model.get_submodule(name)))
+    layers = [name for name, m in model.named_modules() if is_plain_layer(m)]
+    for name in layers:
+        model.set_submodule(name, fused(model.get_submodule(name), packs))
+        torch.cuda.empty_cache()  # no merged linear fits where its parts were
+    head = model.get_output_embeddings()
+    if packs and (wide := packed(head)) is not head:
+        model.set_output_embeddings(wide)
+    counts = {"norms fused": len(norms), "layers merged": len(layers)}
+    notes = [f"{count} {what}" for what, count in counts.items() if count]
+    linears = sum(isinstance(m, PackedLinear) for m in model.modules())
+    return [*notes, f"{linears} linears packed for this CPU"] if linears else notes
+
+
+def fused(layer: Any, packs: bool) -> FusedLayer:
+    """The layer with its projections merged. packs: whether weights may be converted to oneDNN's
+    layout."""
+    attention, mlp = layer.self_attn, layer.mlp
+    lay = packed if packs else lambda linear: linear
+    return FusedLayer(
+        layer,
+        qkv=lay(merge(attention, "q_proj", "k_proj", "v_proj")),
+        out=lay(moved(attention.o_proj)),
+        gate_up=lay(merge(mlp, "gate_proj", "up_proj")),
+        down=lay(moved(mlp.down_proj)),
+    )
+
+
+def is_plain_layer(module: nn.Module) -> bool:
+    """Whether FusedLayer gives what this layer gives: a known family, SiLU, its linears plain or
+    in 4 bits that merge without loss."""
+    if type(module).__name__ not in PLAIN_LAYERS:
+        return False
+    layer: Any = module
+    attention, mlp = layer.self_attn, layer.mlp
+    merged = [(attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)]
+    alone = (attention.o_proj, mlp.down_proj)
+    is_silu = layer.self_attn.config.hidden_act == "silu"
+    return (
+        is_silu
+        and all(_fits(group) for group in merged)
+        and all(type(linear) is nn.Linear or is_linear4(linear) for linear in alone)
+    )
+
+
+def _fits(linears: tuple[Any, ...]) -> bool:
+    if all(is_linear4(linear) for linear in linears):
+        return can_merge(*linears)
+    return all(type(linear) is nn.Linear for linear in linears)
+
+
+def merge(parent: Any, *names: str) -> Any:
+    """One linear with the outputs of several linears of `parent` side by side. No weight is held
+    twice: the linears' weights become views of it; in 4 bits the linears become `Rows` of it."""
+    linears = [getattr(parent, name) for name in names]
+    sizes = [linear.out_features for linear in linears]
+    if is_linear4(linears[0]):
+        whole, start = merge4(*linears), 0
+        for name, size in zip(names, sizes, strict=True):
+            setattr(parent, name, Rows(whole, start, start + size))
+            start += size
+        for linear in linears:
+            linear.weight = (
+                None  # a reference cycle: free the weight now, not at the next collection
+            )
+        return whole
+    first = linears[0]
+    whole = nn.Linear(first.in_features, sum(sizes), bias=False, device="meta")
+    whole.weight = nn.Parameter(torch.cat([x.weight.data for x in linears]), requires_grad=False)
+    if first.bias is not None:
+        whole.bias = nn.Parameter(torch.cat([x.bias.data for x in linears]), requires_grad=False)
+    for linear, weight in zip(linears, whole.weight.data.split(sizes), strict=True):
+        linear.weight.data = weight
+    return whole
+
+
+def packed(linear: nn.Linear) -> nn.Module:
+    """The linear in oneDNN's own layout where that pays: in bf16 on a CPU with AMX, in fp32 on a
+    CPU where the output is wide; else itself."""
+    if type(linear) is not nn.Linear or linear.weight.device.type != "cpu":
+        return linear
+    if linear.weight.dtype == torch.bfloat16:
+        pays = bool(torch.cpu._is_amx_tile_supported())
+    else:
+        pays = linear.weight.dtype == torch.float32 and linear.out_features >= WIDE
+    return PackedLinear(linear) if pays and torch.backends.mkldnn.is_available() else linear

@@ -1,0 +1,141 @@
+"""A decoding step: draft, pass, acceptance, cache, result; TorchStep runs it by torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.acceptance import Acceptance, Position, Rows, Rule, VerifyInput
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.drafters import Draft, Drafter, Plan
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_result import StepResult, read
+
+Pass = Callable[[Draft], tuple[Tensor, Tensor]]  # of n nodes -> hidden [n, d], logits [n, V]
+
+
+@dataclass
+class DecodeState:
+    """How an answer is decoded, and its current position, which every step moves on. root_id: the
+    root; root int64 [1]: the same on the device, None where only the host has it; hidden [1, d]:
+    the backbone's state from which it was predicted; most: tokens still to generate."""
+
+    drafter: Drafter
+    rule: Rule
+    settings: GenerationSettings
+    details: bool
+    hidden: Tensor
+    root_id: int
+    root: Tensor | None = None
+    most: int = 1
+
+
+class StepBackend(Protocol):
+    """Runs decoding steps on a backbone: chosen when a model is loaded, given to its engine."""
+
+    backbone: Backbone
+    name: str  # what a step is here, in a few words
+    seconds: float  # of drafts and passes so far; what else a step takes is the host's
+    tries: int  # steps of one kind before they run at full speed
+    rows: Rows  # what reads logits
+
+    def step(self, state: DecodeState, plan: Plan) -> StepResult:
+        """One step: draft, pass, acceptance. Accepted rows are in the cache afterwards, and `state`
+        describes the position after them."""
+        ...
+
+
+def run_step(
+    state: DecodeState,
+    plan: Plan,
+    root: Tensor,
+    hidden: Tensor,
+    position: Position,
+    settings: Any,
+    run: Pass,
+    rows: Rows,
+    mark: Callable[[], Any] = lambda: None,
+) -> tuple[Draft, Acceptance, Tensor, list[Any]]:
+    """The body of every step, which never waits for the device: draft, pass, acceptance -> those,
+    the state [1, d] after the path, and `mark`s before the draft, after it and after the pass.
+
+    root int64 [1] and hidden [1, d] on the device; position: of the root; settings: the state's,
+    or what stands for them in a recording; rows: what reads the logits.
+    """
+    marks = [mark()]
+    draft = state.drafter.fill(plan, root, hidden)
+    marks.append(mark())
+    states, logits = run(draft)
+    marks.append(mark())
+    accepted = state.rule(VerifyInput(draft, logits, position, settings, state.details, rows))
+    return draft, accepted, states.index_select(0, accepted.node), marks
+
+
+class TorchStep:
+    """A StepBackend on any device and for any model family, which waits for the device once a step,
+    to read the result."""
+
+    name, tries = "torch operators", 0
+
+    def __init__(self, backbone: Backbone) -> None:
+        self.backbone, self._watch = backbone, Stopwatch(backbone.device)
+        self.rows, self.seconds = backbone.rows, 0.0
+
+    @torch.inference_mode()
+    def step(self, state: DecodeState, plan: Plan) -> StepResult:
+        """See StepBackend."""
+        cache, watch = self.backbone.cache, self._watch
+        root = state.root
+        if root is None:
+            root = torch.tensor([state.root_id], device=self.backbone.device)
+        draft, accepted, hidden, marks = run_step(
+            *(state, plan, root, state.hidden, cache.length, state.settings, self.run),
+            *(self.rows, watch.mark),
+        )
+        outcome = read(draft, accepted)
+        if outcome.is_finite:
+            if outcome.path == list(range(len(outcome.path))):
+                cache.extend(len(outcome.path))  # the accepted rows are the first ones already
+            else:
+                cache.keep(accepted.path, len(outcome.path))
+        state.root, state.root_id = accepted.next_token, outcome.next_token
+        state.hidden = hidden
+        outcome.heads_seconds = watch.between(marks[0], marks[1])
+        outcome.backbone_seconds = watch.between(marks[1], marks[2])
+        self.seconds += outcome.heads_seconds + outcome.backbone_seconds
+        return outcome
+
+    def run(self, draft: Draft) -> tuple[Tensor, Tensor]:
+        """The backbone's pass: see Pass."""
+        hidden = self.backbone.run_tree(draft.tokens, draft.tensors)
+        return hidden, self.backbone.lm_head(hidden)
+
+
+class Stopwatch:
+    """Marks points in the work queued on a device and gives the seconds between them.
+
+    On CUDA a mark is an event in the stream, so a part's time is the device's own and not that of
+    launching it; `between` may be asked once the device has passed both marks. Elsewhere work is
+    done when the call returns, and a mark is the host's clock.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda, self._device = device.type == "cuda", device
+
+    def mark(self) -> "torch.cuda.Event | float":
+        """A mark after the work queued so far."""
+        if not self._is_cuda:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def between(self, start: "torch.cuda.Event | float", end: "torch.cuda.Event | float") -> float:
+        """Seconds from one mark to a later one."""
+        if isinstance(start, float) and isinstance(end, float):
+            return end - start
+        assert not isinstance(start, float) and not isinstance(end, float)
+        return float(start.elapsed_time(end)) / 1000
