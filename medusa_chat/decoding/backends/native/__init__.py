@@ -2,7 +2,7 @@
 
 A step of a small model is a hundred operators, each of which takes torch longer to begin than to
 do. One call does them all, and sums every number in one order, so a tree's rows are bit-equal to
-plain decoding's. The rules of a step are not here (torch_step.py). Its reference is the decoder of
+plain decoding's. The rules of a step are not here (step.py). Its reference is the decoder of
 merged layers (fused_layers.py), which also runs whatever this one does not support.
 """
 

@@ -44,7 +44,7 @@ class NativeStep(TorchStep):
         self.decoder, self._window = decoder, backbone.windows[0]
 
     def run(self, draft: Draft) -> tuple[Tensor, Tensor]:
-        """The backbone's pass: see torch_step.Pass. The text before the tree needs no mask, unless
+        """The backbone's pass: see step.Pass. The text before the tree needs no mask, unless
         it is longer than the attention window."""
         start, depth = self.backbone.cache.length, draft.tree.depth
         if self._window is not None and start + depth >= self._window:
