@@ -12,7 +12,7 @@ from medusa_chat.decoding.heads import MedusaHeads
 
 
 class NativeHeads(nn.Module):
-    """The HeadsTwin in C: the heads' residual layers at one position, and the best of logits."""
+    """The heads in C: the heads' residual layers at one position, and the best of logits."""
 
     def __init__(self, heads: MedusaHeads, team: NativeThreads) -> None:
         super().__init__()
