@@ -6,6 +6,7 @@ const LOOK = 30; // ms between two looks at the clock
 const ASLEEP = 500; // ms: the tab slept, it goes on from here
 const SURE = 4; // steps from which it is known whether this machine keeps the pace
 let reel = null;
+let before = { answer: null, doneAt: 0 }; // the reel that ended: a stream that begins anew goes on there
 
 function timeNow() {
   return window.medusaClock ? window.medusaClock() : performance.now();
@@ -16,7 +17,7 @@ function beginReel(line) {
   const resumed = shownBefore(line.answer);
   reel = {
     ...{ answer: line.answer, steps: [], at: -1, ended: false, tail: "", whole: "", panel: null },
-    ...{ doneAt: timeNow(), resumed, isPaused: false, isSkipped: false, isBehind: false, isOver: false },
+    ...{ doneAt: before.answer === line.answer ? before.doneAt : timeNow(), resumed, isPaused: false, isSkipped: false, isBehind: false, isOver: false },
     timer: setInterval(pump, LOOK),
   };
   addPieces(line.begin);
@@ -26,8 +27,8 @@ function beginReel(line) {
 function endReel() {
   if (!reel) return;
   clearInterval(reel.timer);
-  const { isBehind, isOver } = reel;
-  reel = null;
+  const { answer, doneAt, isBehind, isOver } = reel;
+  [before, reel] = [{ answer, doneAt }, null];
   tell("medusa-show", { isBehind });
   if (isBehind && isOver) tell("medusa-replay");
 }

@@ -16,6 +16,16 @@ STEPS = 12
 SHOWN = "medusaShow.shown()"
 # The show's clock stands until a test turns it.
 CLOCK = "window.now = 0; window.medusaClock = () => window.now"
+# The stream of the answer can be cut, as a view that comes late cuts it.
+CUT = """() => {
+  const fetched = window.fetch;
+  window.fetch = (address, options) => {
+    if (!String(address).endsWith('/live')) return fetched(address, options);
+    const cutter = new AbortController();
+    window.cut = () => cutter.abort();
+    return fetched(address, {...options, signal: cutter.signal});
+  };
+}"""
 # Whether the timeline was seen to play from its first step, however short that was.
 WATCH_PLAY = """() => {
   const bars = document.querySelector('svg.bars');
@@ -252,6 +262,16 @@ def test_stop_cuts_the_answer_at_the_shown_step(served, tab, runner):
     wait_attached(tab)
     tab.wait_for_selector("#history .bot")
     assert answer_of(tab) == text_of(runner, 5)
+
+
+def test_a_stream_that_begins_anew_keeps_the_clock(tab, runner):
+    at_pace(tab, clock="own")
+    tab.evaluate(CUT)
+    begin(tab, runner)
+    tab.evaluate("cut()")
+    tab.wait_for_function("!medusaShow.isOn()")
+    turn_clock(tab, modelled_ms(tab) * 5 + 0.5)
+    wait_shown(tab, 5)
 
 
 def test_a_reload_goes_on_at_the_shown_step(tab, runner):
