@@ -14,18 +14,18 @@ Position = int | Tensor  # of the root in the text; a tensor [1] where only the 
 
 
 class Rows:
-    """What a rule reads from rows of scores [n, V], by torch's operators. A backend may have it
-    faster (backends/native/rows.py); there is no rule in it."""
+    """What a rule reads from rows of scores [n, V] of a floating dtype, by torch's operators.
+    A backend may have it faster (backends/native/rows.py); there is no rule in it."""
 
     def largest(self, scores: Tensor) -> Tensor:
-        """The place of each row's largest score, int64 [n]; the lowest of equals."""
+        """scores [n, V] -> the place of each row's largest, int64 [n]; the lowest of equals."""
         return scores.argmax(-1)
 
     def draw(
         self, scores: Tensor, depths: Tensor, deepest: int, place: Position, seed: int | Tensor
     ) -> Tensor:
-        """`largest` with the noise (`gumbel`) of each row's depth added: int64 [n]. depths int64
-        [n], at most `deepest`; place: of depth 0 in the text."""
+        """`largest` of scores [n, V] with the noise (`gumbel`) of each row's depth added: int64
+        [n]. depths int64 [n], at most `deepest`; place: of depth 0 in the text."""
         places = place + torch.arange(deepest + 1, device=scores.device)
         noise = gumbel(seed, places, scores.shape[-1])
         return (scores + noise.index_select(0, depths)).argmax(-1)

@@ -166,12 +166,13 @@ class NodeMask:
         return cls(words, moves.long(), sights(words), window is not None)
 
     def behind(self, length: Tensor | int) -> Tensor:
-        """The mask [n, 2 + w] of nodes behind `length` tokens, a number or int64 [1]."""
+        """The mask int64 [n, 2 + w] of nodes behind `length` tokens, a number or int64 [1]."""
         return self.words + self.moves * length
 
 
 def sights(words: Tensor) -> Tensor:
-    """What nodes see, bool [n, 2 + 64 w] by place: the text, each node, what is behind them."""
+    """words int64 [n, 2 + w] -> what nodes see, bool [n, 2 + 64 w] by place: the text, each node,
+    what is behind them."""
     bits = words[:, FIXED:].unsqueeze(2) >> torch.arange(BITS, device=words.device)
     return F.pad(F.pad(((bits & 1) != 0).flatten(1), (1, 0), value=True), (0, 1))
 
@@ -179,9 +180,9 @@ def sights(words: Tensor) -> Tensor:
 def additive(
     words: Tensor, seen: Tensor, columns: Tensor, dtype: torch.dtype, has_window: bool = True
 ) -> Tensor:
-    """A mask [n, 2 + w] with its `sights` as numbers that are added to scores: 0 where a node sees
-    a place, else -inf. columns int64 [s]: the places -> [n, s]. has_window: False saves operators
-    where the whole text is seen."""
+    """A mask int64 [n, 2 + w] with its `sights` as numbers that are added to scores: 0 where a
+    node sees a place, else -inf. columns int64 [s]: the places -> [n, s] of `dtype`. has_window:
+    False saves operators where the whole text is seen."""
     beyond = columns - words[0, 1]
     found = seen.index_select(1, (beyond + 1).clamp(0, seen.shape[1] - 1))
     if has_window:

@@ -174,8 +174,8 @@ class LogitHead:
         return self.finish(logits)
 
     def can_widen(self, hidden: Tensor) -> bool:
-        """Whether `widened` takes the rows hidden [m, d]: it has no derivative, and is not what
-        autocast knows."""
+        """Whether `widened` takes the rows hidden [m, d], of any dtype: it has no derivative, and
+        is not what autocast knows."""
         if type(self.linear) is not nn.Linear or torch.is_grad_enabled():
             return False
         weight = self.linear.weight

@@ -37,7 +37,7 @@ class Layer(CacheLayerMixin):
         return self.read(key_states.shape[2])
 
     def read(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [1, H, s, D], as they are, that a pass of so many rows reads."""
+        """Keys and values [1, H, s, D] in the cache's dtype that a pass of so many rows reads."""
         assert self.keys is not None and self.values is not None
         end = self.start + rows
         return self.keys[:, :, :end], self.values[:, :, :end]

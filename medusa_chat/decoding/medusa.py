@@ -138,7 +138,8 @@ def _nothing(count: int, device: torch.device) -> Tensor:
 def indexed(
     tree: Tree, nodes: int, depth: int, device: torch.device
 ) -> tuple[Tree, TreeTensors, Tensor | None]:
-    """The first `nodes` nodes no deeper than `depth`, their constants, and Plan.index of them."""
+    """The first `nodes` nodes no deeper than `depth`, their constants, and Plan.index of them:
+    int64 [n], None where only the root is left."""
     cut = tree.head(nodes).pruned(depth)
     places = zip(cut.depths, cut.ranks, strict=True)
     index = [0 if d == 0 else 1 + (d - 1) * tree.width + rank for d, rank in places]

@@ -109,7 +109,8 @@ class TorchStep:
         return outcome
 
     def run(self, draft: Draft) -> tuple[Tensor, Tensor]:
-        """The backbone's pass: see Pass."""
+        """The backbone's pass over n nodes -> hidden [n, d] after the final norm, in the
+        backbone's dtype, and logits [n, V]."""
         hidden = self.backbone.run_tree(draft.tokens, draft.tensors)
         return hidden, self.backbone.lm_head(hidden)
 

@@ -85,7 +85,8 @@ def _gated_kernel(gate_up, out, size, block: tl.constexpr):
 
 
 def add_norm(hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    """See fused_layers.LayerOps."""
+    """LayerOps.add_norm: hidden and delta [1, n, d] of one floating dtype -> their sum and its
+    norm, [1, n, d] each in that dtype."""
     hidden, delta = hidden.contiguous(), delta.contiguous()
     summed, normed = torch.empty_like(hidden), torch.empty_like(hidden)
     size = hidden.shape[-1]
@@ -100,7 +101,9 @@ def add_norm(hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 def turned(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: tuple[int, int], cache: Any, index: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See fused_layers.LayerOps. A pass without our cache is torch's."""
+    """LayerOps.turned: qkv [1, n, (H + 2 H_kv) D], cos and sin [1, n, D] -> queries [1, H, n, D],
+    keys and values [1, H_kv, s, D] to read, in the dtype of qkv. A pass without our cache is
+    torch's."""
     layer = None if cache is None else cache.layers[index]
     if not isinstance(layer, Layer):
         return TORCH.turned(qkv, cos, sin, heads, cache, index)
@@ -118,7 +121,7 @@ def turned(
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """See fused_layers.LayerOps."""
+    """LayerOps.gated: [..., 2 f] -> [..., f] in the same dtype."""
     gate_up = gate_up.contiguous()
     size = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], size)

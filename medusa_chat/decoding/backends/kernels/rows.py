@@ -62,7 +62,8 @@ def _sums_kernel(scores, sums, entropies, size, block: tl.constexpr):
 def draw(
     scores: Tensor, depths: Tensor, deepest: int, place: Position, seed: int | Tensor
 ) -> Tensor:
-    """See acceptance.Rows."""
+    """Rows.draw: scores [n, V] of any floating dtype, depths int64 [n], place and seed numbers or
+    int64 [1] -> tokens int64 [n]."""
     rows, size = scores.shape
     blocks = triton.cdiv(size, BLOCK)
     at, key = (
@@ -80,7 +81,8 @@ def draw(
 
 
 def sums(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """See acceptance.Rows."""
+    """Rows.sums: scores [n, V] of any floating dtype -> log(sum(exp)) and entropy in nats, float32
+    [n] each."""
     rows, size = scores.shape
     out = torch.empty(2, rows, dtype=torch.float32, device=scores.device)
     _sums_kernel[(rows,)](

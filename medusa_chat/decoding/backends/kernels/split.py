@@ -131,8 +131,9 @@ def _split_kernel(
 
 
 def run(query: Tensor, key: Tensor, value: Tensor, words: Tensor, scaling: float) -> Tensor:
-    """Attention of query [1, H, n, D] over key and value [1, H_kv, any, D], all with neighbouring
-    last elements, by a node mask [n, 2 + w] -> [1, n, H, D]. D: 16, 32, 64, 128 or 256."""
+    """Attention of query [1, H, n, D] over key and value [1, H_kv, any, D], all of one dtype and
+    with neighbouring last elements, by a node mask int64 [n, 2 + w] -> [1, n, H, D] of that dtype.
+    D: 16, 32, 64, 128 or 256."""
     heads, rows, width = query.shape[1:]
     key_heads, total = key.shape[1], heads // key.shape[1] * rows
     assert query.stride(3) == key.stride(3) == value.stride(3) == words.stride(1) == 1

@@ -44,8 +44,9 @@ class NativeStep(TorchStep):
         self.decoder, self._window = decoder, backbone.windows[0]
 
     def run(self, draft: Draft) -> tuple[Tensor, Tensor]:
-        """The backbone's pass: see step.Pass. The text before the tree needs no mask, unless
-        it is longer than the attention window."""
+        """The backbone's pass over n nodes -> hidden [n, d] after the final norm, float32, and
+        logits [n, V] of that dtype. The text before the tree needs no mask, unless it is longer
+        than the attention window."""
         start, depth = self.backbone.cache.length, draft.tree.depth
         if self._window is not None and start + depth >= self._window:
             return super().run(draft)

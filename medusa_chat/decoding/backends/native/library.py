@@ -67,8 +67,9 @@ class NativeThreads:
         return panels
 
     def packed(self, blocks: Blocks, like: Tensor) -> tuple[Weights, Tensor] | None:
-        """Packed panels uint8, and what they are made of; None where they do not unpack to the
-        values of `like`, the panels of the same weight in bf16."""
+        """A stored weight [outs, ins] in panels of its own numbers -> what C is told of them, and
+        their bytes, uint8 [size]; None where they do not unpack to the values of `like`,
+        the `panels` of the same weight in bf16."""
         outs, ins = blocks.numbers.shape
         if ins % blocks.block or blocks.block % 2 or like.dtype != torch.bfloat16:
             return None

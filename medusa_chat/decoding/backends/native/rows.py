@@ -21,13 +21,13 @@ class NativeRows(Rows):
         self._team, self._noise = team, torch.empty(0)
 
     def largest(self, scores: Tensor) -> Tensor:
-        """See Rows."""
+        """Rows.largest: scores [n, V] of any floating dtype -> int64 [n]."""
         return self._drawn(scores.float().contiguous())[0]
 
     def draw(
         self, scores: Tensor, depths: Tensor, deepest: int, place: Position, seed: int | Tensor
     ) -> Tensor:
-        """See Rows."""
+        """Rows.draw: scores [n, V] of any floating dtype, depths int64 [n] -> int64 [n]."""
         if not isinstance(place, int) or not isinstance(seed, int):
             return super().draw(scores, depths, deepest, place, seed)
         scores = scores.float().contiguous()
@@ -39,8 +39,8 @@ class NativeRows(Rows):
         return super().draw(scores, depths, deepest, place, seed)
 
     def draw_each(self, scores: Tensor, places: Tensor, seeds: Tensor) -> Tensor:
-        """`draw` of rows of different texts: row i by seed i at place i of its text, int64 [n]
-        each; the largest where the place is under 0."""
+        """`draw` of rows of different texts, scores [n, V]: row i by seed i at place i of its text,
+        int64 [n] each -> tokens int64 [n]; the largest where the place is under 0."""
         scores, depths = scores.float().contiguous(), torch.arange(len(scores))
         job = Draw(None, *(t.data_ptr() for t in (depths, places, seeds)), deepest=len(scores) - 1)
         tokens, gaps = self._drawn(scores, self._with_noise(job, scores.shape[1]))
@@ -67,7 +67,7 @@ class NativeRows(Rows):
         return tokens, gaps
 
     def sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """See Rows."""
+        """Rows.sums: scores [n, V] of any floating dtype -> float32 [n] twice."""
         scores = scores.float().contiguous()
         out = torch.empty(2, len(scores))
         job = Sums(scores.data_ptr(), out[0].data_ptr(), out[1].data_ptr(), *scores.shape)
