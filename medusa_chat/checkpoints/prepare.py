@@ -92,8 +92,8 @@ def _native_step(
     and why."""
     if library is None:
         return TorchStep(backbone), "with a C compiler (gcc or clang) several times faster"
-    team = native.NativeThreads(library, cpu_threads.of_native(backbone.model))
-    found = native.native_step(backbone, heads, team, stored)
+    threads = native.NativeThreads(library, cpu_threads.of_native(backbone.model))
+    found = native.native_step(backbone, heads, threads, stored)
     if found is None:
         return TorchStep(backbone), "the numbers of our C library were not theirs"
     if heads is None or heads.is_shared:  # no product is torch's: its threads would only spin

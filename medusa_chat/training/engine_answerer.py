@@ -171,8 +171,8 @@ def native_step(model: Any, context: int) -> native.NativeStep | None:
     copied = deepcopy(model, shared).eval()
     replace_submodules(copied, packs=False)
     backbone = Backbone(copied, context, numbers=native.NUMBERS)
-    team = native.NativeThreads(library, cpu_threads.of_native(copied))
-    return native.native_step(backbone, None, team)
+    threads = native.NativeThreads(library, cpu_threads.of_native(copied))
+    return native.native_step(backbone, None, threads)
 
 
 def require_finite(logits: Tensor) -> None:

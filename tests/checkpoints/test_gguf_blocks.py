@@ -63,9 +63,9 @@ def linear_of(weight: torch.Tensor) -> torch.nn.Linear:
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_linear_has_the_bits_of_its_bf16_weights(kind, library):
     blocks, weight = stored(kind)
-    team = native.NativeThreads(library, 2)
-    ours = NativeLinear(linear_of(weight), team, blocks)
-    plain = NativeLinear(linear_of(weight), team)
+    threads = native.NativeThreads(library, 2)
+    ours = NativeLinear(linear_of(weight), threads, blocks)
+    plain = NativeLinear(linear_of(weight), threads)
     plain._bias = ours._bias
     assert plain.weights.kind == HALVES
     assert ours.weights.kind == (NIBBLES if KEPT[kind] < 32 else BYTES)
@@ -88,18 +88,18 @@ def test_weights_of_several_types_side_by_side_are_one(kinds, library):
     parts = [stored(kind) for kind in kinds]
     weight = torch.cat([one for _, one in parts])
     blocks = Blocks.joined([one for one, _ in parts])
-    linear, team = linear_of(weight), native.NativeThreads(library, 1)
-    ours, x = NativeLinear(linear, team, blocks), torch.randn(3, INS)
+    linear, threads = linear_of(weight), native.NativeThreads(library, 1)
+    ours, x = NativeLinear(linear, threads, blocks), torch.randn(3, INS)
     assert ours.weights.kind in (NIBBLES, BYTES)
-    assert torch.equal(ours(x), NativeLinear(linear, team)(x))
+    assert torch.equal(ours(x), NativeLinear(linear, threads)(x))
 
 
 def test_other_weights_than_the_files_stay_bf16(library):
     """As after a LoRA adapter was merged into them."""
     blocks, weight = stored(8)
     weight[7, 5] += 1
-    team = native.NativeThreads(library, 1)
-    ours = NativeLinear(linear_of(weight), team, blocks)
+    threads = native.NativeThreads(library, 1)
+    ours = NativeLinear(linear_of(weight), threads, blocks)
     assert ours.weights.kind == HALVES
     assert torch.equal(ours(torch.eye(INS)[5:6])[0, 7], (weight[7, 5] + ours._bias[7]).float())
 

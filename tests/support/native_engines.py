@@ -17,7 +17,7 @@ def native_engine(family, library, threads=1, dtype=torch.float32, **changes):
 
 def made_native(engine, library, threads=1):
     """The engine with its pass in C."""
-    team = native.NativeThreads(library, threads)
-    backend = native.native_step(engine.backbone, engine.heads, team)
+    shared = native.NativeThreads(library, threads)
+    backend = native.native_step(engine.backbone, engine.heads, shared)
     assert backend is not None
     return on(engine, backend)

@@ -220,8 +220,8 @@ def test_heads_give_what_torch_gives(library, layers, has_root, dtype, limit, si
     heads.read_roots(embedding.requires_grad_(False))
     torch.nn.init.normal_(heads.weight, std=0.3)
     torch.nn.init.normal_(heads.bias)
-    team = native.NativeThreads(library, 2)
-    twin = NativeHeads(heads, team)
+    threads = native.NativeThreads(library, 2)
+    twin = NativeHeads(heads, threads)
     hidden = torch.randn(1, size)
     root = heads.embed(roots) if has_root else None
     for count in (1, 4):
@@ -245,8 +245,8 @@ def test_heads_give_what_torch_gives(library, layers, has_root, dtype, limit, si
 def test_the_best_guesses_are_torchs_in_any_order_and_number(library):
     """Rising and falling logits, ties, and sizes beyond whole vectors."""
     heads = MedusaHeads(1, 32).requires_grad_(False)
-    team = native.NativeThreads(library, 1)
-    twin = NativeHeads(heads, team)
+    threads = native.NativeThreads(library, 1)
+    twin = NativeHeads(heads, threads)
     for size in (7, 32, 33, 100, 1003):
         rising = torch.arange(size).float()
         for row in (rising, -rising, torch.randn(size), torch.zeros(size)):
@@ -296,9 +296,9 @@ def test_wrong_numbers_leave_torchs_operators(library, monkeypatch, caplog):
     model = tiny("llama")
     replace_submodules(model, packs=False)
     engine = engine_of(model)
-    team = native.NativeThreads(library, 1)
-    monkeypatch.setattr(team, "run", lambda job: 0)  # it leaves what memory holds
-    assert native.native_step(engine.backbone, engine.heads, team) is None
+    threads = native.NativeThreads(library, 1)
+    monkeypatch.setattr(threads, "run", lambda job: 0)  # it leaves what memory holds
+    assert native.native_step(engine.backbone, engine.heads, threads) is None
     assert "the decoder runs by torch's operators" in caplog.text
     assert tokens(engine) == tokens(engine_of(tiny("llama")))
 
@@ -388,7 +388,7 @@ def test_a_compiler_that_fails_is_told_once_and_torch_does_it(tmp_path):
 
 
 def test_two_answers_at_once_and_a_fork_do_not_wait_for_each_other(library):
-    """The team has one job at a time; who comes meanwhile, or after a fork, works alone."""
+    """The threads have one job at a time; who comes meanwhile, or after a fork, works alone."""
     import threading
 
     linear = torch.nn.Linear(64, 256).requires_grad_(False)

@@ -37,10 +37,10 @@ TOLERANCES = {
 class NativeStep(TorchStep):
     """A StepBackend for a backbone whose decoder and LM head are native."""
 
-    def __init__(self, backbone: Backbone, decoder: NativeDecoder, team: NativeThreads) -> None:
+    def __init__(self, backbone: Backbone, decoder: NativeDecoder, threads: NativeThreads) -> None:
         super().__init__(backbone)
-        self.rows: NativeRows = NativeRows(team)
-        self.name = f"the pass in C, by {team.threads} threads"
+        self.rows: NativeRows = NativeRows(threads)
+        self.name = f"the pass in C, by {threads.count} threads"
         self.decoder, self._window = decoder, backbone.windows[0]
 
     def run(self, draft: Draft) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def can_run(model: Any) -> bool:
 def native_step(
     backbone: Backbone,
     heads: MedusaHeads | None,
-    team: NativeThreads,
+    threads: NativeThreads,
     stored: Stored = nothing_stored,
 ) -> NativeStep | None:
     """Replace the decoder of a backbone for which `can_run` holds, its LM head and the products of
@@ -90,12 +90,12 @@ def native_step(
         return None
     limit, instead = TOLERANCES[backbone.dtype], "the decoder runs by torch's operators"
     with torch.inference_mode():
-        if not agrees(instead, lambda: _off_by(twin.stock.layers[0].qkv, team), limit):
+        if not agrees(instead, lambda: _off_by(twin.stock.layers[0].qkv, threads), limit):
             return None
     names = {id(module): name for name, module in backbone.model.named_modules()}
     for layer in twin.stock.layers:
-        _lay_out(layer, team, partial(joined, stored, names[id(layer)]))
-    native = NativeDecoder(twin, list(backbone.cache.layers.layers), team)
+        _lay_out(layer, threads, partial(joined, stored, names[id(layer)]))
+    native = NativeDecoder(twin, list(backbone.cache.layers.layers), threads)
 
     def difference() -> float:
         found = []
@@ -115,15 +115,15 @@ def native_step(
         return None
     is_tied = backbone.lm_head.linear.weight is backbone.model.get_input_embeddings().weight
     place = "model.embed_tokens" if is_tied else "lm_head"
-    lm_head = NativeLinear(backbone.lm_head.linear, team, stored(f"{place}.weight"))
+    lm_head = NativeLinear(backbone.lm_head.linear, threads, stored(f"{place}.weight"))
     backbone.lm_head.linear = lm_head
     backbone.model.set_output_embeddings(lm_head)
     if heads is not None and heads.weight.dtype == backbone.dtype:
-        heads.twin = NativeHeads(heads, team)
-    return NativeStep(backbone, native, team)
+        heads.twin = NativeHeads(heads, threads)
+    return NativeStep(backbone, native, threads)
 
 
-def _lay_out(layer: Any, team: NativeThreads, stored: Callable[..., Blocks | None]) -> None:
+def _lay_out(layer: Any, threads: NativeThreads, stored: Callable[..., Blocks | None]) -> None:
     """Put native linears into a merged layer and the stock layer that it wraps. The gated products
     are padded to whole panels with outputs of 0, and the next product's weights with columns of
     0. stored: the weight of these linears side by side, as it is stored."""
@@ -139,10 +139,10 @@ def _lay_out(layer: Any, team: NativeThreads, stored: Callable[..., Blocks | Non
     down = SimpleNamespace(weight=F.pad(layer.down.weight, (0, more)), bias=layer.down.bias)
     sizes = [getattr(attention, name).out_features for name in ("q_proj", "k_proj", "v_proj")]
     attend, gate = (f"self_attn.{name}_proj" for name in "qkv"), ("mlp.gate_proj", "mlp.up_proj")
-    layer.qkv = NativeLinear(layer.qkv, team, stored(*attend))
-    layer.out = NativeLinear(layer.out, team, stored("self_attn.o_proj"))
-    layer.gate_up = NativeLinear(gate_up, team, None if more else stored(*gate))
-    layer.down = NativeLinear(down, team, None if more else stored("mlp.down_proj"))
+    layer.qkv = NativeLinear(layer.qkv, threads, stored(*attend))
+    layer.out = NativeLinear(layer.out, threads, stored("self_attn.o_proj"))
+    layer.gate_up = NativeLinear(gate_up, threads, None if more else stored(*gate))
+    layer.down = NativeLinear(down, threads, None if more else stored("mlp.down_proj"))
     attention.o_proj, mlp.down_proj = layer.out, layer.down
     q, k, v = accumulate(sizes)
     attention.q_proj = Rows(layer.qkv, 0, q)
@@ -151,9 +151,9 @@ def _lay_out(layer: Any, team: NativeThreads, stored: Callable[..., Blocks | Non
     mlp.up_proj = Rows(layer.gate_up, inner + more, 2 * (inner + more))
 
 
-def _off_by(linear: Any, team: NativeThreads) -> float:
+def _off_by(linear: Any, threads: NativeThreads) -> float:
     """The largest difference of our product from torch's, as a share of the largest output."""
     x = torch.randn(7, linear.in_features, generator=torch.Generator().manual_seed(0))
-    found = NativeLinear(linear, team)(x)
+    found = NativeLinear(linear, threads)(x)
     expected = linear(x.to(linear.weight.dtype)).float()
     return float((found - expected).abs().max() / expected.abs().max())

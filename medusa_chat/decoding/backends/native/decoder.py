@@ -24,9 +24,9 @@ class NativeDecoder(nn.Module):
     """A decoder of merged layers with native linears as one call; its states are in fp32, as the
     cache is. It is called like FusedDecoder, and calls it for other caches."""
 
-    def __init__(self, twin: FusedDecoder, layers: list[Layer], team: NativeThreads) -> None:
+    def __init__(self, twin: FusedDecoder, layers: list[Layer], threads: NativeThreads) -> None:
         super().__init__()
-        self._twin, self._team = twin, team
+        self._twin, self._threads = twin, threads
         stock = twin.stock
         capacity = layers[0].get_max_length()
         first = stock.layers[0]
@@ -47,7 +47,7 @@ class NativeDecoder(nn.Module):
             *(t.data_ptr() for t in self._kept[:2]),
             self._layers,
         )
-        self._passes = Passes(self._decoder, team)
+        self._passes = Passes(self._decoder, threads)
 
     def _fill(self, layer: Any, kv: Layer, out: structs.Layer) -> None:
         """Fill in the addresses of what this layer reads."""
@@ -108,7 +108,7 @@ class NativeDecoder(nn.Module):
 
     def texts(self, slots: int, capacity: int) -> NativeTexts:
         """Room for `slots` texts of up to `capacity` tokens, at most this decoder's."""
-        return NativeTexts(self._decoder, slots, capacity, self._team)
+        return NativeTexts(self._decoder, slots, capacity, self._threads)
 
     def text_bytes(self, capacity: int) -> int:
         """Memory of one of them."""

@@ -14,17 +14,17 @@ from medusa_chat.decoding.heads import MedusaHeads
 class NativeHeads(nn.Module):
     """The heads in C: the heads' residual layers at one position, and the best of logits."""
 
-    def __init__(self, heads: MedusaHeads, team: NativeThreads) -> None:
+    def __init__(self, heads: MedusaHeads, threads: NativeThreads) -> None:
         super().__init__()
-        self._team = team
+        self._threads = threads
         layers, count, self._size, _ = heads.weight.shape
-        panels = [team.panels(w) for layer in heads.weight for w in layer]
+        panels = [threads.panels(w) for layer in heads.weight for w in layer]
         whole = torch.stack(panels) if panels else torch.empty(0, dtype=heads.weight.dtype)
         self.panels: Tensor
         self.register_buffer("panels", whole, persistent=False)
         self._bias = heads.bias.detach().float().contiguous()
         roots = () if heads.root_weight is None else heads.root_weight
-        packed = [team.panels(w) for w in roots]
+        packed = [threads.panels(w) for w in roots]
         self.root_panels: Tensor
         self.register_buffer("root_panels", torch.stack(packed) if packed else None, False)
         self._job = HeadStates(whole.data_ptr(), self._bias.data_ptr())
@@ -33,7 +33,7 @@ class NativeHeads(nn.Module):
         self._job.is_half = whole.dtype == torch.bfloat16
         self._job.layers, self._job.heads, self._job.size = layers, count, self._size
         if heads.short is not None:
-            heads.short = NativeLinear(heads.short, team)
+            heads.short = NativeLinear(heads.short, threads)
 
     def hidden_states(self, hidden: Tensor, root: Tensor | None, heads: int) -> Tensor:
         """hidden [1, d], root [1, d] -> float32 [heads, 1, d]."""
@@ -42,7 +42,7 @@ class NativeHeads(nn.Module):
         job.root = e.data_ptr()
         out = torch.empty(2 * heads, 1, self._size)
         job.hidden, job.states, job.used = x.data_ptr(), out.data_ptr(), heads
-        self._team.head_states(byref(job), self._team.threads)
+        self._threads.head_states(byref(job), self._threads.count)
         return out[:heads]
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,5 +51,5 @@ class NativeHeads(nn.Module):
         values, places = torch.empty(len(x), count), torch.empty(len(x), count, dtype=torch.long)
         sums = torch.empty(len(x))
         addresses = (t.data_ptr() for t in (x, values, sums, places))
-        self._team.best_guesses(byref(Guesses(*addresses, *x.shape, count)), self._team.threads)
+        self._threads.best_guesses(byref(Guesses(*addresses, *x.shape, count)), self._threads.count)
         return values, places, sums

@@ -24,10 +24,11 @@ FLOATS, HALVES, NIBBLES, BYTES = range(4)  # kernels/weights.h
 
 
 class NativeThreads:
-    """The library, and how many threads work together in it (see cpu_threads.py)."""
+    """The C library's functions. count: the threads that share the work of a call (see
+    cpu_threads.py)."""
 
-    def __init__(self, library: CDLL, threads: int) -> None:
-        self.threads = threads
+    def __init__(self, library: CDLL, count: int) -> None:
+        self.count = count
         self.run, self.linear = library.run, library.linear
         self._packs = {torch.float32: library.pack, torch.bfloat16: library.pack_half}
         self.work_size, self._panel = library.work_size, int(library.panel())
@@ -95,8 +96,8 @@ class Passes:
     """Passes through one decoder structure. job: what the next pass reads; the caller fills in how
     its rows see the text (kernels/pass.h). Tensors that it points at must outlive the pass."""
 
-    def __init__(self, decoder: structs.Decoder, team: NativeThreads) -> None:
-        self._decoder, self._team = decoder, team
+    def __init__(self, decoder: structs.Decoder, threads: NativeThreads) -> None:
+        self._decoder, self._threads = decoder, threads
         self.job = structs.Pass(pointer(decoder))
         self._work = torch.empty(0)
 
@@ -104,18 +105,19 @@ class Passes:
         """tokens and places int64 [n] -> float32 [n, d] after the final norm; None where one of
         them is out of range. keys: the most tokens that a row sees."""
         rows, job = len(tokens), self.job
-        job.threads = self._team.threads
-        self._make_room(rows, keys, job.threads)
+        job.threads = self._threads.count
+        self._make_room(rows, keys)
         hidden = torch.empty(rows, self._decoder.hidden)
         tokens, places = tokens.contiguous(), places.contiguous()
         job.tokens, job.positions = tokens.data_ptr(), places.data_ptr()
         job.rows, job.hidden = rows, hidden.data_ptr()
-        return None if self._team.run(byref(job)) else hidden
+        return None if self._threads.run(byref(job)) else hidden
 
-    def _make_room(self, rows: int, keys: int, threads: int) -> None:
+    def _make_room(self, rows: int, keys: int) -> None:
         """Allocate the work space of a pass of `rows` rows over `keys` tokens."""
         keys = -(-keys // 256) * 256
-        needed = self._team.work_size(byref(self._decoder), rows, keys, threads)
+        threads = self._threads
+        needed = threads.work_size(byref(self._decoder), rows, keys, threads.count)
         if len(self._work) < needed:
             self._work = torch.empty(needed)
             self.job.work = self._work.data_ptr()

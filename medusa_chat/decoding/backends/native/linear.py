@@ -22,19 +22,19 @@ class NativeLinear(nn.Module):
     """A linear of fp32 or bf16 on a CPU, its weight in panels: [..., ins] -> [..., outs], summed in
     fp32, in the input's dtype. It keeps no reference to the linear that it replaces."""
 
-    def __init__(self, linear: Any, team: NativeThreads, blocks: Blocks | None = None) -> None:
+    def __init__(self, linear: Any, threads: NativeThreads, blocks: Blocks | None = None) -> None:
         """blocks: the weight as it is stored, which then stays so."""
         super().__init__()
         self.outs, self.ins = linear.weight.shape
         self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
-        panels = team.panels(linear.weight)
+        panels = threads.panels(linear.weight)
         self.weights = Weights(kind=HALVES if panels.dtype == torch.bfloat16 else FLOATS)
-        if blocks is not None and (packed := team.packed(blocks, panels)) is not None:
+        if blocks is not None and (packed := threads.packed(blocks, panels)) is not None:
             self.weights, panels = packed
         self.weights.panels = panels.data_ptr()
         self.panels: Tensor
         self.register_buffer("panels", panels, persistent=False)
-        self._team = team
+        self._threads = threads
 
     @property
     def bias_at(self) -> int | None:
@@ -47,5 +47,5 @@ class NativeLinear(nn.Module):
         y = torch.empty(len(x), self.outs)
         job = Product(x.data_ptr(), self.weights, self.bias_at, y.data_ptr(), len(x))
         job.ins, job.outs = self.ins, self.outs
-        self._team.linear(byref(job), self._team.threads)
+        self._threads.linear(byref(job), self._threads.count)
         return y.view(*hidden.shape[:-1], self.outs).to(hidden.dtype)

@@ -17,8 +17,8 @@ class NativeRows(Rows):
     """Rows in C. Samples are torch's own, for C's noise is torch's but for the last digits: where
     two scores are nearly tied, torch draws. Sums are torch's to rounding."""
 
-    def __init__(self, team: NativeThreads) -> None:
-        self._team, self._noise = team, torch.empty(0)
+    def __init__(self, threads: NativeThreads) -> None:
+        self._threads, self._noise = threads, torch.empty(0)
 
     def largest(self, scores: Tensor) -> Tensor:
         """Rows.largest: scores [n, V] of any floating dtype -> int64 [n]."""
@@ -63,7 +63,7 @@ class NativeRows(Rows):
         tokens, gaps = torch.empty(len(scores), dtype=torch.long), torch.empty(len(scores))
         job.scores, job.tokens, job.gaps = (t.data_ptr() for t in (scores, tokens, gaps))
         job.rows, job.size = scores.shape
-        self._team.draw(byref(job), self._threads(scores))
+        self._threads.draw(byref(job), self._count(scores))
         return tokens, gaps
 
     def sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,8 +71,9 @@ class NativeRows(Rows):
         scores = scores.float().contiguous()
         out = torch.empty(2, len(scores))
         job = Sums(scores.data_ptr(), out[0].data_ptr(), out[1].data_ptr(), *scores.shape)
-        self._team.row_sums(byref(job), self._threads(scores))
+        self._threads.row_sums(byref(job), self._count(scores))
         return out[0], out[1]
 
-    def _threads(self, scores: Tensor) -> int:
-        return self._team.threads if scores.numel() > FEW else 1
+    def _count(self, scores: Tensor) -> int:
+        """How many threads read scores [n, V]."""
+        return self._threads.count if scores.numel() > FEW else 1

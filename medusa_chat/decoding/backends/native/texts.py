@@ -16,7 +16,7 @@ class NativeTexts:
     """
 
     def __init__(
-        self, decoder: structs.Decoder, slots: int, capacity: int, team: NativeThreads
+        self, decoder: structs.Decoder, slots: int, capacity: int, threads: NativeThreads
     ) -> None:
         """capacity: at most the decoder's own."""
         shape = slots, decoder.kv_heads, capacity, decoder.head_dim
@@ -27,7 +27,7 @@ class NativeTexts:
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
         fields = {name: getattr(decoder, name) for name, *_ in decoder._fields_}
         fields |= {"capacity": capacity, "layers": self._layers}
-        self._passes = Passes(structs.Decoder(**fields), team)
+        self._passes = Passes(structs.Decoder(**fields), threads)
 
     @staticmethod
     def bytes_of(decoder: structs.Decoder, capacity: int) -> int:
