@@ -93,7 +93,9 @@ def run(
     `--tree auto`, doctor and the page. Raises UsageError without heads."""
     loaded = read_model(request, progress)
     if not loaded.info.heads:
-        raise UsageError(f"{loaded.info.name} has no Medusa heads: there is nothing to compare")
+        raise UsageError(
+            f"{loaded.info.name} has no Medusa heads to measure: give a checkpoint that has"
+        )
     context = BenchContext(
         *(request, loaded, tree, rounds, max_new_tokens, progress, budget),
         settings=settings or GenerationSettings(),

@@ -48,7 +48,9 @@ class StoredBlocks:
             with open(file, "rb") as source:
                 rows = np.concatenate(list(self._weights.rows(source, key, tensor)))
         except OSError as error:
-            raise ModelError(f"{file} cannot be read ({error.strerror or error})") from error
+            raise ModelError(
+                f"{file} cannot be read ({error.strerror or error}): try again"
+            ) from error
         numbers, scales, floors = PARTS[tensor.type](rows.reshape(-1, size))
         shaped = [None if part is None else part.reshape(outs, -1) for part in (scales, floors)]
         assert numbers.size == outs * ins == len(rows) * ins and ins % each == 0

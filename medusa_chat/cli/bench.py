@@ -151,13 +151,17 @@ def _refuse_misplaced(options: Bench) -> None:
     if options.shape not in (None, "7b", "8b"):
         raise UsageError(f"shape is {options.shape!r}: choose 7b or 8b")
     if options.shape is None and (options.layers is not None or options.trace is not None):
-        raise UsageError("--layers and --trace are for --shape")
+        raise UsageError("--layers and --trace need --shape: add --shape 7b or 8b, or omit them")
     if "report" in (options.study or ()):
         return
     if any(one is not None for one in (options.report, options.answers, options.model_id)):
-        raise UsageError("--report, --answers and --model-id are for --study report")
+        raise UsageError(
+            "--report, --answers and --model-id are for --study report: add it, or omit them"
+        )
     if (options.acceptance, options.temperature) != ("exact", 0.0):
-        raise UsageError("--acceptance and --temperature are for --study report")
+        raise UsageError(
+            "--acceptance and --temperature are for --study report: add it, or omit them"
+        )
 
 
 def _write_rows(result: dict[str, Any], output: Path | None, picture: Path | None) -> None:

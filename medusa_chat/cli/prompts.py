@@ -67,7 +67,9 @@ def read_file(file: Path) -> str:
             data = stream.read(MAX_FILE_BYTES + 1)
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is not UTF-8 text (byte {error.start})") from None
+        raise UsageError(
+            f"{file} is not UTF-8 text (byte {error.start}): save it as UTF-8"
+        ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot read {file}: {reason}") from None

@@ -20,7 +20,8 @@ def refuse_unfit(config: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if family in RECURRENT or not kinds <= LAYER_KINDS:
         raise ModelError(
-            f"model family {family} is not supported: a recurrent state cannot hold a draft tree"
+            f"model family {family} is not supported: its recurrent state does not work with tree "
+            "attention"
         )
     if family in ALIBI or getattr(config, "alibi", False):
         raise ModelError(
@@ -29,7 +30,8 @@ def refuse_unfit(config: Any) -> None:
         )
     if family in UNPROVEN:
         raise ModelError(
-            f"model family {family} is not supported: its local attention is untested with trees"
+            f"model family {family} is not supported: its local attention is not tested with tree "
+            "attention"
         )
 
 

@@ -75,14 +75,22 @@ def _count(tensors: Mapping[str, Tensor]) -> tuple[int, int, bool, bool]:
     roots = {int(m[1]) for m in map(ROOT.match, tensors) if m}
     unknown = [name for name in tensors if not _is_known(name)]
     if unknown or not layers | own:
-        raise ModelError(f"no Medusa heads: unexpected tensor {(unknown or ['(none)'])[0]!r}")
+        raise ModelError(
+            f"these are not Medusa heads: unexpected tensor {(unknown or ['(none)'])[0]!r}"
+        )
     num_heads = max(head for head, _ in layers | own) + 1
     num_layers = max((layer + 1 for _, layer in layers), default=0)
     complete = {(head, num_layers) for head in range(num_heads)}
     if len(layers) != num_heads * num_layers or (own and own != complete):
-        raise ModelError(f"Medusa heads are incomplete: {len(layers)} layers, {len(own)} LM heads")
+        raise ModelError(
+            f"the Medusa heads are incomplete: {num_heads} heads of {num_layers} layers have "
+            f"{len(layers)} layers and {len(own)} LM heads in all; fetch them again"
+        )
     if roots and roots != set(range(num_heads)):
-        raise ModelError(f"Medusa heads are incomplete: {len(roots)} of {num_heads} read the root")
+        raise ModelError(
+            f"the Medusa heads are incomplete: {len(roots)} of {num_heads} read the root; fetch "
+            "them again"
+        )
     return num_heads, num_layers, bool(own), bool(roots)
 
 
@@ -94,7 +102,8 @@ def _is_known(name: str) -> bool:
 def _copy(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
     if tensors[name].shape != target.shape:
         raise ModelError(
-            f"Medusa head tensor {name} is {tuple(tensors[name].shape)}, not {tuple(target.shape)}"
+            f"tensor {name} of the Medusa heads has shape {tuple(tensors[name].shape)}, not "
+            f"{tuple(target.shape)}: fetch them again"
         )
     target.copy_(tensors[name])
 

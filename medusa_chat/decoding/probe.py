@@ -63,12 +63,17 @@ def _require(
 ) -> None:
     if not token_ids or len(whole) > backbone.context:
         raise UsageError(
-            f"the text has {len(whole)} tokens and this model's context holds {backbone.context}"
+            f"the text has {len(whole)} tokens and the context {backbone.context}: raise "
+            "--max-context where the model allows it"
         )
     if min(whole) < 0 or max(whole) >= backbone.vocabulary:
-        raise UsageError("the text has tokens outside the loaded model's vocabulary")
+        raise UsageError(
+            "the text has tokens outside the loaded model's vocabulary: load the one that wrote it"
+        )
     if not 0 <= head <= (len(heads) if heads else 0):
-        raise UsageError(f"the loaded model has no Medusa head {head}")
+        raise UsageError(
+            f"the loaded model has no Medusa head {head}: it has {len(heads) if heads else 0}"
+        )
 
 
 @torch.no_grad()

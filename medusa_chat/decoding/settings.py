@@ -104,7 +104,7 @@ class GenerationSettings:
         """Settings from recorded or posted values; unknown names are refused."""
         unknown = set(values) - {field.name for field in fields(cls)}
         if unknown:
-            raise UsageError(f"unknown setting {sorted(unknown)[0]!r}")
+            raise UsageError(f"unknown setting {sorted(unknown)[0]!r}: remove it")
         stop = values.get("stop") or ()
         if not isinstance(stop, (list, tuple)):
             raise UsageError(f"stop is {stop!r}: give a list of texts")

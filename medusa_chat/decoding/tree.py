@@ -123,7 +123,7 @@ def cartesian(*widths: int) -> Tree:
         frontier = [(*choice, rank) for choice in frontier for rank in range(width)]
         choices += frontier
         if len(choices) >= MAX_NODES:
-            raise UsageError(f"the dense tree of {widths} has over {MAX_NODES} nodes")
+            raise UsageError(f"the dense tree of {widths} has over {MAX_NODES} nodes: give fewer")
     return Tree.from_choices(choices)
 
 

@@ -20,18 +20,22 @@ def dataset_files(name: str) -> tuple[Path, ...]:
     repo = f"{owner}/{own}"
     if not own or not is_repo_id(repo):
         raise HubError(
-            f"there is no file {name[:200]!r}, and it is not the id of a Hub data set", "missing"
+            f"there is no file {name[:200]!r}, and it is not the id of a Hub data set: correct it",
+            "missing",
         )
     names = [file] if file else chosen_files(_names(repo))
     if not names:
         kinds = ", ".join(SUFFIXES)
         raise HubError(
-            f"the data set {repo} has no file in a supported format ({kinds})", "missing"
+            f"the data set {repo} has no file in a supported format ({kinds}): choose another",
+            "missing",
         )
     folder = _snapshot(repo, names)
     found = tuple(folder / file for file in names if (folder / file).is_file())
     if not found:
-        raise HubError(f"the data set {repo} has no file {names[0]}", "missing")
+        raise HubError(
+            f"the data set {repo} has no file {names[0]}: see {repo} on the Hub", "missing"
+        )
     return found
 
 

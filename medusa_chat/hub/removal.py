@@ -26,7 +26,7 @@ def remove(repo: str) -> int:
             shutil.rmtree(folder)
     except OSError as error:
         raise HubError(
-            f"{repo} cannot be removed from {folder} ({error.strerror})", "disk"
+            f"{repo} cannot be removed from {folder} ({error.strerror}): check its owner", "disk"
         ) from error
     shutil.rmtree(cache_folder() / ".locks" / folder.name, ignore_errors=True)
     return before - bytes_in(cache_folder())
@@ -50,7 +50,9 @@ def _remove_file(repo: str, file: str) -> int:
         for path in {place.resolve(), place}:
             path.unlink(missing_ok=True)
     except OSError as error:
-        raise HubError(f"{place} cannot be removed ({error.strerror})", "disk") from error
+        raise HubError(
+            f"{place} cannot be removed ({error.strerror}): check its owner", "disk"
+        ) from error
     return before - bytes_in(cache_folder())
 
 

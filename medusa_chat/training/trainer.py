@@ -43,7 +43,8 @@ def new_heads(
     """
     if own_lm_head and lm_head.bias is not None:
         raise UsageError(
-            "the LM head has a bias, which heads of their own do not support: use --shared-lm-head"
+            "the backbone's LM head has a bias, which copies of it cannot keep: use "
+            "--shared-lm-head"
         )
     vocabulary, hidden = lm_head.weight.shape
     rows, reads = vocabulary if own_lm_head else None, embedding is not None

@@ -152,7 +152,8 @@ class _Machine:
 
 def _expect(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise Refusal(f"its pickle does more than list tensors (it changes a {type(value)})")
+        name = type(value).__name__
+        raise Refusal(f"its pickle does more than list tensors (it changes a {name})")
     return value
 
 

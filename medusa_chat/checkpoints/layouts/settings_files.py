@@ -93,8 +93,8 @@ def _refuse_layers(part: Mapping[str, Any], where: str) -> None:
     positions = part.get("max_position_embeddings")
     if positions is not None and positions < SHORTEST_CONTEXT:
         raise ModelError(
-            f"{where} has max_position_embeddings {positions}: at least {SHORTEST_CONTEXT} are "
-            "needed"
+            f"{where} allows a context of {positions} tokens (max_position_embeddings): at least "
+            f"{SHORTEST_CONTEXT} are needed"
         )
 
 
@@ -113,7 +113,7 @@ def _refuse_many(values: object, most: int, what: str) -> None:
 def _refuse_tokenizer(values: Mapping[str, Any], where: str) -> None:
     _refuse_many(values.get("added_tokens"), MAX_ADDED, f"{where} has added tokens")
     for part in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
-        steps = list(_steps(values.get(part), where))
+        steps = list(_steps(values.get(part), f"the {part} of {where}"))
         growth = 1.0
         for step in steps:
             growth *= _growth(step)
@@ -131,7 +131,7 @@ def _steps(part: object, where: str) -> Iterator[Mapping[str, Any]]:
         step = left.pop()
         count += 1
         if count > MAX_STEPS:
-            raise ModelError(f"{where} has more than {MAX_STEPS} steps in one of its parts")
+            raise ModelError(f"{where} has over {MAX_STEPS} steps: it is broken, fetch it again")
         if isinstance(step, dict):
             yield step
             for key in ("normalizers", "decoders", "pretokenizers", "processors"):

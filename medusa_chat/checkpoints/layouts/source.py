@@ -106,7 +106,8 @@ def read_json(source: Source, file: str, most: int = MAX_JSON) -> dict[str, Any]
     size = source.files().get(file, 0)
     if size > most:
         raise ModelError(
-            f"{file} of {source.name} has {size} bytes, which is too large for a configuration"
+            f"{file} of {source.name} has {size} bytes, which is too large for a configuration: "
+            "fetch it again"
         )
     try:
         value = json.loads(source.read(file, 0, most))

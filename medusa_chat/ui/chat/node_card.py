@@ -21,7 +21,7 @@ def peek_request(answer: Answer, index: int, node: int) -> PeekRequest:
     first, step = answer.prefilled, _step(answer, index)
     draft = step.draft
     if first is None or draft is None or not 0 <= node < len(draft.tokens):
-        raise UsageError(f"step {index + 1} has no recorded node {node}")
+        raise UsageError(f"node {node} of step {index + 1} was not recorded: choose another")
     path, depth, at = [], 0, draft.parents[node]
     while at >= 0:
         path.append(draft.tokens[at])
@@ -50,7 +50,7 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
     asked: dict[str, Any] = {"answer": answer.number, "step": index, "node": node}
     try:
         if not _is_count(index) or not _is_count(node):
-            raise UsageError("this step has no such node")
+            raise UsageError("this step has no such node: choose another")
         request = peek_request(answer, index, node)  # type: ignore[arg-type]
         _require_same_model(session, answer)
         ticket = await _peeked(session, request)
@@ -88,12 +88,14 @@ async def _peeked(session: Session, request: PeekRequest) -> Ticket[Peek]:
 def _require_same_model(session: Session, answer: Answer) -> None:
     model, first = session.state.model, answer.prefilled
     if model and first and (model.name, model.precision) != (first.model, first.precision):
-        raise UsageError(f"this answer is from {first.model}, and {model.name} is loaded now")
+        raise UsageError(
+            f"{model.name} is loaded now, and this answer is from {first.model}: load that one"
+        )
 
 
 def _step(answer: Answer, index: int) -> Step:
     if not 0 <= index < len(answer.steps):
-        raise UsageError(f"there is no step {index + 1}")
+        raise UsageError(f"step is {index + 1}, and the answer has {len(answer.steps)} steps")
     return answer.steps[index]
 
 

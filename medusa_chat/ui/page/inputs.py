@@ -55,7 +55,7 @@ def checked_list(posted: Mapping[str, object]) -> ListInputs:
     found = {name: value for name, value in posted.items() if value is not None}
     id = found.get("id", "")
     if id != "" and not (isinstance(id, str) and ID.fullmatch(id)):
-        raise UsageError("this conversation is not in the list")
+        raise UsageError("this conversation is not in the list: reload the page")
     title = _clean("the title", found.get("title", ""), MAX_TITLE)
     search = _clean("the search", found.get("search", ""), MAX_TITLE)
     more = _switch("more", found.get("more", False))
