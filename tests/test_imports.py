@@ -112,6 +112,11 @@ def test_imports_go_one_way(name: str) -> None:
             assert not wrong, f"{file} imports {wrong}"
 
 
+def test_no_file_is_longer_than_220_lines() -> None:
+    sizes = {file: len(file.read_text("utf-8").splitlines()) for file in MODULES.values()}
+    assert not {file: size for file, size in sizes.items() if size > 220}
+
+
 def test_leaves_know_leaves_alone() -> None:
     for name in LEAVES - {""}:
         assert {room(other) for other in ours(PACKAGE / f"{name}.py")} <= LEAVES, name
@@ -145,7 +150,7 @@ def test_core_knows_no_front_end() -> None:
 
 
 def test_headers_are_read_without_any_package() -> None:
-    for name in ("layouts", "memory_estimate", "inspection"):
+    for name in ("layouts", "memory_estimate", "model_sizes", "inspection"):
         for file in files_of(f"checkpoints.{name}"):
             assert not outside(imported(file)) - {"huggingface_hub"}, file
 

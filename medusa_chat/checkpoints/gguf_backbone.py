@@ -17,7 +17,7 @@ from medusa_chat.checkpoints.kept_copies import Origin
 from medusa_chat.checkpoints.layouts.contents import backbone_of
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.gguf_config import end_tokens
-from medusa_chat.checkpoints.layouts.gguf_header import GgufHeader
+from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint, News
 from medusa_chat.errors import ModelError, first_line

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from medusa_chat.checkpoints.gguf_weights import GgufWeights
-from medusa_chat.checkpoints.layouts.gguf_header import TYPES
+from medusa_chat.checkpoints.layouts.gguf_types import TYPES
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.backends.native.blocks import Blocks, Stored, nothing_stored
 from medusa_chat.errors import ModelError

@@ -19,8 +19,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_chat.checkpoints.layouts.gguf_config import family_of
-from medusa_chat.checkpoints.layouts.gguf_header import TYPES, GgufHeader, Placed, read_gguf
+from medusa_chat.checkpoints.layouts.gguf_header import read_gguf
 from medusa_chat.checkpoints.layouts.gguf_names import renamed
+from medusa_chat.checkpoints.layouts.gguf_types import TYPES, GgufHeader, Placed
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.errors import ModelError, first_line
 

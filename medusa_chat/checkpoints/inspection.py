@@ -11,7 +11,8 @@ from medusa_chat.checkpoints.layouts.backbone_shapes import are_known
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, survey
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source
-from medusa_chat.checkpoints.memory_estimate import estimate, sizes
+from medusa_chat.checkpoints.memory_estimate import estimate
+from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.places import is_folder, is_gguf_file, is_here, open_here
 from medusa_chat.checkpoints.shipped_heads import shipped_heads
 from medusa_chat.errors import ModelError

@@ -11,9 +11,8 @@ from typing import Any
 
 from medusa_chat.checkpoints.cpu import PLAIN_CPU, Cpu
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
-from medusa_chat.decoding.native_support import FAMILIES, reaches
+from medusa_chat.checkpoints.model_sizes import Sizes, sizes
 from medusa_chat.decoding.settings import CHUNK, MAX_NODES
-from medusa_chat.errors import ModelError
 
 CUDA_CONTEXT = 700_000_000
 # On CUDA, by what is known of the libraries and a replay of loads; not measured on a card.
@@ -26,10 +25,6 @@ LEAST_GAPS = 100_000_000
 # int8: a scale for each row; nf4 with double quantisation: a byte for 64 weights, 4 for 64 * 256
 LINEAR = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0, "nf4": 0.5 + 1 / 64 + 4 / 16_384}
 PLAIN = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2, "nf4": 2}
-# families whose MLP has two matrices; the others have a gate as well
-UNGATED = {"gpt2", "gpt_neox", "gptj", "falcon", "phi", "opt", "starcoder2", "nemotron"}
-# families in which every attention head has keys and values of its own, whatever the config says
-UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt"}
 WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
 IN_C = ("fp32", "bf16")  # what our C code decodes (decoding/native); keys and values are fp32 there
 BLOCK = 64  # weights of nf4 that share a scale
@@ -65,98 +60,6 @@ class Estimate:
     @property
     def total(self) -> int:
         return self.held + self.beside
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The numbers of a config that memory depends on. linears: weights of all linears of the
-    layers; experts: those of a mixture, which bitsandbytes leaves as they are; rest: embeddings,
-    LM head and norms. copied: (outputs, inputs, how many) of the linears that a CPU may lay out
-    a second time; merged: the weights of those that several became. is_reached: whether our C code
-    knows such a model; row: numbers that it works in for a row of a pass."""
-
-    hidden: int
-    layers: int
-    key_values: int
-    vocabulary: int
-    positions: int
-    linears: int
-    experts: int
-    rest: int
-    copied: tuple[tuple[int, int, int], ...]
-    merged: int = 0
-    is_tied: bool = False
-    is_reached: bool = False
-    row: int = 0
-
-    @property
-    def parameters(self) -> int:
-        return self.linears + self.experts + self.rest
-
-
-def sizes(config: Mapping[str, Any]) -> Sizes:
-    """Read a transformers config, whatever its family calls things. Raises ModelError for one
-    that lacks a number."""
-    config = config["text_config"] if isinstance(config.get("text_config"), dict) else config
-    hidden = _number(config, "hidden_size", "n_embd", "d_model")
-    layers = _number(config, "num_hidden_layers", "n_layer", "num_layers")
-    heads = _number(config, "num_attention_heads", "n_head")
-    vocabulary = _number(config, "vocab_size")
-    width = config.get("head_dim") or hidden // heads
-    grouped = None if config.get("model_type") in UNGROUPED else config.get("num_key_value_heads")
-    key_values = grouped or heads
-    attention = 2 * hidden * heads * width + 2 * hidden * key_values * width
-    positions = _number(config, "max_position_embeddings", "n_positions", default=2048)
-    learnt = positions * hidden if config.get("model_type") == "gpt2" else 0
-    embeddings = vocabulary * hidden * (1 if _is_tied(config) else 2)
-    inner, mlp, experts = _mlp(config, hidden)
-    copied, merged = [(vocabulary, hidden, 1)], 0
-    if config.get("model_type") in FAMILIES:
-        copied += [((heads + 2 * key_values) * width, hidden, layers)]
-        copied += [(hidden, heads * width, layers), (2 * inner, hidden, layers)]
-        copied += [(hidden, inner, layers)]
-        merged = layers * hidden * ((heads + 2 * key_values) * width + 2 * inner)
-    return Sizes(
-        hidden=hidden,
-        layers=layers,
-        key_values=layers * key_values * width,
-        vocabulary=vocabulary,
-        positions=positions,
-        linears=layers * (attention + mlp),
-        experts=layers * experts,
-        rest=embeddings + learnt + (2 * layers + 1) * hidden,
-        copied=tuple(copied),
-        merged=merged,
-        is_tied=_is_tied(config),
-        is_reached=reaches(config),
-        row=2 * (heads + key_values) * width + 3 * inner + 2 * hidden,
-    )
-
-
-def _number(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
-    value = next((config[k] for k in keys if config.get(k) is not None), default)
-    if type(value) is not int or not 1 <= value <= 10_000_000:
-        raise ModelError(
-            f"the backbone's config.json has no valid {keys[0]} ({str(value)[:40]}): fetch it again"
-        )
-    return value
-
-
-def _is_tied(config: Mapping[str, Any]) -> bool:
-    """Families that tie unless told otherwise leave the key out of their config."""
-    by_family = str(config.get("model_type")).startswith(("gemma", "gpt2", "cohere"))
-    return bool(config.get("tie_word_embeddings", by_family))
-
-
-def _mlp(config: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
-    """One layer's MLP: its width, the weights of its linears, and those of all its experts."""
-    inner = _number(config, "intermediate_size", "n_inner", default=4 * hidden)
-    matrices = 2 if config.get("model_type") in UNGATED else 3
-    experts = next((config[k] for k in ("num_local_experts", "num_experts") if config.get(k)), 0)
-    if not experts:
-        return inner, matrices * hidden * inner, 0
-    inner = config.get("moe_intermediate_size") or inner
-    return inner, 0, int(experts * (matrices * hidden * inner + hidden))
 
 
 def estimate(

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from medusa_chat.checkpoints.cpu import Cpu
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory_estimate import Estimate, estimate, runs_in_c, sizes
+from medusa_chat.checkpoints.memory_estimate import Estimate, estimate, runs_in_c
+from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.precision import QUANTISED, smaller_precisions
 from medusa_chat.errors import ModelError
 from medusa_chat.units import gb

@@ -7,7 +7,8 @@ import torch
 
 from medusa_chat.checkpoints.cpu import this_cpu
 from medusa_chat.checkpoints.gpus import KERNEL_SECONDS, SMALL_KERNELS, Gpu, gpu_of
-from medusa_chat.checkpoints.memory_estimate import LINEAR, PLAIN, Sizes, sizes
+from medusa_chat.checkpoints.memory_estimate import LINEAR, PLAIN
+from medusa_chat.checkpoints.model_sizes import Sizes, sizes
 from medusa_chat.decoding.step_costs import StepCosts, pick
 from medusa_chat.errors import ModelError
 

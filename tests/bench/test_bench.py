@@ -22,7 +22,7 @@ from medusa_chat.bench.studies import roofline as roofline_module
 from medusa_chat.bench.studies import step_times
 from medusa_chat.bench.studies.speed import OURS, Steps, _ours
 from medusa_chat.bench.studies.step_times import bytes_read
-from medusa_chat.checkpoints.memory_estimate import sizes
+from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, to_json
 from medusa_chat.decoding.head_tensors import heads_of, tensors_of
 from medusa_chat.decoding.probe import check_tree_step

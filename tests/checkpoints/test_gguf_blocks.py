@@ -15,7 +15,7 @@ from medusa_chat.checkpoints.gguf_backbone import converted_folder
 from medusa_chat.checkpoints.gguf_blocks import PARTS, StoredBlocks
 from medusa_chat.checkpoints.gguf_weights import GgufWeights
 from medusa_chat.checkpoints.layouts.contents import backbone_of
-from medusa_chat.checkpoints.layouts.gguf_header import KEPT, TYPES
+from medusa_chat.checkpoints.layouts.gguf_types import KEPT, TYPES
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.locate import Checkpoint

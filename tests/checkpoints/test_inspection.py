@@ -23,7 +23,8 @@ from support.inspected import VICUNA
 from support.loading import loaded
 
 from medusa_chat.checkpoints.inspection import inspect
-from medusa_chat.checkpoints.memory_estimate import estimate, sizes
+from medusa_chat.checkpoints.memory_estimate import estimate
+from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.errors import ModelError

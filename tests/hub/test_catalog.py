@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from medusa_chat.checkpoints.memory_estimate import sizes
+from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.errors import ModelError
 from medusa_chat.hub import catalog, is_repo_id
 from medusa_chat.hub.catalog import (

@@ -7,9 +7,10 @@ takes a head's width, windows and rotary scaling from its defaults where the fil
 from collections.abc import Mapping
 from typing import Any
 
-from medusa_chat.checkpoints.layouts.gguf_header import TOKENS, GgufHeader
+from medusa_chat.checkpoints.layouts.gguf_header import TOKENS
 from medusa_chat.checkpoints.layouts.gguf_names import INSIDE
 from medusa_chat.checkpoints.layouts.gguf_rope import rope_parameters
+from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
 from medusa_chat.checkpoints.layouts.source import Source
 from medusa_chat.errors import ModelError
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from medusa_chat.checkpoints.layouts.entry import Entry
-from medusa_chat.checkpoints.layouts.gguf_header import GgufHeader
+from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
 from medusa_chat.errors import ModelError
 
 LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")

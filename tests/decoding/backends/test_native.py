@@ -12,7 +12,7 @@ from support.families import CONTEXT, VOCABULARY, tiny
 from support.native_engines import made_native, native_engine
 
 from medusa_chat.checkpoints import native_build
-from medusa_chat.checkpoints.memory_estimate import sizes
+from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
