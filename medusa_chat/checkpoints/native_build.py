@@ -14,10 +14,11 @@ from functools import cache
 from pathlib import Path
 
 from medusa_chat import paths
+from medusa_chat.errors import UsageError
 
 SOURCES = paths.PACKAGE / "decoding" / "backends" / "kernels"  # all of its *.c, with their *.h
 SECONDS = 120  # a slow machine's compiler; a few are usual
-PLACE = "MEDUSA_CHAT_NATIVE"  # "0": torch's operators alone; else the folder of the library
+PLACE = "MEDUSA_CHAT_NATIVE"  # "0": torch's operators alone; "1" or none: the cache; or a folder
 
 
 def compiler() -> list[str] | None:
@@ -33,12 +34,13 @@ def compiler() -> list[str] | None:
 @cache
 def library() -> ctypes.CDLL | None:
     """The library, compiled the first time (a few seconds) and opened; None, with a line in the
-    log, where that cannot be done: torch's operators then do its work."""
+    log, where that cannot be done: torch's operators then do its work. Raises UsageError for a
+    MEDUSA_CHAT_NATIVE that is no folder."""
     command = compiler()
     if command is None:
         return None
     try:
-        folder = Path(os.environ.get(PLACE) or paths.cache_dir() / "native")
+        folder = _folder()
         file = folder / f"{_name(command)}.so"
         paths.drop_leftovers(folder, "tmp*.tmp", SECONDS)
         if not file.is_file():
@@ -49,6 +51,16 @@ def library() -> ctypes.CDLL | None:
         line = str(said).strip().partition("\n")[0]
         logging.getLogger(__name__).warning("the C library cannot be compiled: %s", line)
         return None
+
+
+def _folder() -> Path:
+    """Where the library is kept."""
+    place = os.environ.get(PLACE, "")
+    if place in ("", "1"):
+        return paths.cache_dir() / "native"
+    if not Path(place).is_absolute():
+        raise UsageError(f"{PLACE} is {place[:80]!r}: give 0, 1 or the whole path of a folder")
+    return Path(place)
 
 
 def _flags() -> list[str]:

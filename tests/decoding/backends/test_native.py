@@ -24,6 +24,7 @@ from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.errors import UsageError
 
 NATIVE = ("llama", "mistral", "mistral-window", "qwen2")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -342,6 +343,20 @@ def test_what_a_killed_compiler_left_is_cleared_away(library, tmp_path, monkeypa
     os.utime(old, (0, 0))
     assert native_build.library.__wrapped__() is not None
     assert not old.exists() and young.exists(), "the young one may still be written"
+
+
+def test_its_folder_is_the_cache_or_a_whole_path(library, tmp_path, monkeypatch):
+    """A switch or a word is never taken for the name of a folder here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(native_build.paths, "cache_dir", lambda: tmp_path / "cache")
+    for place, folder in (("", "cache/native"), ("1", "cache/native"), (str(tmp_path / "a"), "a")):
+        monkeypatch.setenv(native_build.PLACE, place)
+        assert native_build._folder() == tmp_path / folder
+    for place in ("true", "on", "./native"):
+        monkeypatch.setenv(native_build.PLACE, place)
+        with pytest.raises(UsageError, match=f"{native_build.PLACE} is '{place}': give 0, 1 or"):
+            native_build.library.__wrapped__()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_library_follows_from_every_file(library, tmp_path, monkeypatch):
