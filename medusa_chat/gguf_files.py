@@ -1,5 +1,6 @@
-"""Which GGUF file is meant: of several in one folder, and by a name on the Hub. It imports nothing
-of ours."""
+"""Which GGUF file is meant: of several in one folder, and by a name on the Hub.
+
+It imports nothing of ours."""
 
 import re
 from collections.abc import Mapping

@@ -112,6 +112,14 @@ def test_imports_go_one_way(name: str) -> None:
             assert not wrong, f"{file} imports {wrong}"
 
 
+def test_a_first_line_says_what_the_file_owns() -> None:
+    """In a whole sentence; an empty __init__.py owns nothing."""
+    for file in MODULES.values():
+        text = ast.get_docstring(ast.parse(file.read_text("utf-8")))
+        assert text or (file.name == "__init__.py" and not file.stat().st_size), file
+        assert not text or text.splitlines()[0].endswith("."), file
+
+
 def test_no_file_is_longer_than_220_lines() -> None:
     sizes = {file: len(file.read_text("utf-8").splitlines()) for file in MODULES.values()}
     assert not {file: size for file, size in sizes.items() if size > 220}

@@ -1,7 +1,7 @@
-"""Copies of backbones that are kept in our cache, so that what takes long is done once: quantised
-ones, and those converted from GGUF files.
+"""Kept copies: quantised backbones, and those converted from GGUF files, in our cache.
 
-A folder each, written whole or not at all and named by all that its content depends on.
+So what takes long is done once. A folder each, written whole or not at all and named by all that
+its content depends on.
 """
 
 import hashlib

@@ -1,5 +1,6 @@
-"""Kernel trial: at a load on a CUDA device each of our kernels is tried beside what it would
-replace, and used where its results agree and it is faster."""
+"""Kernel trial: each of our kernels beside what it would replace, at a load on a CUDA device.
+
+It is used where its results agree and it is faster."""
 
 import json
 from collections.abc import Callable, Iterator

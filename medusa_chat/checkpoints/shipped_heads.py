@@ -1,5 +1,4 @@
-"""Shipped heads: which backbones the heads that come with medusa-chat belong to, by name and by
-shape."""
+"""Shipped heads: the backbones that the heads in this package belong to, by name and shape."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,5 +1,4 @@
-"""Medusa: the drafter that fills a tree with the heads' predictions at the last certain
-position."""
+"""Medusa: the drafter that fills a tree with the heads' predictions."""
 
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,5 +1,4 @@
-"""Probe: what a model computes beside decoding: logits at one position of a text, and whether a
-tree step is what causal passes are."""
+"""Probe: logits at one position of a text, and whether a tree step equals causal passes."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,6 @@
-"""StepCosts: the measured time of a step of n nodes, the tokens that it should bring, and the n
-that pays best. No torch."""
+"""StepCosts: the measured time of a step of n nodes, its expected tokens, and the best n.
+
+No torch."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
-"""ModelLifecycle: the model of a session. How it is loaded, what the page shows of it, what is left
-after a load that failed, and whether it is loaded again when its process ended by itself."""
+"""ModelLifecycle: the model of a session, from its load to its end.
+
+How it is loaded, what the page shows of it, what is left after a load that failed, and whether it
+is loaded again when its process ended by itself."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
-"""Runner: where the model lives, as a session sees it. In this process (InProcess: generate, chat,
-bench, tests) or in a worker process (worker_process.py: the page)."""
+"""Runner: where the model lives, as a session sees it.
+
+In this process (InProcess: generate, chat, bench, tests) or in a worker process
+(worker_process.py: the page)."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,5 +1,6 @@
-"""`medusa-chat calibrate`: rank accuracies on the backbone's own greedy answers, the best tree for
-them, and the tokens a step that the tree really gives."""
+"""`medusa-chat calibrate`: rank accuracies on the backbone's own answers, and their best tree.
+
+The answers are greedy. What is written also says the tokens a step that the tree really gives."""
 
 import json
 import random

@@ -1,5 +1,6 @@
-"""Self-distillation of whole conversations: the backbone answers every question in order, after its
-own earlier answers, and, if wanted, continues with questions of its own."""
+"""Self-distillation of whole conversations: the backbone answers every question in order.
+
+It sees its own earlier answers, and, if wanted, continues with questions of its own."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

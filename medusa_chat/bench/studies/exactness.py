@@ -1,5 +1,6 @@
-"""Study "exactness": on real texts every drafter gives the tokens of plain decoding, greedily and
-with a seed, in fp32 and bf16; and greedily in fp32 these are transformers' tokens."""
+"""Study "exactness": on real texts every drafter gives the tokens of plain decoding.
+
+Greedily and with a seed, in fp32 and bf16; and greedily in fp32 these are transformers' tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,5 +1,6 @@
-"""Settings files beside a model's weights: refused here where another library would fail, or work
-without end, over what they hold."""
+"""Refuses settings files beside a model's weights over which another library would fail.
+
+Or over which it would work without end."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,5 +1,6 @@
-"""CUDA graph trial: at every load a backbone's steps are tried as CUDA graphs, and stay so where
-the results agree with the operators' and the graphs are faster."""
+"""CUDA graph trial: a backbone's steps as CUDA graphs beside the operators', at every load.
+
+Graphs stay where the results agree and they are faster."""
 
 from collections.abc import Iterator
 from statistics import median

@@ -1,5 +1,4 @@
-"""Products of few rows with NF4 weights: the Triton kernel's torch reference, and its use in
-models.
+"""Nf4Linear: products of few rows with NF4 weights by a Triton kernel, and its torch reference.
 
 The kernel was tested in Triton's interpreter and never timed on a GPU: every load tries it, and
 `replace_where_faster` uses it where it measures as faster than bitsandbytes.
