@@ -54,7 +54,7 @@ def choose_file(sizes: Mapping[str, int]) -> tuple[str | None, str]:
 
 
 def choose_in_repo(sizes: Mapping[str, int]) -> tuple[str | None, str]:
-    """As choose_file, of a whole repo: in its root, else in the first folder that has some."""
+    """choose_file for a whole repo: in its root, else in the first folder that has some."""
     folders: dict[str, dict[str, int]] = {}
     for name, size in sizes.items():
         if is_gguf(name):

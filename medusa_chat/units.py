@@ -12,7 +12,7 @@ def number(count: float) -> str:
 
 
 def _largest(count: float, *units: tuple[str, float]) -> str:
-    """In the largest unit that it fills when rounded, or nothing."""
+    """A number in the largest unit that it fills when rounded; empty where it fills none."""
     for unit, size in units:
         if count >= 0.9995 * size:
             value = count / size

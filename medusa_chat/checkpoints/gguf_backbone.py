@@ -52,7 +52,7 @@ def converted(found: Checkpoint, precision: str) -> Generator[News, None, Checkp
 
 
 def _versions() -> list[str]:
-    """Of what converts. Raises ModelError without it."""
+    """Versions of the packages that convert. Raises ModelError where one is not installed."""
     try:
         return [metadata.version(name) for name in ("gguf", "transformers")]
     except metadata.PackageNotFoundError as error:
@@ -60,7 +60,7 @@ def _versions() -> list[str]:
 
 
 def converted_folder(found: Checkpoint, precision: str) -> Checkpoint:
-    """As `converted`, for who tells nobody how far it is."""
+    """The result of `converted`, without its progress."""
     steps = converted(found, precision)
     while True:
         try:

@@ -20,8 +20,8 @@ Parts = tuple[Array, Array, Array | None]  # numbers [n, weights], scales [n, bl
 
 
 def stored_blocks(found: Checkpoint) -> Stored:
-    """Those of the GGUF file that the backbone was converted from, where there is one. Raises
-    ModelError."""
+    """The stored weights of the GGUF file that the backbone was converted from, where there is
+    one. Raises ModelError."""
     if found.original is None or found.adapter is not None:
         return nothing_stored
     return StoredBlocks(GgufWeights.of(found.original, found.weights.config, "bf16"))
@@ -35,8 +35,8 @@ class StoredBlocks:
         self._places = {name: key for key, name in weights.names.items()}
 
     def __call__(self, name: str) -> Blocks | None:
-        """Those of a tensor by its name in transformers; None where the file has no such tensor or
-        stores it otherwise. Raises ModelError."""
+        """The blocks of a tensor by its name in transformers; None where the file has no such
+        tensor or stores it otherwise. Raises ModelError."""
         key = self._places.get(name)
         tensor = self._weights.header.tensors[key] if key is not None else None
         if key is None or tensor is None or tensor.type not in PARTS or len(tensor.shape) != 2:

@@ -23,7 +23,7 @@ class LocalGguf:
 
 
 def local_files() -> tuple[LocalGguf, ...]:
-    """Those that are there, by path, each once. No file is opened."""
+    """The GGUF files in these programs' folders, by path, each once. No file is opened."""
     found: dict[str, LocalGguf] = {}
     for app, folder in library_folders():
         for path, size in _files(folder):
@@ -51,7 +51,7 @@ def _caches(home: Path) -> Path:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Path and bytes of each; links to folders are not followed."""
+    """Path and bytes of each GGUF file below a folder; links to folders are not followed."""
     start = len(folder.parts)
     for root, folders, names in os.walk(folder):
         deep = len(Path(root).parts) - start

@@ -48,7 +48,7 @@ class GgufWeights:
 
     @classmethod
     def of(cls, file: Path, config: Mapping[str, Any], precision: str) -> "GgufWeights":
-        """config: what was read of the file. Raises ModelError."""
+        """The weights of a file. config: what was read of it. Raises ModelError."""
         header = read_gguf(LocalFolder(file.parent, only=file.name), file.name)
         family = family_of(header, str(file))
         heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -72,7 +72,7 @@ class GgufWeights:
 
     @property
     def bytes(self) -> int:
-        """Of the weights when they are written."""
+        """Bytes of the weights when they are written."""
         size = DTYPES[self.precision][2]
         return size * sum(math.prod(self.header.tensors[name].shape) for name in self.names)
 

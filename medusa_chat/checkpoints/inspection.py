@@ -93,7 +93,7 @@ def _refused(
 
 
 def _with_shipped(report: Inspection, files: BackboneFiles, place: Source) -> Inspection:
-    """With the heads that come with medusa-chat where it has none of its own."""
+    """The report with the heads that come with medusa-chat, where the model has none of its own."""
     if report.heads is not None or report.adapter is not None:
         return report
     folder = place.folder if isinstance(place, LocalFolder) else None

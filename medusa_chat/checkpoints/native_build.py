@@ -94,7 +94,7 @@ def _cpu() -> bytes:
 
 
 def _compile(command: list[str], file: Path) -> None:
-    """Whole or not at all: two programs may do this at the same time."""
+    """Write the library whole or not at all: two programs may compile at the same time."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
     os.close(handle)

@@ -41,7 +41,7 @@ def read_config(folder: Path) -> Any:
 
 
 def config_of(found: Checkpoint) -> Any:
-    """As read_config; that of a GGUF file is known without a folder."""
+    """The backbone's config: read_config's, or what was read of a GGUF file's header."""
     if not found.weights.stored:
         return read_config(found.backbone)
     try:
@@ -166,7 +166,7 @@ def _in_pieces() -> Iterator[None]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without the bars and tables of transformers: heads among the weights are no news to us."""
+    """Hide the bars and tables of transformers: heads among the weights are no news to us."""
     # it advises a package that would fetch its kernel from the Hub; bitsandbytes has one itself
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     before = transformers_logging.get_verbosity()

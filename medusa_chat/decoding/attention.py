@@ -152,7 +152,7 @@ class NodeMask:
     @classmethod
     @lru_cache(maxsize=32)
     def of(cls, tensors: TreeTensors, window: int | None) -> "NodeMask":
-        """window: positions that a node sees, itself included; None: all."""
+        """The mask of a tree. window: positions that a node sees, itself included; None: all."""
         depths, seen = tensors.depths, tensors.ancestors
         first = torch.full_like(depths, NO_WINDOW)
         if window is not None:

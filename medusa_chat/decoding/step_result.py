@@ -166,7 +166,7 @@ class AnswerTokens:
         )
 
     def _add(self, tokens: Sequence[int], result: StepResult) -> list[int]:
-        """Those of the tokens that are emitted."""
+        """The tokens of a step that are emitted, up to an end token or a limit."""
         if not result.is_finite:
             self.reason = "error"
             return []

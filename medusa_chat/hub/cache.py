@@ -83,7 +83,7 @@ def cached_folder(repo: str, revision: str | None = None) -> Path | None:
 
 
 def resolve(repo: str) -> Path:
-    """As cached_folder. Raises HubError where the repo is not in the cache."""
+    """The folder of `cached_folder`. Raises HubError where the repo is not in the cache."""
     found = cached_folder(repo)
     if found is None and not storage(split_name(repo)[0]).is_dir():
         raise offline_error(repo)

@@ -51,7 +51,7 @@ def offline_error(repo: str) -> HubError:
 
 
 def status_error(repo: str, error: Any) -> HubError:
-    """For an HTTP status that has no class of its own in huggingface_hub."""
+    """The error of an HTTP status that has no class of its own in huggingface_hub."""
     status = error.response.status_code
     if status == 401:
         return HubError(

@@ -170,7 +170,7 @@ def _json(repo: Repo, name: str) -> dict[str, Any]:
 
 
 def _items(repo: Repo, needed: list[RepoFile]) -> tuple[FilePlan, ...]:
-    """With the bytes left; files of one content are fetched once."""
+    """The files that are needed, with the bytes left; files of one content are fetched once."""
     items: dict[str, FilePlan] = {}
     seen: set[str] = set()
     for file in needed:

@@ -64,7 +64,7 @@ class History:
         return [found for row in rows if (found := self._checked(row)) is not None]
 
     def listed(self, search: str = "", most: int = -1) -> list[Listed]:
-        """Those whose title or messages hold `search`, the latest first; most: -1 for all."""
+        """Conversations whose title or messages hold `search`, latest first. most: -1 for all."""
         return [Listed(*row) for row in self._rows(LIST, (search.casefold(), most))]
 
     def purge(self, id: str | None = None) -> list[str]:

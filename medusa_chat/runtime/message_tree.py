@@ -23,7 +23,7 @@ class Said:
     lengths: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As the store writes it."""
+        """The message as the store writes it."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @classmethod
@@ -62,7 +62,7 @@ class MessageTree:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """From the store; raises ValueError where it is no tree."""
+        """The tree that the store wrote. Raises ValueError where it is none."""
         try:
             messages = [Said.from_json(item) for item in values["messages"]]
             said = {message.id: message for message in messages}
@@ -76,7 +76,7 @@ class MessageTree:
         return cls(said, leaf, made)
 
     def to_json(self) -> dict[str, Any]:
-        """As the store writes it."""
+        """The tree as the store writes it."""
         messages = [one.to_json() for one in self.said.values()]
         return {"leaf": self.leaf, "made": self.made, "messages": messages}
 
@@ -97,12 +97,12 @@ class MessageTree:
     def plus(
         self, role: str, content: str, note: str = "", lengths: tuple[int, ...] = ()
     ) -> "MessageTree":
-        """One message more, after the last that is shown; beside others that follow that one."""
+        """The tree with a message more, after the last shown one, beside others after that."""
         new = Said(self.made + 1, self.leaf, role, content, note, lengths)
         return MessageTree({**self.said, new.id: new}, new.id, new.id)
 
     def replaced(self, message: Said) -> "MessageTree":
-        """With another message in the place of the one with its id."""
+        """The tree with another message in the place of the one with its id."""
         return replace(self, said={**self.said, message.id: message})
 
     def head(self, length: int) -> "MessageTree":
@@ -110,7 +110,7 @@ class MessageTree:
         return replace(self, leaf=self.path[length - 1].id if length else 0)
 
     def without(self, message: int) -> "MessageTree":
-        """Without a message, its other versions kept, and all that follows it."""
+        """The tree without a message and all that follows it; its other versions are kept."""
         gone = {message}
         for one in self.said.values():  # parents stand before children
             if one.parent in gone:

@@ -130,7 +130,7 @@ class ModelLifecycle:
             self.memory = None
 
     def restore(self, error: MedusaChatError) -> None:
-        """After a load that was refused or stopped: the model before it, if it is still there."""
+        """Go back to the model before a load that was refused or stopped, if it is still there."""
         if isinstance(error, WorkerGone) or getattr(error, "is_model_lost", False):
             self._present = None
         if self._present is not None:
@@ -142,7 +142,7 @@ class ModelLifecycle:
             self.state = ModelState("failed", message=str(error))
 
     def fail(self, why: str) -> None:
-        """After a load that ended in an unexpected error: no model is there."""
+        """Note that a load ended in an unexpected error: no model is there."""
         self._present = None
         self.state = ModelState("failed", message=why)
 

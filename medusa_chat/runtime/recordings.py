@@ -36,7 +36,7 @@ class Recording:
 
     @classmethod
     def of(cls, trace: Sequence[Event]) -> Self:
-        """From a whole trace: Prefilled, steps, Finished."""
+        """The recording of a whole trace: Prefilled, steps, Finished."""
         first, *steps, last = trace
         assert isinstance(first, Prefilled) and isinstance(last, Finished)
         return cls(

@@ -69,7 +69,7 @@ def read_conversations(path: Path, prompts: bool = False) -> Iterator[Conversati
 
 
 def _with_labels(found: Conversation, row: Any) -> Conversation:
-    """With the category and the question_id of a benchmark's row."""
+    """The conversation with the category and the question_id of a benchmark's row."""
     values = row if isinstance(row, dict) else {}
     category, number = values.get("category"), values.get("question_id")
     if isinstance(category, str):

@@ -43,7 +43,7 @@ class Dialogue:
 
     @classmethod
     def begin(cls, source: Conversation, self_talk: int) -> "Dialogue":
-        """With the system prompt as its only message."""
+        """A dialogue whose only message is the system prompt."""
         questions = list(source.asked)
         return cls(source, source.system_messages, questions, len(questions) + self_talk)
 

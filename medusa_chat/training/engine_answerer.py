@@ -59,7 +59,7 @@ class Request:
 
     @property
     def place(self) -> int:
-        """Of its last token, which the next pass reads."""
+        """The position of its last token, which the next pass reads."""
         return len(self.prompt) + len(self.found) - 1
 
     def has_ended(self, ends: Sequence[int]) -> bool:
@@ -122,7 +122,7 @@ class EngineAnswerer:
             yield from ended
 
     def _room(self, queue: Sequence[Request]) -> tuple[int, native.NativeTexts]:
-        """So many texts as are wanted and memory allows, each of the longest one's length."""
+        """As many slots as there are texts and memory for, each of the longest text's length."""
         decoder = self._step.decoder
         capacity = max(one.length for one in queue)
         fitting = MOST_BYTES // decoder.text_bytes(capacity)

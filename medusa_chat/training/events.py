@@ -13,7 +13,7 @@ class Stage:
 
 
 class Accuracies:
-    """Of an event that counts the heads' hits."""
+    """What an event has that counts the heads' hits."""
 
     top: TopShares
 

@@ -117,7 +117,7 @@ def stream_inputs(
 
 
 def _no_inputs(model: Any, heads: int) -> HeadInputs:
-    """For a process that has no row of a batch."""
+    """The inputs of a process that has no row of a batch: none, in the right shapes."""
     device = model.get_input_embeddings().weight.device
     hidden = torch.zeros(0, model.config.get_text_config().hidden_size, dtype=model.dtype)
     targets = torch.zeros(0, heads, dtype=torch.long, device=device)

@@ -67,7 +67,7 @@ def joint_loss(
 def _no_loss(
     heads: MedusaHeads, model: Any, device: torch.device, group: ProcessGroup
 ) -> HeadLosses:
-    """For a process that has no row of a batch: zeros, and its part in every sum."""
+    """The loss of a process that has no row of a batch: zeros, and its part in every sum."""
     zero = sum(p.sum() * 0.0 for p in (*heads.parameters(), *model.parameters()) if p.requires_grad)
     group.sum(torch.zeros((), dtype=torch.long, device=device))
     labels = group.sum(torch.zeros(len(heads), dtype=torch.long, device=device))

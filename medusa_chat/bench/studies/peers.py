@@ -83,7 +83,7 @@ def peers(context: BenchContext) -> Iterator[Row]:
 def _own(
     context: BenchContext, asked: Sequence[Question]
 ) -> tuple[dict[str, AnswerFunction], dict[str, str]]:
-    """What runs in this process, after an answer of each; and why some does not."""
+    """The contestants of this process, each warmed up by an answer, and why others do not run."""
     functions: dict[str, AnswerFunction] = {
         name: partial(page_answer, context, settings=GenerationSettings(drafter=drafter, seed=0))
         for name, drafter in OURS.items()
@@ -170,7 +170,7 @@ def _with_heads(context: BenchContext, kept: Path, folder: Path) -> Peer:
 def _rows(
     asked: Sequence[Question], found: Mapping[str, Sequence[Run]], notes: Mapping[str, str]
 ) -> Iterator[Row]:
-    """Of the questions that every program has a timed answer to."""
+    """The study's rows, of the questions that every program has a timed answer to."""
     chosen = {name: _fastest(runs) for name, runs in found.items()}
     timed = [q for q in map(id, asked) if all(q in runs for runs in chosen.values())]
     if not timed:

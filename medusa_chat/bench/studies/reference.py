@@ -138,7 +138,7 @@ class ReferenceModel:
 
 
 class _Text:
-    """In place of the tokenizer, with which the reference decodes the whole answer at each step."""
+    """Stands for the tokenizer, by which the reference decodes the whole answer at each step."""
 
     eos_token_id = -1  # no end: the caller looks for the end tokens
 
@@ -146,7 +146,7 @@ class _Text:
         self.seen: list[int] = []
 
     def decode(self, ids: Any, **options: Any) -> str:
-        """No text, whose cost is the same for both sides."""
+        """An empty text: decoding the text would cost both sides the same."""
         self.seen = ids.tolist()
         return ""
 

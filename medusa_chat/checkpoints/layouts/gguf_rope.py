@@ -23,7 +23,8 @@ SAME = 1e-3
 def rope_parameters(
     header: GgufHeader, family: str, width: int, source: Source, file: str
 ) -> dict[str, Any]:
-    """width: numbers of an attention head. Raises ModelError for a scaling that is not known."""
+    """rope_parameters as a transformers config has them. width: numbers of an attention head.
+    Raises ModelError for a scaling that is not known."""
     where = f"{source.name}/{file}"
     base = _number(header.metadata, f"{family}.rope.freq_base", 10_000.0, where)
     found = _scaling(header.metadata, family, where)

@@ -41,8 +41,8 @@ class GgufHeader:
 
     @property
     def kept_bytes(self) -> int:
-        """Of the matrices as our C code keeps them, an embedding that is no LM head left out; 0
-        where none of them is quantised so."""
+        """Bytes of the matrices as our C code keeps them, an embedding that is no LM head left
+        out; 0 where none of them is quantised so."""
         tensors = dict(self.tensors)
         if "output.weight" in tensors:
             tensors.pop("token_embd.weight", None)

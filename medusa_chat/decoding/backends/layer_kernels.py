@@ -31,7 +31,7 @@ CACHE, BEFORE = 96, 7  # positions of the cache in a trial, and of the text in i
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model's layers: the hidden size, heads H and H_kv, a head's width, and the gate's."""
+    """Sizes of a layer: hidden size, heads H and H_kv, the width of a head and of the gate."""
 
     hidden: int
     heads: tuple[int, int]

@@ -105,7 +105,7 @@ class PasswordGate:
         return answer
 
     def _until_end(self, link: Link, receive: Receive) -> Receive:
-        """To the page the guest leaves when the link ends: what runs for them is stopped."""
+        """A guest's `receive`, which brings a disconnect once the link has ended."""
 
         async def receiving() -> Message:
             coming = asyncio.ensure_future(receive())

@@ -56,7 +56,7 @@ class ChatController(ConversationEvents):
         return self._do(tab, lambda chat: chat.edit(row.position, self._at_pace(tab, inputs)))
 
     def refuse_edit(self, tab: Tab, error: MedusaChatError) -> View:
-        """The same for a row that was edited: the browser must draw it as it was."""
+        """`refuse` for a row that was edited: the browser must draw it as it was."""
         tab.transcript_version = 0
         return self.refuse(tab, error)
 

@@ -21,7 +21,7 @@ class Transcript:
 
     @classmethod
     def recalled(cls, tree: MessageTree, number: Callable[[], int]) -> "Transcript":
-        """From the store, which has the pieces of the answers. number: of the next one."""
+        """The transcript that the store kept, with its answers' pieces. number: of the next."""
         answers = {
             one.id: Answer(number(), pieces)
             for one in tree.said.values()
@@ -68,7 +68,7 @@ class Transcript:
     def plus(
         self, role: str, text: str, answer: Answer | None = None, note: str = ""
     ) -> "Transcript":
-        """One message more."""
+        """The transcript with a message more."""
         pieces = answer.pieces if answer and answer.text == text else ()
         lengths = tuple(count for piece, tokens in pieces for count in (tokens, len(piece)))
         tree = self.tree.plus(role, text, note, lengths)
@@ -81,7 +81,7 @@ class Transcript:
         return Transcript(self.tree.replaced(one), recorded)
 
     def without(self, message: int) -> "Transcript":
-        """Without a message and what follows it; other versions of it stay reachable."""
+        """The transcript without a message and what follows it; its other versions stay."""
         tree = self.tree.without(message)
         return Transcript(tree, {at: a for at, a in self.recorded.items() if at in tree.said})
 
@@ -96,7 +96,7 @@ class Transcript:
         return versions.index(one) + 1, len(versions)
 
     def showing(self, position: int, version: int) -> "Transcript":
-        """Another version of a message, from 1, and what came after it. Raises IndexError."""
+        """The transcript with another version of a message, from 1. Raises IndexError."""
         versions = self.tree.versions(self.tree.path[position].id)
         if version < 1:
             raise IndexError(version)

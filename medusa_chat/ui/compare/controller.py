@@ -65,7 +65,7 @@ class CompareController:
         tab.pace = Pace.posted(getattr(event, "_data", None), tab.pace)
 
     def refuse(self, tab: CompareTab, error: MedusaChatError) -> tuple[Any, ...]:
-        """The same three when what was posted is wrong: one line over the last result."""
+        """What `begin` returns when the input is wrong: one line over the last result."""
         if tab.is_running:
             gr.Info(str(error))
             return (gr.skip(),) * 3

@@ -101,7 +101,7 @@ def loaded_view(
 
 
 def _estimated(model: ModelInfo, detail: Detail | None) -> int:
-    """From what was looked up of it; 0 where that is not known."""
+    """Bytes that were estimated of a model before its load; 0 where they are not known."""
     report = detail.report if detail else None
     parts = report.memory.get(SAME.get(model.precision, model.precision)) if report else None
     if report is None or parts is None:

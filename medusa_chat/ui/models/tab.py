@@ -46,7 +46,7 @@ def first_rows() -> str:
 
 
 def _boxes() -> list[gr.components.Component]:
-    """In the order in which events post them."""
+    """The boxes of the tab, in the order in which events post them."""
     asked = "vicuna, or owner/name, or ~/models/mine, or ~/models/mine.gguf"
     what = "Search, or a Hub id, or a folder, or a GGUF file"
     text = _textbox("text", what, asked, scale=4, min_width=240)

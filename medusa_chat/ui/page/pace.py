@@ -27,7 +27,7 @@ class Pace:
 
     @classmethod
     def posted(cls, values: object, before: "Pace | None" = None) -> "Pace | None":
-        """From what a browser posted; None where it is no pace. What was chosen before stays where
+        """The pace that a browser posted; None where it is none. What was chosen before stays where
         it was chosen later: two requests may come in another order."""
         if not isinstance(values, Mapping) or not isinstance(values.get("paced"), bool):
             return None
@@ -59,7 +59,7 @@ def is_demo(session: Session) -> bool:
 
 
 def usual_pace(session: Session) -> Pace:
-    """Of a tab that has chosen none: the demo's answers are shown as a GPU would give them."""
+    """The pace of a tab that has chosen none: the demo's answers come as a GPU would give them."""
     return Pace(True, SHOW_NODES) if is_demo(session) else Pace()
 
 

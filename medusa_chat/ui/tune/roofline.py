@@ -39,7 +39,7 @@ class Setting:
 def setting_of(
     gpu: object, shape: object, context: object, batch: object, nodes: object
 ) -> Setting:
-    """From what was posted. Raises UsageError with what may be chosen."""
+    """The setting that was posted. Raises UsageError with what may be chosen."""
     gpus, shapes = {g.name: g for g in GPUS}, {s.name: s for s in SHAPES}
     return Setting(
         gpus[_one_of("GPU", gpu, tuple(gpus))],

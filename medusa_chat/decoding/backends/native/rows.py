@@ -51,7 +51,7 @@ class NativeRows(Rows):
         return tokens
 
     def _with_noise(self, job: Draw, size: int) -> Draw:
-        """With room for the noise of every depth, `size` numbers each."""
+        """`job` with memory for the noise of every depth, `size` numbers each."""
         needed = (job.deepest + 1) * size
         if self._noise.numel() < needed:
             self._noise = torch.empty(needed)
