@@ -20,8 +20,8 @@ def read_lm_head(found: Checkpoint, config: Any) -> LogitHead:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     linear, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    holder = embeddings if linear.weight is embeddings.weight else linear
-    name = next(name for name, module in model.named_modules() if module is holder)
+    owner = embeddings if linear.weight is embeddings.weight else linear
+    name = next(name for name, module in model.named_modules() if module is owner)
     weight = _read(found, f"{name}.weight")
     if weight is None or getattr(linear, "bias", None) is not None:
         linear = read_model(found, config, "bf16", torch.device("cpu")).get_output_embeddings()

@@ -36,5 +36,5 @@ def lower(kind: int, value: int) -> None:
 def environment() -> dict[str, str]:
     """Ours without what would weaken torch, and with this package in reach from any folder."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_FORCE", "PYTHONSTART"))}
-    reach = [str(paths.PACKAGE.parent), *kept.get("PYTHONPATH", "").split(os.pathsep)]
-    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, reach)), "OMP_NUM_THREADS": "1"}
+    folders = [str(paths.PACKAGE.parent), *kept.get("PYTHONPATH", "").split(os.pathsep)]
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "OMP_NUM_THREADS": "1"}

@@ -69,10 +69,10 @@ class Combined(Medusa):
         if self._budget is None:
             found = self._allowance
         elif self._is_weighed:
-            return self._budget.allow(self._length, guess.worths if guess else ())
+            return self._budget.allow(self._length, guess.reached if guess else ())
         else:
             found = self._budget.allow(self._length)
-        is_taken = guess is not None and (not self._is_recorded or sum(guess.worths) >= SURE)
+        is_taken = guess is not None and (not self._is_recorded or sum(guess.reached) >= SURE)
         return replace(found, by_text=is_taken and found.nodes > 1)
 
     def _chain(self, root: int, guess: Guess) -> Plan:

@@ -16,11 +16,11 @@ MOST_PLACES = 256  # that are looked at for all continuations
 @dataclass(frozen=True, slots=True)
 class Guess:
     """A continuation found in the text: its tokens, and the hit rate of each after the one before
-    it; worths: of the first one and all up to each, the products of the rates."""
+    it; reached: how probable each is with all before it, the products of the rates."""
 
     tokens: tuple[int, ...]
     rates: tuple[float, ...]
-    worths: tuple[float, ...]
+    reached: tuple[float, ...]
 
 
 class Continuation:
@@ -63,21 +63,21 @@ class Continuation:
     def guess(self, depth: int) -> Guess | None:
         """At most `depth` tokens, of which each is probable enough; None where none is. A match
         that overlaps the text's end goes on as the period that it is."""
-        most, worth = len(PRIOR) - 1, self._rates[min(self._length, len(PRIOR) - 1)]
-        if worth < LEAST or depth < 1:
+        most, probability = len(PRIOR) - 1, self._rates[min(self._length, len(PRIOR) - 1)]
+        if probability < LEAST or depth < 1:
             return None
-        rates, worths = [worth], [worth]
+        rates, reached = [probability], [probability]
         for length in range(self._length + 1, self._length + min(depth, DEPTH)):
             rate = self._rates[min(length, most)]
-            worth *= rate
-            if worth < LEAST:
+            probability *= rate
+            if probability < LEAST:
                 break
             rates.append(rate)
-            worths.append(worth)
-        count = len(worths)
+            reached.append(probability)
+        count = len(reached)
         span = self._ids[self._place : self._place + count]
         tokens = (span * -(-count // len(span)))[:count]
-        return Guess(tuple(tokens), tuple(rates), tuple(worths))
+        return Guess(tuple(tokens), tuple(rates), tuple(reached))
 
     def continuations(self, depth: int) -> Iterator[Sequence[int]]:
         """What followed at the earlier places of the last token, at most `depth` tokens each: the

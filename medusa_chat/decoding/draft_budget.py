@@ -157,8 +157,8 @@ class DraftBudget:
         plain, prices = self._plain, self._text_prices(length)
         count, tokens, total, most = 0, 1.0, 1.0, 1 / plain
         affordable = bisect_right(prices, plain + self.credit)
-        for number, worth in enumerate(text[: max(affordable, 1) - 1], start=1):
-            total += worth
+        for number, probability in enumerate(text[: max(affordable, 1) - 1], start=1):
+            total += probability
             if total / prices[number] > most:
                 most, count, tokens = total / prices[number], number, total
         if not count:

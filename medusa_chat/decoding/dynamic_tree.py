@@ -47,27 +47,29 @@ def merge(
     """
     guess = guess or NO_GUESS
     on_text, rest, end = _overlap(tree, tokens, shares, guess)
-    worth = [1.0]
+    probabilities = [1.0]
     for node, parent in enumerate(tree.parents[1:], start=1):
         share = _share(shares[node])
         rate = on_text.get(node)
         share = share * rest.get(parent, 1.0) if rate is None else max(share, rate)
-        worth.append(worth[parent] * share)
+        probabilities.append(probabilities[parent] * share)
     for rate in guess.rates[len(on_text) :]:
-        worth.append(worth[end] * rate)
-        end = len(worth) - 1
-    return _part(tree, tokens, shares, guess, on_text, _best_of(worth, allowance))
+        probabilities.append(probabilities[end] * rate)
+        end = len(probabilities) - 1
+    return _part(tree, tokens, shares, guess, on_text, _best_of(probabilities, allowance))
 
 
-def _best_of(worth: Sequence[float], allowance: Allowance) -> tuple[int, ...]:
+def _best_of(probabilities: Sequence[float], allowance: Allowance) -> tuple[int, ...]:
     """Of nodes with these probabilities, none above its parent's, those that are worth their time,
     in rising order, the root first; without prices as many as are allowed."""
-    order = sorted(range(1, len(worth)), key=lambda node: -worth[node])[: allowance.nodes - 1]
+    order = sorted(range(1, len(probabilities)), key=lambda node: -probabilities[node])[
+        : allowance.nodes - 1
+    ]
     if not allowance.seconds:
         return (0, *sorted(order))
     count, total, most = 0, 1.0, 1.0 - allowance.rate * allowance.seconds[0]
     for number, node in enumerate(order, start=1):
-        total += worth[node]
+        total += probabilities[node]
         value = total - allowance.rate * allowance.seconds[number]
         if value > most:
             most, count = value, number

@@ -153,11 +153,11 @@ class Engine:
         cache, drafter = self.backbone.cache, state.drafter
         plan = drafter.plan(known, self.backbone.context - 1 - cache.length)
         planned = perf_counter() - begun
-        outcome = self.backend.step(state, plan)
-        outcome.heads_seconds += planned
-        self._ids += outcome.tokens if outcome.is_finite else []
-        drafter.learn(outcome.nodes, outcome.path)
-        return outcome, plan.reason
+        result = self.backend.step(state, plan)
+        result.heads_seconds += planned
+        self._ids += result.tokens if result.is_finite else []
+        drafter.learn(result.nodes, result.path)
+        return result, plan.reason
 
     def _require_room(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:
@@ -185,13 +185,13 @@ class Engine:
         draft = Draft(root, ROOT, TreeTensors.of(ROOT, self.backbone.device))
         logits = self.backbone.lm_head(last)
         place = len(prompt_ids) - 1
-        outcome = read(
+        result = read(
             draft, rule(VerifyInput(draft, logits, place, settings, False, self.backend.rows))
         )
-        if not outcome.is_finite:
+        if not result.is_finite:
             self.forget()  # a pass with NaN must not be reused
             self.backbone.cache.wipe()
-        return outcome, last, reused
+        return result, last, reused
 
     def _read(self, tokens: Sequence[int]) -> Tensor:
         """Read the next tokens of the text into the cache -> their hidden states [q, d]."""

@@ -95,18 +95,18 @@ class TorchStep:
             *(state, plan, root, state.hidden, cache.length, state.settings, self.run),
             *(self.rows, watch.mark),
         )
-        outcome = read(draft, accepted)
-        if outcome.is_finite:
-            if outcome.path == list(range(len(outcome.path))):
-                cache.extend(len(outcome.path))  # the accepted rows are the first ones already
+        result = read(draft, accepted)
+        if result.is_finite:
+            if result.path == list(range(len(result.path))):
+                cache.extend(len(result.path))  # the accepted rows are the first ones already
             else:
-                cache.keep(accepted.path, len(outcome.path))
-        state.root, state.root_id = accepted.next_token, outcome.next_token
+                cache.keep(accepted.path, len(result.path))
+        state.root, state.root_id = accepted.next_token, result.next_token
         state.hidden = hidden
-        outcome.heads_seconds = watch.between(marks[0], marks[1])
-        outcome.backbone_seconds = watch.between(marks[1], marks[2])
-        self.seconds += outcome.heads_seconds + outcome.backbone_seconds
-        return outcome
+        result.heads_seconds = watch.between(marks[0], marks[1])
+        result.backbone_seconds = watch.between(marks[1], marks[2])
+        self.seconds += result.heads_seconds + result.backbone_seconds
+        return result
 
     def run(self, draft: Draft) -> tuple[Tensor, Tensor]:
         """The backbone's pass over n nodes -> hidden [n, d] after the final norm, in the

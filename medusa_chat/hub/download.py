@@ -57,9 +57,9 @@ def pull(
     if plan.refusal is not None:
         raise plan.refusal
     state = TransferState(plan.left, stop=stop or threading.Event())
-    outcome: list[Exception] = []
+    raised: list[Exception] = []
     thread = threading.Thread(
-        target=_run, args=(plan, state, check, outcome), name="download", daemon=True
+        target=_run, args=(plan, state, check, raised), name="download", daemon=True
     )
     speed = Speed()
     thread.start()
@@ -71,9 +71,9 @@ def pull(
         if thread.is_alive():
             state.abort()
             thread.join(END_SECONDS)
-    if outcome and not isinstance(outcome[0], Cancelled):
-        raise outcome[0]
-    if outcome or thread.is_alive():
+    if raised and not isinstance(raised[0], Cancelled):
+        raise raised[0]
+    if raised or thread.is_alive():
         yield DownloadEvent("cancelled", state.file, state.done, state.total)
         return
     yield DownloadEvent("done", "", state.done, state.done, note=state.note)
@@ -101,9 +101,9 @@ def _event(state: TransferState, speed: Speed) -> DownloadEvent:
     return DownloadEvent(state.phase, state.file, state.done, state.total, rate, left, state.note)
 
 
-def _run(plan: DownloadPlan, state: TransferState, check: bool, outcome: list[Exception]) -> None:
-    """In the thread: every file of every part, then each part's snapshot. outcome: what it raised,
-    for whoever waits."""
+def _run(plan: DownloadPlan, state: TransferState, check: bool, raised: list[Exception]) -> None:
+    """In the thread: every file of every part, then each part's snapshot. raised: its error, for
+    whoever waits."""
     try:
         for part in plan.parts:
             for item in part.files:
@@ -113,7 +113,7 @@ def _run(plan: DownloadPlan, state: TransferState, check: bool, outcome: list[Ex
             with disk_errors(part.folder):
                 _link_snapshot(part)
     except Exception as error:  # Cancelled and HubError too
-        outcome.append(error)
+        raised.append(error)
 
 
 def _link_snapshot(part: RepoPlan) -> None:

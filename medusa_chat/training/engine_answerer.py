@@ -115,7 +115,7 @@ class EngineAnswerer:
                     running.append(self._begin(waiting.pop(), free.pop(), texts))
                 going = [one for one in running if not one.has_ended(self.ends)]
                 if going:
-                    self._advance(going, texts)
+                    self._decode_step(going, texts)
             ended = [one for one in running if one.has_ended(self.ends)]
             running = [one for one in running if not one.has_ended(self.ends)]
             free += [one.slot for one in ended]
@@ -140,7 +140,7 @@ class EngineAnswerer:
         request.slot = slot
         return request
 
-    def _advance(self, going: Sequence[Request], texts: native.NativeTexts) -> None:
+    def _decode_step(self, going: Sequence[Request], texts: native.NativeTexts) -> None:
         """Give each of the answers its next token."""
         places = torch.tensor([one.place for one in going])
         tokens = torch.tensor([one.found[-1] for one in going])

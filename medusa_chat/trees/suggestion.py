@@ -40,8 +40,8 @@ def suggest_tree(counts: AcceptanceCounts, facts: TreeFacts, nodes: int) -> Tree
     folds = [PathProbabilities(fold, facts.accuracies, CAUTION) for fold in counts.folds]
     trees = [search_likeliest(paths, size) for paths in folds]
     gains = [
-        _speed(judge, tree, facts, nodes) / _speed(judge, used, facts, nodes)
-        for judge, tree in zip(folds, reversed(trees), strict=True)
+        _speed(held_out, tree, facts, nodes) / _speed(held_out, used, facts, nodes)
+        for held_out, tree in zip(folds, reversed(trees), strict=True)
     ]
     if min(gains) <= GAIN:
         return None

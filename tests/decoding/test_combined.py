@@ -28,8 +28,8 @@ FREE = Allowance(64, "")
 
 def guess_of(*pairs: tuple[int, float]) -> Guess:
     rates = [rate for _, rate in pairs]
-    worths = tuple(itertools.accumulate(rates, lambda a, b: a * b))
-    return Guess(tuple(token for token, _ in pairs), tuple(rates), worths)
+    reached = tuple(itertools.accumulate(rates, lambda a, b: a * b))
+    return Guess(tuple(token for token, _ in pairs), tuple(rates), reached)
 
 
 # What the text offers.
@@ -40,7 +40,7 @@ def test_what_followed_the_last_tokens_is_guessed():
     text.read([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4])
     found = text.guess(3)
     assert found is not None and found.tokens == (5, 6, 7)
-    assert all(a > b for a, b in itertools.pairwise(found.worths))
+    assert all(a > b for a, b in itertools.pairwise(found.reached))
     assert text.guess(0) is None
 
 
@@ -62,10 +62,10 @@ def test_matches_that_fail_are_guessed_no_more_and_come_back_when_they_hit():
     for _ in range(120):
         text.read([5, dice.randrange(10, 90)])
     text.read([5])
-    assert text.guess(4) is None or text.guess(4).worths[0] < 0.2
+    assert text.guess(4) is None or text.guess(4).reached[0] < 0.2
     for _ in range(12):
         text.read([1, 2, 3, 4, 6, 7, 8])
-    assert text.guess(4).worths[3] > 0.6
+    assert text.guess(4).reached[3] > 0.6
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 12))
@@ -80,7 +80,7 @@ def test_a_guess_is_what_stood_after_the_same_tokens(ids, depth):
         whole = [*ids, *found.tokens]
         first = found.tokens[0]
         assert any(whole[n - 1] == ids[-1] and whole[n] == first for n in range(1, len(ids)))
-        assert all(texts.LEAST <= w <= 1 for w in found.worths)
+        assert all(texts.LEAST <= w <= 1 for w in found.reached)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 12))

@@ -69,7 +69,7 @@ def step_of(
     hidden = torch.empty(1, model.config.hidden_size, dtype=dtype)
     rule = ACCEPTANCE[settings.acceptance]
     state = DecodeState(made, rule, settings, details, hidden, 5)
-    recorder = SimpleNamespace(
+    capture = SimpleNamespace(
         backbone=backbone, state=State.like(hidden), recorded=lambda body: body
     )
-    return RecordedStep(recorder, plan, state, DeviceSettings(settings, DEVICE), 80)
+    return RecordedStep(capture, plan, state, DeviceSettings(settings, DEVICE), 80)

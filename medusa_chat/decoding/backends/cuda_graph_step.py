@@ -64,7 +64,7 @@ class CudaGraphStep:
         self.backbone, self._watch = backbone, Stopwatch(backbone.device)
         self._is_cuda = backbone.device.type == "cuda"
         self._kinds: dict[tuple[Any, ...], Kind] = {}
-        self._recorder: GraphCapture | None = None
+        self._capture: GraphCapture | None = None
         self._decode_state: DecodeState | None = None  # of the last step
         self._length = -1  # tokens in the cache after the last step
         self._last: Kind | None = None
@@ -104,25 +104,25 @@ class CudaGraphStep:
         if is_next and kind is self._last and is_room and is_known:
             self._queued = self._queue(kind, state, start + deep)
         self._last, self._decode_state = kind, state
-        outcome = self._read(queued)
-        state.root, state.root_id, state.hidden = None, outcome.next_token, queued.hidden
-        if outcome.is_finite:
-            cache.extend(len(outcome.path))
-        self._length = cache.length if outcome.is_finite else -1
-        return outcome
+        result = self._read(queued)
+        state.root, state.root_id, state.hidden = None, result.next_token, queued.hidden
+        if result.is_finite:
+            cache.extend(len(result.path))
+        self._length = cache.length if result.is_finite else -1
+        return result
 
     def _begin(self, length: int, state: DecodeState) -> None:
         """Set the device's state for a step that does not follow the last recorded one."""
-        if self._recorder is None:
-            self._recorder = GraphCapture(self.backbone, State.like(state.hidden))
+        if self._capture is None:
+            self._capture = GraphCapture(self.backbone, State.like(state.hidden))
             self._hiddens = [self._state.hidden.clone() for _ in range(2)]
         self._state.put(length, state.root_id, state.hidden)
         self._last = None
 
     @property
     def _state(self) -> State:
-        assert self._recorder is not None
-        return self._recorder.state
+        assert self._capture is not None
+        return self._capture.state
 
     def _queue(self, kind: Kind, state: DecodeState, length: int) -> Queued:
         """Queue a step after at most `length` tokens; the exact number is in the device's state."""
@@ -148,10 +148,10 @@ class CudaGraphStep:
         """Wait for a step, once, and read its result."""
         if self._is_cuda:
             queued.end.synchronize()
-        outcome = unpacked(queued.words, queued.frame)
-        outcome.backbone_seconds = self._watch.between(queued.begin, queued.end)
-        self.seconds += outcome.backbone_seconds
-        return outcome
+        result = unpacked(queued.words, queued.frame)
+        result.backbone_seconds = self._watch.between(queued.begin, queued.end)
+        self.seconds += result.backbone_seconds
+        return result
 
     def _recorded(self, kind: Kind, state: DecodeState, length: int) -> RecordedStep:
         """The kind's step for the smallest bucket with room for its nodes after `length` tokens; an
@@ -162,8 +162,8 @@ class CudaGraphStep:
         bucket = min(next((b for b in buckets if b >= needed), capacity), capacity)
         step = kind.steps.get(bucket)
         if step is None:
-            assert self._recorder is not None
-            step = RecordedStep(self._recorder, kind.plan, state, kind.settings, bucket)
+            assert self._capture is not None
+            step = RecordedStep(self._capture, kind.plan, state, kind.settings, bucket)
             kind.steps[bucket] = step
         return step
 
@@ -187,8 +187,8 @@ class CudaGraphStep:
         if isinstance(error, torch.OutOfMemoryError):
             self._is_over = True
             self._kinds.clear()
-        if self._recorder is not None:
-            self._recorder.mend()
+        if self._capture is not None:
+            self._capture.mend()
         if self._is_cuda:
             torch.cuda.empty_cache()
         if not self._has_said:

@@ -57,17 +57,17 @@ class RecordedStep:
 
     def __init__(
         self,
-        recorder: GraphCapture,
+        capture: GraphCapture,
         plan: Plan,
         state: DecodeState,
         settings: DeviceSettings,
         bucket: int,
     ) -> None:
         """plan: the root alone, or one that the drafter fills without waiting for the device."""
-        self._backbone, self._state = recorder.backbone, recorder.state
+        self._backbone, self._state = capture.backbone, capture.state
         self._plan, self._answer = plan, state  # of its drafter, rule and details alone
         self._settings: Any = settings  # stands for GenerationSettings
-        device = recorder.backbone.device
+        device = capture.backbone.device
         self._nodes = torch.arange(len(plan.tree), device=device)
         self._deep = torch.arange(plan.tree.depth + 1, device=device)
         self._masks = self._backbone.node_masks(plan.tensors)
@@ -75,7 +75,7 @@ class RecordedStep:
         self._places = torch.zeros_like(self._nodes)
         self._layers = self._backbone.cache.fixed(self._places, bucket)
         self._is_begun = False
-        self.replay = recorder.recorded(self.body)
+        self.replay = capture.recorded(self.body)
 
     @torch.inference_mode()
     def body(self) -> None:

@@ -246,10 +246,10 @@ def test_a_failure_on_the_way_loses_nothing(monkeypatch):
     wanted = answer(engine, None, chain(2), settings)
     real = RecordedStep.__init__
 
-    def limited(self, recorder, plan, here, own, bucket):
+    def limited(self, capture, plan, here, own, bucket):
         if bucket > 24:
             raise torch.OutOfMemoryError("no room for another")
-        real(self, recorder, plan, here, own, bucket)
+        real(self, capture, plan, here, own, bucket)
 
     monkeypatch.setattr(RecordedStep, "__init__", limited)
     assert_same(answer(engine, CudaGraphStep(engine.backbone), chain(2), settings), wanted)
@@ -331,10 +331,10 @@ def test_a_trial_does_not_adopt_what_records_nothing(monkeypatch):
     """Steps without details, which it times, fail: operators against operators are no gain."""
     real = RecordedStep.__init__
 
-    def init(self, recorder, plan, here, *asked):
+    def init(self, capture, plan, here, *asked):
         if not here.details:
             raise RuntimeError("no recording of this kind")
-        real(self, recorder, plan, here, *asked)
+        real(self, capture, plan, here, *asked)
 
     monkeypatch.setattr(RecordedStep, "__init__", init)
     assert isinstance(tried()[0], TorchStep)
