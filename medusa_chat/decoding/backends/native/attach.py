@@ -88,31 +88,16 @@ def native_step(
     twin = backbone.decoder
     if not isinstance(twin, FusedDecoder) or backbone.numbers != NUMBERS:
         return None
-    limit, instead = TOLERANCES[backbone.dtype], "the decoder runs by torch's operators"
-    with torch.inference_mode():
-        if not agrees(instead, lambda: _off_by(twin.stock.layers[0].qkv, threads), limit):
-            return None
+    if not _is_right(backbone.dtype, lambda: _off_by(twin.stock.layers[0].qkv, threads)):
+        return None
     names = {id(module): name for name, module in backbone.model.named_modules()}
     for layer in twin.stock.layers:
         _lay_out(layer, threads, partial(joined, stored, names[id(layer)]))
     native = NativeDecoder(twin, list(backbone.cache.layers.layers), threads)
-
-    def difference() -> float:
-        found = []
-        for decoder in (twin, native):
-            backbone.decoder = decoder
-            backbone.cache.crop(0)
-            ids = torch.arange(23) * 7 % backbone.vocabulary
-            parts = [backbone.run_chunk(part) for part in ids.split([13, 1, 1, 8])]
-            found.append(torch.cat(parts))
-        backbone.cache.crop(0)
-        return float((found[0] - found[1]).abs().max() / found[0].abs().max())
-
-    with torch.inference_mode():
-        is_right = agrees(instead, difference, limit)
-    backbone.decoder = native if is_right else twin
-    if not is_right:
+    if not _is_right(backbone.dtype, lambda: _difference(backbone, twin, native)):
+        backbone.decoder = twin
         return None
+    backbone.decoder = native
     is_tied = backbone.lm_head.linear.weight is backbone.model.get_input_embeddings().weight
     place = "model.embed_tokens" if is_tied else "lm_head"
     lm_head = NativeLinear(backbone.lm_head.linear, threads, stored(f"{place}.weight"))
@@ -149,6 +134,26 @@ def _lay_out(layer: Any, threads: NativeThreads, stored: Callable[..., Blocks | 
     attention.k_proj, attention.v_proj = Rows(layer.qkv, q, k), Rows(layer.qkv, k, v)
     mlp.gate_proj = Rows(layer.gate_up, 0, inner + more)
     mlp.up_proj = Rows(layer.gate_up, inner + more, 2 * (inner + more))
+
+
+def _is_right(dtype: torch.dtype, difference: Callable[[], float]) -> bool:
+    """Whether our results agree with torch's; a line in the log where they do not."""
+    with torch.inference_mode():
+        return agrees("the decoder runs by torch's operators", difference, TOLERANCES[dtype])
+
+
+def _difference(backbone: Backbone, *decoders: Any) -> float:
+    """The largest difference between the states of two decoders, as a share of the largest state.
+    Leaves the backbone with the second one and an empty cache."""
+    found = []
+    for decoder in decoders:
+        backbone.decoder = decoder
+        backbone.cache.crop(0)
+        ids = torch.arange(23) * 7 % backbone.vocabulary
+        parts = [backbone.run_chunk(part) for part in ids.split([13, 1, 1, 8])]
+        found.append(torch.cat(parts))
+    backbone.cache.crop(0)
+    return float((found[0] - found[1]).abs().max() / found[0].abs().max())
 
 
 def _off_by(linear: Any, threads: NativeThreads) -> float:
