@@ -26,6 +26,7 @@ from medusa_chat.cli.options import (
 )
 from medusa_chat.cli.terminal import stopping
 from medusa_chat.cli.training_progress import TrainingView, event_json
+from medusa_chat.training.events import HiddenStates, TrainStep
 from medusa_chat.training.recipe import TrainRequest, read_recipe
 from medusa_chat.training.run_log import RunLog
 
@@ -127,7 +128,6 @@ class Train(RecipeOptions, TrainOptions):
 def run_training(request: TrainRequest, as_json: bool) -> int | None:
     """Train, and show every event; 130 where it was stopped."""
     from medusa_chat.training import run
-    from medusa_chat.training.events import HiddenStates, TrainStep
     from medusa_chat.training.process_group import ProcessGroup
 
     group = ProcessGroup.join(request.device == "cpu")
