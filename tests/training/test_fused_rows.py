@@ -13,14 +13,9 @@ from medusa_chat.training.hardware import SHAPES
 
 # multiprocessors and compute capability, from the vendor's data sheets
 CARDS = {
-    "RTX 3090": (82, 8, 6),
-    "A40": (84, 8, 6),
-    "A6000": (84, 8, 6),
-    "RTX 4090": (128, 8, 9),
-    "RTX 5090": (170, 12, 0),
-    "A100-80GB-PCIe": (108, 8, 0),
-    "H100": (132, 9, 0),
-    "H200": (132, 9, 0),
+    **{"RTX 3090": (82, 8, 6), "A40": (84, 8, 6), "A6000": (84, 8, 6), "RTX 4090": (128, 8, 9)},
+    **{"RTX 5090": (170, 12, 0), "A100-80GB-PCIe": (108, 8, 0), "H100": (132, 9, 0)},
+    **{"H200": (132, 9, 0)},
 }
 RULE, FLOOR = "_gemm_4bit_use_custom_cuda", "_GEMM_4BIT_CUSTOM_FLOOR_M"
 MOST = 512  # rows; a step has fewer

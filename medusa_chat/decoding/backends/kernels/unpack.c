@@ -29,24 +29,21 @@ typedef int8_t integers __attribute__((vector_size(8), aligned(1), may_alias));
 #define PARTS (GROUP / WIDE) /* vectors for half a group's outputs and two inputs */
 
 /* Whole numbers of a byte each; GCC would take them apart one by one. */
-INLINE lane_ints wide_naturals(const uint8_t *p) {
 #if defined(__AVX2__)
-    lane_ints x;
-    __asm__("vpmovzxbd %1, %0" : "=v"(x) : "m"(*(const naturals *)p));
-    return x;
+#define WIDENED(name, bytes, type, instruction)                                                   \
+    INLINE lane_ints name(const bytes *p) {                                                       \
+        lane_ints x;                                                                              \
+        __asm__(instruction " %1, %0" : "=v"(x) : "m"(*(const type *)p));                         \
+        return x;                                                                                 \
+    }
 #else
-    return __builtin_convertvector(*(const naturals *)p, lane_ints);
+#define WIDENED(name, bytes, type, instruction)                                                   \
+    INLINE lane_ints name(const bytes *p) {                                                       \
+        return __builtin_convertvector(*(const type *)p, lane_ints);                              \
+    }
 #endif
-}
-INLINE lane_ints wide_integers(const uint8_t *p) {
-#if defined(__AVX2__)
-    lane_ints x;
-    __asm__("vpmovsxbd %1, %0" : "=v"(x) : "m"(*(const integers *)p));
-    return x;
-#else
-    return __builtin_convertvector(*(const integers *)p, lane_ints);
-#endif
-}
+WIDENED(wide_naturals, uint8_t, naturals, "vpmovzxbd")
+WIDENED(wide_integers, uint8_t, integers, "vpmovsxbd")
 
 /* Exact: a number has few bits, so that only the last sum is rounded. */
 INLINE lanes scaled_up(lane_ints numbers, lanes scale, lanes floor) {

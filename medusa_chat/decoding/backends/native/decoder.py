@@ -71,10 +71,10 @@ class NativeDecoder(nn.Module):
         position_ids: Tensor,
         past_key_values: Any,
         attention_mask: Tensor,
-        use_cache: bool = True,
+        **_: Any,
     ) -> Any:
         """input_ids and position_ids int64 [1, n], attention_mask additive [1, 1, n, s] -> an
-        Output of float32 [1, n, d]."""
+        Output of float32 [1, n, d]. The cache is always used."""
         kv = past_key_values.layers[0]
         if type(kv) is not Layer:
             return self._twin(input_ids, position_ids, past_key_values, attention_mask)
