@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from medusa_chat.checkpoints.devices import has_fast_bf16
 from medusa_chat.decoding.heads import MedusaHeads
 
 Optimizers = list[tuple[torch.optim.Optimizer, float]]
@@ -52,8 +53,8 @@ class Muon(torch.optim.Optimizer):
     """Momentum with an update that five Newton-Schulz steps orthogonalise (Jordan 2024).
 
     Parameters are [..., n, m]: each matrix of the last two dimensions has its own update. Unlike
-    torch.optim.Muon, which computes in bf16 and takes single matrices, this one computes in fp32 on
-    a CPU, where bf16 is slower.
+    torch.optim.Muon, which computes in bf16 and takes single matrices, this one computes in fp32
+    where bf16 is slower: on a CPU that does not multiply it itself.
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(x: Tensor) -> Tensor:
     """x [..., n, m] -> [..., n, m] of the same dtype: roughly the nearest (semi-)orthogonal matrix
     to each."""
-    y = x.to(torch.bfloat16 if x.is_cuda else torch.float32)
+    is_fast = x.is_cuda or has_fast_bf16()
+    y = x.reshape(-1, *x.shape[-2:]).to(torch.bfloat16 if is_fast else torch.float32)
     is_tall = x.shape[-2] > x.shape[-1]
     y = y.mT if is_tall else y
     y = y / (torch.linalg.matrix_norm(y, keepdim=True) + 1e-7)
     for _ in range(5):
         gram = y @ y.mT
-        y = 3.4445 * y + (-4.7750 * gram + 2.0315 * gram @ gram) @ y
-    return (y.mT if is_tall else y).to(x.dtype)
+        square = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        y = torch.baddbmm(y, square, y, beta=3.4445)
+    return (y.mT if is_tall else y).to(x.dtype).view_as(x)
