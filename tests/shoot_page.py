@@ -1,18 +1,23 @@
-"""The README's pictures, taken by hand of a real run: python tests/shoot_page.py
+"""The README's pictures, taken by hand of a real run.
+
+    python tests/shoot_page.py [--smollm2 FILE.gguf]
 
 The demo checkpoint in Chromium without a window. Writes assets/screenshot.png and
-assets/screenshot.webp; the animation's frames stand as long as they stood in the browser.
+assets/screenshot.webp; the animation's frames stand as long as they stood in the browser. With
+--smollm2 the real model instead, after an answer: assets/screenshot-smollm2.png.
 """
 
 import argparse
 import base64
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from support.page import CHROMIUM, wait_end
+from support.page import CHROMIUM, ask, wait_end
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.requests import Tune
@@ -25,6 +30,7 @@ READY = '.status-line[data-status="ready"]'
 WINDOW = {"width": 1280, "height": 800}
 SHOWN = 960  # pixels across the animation
 LAST = 2500  # milliseconds that its last frame stands
+QUESTION = "Give me three tips to sleep better."
 
 
 def record(tab: Any, act: Any) -> list[tuple[float, Image.Image]]:
@@ -65,15 +71,14 @@ def save(frames: list[tuple[float, Image.Image]], path: Path) -> None:
     print(f"{path.name}: {len(images)} frames, {sum(gaps) / 1000:.1f} s, {path.stat().st_size:,} B")
 
 
-def main() -> None:
+@contextmanager
+def opened(request: LoadRequest) -> Iterator[Any]:
+    """A tab with the page of the loaded model, tuned as a page does that was idle for a moment."""
     from playwright.sync_api import sync_playwright
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=ASSETS)
-    output = parser.parse_args().output
     session = Session(WorkerProcess())
-    session.submit(LoadRequest())
-    session.submit(Tune()).done.wait(300)  # as a page does that was idle for a moment
+    session.submit(request)
+    session.submit(Tune()).done.wait(300)
     page = open_page(session, PageOptions())
     with sync_playwright() as play:
         chrome = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -81,6 +86,15 @@ def main() -> None:
         tab.goto(page.url)
         tab.wait_for_selector(READY)
         print(json.dumps({"url": page.url}))
+        yield tab
+        chrome.close()
+    page.close()
+    session.close()
+
+
+def shoot_demo(output: Path) -> None:
+    """The first click, as an animation and as a picture of its end."""
+    with opened(LoadRequest()) as tab:
 
         def first_click() -> None:
             users = "() => document.querySelector('#history .user-row')"
@@ -90,9 +104,25 @@ def main() -> None:
 
         save(record(tab, first_click), output / "screenshot.webp")
         tab.screenshot(path=output / "screenshot.png")
-        chrome.close()
-    page.close()
-    session.close()
+
+
+def shoot_real(output: Path, file: str) -> None:
+    """An answer of SmolLM2 at full speed, at temperature 0."""
+    with opened(LoadRequest("smollm2", file)) as tab:
+        ask(tab, QUESTION)
+        tab.wait_for_selector("svg.tree")
+        tab.screenshot(path=output / "screenshot-smollm2.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=ASSETS)
+    parser.add_argument("--smollm2", metavar="FILE.gguf")
+    wish = parser.parse_args()
+    if wish.smollm2:
+        shoot_real(wish.output, wish.smollm2)
+    else:
+        shoot_demo(wish.output)
 
 
 if __name__ == "__main__":
