@@ -39,10 +39,11 @@ def unmeasured(name: str, unit: str, why: str) -> Row:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The rows as a text table, below the machine and above the verdict."""
+    """The rows as a text table, below the machine and above the verdict. The value is the median of
+    the rounds, or what all answers give together (tokens a step; the study "peers")."""
     lines = [f"{key}: {value}" for key, value in result["machine"].items()]
     width = max([22, *(len(row["name"]) + 2 for row in result["rows"])])
-    head = f"{'':{width}}{'median':>10}{'min':>10}{'max':>10}  {'unit':14}{'ratio':>7}  against"
+    head = f"{'':{width}}{'value':>10}{'min':>10}{'max':>10}  {'unit':14}{'ratio':>7}  against"
     lines += ["", head, *(_line(row, width) for row in result["rows"])]
     if verdict := result.get("verdict"):
         lines += ["", verdict]
