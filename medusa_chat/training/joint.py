@@ -19,6 +19,7 @@ from medusa_chat.training.lora import adapter_tensors
 from medusa_chat.training.loss import HeadLosses
 from medusa_chat.training.optimizers import Optimizers, adamw
 from medusa_chat.training.process_group import ALONE, ProcessGroup
+from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import JointRecipe
 from medusa_chat.training.training_loop import optimizers_of, run_steps, with_evaluations
 from medusa_chat.training.training_state import restore_state, save_state
@@ -41,9 +42,10 @@ def train_jointly(
     held_out: Sequence[Example] = (),
     state: Path | None = None,
     group: ProcessGroup = ALONE,
+    short: ShortVocabulary | None = None,
 ) -> Iterator[TrainStep | Evaluated]:
-    """Train the adapter of `model` (see add_adapter) and `heads` in place. state, held_out, group
-    and errors: as in train_heads."""
+    """Train the adapter of `model` (see add_adapter) and `heads` in place. state, held_out, group,
+    short and errors: as in train_heads."""
     if not examples:
         raise UsageError("there are no examples to train on: give other --data")
     heads.requires_grad_(True)
@@ -57,7 +59,7 @@ def train_jointly(
 
     steps = run_steps(
         stream_batches(examples, recipe.heads, start, group),
-        partial(_step_loss, model, heads, recipe, group),
+        partial(_step_loss, model, heads, recipe, group, short),
         partial(_faulty, model, heads, recipe),
         *([*adapter, *heads.parameters()], optimizers, recipe.heads, save, group),
     )
@@ -70,6 +72,7 @@ def _step_loss(
     heads: MedusaHeads,
     recipe: JointRecipe,
     group: ProcessGroup,
+    short: ShortVocabulary | None,
     step: int,
     rows: PackedRows,
 ) -> HeadLosses:
@@ -77,7 +80,7 @@ def _step_loss(
     training repeats it."""
     torch.manual_seed(recipe.heads.seed + SEED_STRIDE * step + group.rank)
     weight = weight_of_heads(step, recipe)
-    return joint_loss(model, heads, rows, recipe, weight, group, dropout=True)
+    return joint_loss(model, heads, rows, recipe, weight, group, dropout=True, short=short)
 
 
 @torch.no_grad()

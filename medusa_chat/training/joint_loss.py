@@ -26,6 +26,7 @@ from medusa_chat.training.loss import (
     top_shares,
 )
 from medusa_chat.training.process_group import ALONE, ProcessGroup
+from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import JointRecipe
 
 
@@ -37,9 +38,11 @@ def joint_loss(
     weight: float,
     group: ProcessGroup = ALONE,
     dropout: bool = False,
+    short: ShortVocabulary | None = None,
 ) -> HeadLosses:
     """L_LM + weight x L_Medusa-1 (Medusa, arXiv 2401.10774, 2.2.2) over this process's rows; the
-    means are over the labels of all processes. model: a peft model, see add_adapter."""
+    means are over the labels of all processes. model: a peft model, see add_adapter. short: the
+    vocabulary of the heads' loss, of an LM head without an adapter."""
     base = model.get_base_model()
     device, at_once = base.get_input_embeddings().weight.device, recipe.heads.rows_at_once
     if not rows:
@@ -47,6 +50,7 @@ def joint_loss(
     batch = make_batch(rows, recipe.heads)
     labels = next_tokens(batch).to(device)
     targets = head_targets(batch.ids.to(device), batch.is_label.to(device), len(heads))
+    targets = targets if short is None else short.columns(targets)
     is_label, is_target = labels != IGNORED, (targets != IGNORED).any(-1)
     lm_count = group.sum(is_label.sum()).clamp(min=1)
     wanted = _teacher_states(model, batch, is_label) if recipe.distill else labels[is_label]
@@ -60,7 +64,8 @@ def joint_loss(
     roots = batch.next_ids.to(device)[is_target]
     tensors = hidden[is_target], roots, targets[is_target]
     settings = recipe.heads.decay, at_once, counts
-    medusa = medusa_loss(heads, lm_head, *tensors, *settings, trainable=trainable)
+    drafted_by = lm_head if short is None else short.lm_head
+    medusa = medusa_loss(heads, drafted_by, *tensors, *settings, trainable=trainable)
     return replace(medusa, total=lm + weight * medusa.total, lm=lm.detach())
 
 

@@ -156,15 +156,15 @@ def _train(
     yield plan(request, setup, heads, examples, held_out, stage, short)
     if recipe.method == "medusa-1" or recipe.stages == 2:
         yield Stage("heads alone")
-        settings = stage, held_out, folder / "heads.pt", group, None, short
-        yield from train_heads(setup.model, setup.lm_head, heads, examples, *settings)
+        alone = stage, held_out, folder / "heads.pt", group, None, short
+        yield from train_heads(setup.model, setup.lm_head, heads, examples, *alone)
     adapter = Adapter()
     if recipe.method == "medusa-2":
         yield Stage("backbone and heads")
         joint = joint_recipe(recipe, stage)
         wrapped, layers = add_adapter(setup.model, joint)
-        state = folder / "joint.pt"
-        yield from train_jointly(wrapped, heads, examples, joint, held_out, state, group)
+        settings = held_out, folder / "joint.pt", group, short
+        yield from train_jointly(wrapped, heads, examples, joint, *settings)
         adapter = Adapter(adapter_tensors(wrapped), layers)
         wrapped.eval()
         del wrapped  # the merge reads the backbone again, into the memory of this one

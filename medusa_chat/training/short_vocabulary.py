@@ -9,6 +9,7 @@ from torch import Tensor
 
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.training.hidden_states import HeadInputs
+from medusa_chat.training.lora import is_tied
 from medusa_chat.training.loss import IGNORED, SoftTargets
 from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.setup import TrainingSetup
@@ -65,16 +66,16 @@ class ShortVocabulary:
     def inputs(self, inputs: HeadInputs) -> HeadInputs:
         """The inputs with targets as columns; those outside of the list are IGNORED, and have a
         probability of 0 among soft targets."""
-        targets = self._columns(inputs.targets)
+        targets = self.columns(inputs.targets)
         if inputs.soft is None:
             return replace(inputs, targets=targets)
-        columns = self._columns(inputs.soft.tokens.long())
+        columns = self.columns(inputs.soft.tokens.long())
         shares = inputs.soft.probabilities.masked_fill(columns == IGNORED, 0.0)
         shares = shares / shares.sum(-1, keepdim=True).clamp(min=1e-9)
         soft = SoftTargets(columns.clamp(min=0).int(), shares)
         return replace(inputs, targets=targets, soft=soft)
 
-    def _columns(self, tokens: Tensor) -> Tensor:
+    def columns(self, tokens: Tensor) -> Tensor:
         """tokens int64, IGNORED among them -> columns int64 of the same shape."""
         found = self.places[tokens.clamp(min=0)]
         return found.masked_fill(tokens == IGNORED, IGNORED)
@@ -83,9 +84,10 @@ class ShortVocabulary:
 def learnt_vocabulary(
     setup: TrainingSetup, recipe: Recipe, tokens: Sequence[int]
 ) -> ShortVocabulary | None:
-    """The vocabulary of the heads' loss, from the shortlist `tokens`; None: all tokens. Tells it in
-    the setup's notes."""
-    if recipe.method != "medusa-1" or recipe.own_lm_head:
+    """The vocabulary of the heads' loss, from the shortlist `tokens`; None: all tokens, also where
+    the LM head that the heads share is trained too. Tells it in the setup's notes."""
+    is_frozen = recipe.method == "medusa-1" or is_tied(setup.model)
+    if recipe.own_lm_head or not is_frozen:
         return None
     short = ShortVocabulary.of(tokens, setup.lm_head)
     if short is not None:

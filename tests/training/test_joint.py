@@ -16,11 +16,19 @@ from support.training_models import conversations, write_backbone, write_rows
 from transformers import AutoModelForCausalLM
 
 from medusa_chat.cli.main import main
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.training.data import Example, collate
 from medusa_chat.training.joint import train_jointly, weight_of_heads
 from medusa_chat.training.joint_loss import joint_loss, next_tokens
 from medusa_chat.training.lora import add_adapter, linear_names
-from medusa_chat.training.loss import IGNORED, head_targets, hidden_and_targets, medusa_loss
+from medusa_chat.training.loss import (
+    IGNORED,
+    HeadLosses,
+    head_targets,
+    hidden_and_targets,
+    medusa_loss,
+)
+from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
 from medusa_chat.training.trainer import new_heads
 
@@ -65,6 +73,25 @@ def test_joint_loss_is_the_backbones_and_the_weighted_heads(folder: Path) -> Non
     wrapped, _ = add_adapter(model, RECIPE)
     found = joint_loss(wrapped, heads, [[e] for e in examples(3)], RECIPE, 0.2)
     torch.testing.assert_close(found.total, lm + 0.2 * medusa)
+
+
+def test_a_shortlist_is_of_the_heads_loss_and_not_of_the_backbones(folder: Path) -> None:
+    """Of Medusa-2 on a tied LM head, which no adapter changes."""
+    model = read(folder / "tied")
+    heads, lm_head = new_heads(model.lm_head, 2), LogitHead(model.lm_head, model.config)
+    every, listed = (
+        ShortVocabulary.of(ids, lm_head) for ids in (range(len(model.lm_head.weight)), [5, 7, 9])
+    )
+    wrapped, _ = add_adapter(model, RECIPE)
+
+    def found(short: ShortVocabulary | None) -> HeadLosses:
+        rows = [[e] for e in examples(3)]
+        return joint_loss(wrapped, heads, rows, RECIPE, 0.2, short=short)
+
+    whole, same, few = found(None), found(every), found(listed)
+    torch.testing.assert_close(same.total, whole.total)
+    torch.testing.assert_close(few.lm, whole.lm)
+    assert (few.labels < whole.labels).all() and (few.losses < whole.losses).all()
 
 
 def test_gradients_of_the_joint_loss_are_those_of_its_formula(folder: Path) -> None:
