@@ -136,6 +136,9 @@ ELSEWHERE = {
     "medusa-chat bench --study heads": LONG,
     "medusa-chat bench --study two-stage": LONG,
     "python assets/benchmarks/heads.py": LONG,
+    "medusa-chat train --backbone SmolLM2-135M-Instruct.Q4_1.gguf --data prompts.jsonl --no-root "
+    "--max-steps 350 --recipe assets/heads/smollm2-135m-instruct/recipe.toml --precision bf16 "
+    "--output my-heads": LONG,
     "python tests/measure_page.py --rounds 3": LONG,
 }
 
