@@ -92,7 +92,7 @@ def estimate(
     return Estimate(
         weights=weights,
         heads=heads.parameters * plain if heads else 0,
-        cache=2 * size.key_values * (context + MAX_NODES) * (4 if is_native else plain),
+        cache=2 * size.key_values * (context + MAX_NODES) * plain,
         step=nodes * rows * size.vocabulary * 4 * (2 if is_cuda else 1)
         + (CHUNK * size.row * 4 if is_native else 0)
         + (RECORDED + WORKSPACES + _unpacked(size, precision) if is_cuda else 0),

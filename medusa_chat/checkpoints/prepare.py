@@ -43,7 +43,7 @@ def prepare(
     library = native_build.library() if can_run else None
     notes = replace_submodules(model, packs=library is None)
     notes += release(model)
-    backbone = Backbone(model, context, numbers=None if library is None else native.NUMBERS)
+    backbone = Backbone(model, context)
     notes += _use_shortlist(backbone, heads, calibration)
     backend: StepBackend = TorchStep(backbone)
     why = ""

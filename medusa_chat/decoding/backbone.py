@@ -29,9 +29,7 @@ class Backbone:
         model: Any,
         context: int,
         implementation: str = attention.NAME,
-        numbers: torch.dtype | None = None,
     ):
-        """numbers: dtype of keys, values and masks; None: the dtype of the weights."""
         self.model = model
         self.config = model.config.get_text_config()
         refuse_unfit(self.config)
@@ -45,12 +43,11 @@ class Backbone:
         first = next((p for p in parameters if not p.is_meta), parameters[0])  # not offloaded
         self.device, self.dtype = first.device, first.dtype
         keep_cudnn_out(self.device)
-        self.numbers = numbers or first.dtype
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
         shapes, devices = layer_shapes(self.model.get_decoder(), self.config, self.device)
-        self.cache = KVCache(shapes, devices, context + MAX_NODES, self.numbers)
+        self.cache = KVCache(shapes, devices, context + MAX_NODES, self.dtype)
 
     def attend_by(self, implementation: str) -> None:
         """Use the attention function of this name."""
@@ -91,7 +88,7 @@ class Backbone:
         if self.takes_words:
             return words
         return {
-            w: additive(words[w], mask.seen, columns, self.numbers, mask.has_window)
+            w: additive(words[w], mask.seen, columns, self.dtype, mask.has_window)
             for w, mask in masks.items()
         }
 
@@ -140,7 +137,7 @@ class Backbone:
         """Additive mask [q, length + q] of the next tokens of the text."""
         distance = places[:, None] - torch.arange(int(places[-1]) + 1, device=self.device)
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        zeros = torch.zeros(distance.shape, dtype=self.numbers, device=self.device)
+        zeros = torch.zeros(distance.shape, dtype=self.dtype, device=self.device)
         mask: Tensor = zeros.masked_fill(hidden, -torch.inf)
         return mask
 

@@ -170,7 +170,7 @@ def native_step(model: Any, context: int) -> native.NativeStep | None:
     shared = {id(p): p for p in model.parameters()}
     copied = deepcopy(model, shared).eval()
     replace_submodules(copied, packs=False)
-    backbone = Backbone(copied, context, numbers=native.NUMBERS)
+    backbone = Backbone(copied, context)
     threads = native.NativeThreads(library, cpu_threads.of_native(copied))
     return native.native_step(backbone, None, threads)
 

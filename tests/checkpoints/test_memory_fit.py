@@ -80,7 +80,7 @@ def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path, pre
     needs = MemoryNeeds(bare(tmp_path), 96, "cpu", None, Cpu(has_compiler=True))
     model = read(tmp_path, precision)
     replace_submodules(model, packs=False)
-    backbone = Backbone(model, 96, numbers=native.NUMBERS)
+    backbone = Backbone(model, 96)
     assert native.native_step(backbone, None, native.NativeThreads(library, 1))
     held = held_bytes(model, *backbone.beside) + backbone.cache.nbytes
     assert needs.at(precision).held == pytest.approx(held, rel=0.1)

@@ -26,7 +26,7 @@ def root_engine(family="llama", library=None, is_short=False, dtype=torch.float3
     model = tiny(family).to(dtype)
     if library is not None:
         replace_submodules(model, packs=False)
-    engine = engine_of(model, numbers=None if library is None else native.NUMBERS)
+    engine = engine_of(model)
     heads = MedusaHeads(4, model.config.hidden_size, dtype=dtype, has_root=True)
     torch.manual_seed(2)
     for part in (heads.weight, heads.root_weight):

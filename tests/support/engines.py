@@ -55,13 +55,11 @@ class Oracle:
     def learn(self, nodes, path): ...
 
 
-def engine_of(
-    model, implementation="medusa_tree", context=CONTEXT, heads=4, eos=(), numbers=None
-) -> Engine:
+def engine_of(model, implementation="medusa_tree", context=CONTEXT, heads=4, eos=()) -> Engine:
     random = MedusaHeads(heads, model.config.hidden_size, dtype=model.dtype).requires_grad_(False)
     torch.manual_seed(1)
     torch.nn.init.normal_(random.weight, std=0.3)
-    backbone = Backbone(model, context, implementation, numbers)
+    backbone = Backbone(model, context, implementation)
     return Engine(TorchStep(backbone), random, frozenset(eos))
 
 

@@ -12,7 +12,7 @@ def native_engine(family, library, threads=1, dtype=torch.float32, **changes):
     model = tiny(family, **changes).to(dtype)
     assert native.can_run(model)
     replace_submodules(model, packs=False)
-    return made_native(engine_of(model, numbers=native.NUMBERS), library, threads)
+    return made_native(engine_of(model), library, threads)
 
 
 def made_native(engine, library, threads=1):

@@ -3,15 +3,17 @@
 #include "attention.h"
 
 #include <math.h>
-#include <stddef.h>
 #include <string.h>
 
+#include "attention_tiles.h"
+#include "half.h"
 #include "team.h"
 #include "vectors.h"
 
-#define WIDE (2 * LANES) /* keys whose scores are worked out at once */
-#define MOST_SCORED 4    /* pairs of such a tile */
-#define NEAR 32768       /* numbers that stay in a near cache until all pairs had them */
+#define MOST_SIZE 512 /* of a head */
+#define MOST_SCORED 4 /* pairs of a tile of scores */
+#define NEAR 32768    /* numbers that stay in a near cache until all pairs had them */
+#define NEARER 8192   /* the same of bf16, once they are floats */
 #if defined(__AVX512VL__)
 #define MOST_MIXED 4 /* pairs of a tile of what is mixed, whose sums are to stay in registers */
 #else
@@ -29,14 +31,10 @@ int free_columns(const Pass *pass) {
     return free;
 }
 
-/* Some (row, head) pairs that share a key head. */
-typedef struct {
-    int row[BLOCK], head[BLOCK], pairs;
-    int size, keys, width; /* width: of a row of scores, whole tiles */
-    float *q, *turned, *s; /* [pairs, size], [size, WIDE], [pairs, width] */
-    float *to[BLOCK];      /* what is mixed, [size] each */
-    float *whole;          /* [BLOCK]: the shares' sums */
-} Block;
+ptrdiff_t attention_size(const Decoder *m, ptrdiff_t keys) {
+    const ptrdiff_t width = keys + GROUP;
+    return (2 * m->head_dim + width) * BLOCK + (m->is_half ? NEARER + width * BLOCK / 2 : 0);
+}
 
 static Block block_at(const Pass *pass, int kv, int first, float *scratch, float *mixed,
                       float *whole) {
@@ -45,12 +43,16 @@ static Block block_at(const Pass *pass, int kv, int first, float *scratch, float
     const int keys = (int)(pass->start + pass->rows);
     Block b = {.pairs = least(BLOCK, (int)pass->rows * groups - first),
                .size = size,
+               .words = m->is_half ? size / 2 : size,
                .keys = keys,
                .width = (keys + WIDE - 1) / WIDE * WIDE,
+               .is_half = (int)m->is_half,
+               .whole = whole,
                .q = scratch,
-               .turned = scratch + size * BLOCK,
-               .s = scratch + size * (BLOCK + WIDE),
-               .whole = whole};
+               .turned = scratch + size * BLOCK};
+    b.s = b.turned + size * WIDE;
+    b.near_by = b.s + (ptrdiff_t)b.width * BLOCK;
+    b.shares = (uint16_t *)(b.near_by + NEARER);
     for (int l = 0; l < b.pairs; l++) {
         b.row[l] = (first + l) / groups;
         b.head[l] = kv * groups + (first + l) % groups;
@@ -63,57 +65,39 @@ static void scale(const Block *b, const Decoder *m, const float *qkv) {
     const int size = b->size, width = qkv_width(m);
     for (int l = 0; l < b->pairs; l++) {
         const float *from = qkv + (ptrdiff_t)b->row[l] * width + b->head[l] * size;
-        float *q = b->q + (ptrdiff_t)l * size;
-        int d = 0;
-        for (; d + LANES <= size; d += LANES) store(q + d, load(from + d) * m->scaling);
-        for (; d < size; d++) q[d] = from[d] * m->scaling;
+        float scaled_up[MOST_SIZE];
+        for (int d = 0; d < size; d++) scaled_up[d] = from[d] * m->scaling;
+        if (b->is_half) narrow_all(scaled_up, (uint16_t *)(b->q + l * b->words), size);
+        else memcpy(b->q + l * size, scaled_up, sizeof(float) * (size_t)size);
     }
 }
 
-/* LANES dimensions of LANES keys, one dimension behind the other, WIDE apart. */
-INLINE void turn(const float *const *k, int d, float *to) {
-    vec a[8], b[8];
-    for (int i = 0; i < 8; i += 2) {
-        const vec x = load(k[i] + d), y = load(k[i + 1] + d);
-        a[i] = SHUFFLE(x, y, 0, 8, 1, 9, 4, 12, 5, 13);
-        a[i + 1] = SHUFFLE(x, y, 2, 10, 3, 11, 6, 14, 7, 15);
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int j = 0; j < 2; j++) {
-            b[i + 2 * j] = SHUFFLE(a[i + j], a[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-            b[i + 2 * j + 1] = SHUFFLE(a[i + j], a[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-        }
-    for (int i = 0; i < 4; i++) {
-        store(to + i * WIDE, SHUFFLE(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
-        store(to + (i + 4) * WIDE, SHUFFLE(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
-    }
-}
-
-/* Keys from `at` on with their dimensions one behind the other; those beyond the last repeat it. */
+/* Keys from `at` on with their words one behind the other; those beyond the last repeat it. */
 static void turn_all(const Block *b, const float *keys, int at) {
     const float *k[WIDE];
-    for (int j = 0; j < WIDE; j++) k[j] = keys + (ptrdiff_t)least(at + j, b->keys - 1) * b->size;
+    for (int j = 0; j < WIDE; j++) k[j] = keys + (ptrdiff_t)least(at + j, b->keys - 1) * b->words;
     int d = 0;
-    for (; d + LANES <= b->size; d += LANES)
-        for (int j = 0; j < WIDE; j += LANES) turn(k + j, d, b->turned + d * WIDE + j);
-    for (; d < b->size; d++)
+    for (; d + LANES <= b->words; d += LANES)
+        for (int j = 0; j < WIDE; j += LANES) turn(k + j, d, b->turned + d * WIDE + j, WIDE);
+    for (; d < b->words; d++)
         for (int j = 0; j < WIDE; j++) b->turned[d * WIDE + j] = k[j][d];
 }
 
 /* Scores of PAIRS pairs from `lane` on with the WIDE keys that were turned: a sum goes along the
    dimensions. */
-#define SCORE(PAIRS)                                                                   \
-    static void score_##PAIRS(const Block *b, int lane, int at) {                      \
-        const float *q = b->q + (ptrdiff_t)lane * b->size, *k = b->turned;             \
+#define SCORE(MULTIPLY, PAIRS)                                                         \
+    static void MULTIPLY##_##PAIRS(const Block *b, int lane, int at) {                 \
+        const float *q = b->q + (ptrdiff_t)lane * b->words;             \
+        const float *k = b->turned;                                                    \
         vec sums[PAIRS * 2] = {0};                                                     \
-        for (int d = 0; d < b->size; d++, k += WIDE) {                                 \
+        for (int d = 0; d < b->words; d++, k += WIDE) {                                \
             vec low = load(k), high = load(k + LANES);                                 \
             HOLD(low);                                                                 \
             HOLD(high);                                                                \
             _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                  \
-                const vec ours = all(q[(ptrdiff_t)p * b->size + d]);                   \
-                sums[2 * p] = fused(ours, low, sums[2 * p]);                           \
-                sums[2 * p + 1] = fused(ours, high, sums[2 * p + 1]);                  \
+                const vec ours = all(q[(ptrdiff_t)p * b->words + d]);                  \
+                sums[2 * p] = MULTIPLY(ours, low, sums[2 * p]);                        \
+                sums[2 * p + 1] = MULTIPLY(ours, high, sums[2 * p + 1]);               \
             }                                                                          \
         }                                                                              \
         _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                      \
@@ -121,19 +105,19 @@ static void turn_all(const Block *b, const float *keys, int at) {
             store(b->s + (ptrdiff_t)(lane + p) * b->width + at + LANES, sums[2 * p + 1]); \
         }                                                                              \
     }
-SCORE(1)
-SCORE(2)
-SCORE(3)
-SCORE(4)
+#define SCORES(MULTIPLY) SCORE(MULTIPLY, 1) SCORE(MULTIPLY, 2) SCORE(MULTIPLY, 3) SCORE(MULTIPLY, 4)
+SCORES(fused)
+SCORES(paired)
 
 static void score(const Block *b, const float *keys) {
-    static void (*const scores[])(const Block *, int, int) = {score_1, score_2, score_3, score_4};
+    static void (*const scores[2][MOST_SCORED])(const Block *, int, int) = {
+        {fused_1, fused_2, fused_3, fused_4}, {paired_1, paired_2, paired_3, paired_4}};
     const int tiles = (b->pairs + MOST_SCORED - 1) / MOST_SCORED;
     for (int at = 0; at < b->keys; at += WIDE) {
         turn_all(b, keys, at);
         for (int t = 0; t < tiles; t++) {
-            const int lane = first(b->pairs, t, tiles);
-            scores[first(b->pairs, t + 1, tiles) - lane - 1](b, lane, at);
+            const int lane = first(b->pairs, t, tiles), count = first(b->pairs, t + 1, tiles) - lane;
+            scores[b->is_half][count - 1](b, lane, at);
         }
     }
 }
@@ -176,7 +160,7 @@ static void soften(const Block *b) {
                 sums[p * VECTORS + i] = load(b->to[lane + p] + dim + i * LANES);                 \
         }                                                                                        \
         for (int j = from; j < end; j++) {                                                       \
-            const float *v = values + (ptrdiff_t)j * b->size + dim;                              \
+            const float *v = values + (ptrdiff_t)(j - from) * b->size + dim;                              \
             vec ours[VECTORS];                                                                   \
             _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++) {                          \
                 ours[i] = load(v + i * LANES);                                                   \
@@ -224,27 +208,41 @@ static void mix_tail(const Block *b, const float *values, int lane, int dim, int
     for (int j = from; j < end; j++) {
         const vec share = all(b->s[(ptrdiff_t)lane * b->width + j]);
         whole += share;
-        sum = fused(share, all(values[(ptrdiff_t)j * b->size + dim]), sum);
+        sum = fused(share, all(values[(ptrdiff_t)(j - from) * b->size + dim]), sum);
     }
     b->to[lane][dim] = sum[0];
     if (dim == 0) b->whole[lane] = whole[0];
 }
 
-static void mix(const Block *b, const float *values) {
-    const int tiles = (b->pairs + MOST_MIXED - 1) / MOST_MIXED, stretch = NEAR / b->size + 1;
-    for (int l = 0; l < b->pairs; l++) memset(b->to[l], 0, sizeof(float) * (size_t)b->size);
-    for (int from = 0; from < b->keys; from += stretch)
+/* Values from key `from` to `end` as floats. */
+static const float *values_at(const Block *b, const void *values, int from, int end) {
+    const ptrdiff_t at = (ptrdiff_t)from * b->size, count = (ptrdiff_t)(end - from) * b->size;
+    if (!b->is_half) return (const float *)values + at;
+    const uint16_t *v = (const uint16_t *)values + at;
+    ptrdiff_t i = 0;
+    for (; i + LANES <= count; i += LANES) store(b->near_by + i, widen(*(const halves *)(v + i)));
+    for (; i < count; i++) b->near_by[i] = widen_one(v[i]);
+    return b->near_by;
+}
+
+/* What the keys from `begin` on add. */
+static void mix(const Block *b, const void *values, int begin) {
+    const int tiles = (b->pairs + MOST_MIXED - 1) / MOST_MIXED;
+    const int stretch = b->is_half ? NEARER / b->size : NEAR / b->size + 1;
+    for (int from = begin; from < b->keys; from += stretch) {
+        const int end = least(from + stretch, b->keys);
+        const float *v = values_at(b, values, from, end);
         for (int t = 0; t < tiles; t++) {
             const int lane = first(b->pairs, t, tiles), stop = first(b->pairs, t + 1, tiles);
-            const int end = least(from + stretch, b->keys);
             int dim = 0, many;
             for (; dim + LANES <= b->size; dim += many ? 4 * LANES : LANES) {
                 many = dim + 4 * LANES <= b->size;
-                mixes[dim == 0][many][stop - lane - 1](b, values, lane, dim, from, end);
+                mixes[dim == 0][many][stop - lane - 1](b, v, lane, dim, from, end);
             }
             for (; dim < b->size; dim++)
-                for (int l = lane; l < stop; l++) mix_tail(b, values, l, dim, from, end);
+                for (int l = lane; l < stop; l++) mix_tail(b, v, l, dim, from, end);
         }
+    }
     for (int l = 0; l < b->pairs; l++) {
         const float scale = 1.0f / b->whole[l];
         float *to = b->to[l];
@@ -257,12 +255,16 @@ static void mix(const Block *b, const float *values) {
 void attend(const Pass *pass, const Layer *layer, const float *qkv, int kv, int first, int free,
             float *scratch, float *mixed) {
     const Decoder *m = pass->decoder;
-    const ptrdiff_t at = kv * m->capacity * m->head_dim;
+    const ptrdiff_t at = kv * m->capacity * m->head_dim * (m->is_half ? 2 : 4);
+    const char *keys = (const char *)layer->keys + at, *values = (const char *)layer->values + at;
     float whole[BLOCK] = {0};
     const Block b = block_at(pass, kv, first, scratch, mixed, whole);
+    const int is_tiled = takes_tiles(&b);
     scale(&b, m, qkv);
-    score(&b, layer->keys + at);
+    if (is_tiled) score_by_tiles(&b, keys);
+    else score(&b, (const float *)keys);
     hide(&b, pass, free);
     soften(&b);
-    mix(&b, layer->values + at);
+    for (int l = 0; l < b.pairs; l++) memset(b.to[l], 0, sizeof(float) * (size_t)b.size);
+    mix(&b, values, is_tiled ? mix_by_tiles(&b, pass, values) : 0);
 }

@@ -67,6 +67,13 @@ static ptrdiff_t text_at(const Pass *pass, int row) {
     return pass->texts ? pass->texts[row] * m->kv_heads * m->capacity * m->head_dim : 0;
 }
 
+/* A key or a value to its place, counted in numbers. */
+static void keep(const Decoder *m, void *all_kept, ptrdiff_t at, const float *x) {
+    const int size = (int)m->head_dim;
+    if (m->is_half) narrow_all(x, (uint16_t *)all_kept + at, size);
+    else memcpy((float *)all_kept + at, x, sizeof(float) * (size_t)size);
+}
+
 /* Of the heads of keys and values from `kv` to `last` the queries, turned where they stand, and the
    keys and values, put behind the text. */
 static void place(const Pass *pass, const Layer *layer, float *qkv, int kv, int last) {
@@ -83,8 +90,10 @@ static void place(const Pass *pass, const Layer *layer, float *qkv, int kv, int 
             rotate(from + h * size, cosines, sines, from + h * size, size);
         for (int h = kv; h < last; h++) {
             const ptrdiff_t to = at + h * m->capacity * size;
-            rotate(from + (heads + h) * size, cosines, sines, layer->keys + to, size);
-            memcpy(layer->values + to, from + (heads + kvs + h) * size, sizeof(float) * size);
+            float *key = from + (heads + h) * size;
+            rotate(key, cosines, sines, key, size);
+            keep(m, layer->keys, to, key);
+            keep(m, layer->values, to, from + (heads + kvs + h) * size);
         }
     }
 }
@@ -122,7 +131,7 @@ static void embed(const Decoder *m, int64_t token, float *x) {
 
 /* Floats of a part's own. */
 static int64_t own_size(const Decoder *m, int64_t rows, int64_t keys) {
-    return rows * m->hidden + (2 * m->head_dim + keys + BLOCK) * BLOCK;
+    return rows * m->hidden + attention_size(m, keys);
 }
 
 /* Floats that a pass of `rows` rows over `keys` tokens works in. */
@@ -180,11 +189,11 @@ static void attend_block(const Part *p, const Layer *layer, int kv, int block, i
     }
     const Decoder *m = p->pass->decoder;
     const int each = blocks / (int)p->pass->rows, row = block / each;
-    const ptrdiff_t at = text_at(p->pass, row);
+    const ptrdiff_t at = text_at(p->pass, row), bytes = m->is_half ? 2 : 4;
     Pass alone = *p->pass;
     Layer own = *layer;
-    alone.rows = 1, alone.start = p->pass->positions[row];
-    own.keys += at, own.values += at;
+    alone.rows = 1, alone.positions += row, alone.start = *alone.positions;
+    own.keys = (char *)own.keys + bytes * at, own.values = (char *)own.values + bytes * at;
     attend(&alone, &own, p->qkv + (ptrdiff_t)row * qkv_width(m), kv, block % each * BLOCK,
            (int)alone.start + 1, p->scratch, p->mixed + row * m->heads * m->head_dim);
 }

@@ -35,3 +35,17 @@ INLINE vec paired(vec a, vec b, vec sums) {
     return fused((vec)((ints)a & high), (vec)((ints)b & high), sums);
 #endif
 }
+
+INLINE float widen_one(uint16_t x) {
+    const union {
+        uint32_t bits;
+        float number;
+    } found = {(uint32_t)x << 16};
+    return found.number;
+}
+
+INLINE void narrow_all(const float *x, uint16_t *y, int size) {
+    int d = 0;
+    for (; d + LANES <= size; d += LANES) *(halves *)(y + d) = narrow(load(x + d));
+    for (; d < size; d++) y[d] = narrow(all(x[d]))[0];
+}

@@ -9,11 +9,11 @@
 #include "weights.h"
 
 /* What one layer reads; keys and values [kv_heads, capacity, head_dim], of several texts [texts,
-   kv_heads, capacity, head_dim]. */
+   kv_heads, capacity, head_dim], of bf16 where embeddings are. */
 typedef struct {
     const float *before, *qkv_bias, *out_bias, *after, *gate_up_bias, *down_bias;
     Weights qkv, out, gate_up, down;
-    float *keys, *values;
+    void *keys, *values;
 } Layer;
 
 /* What all layers share; cosines and sines [capacity, head_dim]. is_half: embeddings are of bf16. */

@@ -6,12 +6,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define HIGH (MOST_TILED / 2)          /* rows of a tile */
-#define DEEP 32           /* inputs of a tile */
+#define HIGH (MOST_TILED / 2) /* rows of a tile */
 #define ASK_FOR_STATE 0x1023 /* arch_prctl: ARCH_REQ_XCOMP_PERM */
 #define TILE_DATA 18
 
-static int may_use_tiles;
+int may_use_tiles;
 
 __attribute__((constructor)) static void ask(void) {
     may_use_tiles = !syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA);
@@ -21,12 +20,6 @@ int is_tiled(const Product *p) {
     return may_use_tiles && p->weights.kind != FLOATS && p->ins % DEEP == 0;
 }
 
-typedef struct {
-    uint8_t palette, start, unused[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} Shapes;
-
 /* Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights. Of up to 16 rows the sums are of two
    panels, of more of one: tiles 2 and 3 and 5 have the rows from 16 on. */
 static void shape_tiles(int rows) {
@@ -35,27 +28,8 @@ static void shape_tiles(int rows) {
     for (int t = 0; t < 8; t++) s.row_bytes[t] = 64, s.rows[t] = HIGH;
     s.rows[0] = s.rows[1] = s.rows[4] = (uint8_t)lower;
     s.rows[2] = s.rows[3] = s.rows[5] = (uint8_t)upper;
-    __asm__ volatile("ldtilecfg %0" : : "m"(s));
+    SHAPE(s);
 }
-
-#define CLEAR(t) __asm__ volatile("tilezero %%tmm" #t : :)
-#define LOAD(t, at, stride) \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(at), "r"(stride) : "memory")
-#define STORE(t, at) \
-    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(at), "r"((ptrdiff_t)64) : "memory")
-#define DOT(sums, x, w) \
-    __asm__ volatile("tdpbf16ps %%tmm" #w ", %%tmm" #x ", %%tmm" #sums : :)
-
-#define CLEAR_SUMS \
-    CLEAR(0);      \
-    CLEAR(1);      \
-    CLEAR(2);      \
-    CLEAR(3)
-#define STORE_SUMS(sums) \
-    STORE(0, sums[0]);   \
-    STORE(1, sums[1]);   \
-    STORE(2, sums[2]);   \
-    STORE(3, sums[3])
 
 #define LINE ((ptrdiff_t)PANEL * 4)     /* bytes of two inputs in a panel */
 #define DOWN (DEEP / 2 * LINE)          /* of a tile's inputs */
@@ -170,7 +144,7 @@ void multiply_tiles(const Product *p, const void *unpacked, int at, int count) {
             else low(p, &s, row, rows, at + i, step);
         }
     }
-    __asm__ volatile("tilerelease" : :);
+    RELEASE;
 }
 
 #else

@@ -19,3 +19,36 @@ int is_tiled(const Product *p);
 /* `count` panels from `at` on, of every row. p is ready. w: where they lie as HALVES; NULL for the
    product's own weights, which are unpacked as they are read. */
 void multiply_tiles(const Product *p, const void *w, int at, int count);
+
+#if HAS_TILES
+#define DEEP 32 /* numbers of bf16 in a row of a tile */
+
+extern int may_use_tiles; /* whether the kernel lets this process */
+
+typedef struct {
+    uint8_t palette, start, unused[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} Shapes;
+
+#define SHAPE(s) __asm__ volatile("ldtilecfg %0" : : "m"(s))
+#define RELEASE __asm__ volatile("tilerelease" : :)
+#define CLEAR(t) __asm__ volatile("tilezero %%tmm" #t : :)
+#define LOAD(t, at, stride) \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(at), "r"(stride) : "memory")
+#define STORE(t, at) \
+    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(at), "r"((ptrdiff_t)64) : "memory")
+#define DOT(sums, x, w) \
+    __asm__ volatile("tdpbf16ps %%tmm" #w ", %%tmm" #x ", %%tmm" #sums : :)
+
+#define CLEAR_SUMS \
+    CLEAR(0);      \
+    CLEAR(1);      \
+    CLEAR(2);      \
+    CLEAR(3)
+#define STORE_SUMS(sums) \
+    STORE(0, sums[0]);   \
+    STORE(1, sums[1]);   \
+    STORE(2, sums[2]);   \
+    STORE(3, sums[3])
+#endif

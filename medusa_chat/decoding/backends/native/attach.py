@@ -26,7 +26,6 @@ from medusa_chat.decoding.native_support import reaches
 from medusa_chat.decoding.replacements import is_plain_layer
 from medusa_chat.decoding.step import TorchStep
 
-NUMBERS = torch.float32  # of keys, values and masks
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCES = {
     torch.float32: 1e-4,
@@ -86,7 +85,7 @@ def native_step(
     tensor of a name as its file has them; where they stand for the backbone's very numbers they
     stay so in memory too, and are unpacked where they are read."""
     twin = backbone.decoder
-    if not isinstance(twin, FusedDecoder) or backbone.numbers != NUMBERS:
+    if not isinstance(twin, FusedDecoder):
         return None
     if not _is_right(backbone.dtype, lambda: _off_by(twin.stock.layers[0].qkv, threads)):
         return None

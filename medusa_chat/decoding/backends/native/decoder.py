@@ -21,8 +21,8 @@ class Output:
 
 
 class NativeDecoder(nn.Module):
-    """A decoder of merged layers with native linears as one call; its states are in fp32, as the
-    cache is. It is called like FusedDecoder, and calls it for other caches."""
+    """A decoder of merged layers with native linears as one call; its states are in fp32, the
+    cache in the weights' dtype. It is called like FusedDecoder, and calls it for other caches."""
 
     def __init__(self, twin: FusedDecoder, layers: list[Layer], threads: NativeThreads) -> None:
         super().__init__()

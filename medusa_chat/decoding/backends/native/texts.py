@@ -21,7 +21,8 @@ class NativeTexts:
         """capacity: at most the decoder's own."""
         shape = slots, decoder.kv_heads, capacity, decoder.head_dim
         # not zeros: memory is taken where a text writes, not for all that it might
-        self._kv = torch.empty(2 * decoder.count, *shape)
+        dtype = torch.bfloat16 if decoder.is_half else torch.float32
+        self._kv = torch.empty(2 * decoder.count, *shape, dtype=dtype)
         self._layers = (structs.Layer * decoder.count)(*decoder.layers[: decoder.count])
         for layer, keys, values in zip(self._layers, self._kv[::2], self._kv[1::2], strict=True):
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
@@ -32,7 +33,8 @@ class NativeTexts:
     @staticmethod
     def bytes_of(decoder: structs.Decoder, capacity: int) -> int:
         """Memory of one text of `capacity` tokens."""
-        return int(8 * decoder.count * decoder.kv_heads * capacity * decoder.head_dim)
+        numbers = 2 * decoder.count * decoder.kv_heads * capacity * decoder.head_dim
+        return int(numbers * (2 if decoder.is_half else 4))
 
     def put(self, slot: int, cache: KVCache) -> None:
         """Copy the cache's text to a slot. Its keys and values have one shape in all layers."""
