@@ -57,8 +57,8 @@ def prepare(
             backend, why = _native_step(backbone, heads, library, stored)
             if (blocks := kept_bytes(model)) > 0:
                 notes.append(
-                    f"weights stay as the file has them ({gb(blocks)}): each step unpacks them to "
-                    "the same bf16"
+                    f"weights stay as the file has them ({gb(blocks)}): each step multiplies them "
+                    "so, without rounding them to bf16"
                 )
     notes.append(f"each step runs by {backend.name}{why and f': {why}'}")
     return backend, notes

@@ -144,6 +144,21 @@ class MedusaHeads(nn.Module):
         assert self.short is not None
         return finish(self.short(states[:, 0].to(weight.dtype))), names
 
+    def guesses(
+        self, hidden: Tensor, root: Tensor, lm_head: Any, heads: int, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The best guesses of the first `heads` heads after hidden [1, d] and root int64 [1]:
+        logits and tokens int64 [heads, count], falling, and log(sum(exp)) of all logits float32
+        [heads]. lm_head: backbone.LogitHead."""
+        if self.twin is not None and lm_head.is_plain and self.twin.can_guess(count):
+            found: tuple[Tensor, Tensor, Tensor] = self.twin.guesses(
+                hidden, int(root), heads, count
+            )
+            return found
+        logits, names = self.draft_logits(hidden, root, lm_head, heads, count)
+        values, places, sums = self.best(logits, count)
+        return values, places if names is None else names[places], sums
+
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """logits [K, V] -> the `count` largest in falling order [K, count], their tokens int64
         [K, count], and log(sum(exp)) of each row float32 [K]."""
@@ -192,6 +207,9 @@ class RootEmbedding:
     def __init__(self, embedding: nn.Module) -> None:
         """embedding: int64 [n] -> [n, d], the backbone's."""
         self._embed = embedding
+        is_plain = type(embedding) is nn.Embedding and embedding.weight.device.type == "cpu"
+        table: Any = embedding.weight if is_plain else None
+        self.table: Tensor | None = table  # [V, d], all that `__call__` reads
 
     def __call__(self, roots: Tensor) -> Tensor:
         """roots int64 [n] -> [n, d] in the embedding's dtype."""

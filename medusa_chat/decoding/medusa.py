@@ -74,7 +74,9 @@ class Medusa:
             return known_draft(plan, self._device)
         if plan.index is None:
             return Draft(root, plan.tree, plan.tensors)
-        values, candidates, sums = self._guesses(hidden, root, plan)
+        values, candidates, sums = self._heads.guesses(
+            hidden, root, self._lm_head, plan.heads, plan.width
+        )
         text = () if plan.text is None else (plan.text,)
         filled = torch.cat((root, candidates.flatten(), *text)).index_select(0, plan.index)
         if not self._details and not plan.is_grown:
@@ -86,14 +88,6 @@ class Medusa:
         if not plan.is_grown:
             return whole
         return self._part(whole, tuple(map(tuple, candidates.tolist())) if self._details else ())
-
-    def _guesses(self, hidden: Tensor, root: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-        """The heads' best guesses after hidden [1, d] and root int64 [1]: logits and tokens int64
-        [K, width], and log(sum(exp)) of all logits float32 [K]."""
-        heads = self._heads
-        logits, names = heads.draft_logits(hidden, root, self._lm_head, plan.heads, plan.width)
-        values, places, sums = heads.best(logits, plan.width)
-        return values, places if names is None else names[places], sums
 
     def _part(self, whole: Draft, guesses: tuple[tuple[int, ...], ...]) -> Draft:
         """The nodes that are worth their time, by this step's probabilities: of the candidates, and

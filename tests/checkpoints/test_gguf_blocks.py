@@ -1,5 +1,5 @@
-"""Weights that stay as a GGUF file has them: what is unpacked is bf16 to the bit, and so is what is
-computed with it."""
+"""Weights that stay as a GGUF file has them: products with the numbers themselves, which are nearer
+to the file than its bf16 weights."""
 
 import math
 
@@ -60,18 +60,31 @@ def linear_of(weight: torch.Tensor) -> torch.nn.Linear:
     return linear.requires_grad_(False)
 
 
+def exact_weight(blocks: Blocks) -> torch.Tensor:
+    """scale * number + floor, float64 [outs, ins]."""
+    parts = blocks.numbers.double().unflatten(1, (-1, blocks.block))
+    parts *= blocks.scales.double().unsqueeze(2)
+    if blocks.floors is not None:
+        parts += blocks.floors.double().unsqueeze(2)
+    return parts.flatten(1)
+
+
 @pytest.mark.parametrize("kind", PARTS)
-def test_a_linear_has_the_bits_of_its_bf16_weights(kind, library):
+def test_a_linear_multiplies_the_files_own_numbers(kind, library):
     blocks, weight = stored(kind)
-    threads = native.NativeThreads(library, 2)
-    ours = NativeLinear(linear_of(weight), threads, blocks)
-    plain = NativeLinear(linear_of(weight), threads)
-    plain._bias = ours._bias
+    linear = linear_of(weight)
+    ours = NativeLinear(linear, native.NativeThreads(library, 2), blocks)
+    plain = NativeLinear(linear, native.NativeThreads(library, 2))
     assert plain.weights.kind == HALVES
     assert ours.weights.kind == (NIBBLES if KEPT[kind] < 32 else BYTES)
-    for rows in (1, 5, 16, 17, 40):
-        x = torch.randn(rows, INS)
-        assert torch.equal(ours(x), plain(x)), rows
+    x = torch.randn(40, INS)
+    whole = ours(x)
+    exact = x.bfloat16().double() @ exact_weight(blocks).t() + linear.bias.double()
+    assert (whole - exact).abs().max() < 1e-6 * exact.abs().max()
+    assert (plain(x) - exact).norm() > 100 * (whole - exact).norm()
+    for rows in (1, 2, 5, 15, 16, 17, 33):
+        assert torch.equal(ours(x[:rows]), whole[:rows]), rows
+        assert torch.equal(ours(x[-rows:]), whole[-rows:]), rows
 
 
 @pytest.mark.parametrize("kind", PARTS)
@@ -91,7 +104,8 @@ def test_weights_of_several_types_side_by_side_are_one(kinds, library):
     linear, threads = linear_of(weight), native.NativeThreads(library, 1)
     ours, x = NativeLinear(linear, threads, blocks), torch.randn(3, INS)
     assert ours.weights.kind in (NIBBLES, BYTES)
-    assert torch.equal(ours(x), NativeLinear(linear, threads)(x))
+    exact = x.bfloat16().double() @ exact_weight(blocks).t() + linear.bias.double()
+    assert (ours(x) - exact).abs().max() < 1e-6 * exact.abs().max()
 
 
 def test_other_weights_than_the_files_stay_bf16(library):
@@ -106,7 +120,7 @@ def test_other_weights_than_the_files_stay_bf16(library):
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("ties", [False, True])
-def test_a_model_answers_as_its_bf16_weights_do(kind, ties, library, tmp_path):
+def test_a_model_is_as_near_to_the_file_as_its_bf16_weights(kind, ties, library, tmp_path):
     model = tiny_model(**SIZES, tie_word_embeddings=ties)
     path = write_gguf(tmp_path / "a.gguf", model, kind)
     (*_, (_, packed)) = load(LoadRequest(str(path), precision="bf16"))
@@ -116,16 +130,18 @@ def test_a_model_answers_as_its_bf16_weights_do(kind, ties, library, tmp_path):
     assert packed.info.memory_bytes < plain.info.memory_bytes
     assert packed.info.estimated_bytes == pytest.approx(packed.info.memory_bytes, rel=0.1)
     assert kept_bytes(packed.engine.backbone.model) > 0
-    said = [answer(one, "hello the hedgehog")[-1].token_ids for one in (packed, plain)]
-    assert said[0] == said[1]
+    assert answer(packed, "hello the hedgehog")[-1].stats.new_tokens > 0
     ids = torch.arange(40)
     with torch.inference_mode():
         logits = []
-        for one in (packed, plain):
+        (*_, (_, exact)) = load(LoadRequest(str(path), precision="fp32"))
+        for one in (exact, packed, plain):
             backbone = one.engine.backbone
             backbone.cache.crop(0)
             logits.append(backbone.lm_head(backbone.run_chunk(ids)))
-    assert torch.equal(*logits)
+    sizes = logits[0].norm(dim=1)
+    off = [((found - logits[0]).norm(dim=1) / sizes).nanmedian() for found in logits[1:]]
+    assert off[0] < 1.5 * off[1] < 0.1  # most of it is the rounding of what is multiplied
 
 
 def test_every_matrix_of_a_file_is_found_by_its_name(tmp_path):

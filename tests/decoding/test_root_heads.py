@@ -8,7 +8,6 @@ from support.graphs import answer, assert_same, settings_of
 from support.native_engines import made_native
 from support.shortlists import LISTED
 
-from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.head_tensors import heads_of, tensors_of

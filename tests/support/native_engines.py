@@ -5,14 +5,14 @@ import torch
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.replacements import replace_submodules
 from support.engines import engine_of, on
-from support.families import tiny
+from support.families import CONTEXT, tiny
 
 
-def native_engine(family, library, threads=1, dtype=torch.float32, **changes):
-    model = tiny(family, **changes).to(dtype)
+def native_engine(family, library, threads=1, dtype=torch.float32, context=CONTEXT, **changes):
+    model = tiny(family, max_position_embeddings=context, **changes).to(dtype)
     assert native.can_run(model)
     replace_submodules(model, packs=False)
-    return made_native(engine_of(model), library, threads)
+    return made_native(engine_of(model, context=context), library, threads)
 
 
 def made_native(engine, library, threads=1):

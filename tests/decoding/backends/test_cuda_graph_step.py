@@ -64,10 +64,10 @@ class Knowing(Medusa):
         engine.forget()
         whole = torch.tensor([*PROMPT, *answer])
         self.states = engine.backbone.run_chunk(whole)[len(PROMPT) - 1 :]
-        self.answer = answer
+        self.answer, self._heads = answer, self
         return self
 
-    def _guesses(self, hidden, root, plan):
+    def guesses(self, hidden, root, lm_head, heads, count):
         ids, at = self.answer, int((self.states - hidden).abs().sum(1).argmin())
         ahead = [ids[at + 1 + d] if at + 1 + d < len(ids) else 1 for d in range(2)]
         rows = [[(t + 1) % VOCABULARY, (t + 2) % VOCABULARY, t] for t in ahead]

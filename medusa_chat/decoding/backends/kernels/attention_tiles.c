@@ -57,8 +57,8 @@ void score_by_tiles(const Block *b, const void *keys) {
             LOAD(6, second + 2 * d, row);
             DOT(1, 6, 4);
         }
-        STORE(0, found[0]);
-        STORE(1, found[1]);
+        STORE(0, found[0], (ptrdiff_t)64);
+        STORE(1, found[1], (ptrdiff_t)64);
         for (int half = 0; half <= both; half++)
             for (int l = 0; l < b->pairs; l += LANES) {
                 __attribute__((aligned(64))) float turned[LANES][16];

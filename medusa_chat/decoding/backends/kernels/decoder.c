@@ -1,9 +1,9 @@
 /* A few rows through a decoder on a CPU: products, norms, rotary attention, gated SiLU. In fp32, or
-   with weights of bf16, where what is multiplied with them is rounded to bf16 and all else is fp32.
-   The rows are of one text, or each is of a text of its own.
+   with weights of bf16, where what is multiplied with them is rounded to bf16, keys, values and queries
+   too, and all else is fp32. The rows are of one text, or each is of a text of its own.
 
-   Every number is summed in one order, whatever rows stand beside it: products along their inputs
-   in eight lanes, attention along the text. A row of a tree therefore has the bits that it has
+   Every number is summed in one order, whatever rows stand beside it: products along their inputs,
+   attention along the text, or by groups of keys that are the same for every row. A row of a tree therefore has the bits that it has
    alone, and a tree decodes to plain decoding's tokens, bit for bit. Weights are read where torch
    holds them. Plain C with vectors of GCC and Clang; no library but libm. */
 
@@ -166,7 +166,7 @@ static void project(const Part *p, const Layer *layer, int kv, int last) {
     const int each = (int)m->head_dim / PANEL, heads = (int)m->heads, kvs = (int)m->kv_heads;
     const int groups = heads / kvs;
     const Product whole = {p->normed, layer->qkv, layer->qkv_bias, p->qkv, (int)p->pass->rows,
-                           (int)m->hidden, qkv_width(m), 0};
+                           (int)m->hidden, qkv_width(m), 0, 0};
     const Product product = ready(&whole);
     multiply(&product, kv * groups * each, last * groups * each);
     multiply(&product, (heads + kv) * each, (heads + last) * each);
@@ -208,9 +208,9 @@ static void attend_layer(const Part *p, const Layer *layer) {
     const int kv = first((int)m->kv_heads, part, parts);
     const int last = first((int)m->kv_heads, part + 1, parts);
     const Product qkv = {
-        p->normed, layer->qkv, layer->qkv_bias, p->qkv, rows, size, qkv_width(m), 0};
+        p->normed, layer->qkv, layer->qkv_bias, p->qkv, rows, size, qkv_width(m), 0, 0};
     const Product out = {
-        p->mixed, layer->out, layer->out_bias, pass->hidden, rows, mixes, size, 1};
+        p->mixed, layer->out, layer->out_bias, pass->hidden, rows, mixes, size, 1, 0};
     normalise_all(pass, pass->hidden, layer->before, p->normed);
     if (is_split(m, parts)) {
         project(p, layer, kv, last);
@@ -236,9 +236,9 @@ static void feed_forward(const Part *p, const Layer *layer) {
     const int part = p->part, parts = p->parts;
     const int at = first(panels, part, parts), end = first(panels, part + 1, parts);
     const Product wide = {
-        p->normed, layer->gate_up, layer->gate_up_bias, p->gate_up, rows, size, 2 * inner, 0};
+        p->normed, layer->gate_up, layer->gate_up_bias, p->gate_up, rows, size, 2 * inner, 0, 0};
     const Product down = {
-        p->active, layer->down, layer->down_bias, pass->hidden, rows, inner, size, 1};
+        p->active, layer->down, layer->down_bias, pass->hidden, rows, inner, size, 1, 0};
     normalise_all(pass, pass->hidden, layer->after, p->normed);
     const Product both = ready(&wide);
     multiply(&both, at, end);

@@ -1,22 +1,22 @@
 #include "heads.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
+#include "half.h"
 #include "product.h"
 #include "team.h"
 #include "vectors.h"
 
 #define MOST_HIDDEN 16384
 
-/* Outputs from panel `at` to `end` of the product of x with matrix `number` of `panels`. */
-static void multiply_panels(const HeadStates *h, const void *panels, ptrdiff_t number,
-                            const float *x, const float *bias, float *wide, int at, int end) {
-    const int size = (int)h->size;
+/* Outputs from panel `at` to `end` of the product of x with matrix `number` of some. */
+static void multiply_panels(Weights w, int size, ptrdiff_t number, const float *x,
+                            const float *bias, float *wide, int at, int end) {
     const ptrdiff_t count = (size + PANEL - 1) / PANEL;
-    Weights w = {.kind = h->is_half ? HALVES : FLOATS};
-    w.panels = (const char *)panels + number * count * panel_size(&w, size);
-    const Product p = {x, w, bias, wide, 1, size, size, 0};
+    w.panels = (const char *)w.panels + number * count * panel_size(&w, size);
+    const Product p = {x, w, bias, wide, 1, size, size, 0, 0};
     const Product q = ready(&p);
     multiply(&q, at, end);
 }
@@ -25,7 +25,7 @@ static void multiply_panels(const HeadStates *h, const void *panels, ptrdiff_t n
 static void add_root(const HeadStates *h, int head, float *y, int at, int end) {
     const int last = least(PANEL * end, (int)h->size);
     float wide[MOST_HIDDEN];
-    multiply_panels(h, h->root_panels, head, h->root, NULL, wide, at, end);
+    multiply_panels(h->roots, (int)h->size, head, h->root, NULL, wide, at, end);
     for (int d = PANEL * at; d < last; d += LANES)
         store(y + d, load(h->hidden + d) + load(wide + d));
 }
@@ -36,7 +36,7 @@ static void add_layer(const HeadStates *h, int layer, int head, const float *x, 
     const int size = (int)h->size, last = least(PANEL * end, size);
     const ptrdiff_t number = (ptrdiff_t)layer * h->heads + head;
     float wide[MOST_HIDDEN];
-    multiply_panels(h, h->panels, number, x, h->bias + number * size, wide, at, end);
+    multiply_panels(h->weights, size, number, x, h->bias + number * size, wide, at, end);
     for (int d = PANEL * at; d < last; d += LANES) {
         const vec z = load(wide + d);
         store(y + d, load(x + d) + z / (1.0f + exponential(-z)));
@@ -48,7 +48,7 @@ static void add_layer(const HeadStates *h, int layer, int head, const float *x, 
 static void add_layers(const void *what, int part, int parts) {
     const HeadStates *h = what;
     const int size = (int)h->size, panels = (size + PANEL - 1) / PANEL;
-    const int reads = h->root_panels != NULL, stages = (int)h->layers + reads;
+    const int reads = h->roots.panels != NULL, stages = (int)h->layers + reads;
     const int used = (int)h->used, count = used * panels;
     const int mine = first(count, part, parts), end = first(count, part + 1, parts);
     float *const states[2] = {h->states, h->states + (ptrdiff_t)used * size};
@@ -71,4 +71,39 @@ static void add_layers(const void *what, int part, int parts) {
 
 EXPORT void head_states(const HeadStates *h, int64_t threads) {
     together(add_layers, h, (int)threads);
+}
+
+static void read_root(const HeadGuesses *h) {
+    const int size = (int)h->states.size;
+    const ptrdiff_t at = h->token * size;
+    vec squares = all(0.0f);
+    for (int d = 0; d < size; d += LANES) {
+        const vec x = h->is_half ? widen(*(const halves *)((const uint16_t *)h->embedding + at + d))
+                                 : load((const float *)h->embedding + at + d);
+        squares = fused(x, x, squares);
+        store(h->root + d, x);
+    }
+    const float scale = 1.0f / sqrtf(total(squares) / (float)size + 1e-8f);
+    for (int d = 0; d < size; d += LANES) store(h->root + d, load(h->root + d) * scale);
+}
+
+static void guess(const void *what, int part, int parts) {
+    const HeadGuesses *h = what;
+    const Guesses *g = &h->guesses;
+    if (h->embedding) {
+        if (part == 0) read_root(h);
+        meet(part, parts);
+    }
+    add_layers(&h->states, part, parts);
+    meet(part, parts);
+    share(&h->logits, part, parts);
+    meet(part, parts);
+    guess_part(g, part, parts);
+    for (int64_t i = part; i < g->rows; i += parts)
+        for (int64_t k = i * g->count; k < (i + 1) * g->count; k++)
+            g->places[k] = h->names[g->places[k]];
+}
+
+EXPORT void head_guesses(const HeadGuesses *h, int64_t threads) {
+    together(guess, h, (int)threads);
 }

@@ -2,15 +2,31 @@
 
 #include <stdint.h>
 
+#include "product.h"
+#include "rows.h"
+#include "weights.h"
+
 /* The states of heads at one position: residual layers, x + silu(W x + b), layer after layer; the
    first one's input is hidden, or hidden + R root for heads that read the root. */
 typedef struct {
-    const void *panels;  /* [layers, heads] times those of [size, size] */
-    const float *bias;   /* [layers, heads, size] */
+    Weights weights, roots; /* of [size, size] each: [layers, heads], and [heads] or NULL */
+    const float *bias;      /* [layers, heads, size] */
     const float *hidden; /* [size] */
     float *states;       /* [used, size], out, and as many to work in */
     int64_t layers, heads, used, size;
-    int64_t is_half; /* panels are of bf16 */
-    const void *root_panels; /* [heads] times those of [size, size], or NULL */
-    const float *root;       /* [size] */
+    const float *root; /* [size] */
 } HeadStates;
+
+/* The best guesses of heads: their states, an LM head of the shortlist, and of its rows of logits the
+   largest, whose places become tokens by `names`. embedding: of the root, [vocabulary, size], of
+   bf16 where is_half; its row of `token`, with a root mean square of 1, is written to `root`, which
+   the states read. NULL for heads that read none. */
+typedef struct {
+    HeadStates states;
+    Product logits;
+    Guesses guesses;
+    const void *embedding;
+    const int64_t *names;
+    float *root;
+    int64_t token, is_half;
+} HeadGuesses;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "half.h"
+#include "packed.h"
 #include "team.h"
 #include "tiles.h"
 #include "vectors.h"
@@ -23,7 +24,8 @@
     INLINE void NAME(const Product *p, const float *w, int row, int at) {                      \
         const int ins = p->ins;                                                                \
         const ptrdiff_t panel = (ptrdiff_t)ins * PANEL;                                        \
-        const float *x = (const float *)p->x + (ptrdiff_t)row * ins;                           \
+        const ptrdiff_t stride = p->stride;                                                    \
+        const float *x = (const float *)p->x + row * stride;                                   \
         vec sums[ROWS * COUNT] = {0};                                                          \
         for (int k = 0; k < ins; k++, w += PANEL) {                                            \
             vec ours[COUNT];                                                                   \
@@ -31,7 +33,7 @@
                 ours[j] = load(w + j / VECTORS * panel + j % VECTORS * LANES);                 \
             _Pragma("GCC unroll 8") for (int j = 0; ROWS > 1 && j < COUNT; j++) HOLD(ours[j]); \
             _Pragma("GCC unroll 8") for (int i = 0; i < ROWS; i++) {                           \
-                vec theirs = all(x[(ptrdiff_t)i * ins + k]);                                   \
+                vec theirs = all(x[i * stride + k]);                                           \
                 _Pragma("GCC unroll 8") for (int j = 0; j < COUNT; j++)                        \
                     sums[i * COUNT + j] = MULTIPLY(theirs, ours[j], sums[i * COUNT + j]);      \
             }                                                                                  \
@@ -91,42 +93,24 @@ static void *room(size_t bytes) {
     return mine;
 }
 
-/* Bytes of as many panels as are unpacked at once. */
-static size_t unpacked_size(const Product *p) {
-    return is_packed(&p->weights) ? (size_t)NEAR * (size_t)p->ins * PANEL * 2 : 0;
-}
-
 Product ready(const Product *p) {
     Product q = *p;
+    q.stride = p->ins;
     if (p->weights.kind == FLOATS) return q;
     const int ins = (p->ins + 1) / 2 * 2;
-    char *mine = room(unpacked_size(p) + (size_t)p->rows * (size_t)ins * 2);
-    uint16_t *x = (uint16_t *)(mine + unpacked_size(p));
-    q.x = x;
+    const size_t size = (size_t)p->rows * (size_t)ins * 2;
+    uint16_t *x = room(size + (is_packed(&p->weights) ? packed_room(p) : 0));
+    q.x = x, q.stride = ins / 2;
     for (int i = 0; i < p->rows; i++, x += ins) {
         const float *from = (const float *)p->x + (ptrdiff_t)i * p->ins;
-        int k = 0;
-        for (; k + LANES <= p->ins; k += LANES) *(halves *)(x + k) = narrow(load(from + k));
-        for (; k < ins; k++) x[k] = k < p->ins ? narrow(all(from[k]))[0] : 0;
+        narrow_all(from, x, p->ins);
+        if (ins > p->ins) x[p->ins] = 0;
     }
+    if (is_packed(&p->weights)) add_up_blocks(&q);
     return q;
 }
 
-/* Where the panels from `at` to `end` are of FLOATS or HALVES: their place, or this thread's own
-   memory once they are unpacked. */
-static const void *unpacked(const Product *p, int at, int end) {
-    const Weights *w = &p->weights;
-    const ptrdiff_t size = panel_size(w, p->ins);
-    const char *from = (const char *)w->panels + at * size;
-    if (!is_packed(w)) return from;
-    uint16_t *mine = room(0), *to = mine;
-    for (; at < end; at++, from += size, to += (ptrdiff_t)p->ins * PANEL)
-        unpack_panel(w, from, 0, p->ins, to);
-    return mine;
-}
-
-/* As few sweeps as there can be, of about as many rows each. */
-static void sweep(const Product *p, const void *w, int at, int end) {
+void sweep(const Product *p, const void *w, int at, int end) {
     const int is_half = p->weights.kind != FLOATS, tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS;
     Product q = *p;
     if (is_half) q.ins = (p->ins + 1) / 2;
@@ -137,15 +121,15 @@ static void sweep(const Product *p, const void *w, int at, int end) {
 }
 
 void multiply(const Product *p, int at, int end) {
-    if (is_tiled(p) && p->rows <= MOST_TILED) {
-        multiply_tiles(p, NULL, at, end - at);
+    if (is_packed(&p->weights)) {
+        multiply_packed(p, at, end);
         return;
     }
+    const ptrdiff_t size = panel_size(&p->weights, p->ins);
     for (int stop; at < end; at = stop) {
-        stop = least(at + NEAR, end);
-        const void *w = unpacked(p, at, stop);
-        if (is_tiled(p)) multiply_tiles(p, w, at, stop - at);
-        else sweep(p, w, at, stop);
+        stop = is_tiled(p) && p->rows <= MOST_TILED ? end : least(at + NEAR, end);
+        if (is_tiled(p)) multiply_tiles(p, at, stop);
+        else sweep(p, (const char *)p->weights.panels + at * size, at, stop);
     }
 }
 

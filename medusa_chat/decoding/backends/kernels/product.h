@@ -6,13 +6,13 @@
 #include "weights.h"
 
 /* y [rows, outs] = x [rows, ins] w^T (+ bias) (+ y). Where w is not of FLOATS, x is rounded to bf16
-   first; sums are of floats all the same. */
+   first; sums are of floats all the same. stride: words of a row of x, which `ready` sets. */
 typedef struct {
     const void *x;
     Weights weights;
     const float *bias;
     float *y;
-    int rows, ins, outs, adds;
+    int rows, ins, outs, adds, stride;
 } Product;
 
 /* Sums to where they go; the last ones of a row may be fewer. */
@@ -33,6 +33,10 @@ INLINE void put(const Product *p, int row, int out, vec sums) {
 /* The product for `multiply`, with x rounded where that has to be. It stands in this thread's own
    memory, until the thread makes the next one ready. */
 Product ready(const Product *p);
+
+/* The panels from `at` to `end`, which lie at w as FLOATS or HALVES, of every row: as few sweeps as
+   there can be, of about as many rows each. */
+void sweep(const Product *p, const void *w, int at, int end);
 
 /* The panels from `at` to `end` of every row. */
 void multiply(const Product *p, int at, int end);

@@ -164,7 +164,7 @@ static void find_best(const float *x, int size, int count, float *values, int64_
     insert(x, j, size, count, known, values, places);
 }
 
-static void guess_part(const void *what, int part, int parts) {
+void guess_part(const void *what, int part, int parts) {
     const Guesses *g = what;
     for (int64_t i = part; i < g->rows; i += parts) {
         const float *x = g->scores + i * g->size;

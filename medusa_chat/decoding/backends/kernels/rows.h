@@ -32,3 +32,6 @@ typedef struct {
     int64_t *places;
     int64_t rows, size, count;
 } Guesses;
+
+/* One part's rows. */
+void guess_part(const void *guesses, int part, int parts);

@@ -42,83 +42,50 @@ INLINE void put_tile(const Product *p, Sums sums, int row, int rows, int out) {
             if (out + j < p->outs) put(p, row + i, out + j, load(sums[i] + j));
 }
 
-/* What a product reads of some panels: where they lie, how far apart, and whether they are packed.
-   Packed ones are unpacked CHUNK inputs at a time, which stay in the nearest cache. */
-typedef struct {
-    const char *panels;
-    ptrdiff_t panel;
-    int is_packed;
-} Source;
-
-#define CHUNK 256
-static __thread __attribute__((aligned(64))) uint16_t near_by[2 * CHUNK * PANEL];
-
-INLINE int chunk_of(const Product *p, const Source *s) {
-    return s->is_packed ? CHUNK : p->ins;
-}
-
-/* The inputs from k to end of `count` panels as HALVES, CHUNK inputs from panel to panel where they
-   were packed. */
-INLINE const char *chunk_at(const Product *p, const Source *s, int k, int end, int count) {
-    if (!s->is_packed) return s->panels;
-    for (int i = 0; i < count; i++)
-        unpack_panel(&p->weights, s->panels + i * s->panel, k, end, near_by + i * CHUNK * PANEL);
-    return (const char *)near_by;
-}
-
 /* Up to 16 rows of one or two panels. */
-static void low(const Product *p, const Source *s, int row, int rows, int at, int panels) {
-    const ptrdiff_t stride = (ptrdiff_t)p->ins * 2;
-    const ptrdiff_t panel = s->is_packed ? CHUNK * PANEL * 2 : s->panel;
-    const char *x = (const char *)p->x + row * stride;
+static void low(const Product *p, const char *w, int row, int rows, int at, int panels) {
+    const ptrdiff_t stride = (ptrdiff_t)p->ins * 2, panel = stride * PANEL;
+    const char *x = (const char *)p->x + row * stride, *end = x + stride;
     CLEAR_SUMS;
-    for (int from = 0, end; from < p->ins; from = end) {
-        end = least(from + chunk_of(p, s), p->ins);
-        const char *w = chunk_at(p, s, from, end, panels);
-        if (panels == 2)
-            for (int k = from; k < end; k += DEEP, x += 2 * DEEP, w += DOWN) {
-                LOAD(4, x, stride);
-                LOAD(6, w, LINE);
-                LOAD(7, w + 64, LINE);
-                DOT(0, 4, 6);
-                LOAD(6, w + panel, LINE);
-                DOT(1, 4, 7);
-                LOAD(7, w + panel + 64, LINE);
-                DOT(2, 4, 6);
-                DOT(3, 4, 7);
-            }
-        else
-            for (int k = from; k < end; k += DEEP, x += 2 * DEEP, w += DOWN) {
-                LOAD(4, x, stride);
-                LOAD(6, w, LINE);
-                LOAD(7, w + 64, LINE);
-                DOT(0, 4, 6);
-                DOT(1, 4, 7);
-            }
-    }
+    if (panels == 2)
+        for (; x < end; x += 2 * DEEP, w += DOWN) {
+            LOAD(4, x, stride);
+            LOAD(6, w, LINE);
+            LOAD(7, w + 64, LINE);
+            DOT(0, 4, 6);
+            LOAD(6, w + panel, LINE);
+            DOT(1, 4, 7);
+            LOAD(7, w + panel + 64, LINE);
+            DOT(2, 4, 6);
+            DOT(3, 4, 7);
+        }
+    else
+        for (; x < end; x += 2 * DEEP, w += DOWN) {
+            LOAD(4, x, stride);
+            LOAD(6, w, LINE);
+            LOAD(7, w + 64, LINE);
+            DOT(0, 4, 6);
+            DOT(1, 4, 7);
+        }
     Sums sums[4];
     STORE_SUMS(sums);
     for (int t = 0; t < 2 * panels; t++) put_tile(p, sums[t], row, rows, at * PANEL + 16 * t);
 }
 
 /* 17 to 32 rows of a panel. */
-static void high(const Product *p, const Source *s, int row, int rows, int at) {
+static void high(const Product *p, const char *w, int row, int rows, int at) {
     const ptrdiff_t stride = (ptrdiff_t)p->ins * 2;
-    const char *x = (const char *)p->x + row * stride, *y = x + HIGH * stride;
+    const char *x = (const char *)p->x + row * stride, *y = x + HIGH * stride, *end = x + stride;
     CLEAR_SUMS;
-    for (int from = 0, end; from < p->ins; from = end) {
-        end = least(from + chunk_of(p, s), p->ins);
-        const char *w = chunk_at(p, s, from, end, 1);
-        for (int k = from; k < end; k += DEEP, x += 2 * DEEP, y += 2 * DEEP, w += DOWN) {
-            LOAD(4, x, stride);
-            LOAD(6, w, LINE);
-            LOAD(7, w + 64, LINE);
-            DOT(0, 4, 6);
-            LOAD(5, y, stride);
-            DOT(1, 4, 7);
-            DOT(2, 5, 6);
-            DOT(3, 5, 7);
-        }
+    for (; x < end; x += 2 * DEEP, y += 2 * DEEP, w += DOWN) {
+        LOAD(4, x, stride);
+        LOAD(6, w, LINE);
+        LOAD(7, w + 64, LINE);
+        DOT(0, 4, 6);
+        LOAD(5, y, stride);
+        DOT(1, 4, 7);
+        DOT(2, 5, 6);
+        DOT(3, 5, 7);
     }
     Sums sums[4];
     STORE_SUMS(sums);
@@ -127,21 +94,16 @@ static void high(const Product *p, const Source *s, int row, int rows, int at) {
                  at * PANEL + t % 2 * 16);
 }
 
-void multiply_tiles(const Product *p, const void *unpacked, int at, int count) {
-    Source s = {unpacked, (ptrdiff_t)p->ins * PANEL * 2, 0};
-    if (!unpacked) {
-        s.panel = panel_size(&p->weights, p->ins), s.is_packed = is_packed(&p->weights);
-        s.panels = (const char *)p->weights.panels + at * s.panel;
-    }
-    const char *const first_panel = s.panels;
+void multiply_tiles(const Product *p, int at, int end) {
+    const ptrdiff_t panel = (ptrdiff_t)p->ins * PANEL * 2;
     for (int row = 0, rows; row < p->rows; row += rows) {
         rows = least(2 * HIGH, p->rows - row);
         shape_tiles(rows);
-        s.panels = first_panel;
-        for (int i = 0, step; i < count; i += step, s.panels += step * s.panel) {
-            step = rows > HIGH ? 1 : least(2, count - i);
-            if (rows > HIGH) high(p, &s, row, rows, at + i);
-            else low(p, &s, row, rows, at + i, step);
+        const char *w = (const char *)p->weights.panels + at * panel;
+        for (int i = at, step; i < end; i += step, w += step * panel) {
+            step = rows > HIGH ? 1 : least(2, end - i);
+            if (rows > HIGH) high(p, w, row, rows, i);
+            else low(p, w, row, rows, i, step);
         }
     }
     RELEASE;
@@ -149,7 +111,5 @@ void multiply_tiles(const Product *p, const void *unpacked, int at, int count) {
 
 #else
 int is_tiled(const Product *p) { return 0 * p->rows; }
-void multiply_tiles(const Product *p, const void *w, int at, int count) {
-    (void)p, (void)w, (void)at, (void)count;
-}
+void multiply_tiles(const Product *p, int at, int end) { (void)p, (void)at, (void)end; }
 #endif

@@ -16,9 +16,8 @@ int is_tiled(const Product *p);
 
 #define MOST_TILED 32 /* rows that read a panel but once */
 
-/* `count` panels from `at` on, of every row. p is ready. w: where they lie as HALVES; NULL for the
-   product's own weights, which are unpacked as they are read. */
-void multiply_tiles(const Product *p, const void *w, int at, int count);
+/* The panels from `at` to `end`, which are of HALVES, of every row. p is ready. */
+void multiply_tiles(const Product *p, int at, int end);
 
 #if HAS_TILES
 #define DEEP 32 /* numbers of bf16 in a row of a tile */
@@ -36,8 +35,8 @@ typedef struct {
 #define CLEAR(t) __asm__ volatile("tilezero %%tmm" #t : :)
 #define LOAD(t, at, stride) \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(at), "r"(stride) : "memory")
-#define STORE(t, at) \
-    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(at), "r"((ptrdiff_t)64) : "memory")
+#define STORE(t, at, stride) \
+    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(at), "r"(stride) : "memory")
 #define DOT(sums, x, w) \
     __asm__ volatile("tdpbf16ps %%tmm" #w ", %%tmm" #x ", %%tmm" #sums : :)
 
@@ -47,8 +46,8 @@ typedef struct {
     CLEAR(2);      \
     CLEAR(3)
 #define STORE_SUMS(sums) \
-    STORE(0, sums[0]);   \
-    STORE(1, sums[1]);   \
-    STORE(2, sums[2]);   \
-    STORE(3, sums[3])
+    STORE(0, sums[0], (ptrdiff_t)64);   \
+    STORE(1, sums[1], (ptrdiff_t)64);   \
+    STORE(2, sums[2], (ptrdiff_t)64);   \
+    STORE(3, sums[3], (ptrdiff_t)64)
 #endif

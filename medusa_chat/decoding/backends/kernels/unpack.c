@@ -1,184 +1,142 @@
-/* Weights of a GGUF file to the bf16 that they stand for, and into panels.
+/* The numbers of a GGUF file's weights to bf16, and into panels.
 
-   Of 16 outputs and two inputs the numbers stand so that they unpack in the order of HALVES: output
-   i / 2, input i % 2, for i from 0 to 15, then the same of the outputs from 8 on. Of 4 bits the
-   former are the lower halves of 16 bytes and the latter the upper ones. */
+   Of GROUP outputs and two inputs the numbers stand in the order of HALVES: output i / 2, input i % 2,
+   for i from 0 to 31. Those of 4 bits lie in words of four, which are of four pairs of inputs, so
+   that a word shifted by 4 bits is the index of the next one. */
 
 #include <string.h>
 
 #include "half.h"
-#include "weights.h"
+#include "packed.h"
 
-#define GROUP 16 /* outputs whose numbers stand together */
-#define BOTH 2   /* halves of a group */
-#define AHEAD 2048
+#define GROUP 16       /* outputs whose numbers stand together */
+#define BOTH 32        /* of them and two inputs */
+#define IN_A_WORD 4
+#define AHEAD 4096
 
-#if defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512VL__)
-#define WIDE 16
-typedef float lanes __attribute__((vector_size(64)));
-typedef int32_t lane_ints __attribute__((vector_size(64)));
-typedef uint8_t naturals __attribute__((vector_size(16), aligned(1), may_alias));
-typedef int8_t integers __attribute__((vector_size(16), aligned(1), may_alias));
-#else
-#define WIDE 8
-typedef vec lanes;
-typedef ints lane_ints;
-typedef uint8_t naturals __attribute__((vector_size(8), aligned(1), may_alias));
-typedef int8_t integers __attribute__((vector_size(8), aligned(1), may_alias));
-#endif
-#define PARTS (GROUP / WIDE) /* vectors for half a group's outputs and two inputs */
+#if defined(__AVX512BW__)
+typedef uint16_t line __attribute__((vector_size(64)));
+typedef int32_t line_ints __attribute__((vector_size(64)));
+typedef float line_floats __attribute__((vector_size(64)));
 
-/* Whole numbers of a byte each; GCC would take them apart one by one. */
-#if defined(__AVX2__)
-#define WIDENED(name, bytes, type, instruction)                                                   \
-    INLINE lane_ints name(const bytes *p) {                                                       \
-        lane_ints x;                                                                              \
-        __asm__(instruction " %1, %0" : "=v"(x) : "m"(*(const type *)p));                         \
-        return x;                                                                                 \
-    }
-#else
-#define WIDENED(name, bytes, type, instruction)                                                   \
-    INLINE lane_ints name(const bytes *p) {                                                       \
-        return __builtin_convertvector(*(const type *)p, lane_ints);                              \
-    }
-#endif
-WIDENED(wide_naturals, uint8_t, naturals, "vpmovzxbd")
-WIDENED(wide_integers, uint8_t, integers, "vpmovsxbd")
-
-/* Exact: a number has few bits, so that only the last sum is rounded. */
-INLINE lanes scaled_up(lane_ints numbers, lanes scale, lanes floor) {
-#if WIDE == 16
-    lanes x = __builtin_convertvector(numbers, lanes);
-    __asm__("vfmadd213ps %2, %1, %0" : "+v"(x) : "v"(scale), "v"(floor));
+INLINE line line_at(const void *p) {
+    line x;
+    memcpy(&x, p, sizeof x);
     return x;
+}
+
+/* The numbers 0 to 15 as bf16, twice: of an index the lower five bits count. */
+static const line table = {
+    0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
+    0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
+    0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
+
+/* Four pairs of inputs of a group; `apart` numbers between pairs. */
+INLINE void spread_words(const uint8_t *words, uint16_t *to, ptrdiff_t apart) {
+    const line x = line_at(words);
+    __builtin_prefetch(words + AHEAD);
+    _Pragma("GCC unroll 4") for (int j = 0; j < IN_A_WORD; j++) {
+        line found;
+        __asm__("vpermw %1, %2, %0" : "=v"(found) : "v"(table), "v"(x >> (4 * j)));
+        memcpy(to + j * apart, &found, sizeof found);
+    }
+}
+
+/* A pair of inputs of a group: whole numbers of 8 bits are exact in bf16, the upper half of a float. */
+INLINE void spread_bytes(const uint8_t *bytes, uint16_t *to) {
+    static const line upper = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                               33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    typedef char sixteen __attribute__((vector_size(16), aligned(1), may_alias));
+    line_ints low, high;
+    __builtin_prefetch(bytes + AHEAD);
+    __asm__("vpmovsxbd %1, %0" : "=v"(low) : "m"(*(const sixteen *)bytes));
+    __asm__("vpmovsxbd %1, %0" : "=v"(high) : "m"(*(const sixteen *)(bytes + 16)));
+    line_floats a = __builtin_convertvector(low, line_floats);
+    line_floats b = __builtin_convertvector(high, line_floats);
+    line found = upper;
+    __asm__("vpermi2w %2, %1, %0" : "+v"(found) : "v"(a), "v"(b));
+    memcpy(to, &found, sizeof found);
+}
 #else
-    return fused(__builtin_convertvector(numbers, lanes), scale, floor);
-#endif
+/* To bf16, exactly. */
+INLINE halves exact(ints numbers) {
+    return __builtin_convertvector((words)__builtin_convertvector(numbers, vec) >> 16, halves);
 }
 
-/* 2 * GROUP bf16, from the lower outputs' vectors and the upper ones'. */
-INLINE void round_to(uint16_t *halves_at, const lanes *low, const lanes *high) {
-#if WIDE == 16
-    lanes both;
-    __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(low[0]), "v"(high[0]));
-    memcpy(halves_at, &both, sizeof both);
+INLINE void spread_words(const uint8_t *at, uint16_t *to, ptrdiff_t apart) {
+    for (int i = 0; i < BOTH; i += LANES) {
+        const words x = __builtin_convertvector(*(const halves *)(at + 2 * i), words);
+        for (int j = 0; j < IN_A_WORD; j++)
+            *(halves *)(to + j * apart + i) = exact((ints)((x >> (4 * j)) & 15));
+    }
+}
+
+INLINE void spread_bytes(const uint8_t *bytes, uint16_t *to) {
+    typedef int8_t some __attribute__((vector_size(8), aligned(1), may_alias));
+    for (int i = 0; i < BOTH; i += LANES)
+        *(halves *)(to + i) = exact(__builtin_convertvector(*(const some *)(bytes + i), ints));
+}
+#endif
+
+void unpack_numbers(const Weights *w, const void *codes, uint16_t *to) {
+    const uint8_t *from = codes;
+    const ptrdiff_t apart = 2 * PANEL;
+    for (int g = 0; g < PANEL / GROUP; g++) {
+        uint16_t *at = to + g * BOTH, *end = at + w->block / 2 * apart;
+        if (w->kind == NIBBLES)
+            for (; at < end; at += IN_A_WORD * apart, from += 2 * BOTH) spread_words(from, at, apart);
+        else
+            for (; at < end; at += apart, from += BOTH) spread_bytes(from, at);
+    }
+}
+
+void unpack_scales(const Weights *w, const void *stored, float *to) {
+    if (w->is_wide) {
+        memcpy(to, stored, sizeof(float) * PANEL);
+        return;
+    }
+#if defined(__AVX512BW__)
+    typedef char half_a_line __attribute__((vector_size(32), aligned(1), may_alias));
+    for (int j = 0; j < PANEL; j += 16) {
+        const half_a_line *from = (const half_a_line *)((const uint16_t *)stored + j);
+        line_floats found;
+        __asm__("vcvtph2ps %1, %0" : "=v"(found) : "m"(*from));
+        memcpy(to + j, &found, sizeof found);
+    }
 #else
-    for (int i = 0; i < PARTS; i++) {
-        *(halves *)(halves_at + i * WIDE) = narrow(low[i]);
-        *(halves *)(halves_at + GROUP + i * WIDE) = narrow(high[i]);
+    for (int j = 0; j < PANEL; j += LANES) {
+        const halves bits = *(const halves *)((const uint16_t *)stored + j);
+        const words whole = __builtin_convertvector(bits, words);
+        const vec size = (vec)((whole & 0x7fff) << 13) * 0x1p112f; /* of fp16, finite */
+        store(to + j, (vec)((words)size | (whole & 0x8000) << 16));
     }
 #endif
-}
-
-/* A group's scales, each twice, since two inputs of an output stand side by side. */
-#if WIDE == 16
-INLINE void spread(const char *at, int is_wide, lanes into[BOTH][PARTS]) {
-    typedef char bytes __attribute__((vector_size(32), aligned(1), may_alias));
-    typedef lanes loose_lanes __attribute__((aligned(1), may_alias));
-    lanes s;
-    if (is_wide) s = *(const loose_lanes *)at;
-    else __asm__("vcvtph2ps %1, %0" : "=v"(s) : "m"(*(const bytes *)at));
-    into[0][0] = SHUFFLE(s, s, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    into[1][0] = SHUFFLE(s, s, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
-}
-#else
-/* Of fp16, finite. */
-INLINE vec widened(const char *p) {
-    halves bits;
-    memcpy(&bits, p, sizeof bits);
-    const words whole = __builtin_convertvector(bits, words);
-    const vec size = (vec)((whole & 0x7fff) << 13) * 0x1p112f;
-    return (vec)((words)size | (whole & 0x8000) << 16);
-}
-
-INLINE void spread(const char *at, int is_wide, lanes into[BOTH][PARTS]) {
-    for (int h = 0; h < BOTH; h++) {
-        const vec s = is_wide ? load((const float *)at + h * LANES) : widened(at + h * 2 * LANES);
-        into[h][0] = SHUFFLE(s, s, 0, 0, 1, 1, 2, 2, 3, 3);
-        into[h][1] = SHUFFLE(s, s, 4, 4, 5, 5, 6, 6, 7, 7);
-    }
-}
-#endif
-
-/* One group's numbers of two inputs. */
-INLINE void unpack_pair(int kind, const uint8_t *codes, lanes scales[BOTH][PARTS],
-                        lanes floors[BOTH][PARTS], uint16_t *to) {
-    lanes found[BOTH][PARTS];
-    for (int i = 0; i < PARTS; i++) {
-        lane_ints low, high;
-        if (kind == NIBBLES) {
-            const lane_ints both = wide_naturals(codes + i * WIDE);
-            low = both & 15, high = both >> 4;
-        } else {
-            low = wide_integers(codes + i * WIDE);
-            high = wide_integers(codes + GROUP + i * WIDE);
-        }
-        found[0][i] = scaled_up(low, scales[0][i], floors[0][i]);
-        found[1][i] = scaled_up(high, scales[1][i], floors[1][i]);
-    }
-    round_to(to, found[0], found[1]);
-}
-
-/* The inputs from `from` to `end`, whole blocks, to [(end - from) / 2, PANEL, 2]. */
-INLINE void unpack_blocks(const Weights *w, int kind, const char *panel, int from, int end,
-                          uint16_t *to) {
-    const int block = w->block, wide = w->is_wide, floored = w->has_floor;
-    const ptrdiff_t table = PANEL * (wide ? 4 : 2), step = kind == NIBBLES ? GROUP : 2 * GROUP;
-    const ptrdiff_t row = PANEL / GROUP * step, size = table * (1 + floored) + block / 2 * row;
-    for (int k = from; k < end; k += block, to += (ptrdiff_t)block * PANEL) {
-        const char *scales = panel + k / block * size, *floors = scales + table;
-        const uint8_t *codes = (const uint8_t *)scales + table * (1 + floored);
-        for (int g = 0; g < PANEL / GROUP; g++) {
-            lanes scale[BOTH][PARTS], floor[BOTH][PARTS] = {0};
-            const ptrdiff_t out = (ptrdiff_t)g * GROUP * (wide ? 4 : 2);
-            spread(scales + out, wide, scale);
-            if (floored) spread(floors + out, wide, floor);
-            uint16_t *at = to + g * 2 * GROUP;
-            const uint8_t *from_codes = codes + g * step;
-            for (int pair = 0; pair < block / 2; pair++, from_codes += row, at += 2 * PANEL) {
-                __builtin_prefetch(from_codes + AHEAD);
-                unpack_pair(kind, from_codes, scale, floor, at);
-            }
-        }
-    }
-}
-
-void unpack_panel(const Weights *w, const void *panel, int from, int end, uint16_t *to) {
-    if (w->kind == NIBBLES) unpack_blocks(w, NIBBLES, panel, from, end, to);
-    else unpack_blocks(w, BYTES, panel, from, end, to);
 }
 
 /* numbers [outs, ins] of one byte each, scales and floors [outs, ins / block] of two bytes, where
-   is_wide of four, to panels as `w` says. */
+   is_wide of four, to panels as `w` says, which are 0 before. */
 EXPORT void pack_numbers(const Weights *w, const uint8_t *numbers, const char *scales,
                          const char *floors, uint8_t *panels, int64_t outs, int64_t ins) {
     const int64_t each = w->is_wide ? 4 : 2, blocks = ins / w->block;
     for (int64_t at = 0; at < outs; at += PANEL)
         for (int64_t b = 0; b < blocks; b++) {
-            for (int table = 0; table < (w->has_floor ? 2 : 1); table++)
-                for (int64_t j = 0; j < PANEL; j++, panels += each) {
+            for (int table = 0; table < (w->has_floor ? 2 : 1); table++, panels += PANEL * each)
+                for (int64_t j = 0; j < PANEL && at + j < outs; j++) {
                     const char *from = table ? floors : scales;
-                    if (at + j < outs) memcpy(panels, from + ((at + j) * blocks + b) * each, each);
-                    else memset(panels, 0, each);
+                    memcpy(panels + j * each, from + ((at + j) * blocks + b) * each, each);
                 }
-            for (int64_t k = b * w->block; k < (b + 1) * w->block; k += 2)
-                for (int64_t g = 0; g < PANEL; g += GROUP)
-                    for (int64_t i = 0; i < 2 * GROUP; i++) {
-                        const int64_t out = at + g + i / 2;
-                        const uint8_t code = out < outs ? numbers[out * ins + k + i % 2] : 0;
-                        if (w->kind == BYTES) panels[i] = code;
-                        else if (i < GROUP) panels[i] = code;
-                        else panels[i - GROUP] |= (uint8_t)(code << 4);
-                        if (i == 2 * GROUP - 1) panels += w->kind == BYTES ? 2 * GROUP : GROUP;
+            for (int64_t g = 0; g < PANEL; g += GROUP)
+                for (int64_t k = 0; k < w->block; k += 2)
+                    for (int64_t i = 0; i < BOTH; i++) {
+                        const int64_t out = at + g + i / 2, in = b * w->block + k + i % 2;
+                        const uint8_t code = out < outs ? numbers[out * ins + in] : 0;
+                        const int64_t pair = g / GROUP * w->block / 2 + k / 2;
+                        if (w->kind == BYTES) panels[pair * BOTH + i] = code;
+                        else panels[(pair / IN_A_WORD * BOTH + i) * 2 + pair % IN_A_WORD / 2] |=
+                            (uint8_t)(code << (pair % 2 * 4));
                     }
+            panels += w->block * PANEL / (w->kind == BYTES ? 1 : 2);
         }
-}
-
-/* Packed panels [ceil(outs / PANEL), ...] to those of HALVES. */
-EXPORT void unpack(const Weights *w, uint16_t *to, int64_t outs, int64_t ins) {
-    const char *panel = w->panels;
-    for (int64_t at = 0; at < outs; at += PANEL, panel += panel_size(w, ins), to += ins * PANEL)
-        unpack_panel(w, panel, 0, (int)ins, to);
 }
 
 /* Bytes of packed panels. */

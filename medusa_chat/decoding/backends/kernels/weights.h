@@ -16,10 +16,10 @@
 
 /* What a panel is made of; what is beyond the last output and input is 0.
    FLOATS: fp32 [ins, PANEL]. HALVES: bf16 [ins / 2, PANEL, 2].
-   NIBBLES, BYTES: those of HALVES as a GGUF file stores them: whole numbers in 4 or 8 bits, of which
-   `block` inputs have one scale, and one floor where has_floor: weight = scale * number + floor,
-   rounded to bf16. Block by block [PANEL] scales, [PANEL] floors, [block / 2, PANEL, 2] numbers in
-   the order of unpack.c; scales and floors are of fp16, where is_wide of fp32. */
+   NIBBLES, BYTES: whole numbers of 4 bits from 0 on or of 8 with a sign, as a GGUF file has them, of
+   which `block` inputs have one scale, and one floor where has_floor: weight = scale * number +
+   floor. Block by block [PANEL] scales, [PANEL] floors, and the numbers in the order of unpack.c;
+   scales and floors are of fp16, where is_wide of fp32. */
 enum { FLOATS, HALVES, NIBBLES, BYTES };
 
 typedef struct {
@@ -36,6 +36,3 @@ INLINE ptrdiff_t panel_size(const Weights *w, ptrdiff_t ins) {
     const ptrdiff_t scales = PANEL * (w->is_wide ? 4 : 2) * (w->has_floor ? 2 : 1);
     return ins / w->block * scales + ins * PANEL / (w->kind == NIBBLES ? 2 : 1);
 }
-
-/* Of a packed panel the inputs from `from` to `end`, whole blocks, as HALVES. */
-void unpack_panel(const Weights *w, const void *panel, int from, int end, uint16_t *halves);

@@ -1,7 +1,7 @@
 """NativeStep, whose pass is one call into C, and how a backbone gets it where it is supported."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThr
 from medusa_chat.decoding.backends.native.linear import NativeLinear
 from medusa_chat.decoding.backends.native.rows import NativeRows
 from medusa_chat.decoding.backends.parity import agrees
-from medusa_chat.decoding.drafters import Draft
+from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.linear4 import Rows
@@ -49,11 +49,17 @@ class NativeStep(TorchStep):
         start, depth = self.backbone.cache.length, draft.tree.depth
         if self._window is not None and start + depth >= self._window:
             return super().run(draft)
-        ancestors = draft.tensors.ancestors
-        mask = torch.zeros(ancestors.shape).masked_fill_(ancestors.logical_not(), -torch.inf)
+        mask = _mask_of(draft.tensors)
         places = draft.tensors.depths + start
         hidden = self.decoder.run_rows(draft.tokens, places, mask, start, start)
         return hidden, self.backbone.lm_head(hidden)
+
+
+@lru_cache(maxsize=256)
+def _mask_of(tensors: TreeTensors) -> Tensor:
+    """The additive mask float32 [n, n] of a draft's nodes for each other."""
+    ancestors = tensors.ancestors
+    return torch.zeros(ancestors.shape).masked_fill_(ancestors.logical_not(), -torch.inf)
 
 
 def can_run(model: Any) -> bool:
@@ -83,7 +89,7 @@ def native_step(
     its Medusa heads by the C library's -> its steps; None where the results differ from the
     reference's. Converted weights are not kept in their old layout. stored: the weights of the
     tensor of a name as its file has them; where they stand for the backbone's very numbers they
-    stay so in memory too, and are unpacked where they are read."""
+    stay so in memory too, and are multiplied so."""
     twin = backbone.decoder
     if not isinstance(twin, FusedDecoder):
         return None
@@ -99,11 +105,12 @@ def native_step(
     backbone.decoder = native
     is_tied = backbone.lm_head.linear.weight is backbone.model.get_input_embeddings().weight
     place = "model.embed_tokens" if is_tied else "lm_head"
-    lm_head = NativeLinear(backbone.lm_head.linear, threads, stored(f"{place}.weight"))
+    table = stored(f"{place}.weight")
+    lm_head = NativeLinear(backbone.lm_head.linear, threads, table)
     backbone.lm_head.linear = lm_head
     backbone.model.set_output_embeddings(lm_head)
     if heads is not None and heads.weight.dtype == backbone.dtype:
-        heads.twin = NativeHeads(heads, threads)
+        heads.twin = NativeHeads(heads, threads, table)
     return NativeStep(backbone, native, threads)
 
 

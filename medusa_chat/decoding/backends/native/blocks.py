@@ -1,4 +1,4 @@
-"""Blocks: a quantised weight as a file stores it, which C unpacks where it is read."""
+"""Blocks: a quantised weight as a file stores it, which C multiplies so."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Blocks:
     """Whole numbers with a scale, and perhaps a floor, for each block of inputs: a weight is
-    scale * number + floor, rounded to bf16. numbers: int8 [outs, ins]; scales and floors: both
+    scale * number + floor. numbers: int8 [outs, ins]; scales and floors: both
     float16 or both float32 [outs, blocks]."""
 
     numbers: Tensor
@@ -26,6 +26,29 @@ class Blocks:
     def is_small(self) -> bool:
         """Whether every number has 4 bits."""
         return bool(self.numbers.min() >= 0 and self.numbers.max() <= 15)
+
+    def stands_for(self, weight: Tensor) -> bool:
+        """Whether a weight [outs, ins] is this one, rounded to bf16."""
+        if weight.dtype != torch.bfloat16 or weight.shape != self.numbers.shape:
+            return False
+        scales, floors = self.scales.float().unsqueeze(2), self.floors
+        found = self.numbers.unflatten(1, (-1, self.block)) * scales
+        if floors is not None:
+            found += floors.float().unsqueeze(2)
+        return torch.equal(found.flatten(1).bfloat16(), weight)
+
+    def rows(self, places: Tensor) -> "Blocks":
+        """The rows at `places` int64 [n] alone."""
+        floors = None if self.floors is None else self.floors[places]
+        return Blocks(self.numbers[places], self.scales[places], floors)
+
+    @classmethod
+    def of(cls, weight: Tensor, block: int) -> "Blocks":
+        """The nearest blocks of 8 bits to a weight [outs, ins] of whole blocks, scales float32."""
+        parts = weight.float().unflatten(1, (-1, block))
+        scales = (parts.abs().amax(2) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        numbers = (parts / scales.unsqueeze(2)).round().to(torch.int8)
+        return cls(numbers.flatten(1), scales)
 
     @classmethod
     def joined(cls, parts: Sequence["Blocks"]) -> "Blocks":

@@ -1,39 +1,92 @@
 """NativeHeads: the states and best guesses of Medusa heads, computed in C."""
 
 from ctypes import byref
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from medusa_chat.decoding.backends.native.library import NativeThreads
+from medusa_chat.decoding.backends.native.blocks import Blocks
+from medusa_chat.decoding.backends.native.library import (
+    FLOATS,
+    HALVES,
+    WIDEST_PANEL,
+    NativeThreads,
+)
 from medusa_chat.decoding.backends.native.linear import NativeLinear
-from medusa_chat.decoding.backends.native.structs import Guesses, HeadStates
+from medusa_chat.decoding.backends.native.structs import (
+    Guesses,
+    HeadGuesses,
+    HeadStates,
+    Product,
+    Weights,
+)
 from medusa_chat.decoding.heads import MedusaHeads
+
+EACH = 32  # numbers with one scale
 
 
 class NativeHeads(nn.Module):
-    """The heads in C: the heads' residual layers at one position, and the best of logits."""
+    """The heads in C: the heads' residual layers at one position, and the best of logits.
 
-    def __init__(self, heads: MedusaHeads, threads: NativeThreads) -> None:
+    Heads of bf16 become whole numbers of 8 bits, 32 of them with one scale: a draft reads half as
+    much, and no text depends on the last bits of a guess."""
+
+    def __init__(
+        self, heads: MedusaHeads, threads: NativeThreads, table: Blocks | None = None
+    ) -> None:
+        """table: the backbone's LM head as it is stored, of which the shortlist's rows stay so."""
         super().__init__()
         self._threads = threads
         layers, count, self._size, _ = heads.weight.shape
-        panels = [threads.panels(w) for layer in heads.weight for w in layer]
-        whole = torch.stack(panels) if panels else torch.empty(0, dtype=heads.weight.dtype)
-        self.panels: Tensor
-        self.register_buffer("panels", whole, persistent=False)
         self._bias = heads.bias.detach().float().contiguous()
-        roots = () if heads.root_weight is None else heads.root_weight
-        packed = [threads.panels(w) for w in roots]
-        self.root_panels: Tensor
-        self.register_buffer("root_panels", torch.stack(packed) if packed else None, False)
-        self._job = HeadStates(whole.data_ptr(), self._bias.data_ptr())
-        if packed:
-            self._job.root_panels = self.root_panels.data_ptr()
-        self._job.is_half = whole.dtype == torch.bfloat16
+        self._job = HeadStates(bias=self._bias.data_ptr())
         self._job.layers, self._job.heads, self._job.size = layers, count, self._size
+        self.panels: Tensor
+        self.root_panels: Tensor
+        self._job.weights, panels = self._laid_out(heads.weight.flatten(0, 1))
+        self.register_buffer("panels", panels, persistent=False)
+        if heads.root_weight is not None:
+            self._job.roots, panels = self._laid_out(heads.root_weight)
+            self.register_buffer("root_panels", panels, persistent=False)
         if heads.short is not None:
-            heads.short = NativeLinear(heads.short, threads)
+            chosen = heads.shortlist
+            listed = None if table is None or chosen is None else table.rows(chosen)
+            heads.short = NativeLinear(heads.short, threads, listed)
+            assert chosen is not None
+            self._names = chosen.contiguous()
+        self._short: Any = heads.short
+        self._all = self._whole_job(heads)
+
+    def _whole_job(self, heads: MedusaHeads) -> HeadGuesses:
+        """What `guesses` reads, but for its arguments and results."""
+        job = HeadGuesses(states=self._job)
+        if self._short is not None:
+            short = self._short
+            job.logits = Product(weights=short.weights, bias=short.bias_at)
+            job.logits.ins, job.logits.outs = short.ins, short.outs
+            job.names = self._names.data_ptr()
+        if heads.embed is not None and heads.embed.table is not None:
+            self._table, self._root = heads.embed.table, torch.empty(self._size)
+            job.embedding, job.is_half = self._table.data_ptr(), self._table.dtype == torch.bfloat16
+            job.root = job.states.root = self._root.data_ptr()
+        return job
+
+    def _laid_out(self, matrices: Tensor) -> tuple[Weights, Tensor]:
+        """Matrices [n, d, d] in panels, one behind the other -> what C is told of them, and what
+        holds them."""
+        if (
+            len(matrices)
+            and matrices.dtype == torch.bfloat16
+            and matrices.shape[2] % WIDEST_PANEL == 0
+        ):
+            packed = self._threads.packed(Blocks.of(matrices.flatten(0, 1), EACH))
+            assert packed is not None
+            return packed
+        parts = [self._threads.panels(matrix) for matrix in matrices]
+        whole = torch.stack(parts) if parts else torch.empty(0, dtype=matrices.dtype)
+        kind = FLOATS if matrices.dtype == torch.float32 else HALVES
+        return Weights(panels=whole.data_ptr(), kind=kind), whole
 
     def hidden_states(self, hidden: Tensor, root: Tensor | None, heads: int) -> Tensor:
         """hidden [1, d], root [1, d] -> float32 [heads, 1, d]."""
@@ -44,6 +97,32 @@ class NativeHeads(nn.Module):
         job.hidden, job.states, job.used = x.data_ptr(), out.data_ptr(), heads
         self._threads.head_states(byref(job), self._threads.count)
         return out[:heads]
+
+    def can_guess(self, count: int) -> bool:
+        """Whether `guesses` finds so many of each head: with a shortlist as long, and a table of
+        embeddings where the heads read the root."""
+        is_read = not self._job.roots.panels or bool(self._all.embedding)
+        return is_read and self._short is not None and count <= len(self._names)
+
+    def guesses(
+        self, hidden: Tensor, token: int, heads: int, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden [1, d], the root's id -> of each head the best logits float32 and their tokens
+        int64 [heads, count], falling, and log(sum(exp)) of all of the shortlist float32 [heads]."""
+        x, job, short = hidden.float().contiguous(), self._all, self._short
+        states, logits = torch.empty(2 * heads, self._size), torch.empty(heads, short.outs)
+        values, tokens = torch.empty(heads, count), torch.empty(heads, count, dtype=torch.long)
+        sums = torch.empty(heads)
+        job.states.hidden, job.states.states, job.states.used = (
+            x.data_ptr(),
+            states.data_ptr(),
+            heads,
+        )
+        job.logits.x, job.logits.y, job.logits.rows = states.data_ptr(), logits.data_ptr(), heads
+        addresses = (t.data_ptr() for t in (logits, values, sums, tokens))
+        job.guesses, job.token = Guesses(*addresses, *logits.shape, count), token
+        self._threads.head_guesses(byref(job), self._threads.count)
+        return values, tokens, sums
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """[K, V] -> values float32 and tokens int64 [K, count], and log(sum(exp)) float32 [K]."""

@@ -12,6 +12,7 @@ from medusa_chat.decoding.backends.native.structs import (
     Decoder,
     Draw,
     Guesses,
+    HeadGuesses,
     HeadStates,
     Pass,
     Product,
@@ -21,6 +22,7 @@ from medusa_chat.decoding.backends.native.structs import (
 
 WIDEST_PANEL = 32  # outputs, on any CPU
 FLOATS, HALVES, NIBBLES, BYTES = range(4)  # kernels/weights.h
+BLOCKS = 16, 32, 64  # inputs with one scale that kernels/packed.c takes
 
 
 class NativeThreads:
@@ -33,6 +35,7 @@ class NativeThreads:
         self._packs = {torch.float32: library.pack, torch.bfloat16: library.pack_half}
         self.work_size, self._panel = library.work_size, int(library.panel())
         self.head_states, self.best_guesses = library.head_states, library.best_guesses
+        self.head_guesses = library.head_guesses
         sizes = [c_int64] * 2
         self.run.argtypes, self.run.restype = [POINTER(Pass)], c_int64
         self.linear.argtypes, self.linear.restype = [POINTER(Product), c_int64], None
@@ -41,19 +44,16 @@ class NativeThreads:
         self.draw, self.row_sums = library.draw, library.row_sums
         for function, job in (
             *((self.head_states, HeadStates), (self.best_guesses, Guesses)),
+            (self.head_guesses, HeadGuesses),
             *((self.draw, Draw), (self.row_sums, Sums)),
         ):
             function.argtypes, function.restype = [POINTER(job), c_int64], None
-        self._pack_numbers, self._unpack = library.pack_numbers, library.unpack
+        self._pack_numbers = library.pack_numbers
         self._packed_size = library.packed_size
         kinds: list[Any] = [POINTER(Weights)]
         self._pack_numbers.argtypes = [*kinds, *[c_void_p] * 4, *sizes]
-        self._unpack.argtypes, self._packed_size.argtypes = (
-            [*kinds, c_void_p, *sizes],
-            kinds + sizes,
-        )
-        self._pack_numbers.restype, self._unpack.restype = None, None
-        self._packed_size.restype = c_int64
+        self._packed_size.argtypes = kinds + sizes
+        self._pack_numbers.restype, self._packed_size.restype = None, c_int64
         self.work_size.argtypes = [POINTER(Decoder), *sizes, c_int64]
         self.work_size.restype = c_int64
 
@@ -67,19 +67,18 @@ class NativeThreads:
         self._packs[whole.dtype](whole.data_ptr(), panels.data_ptr(), outs, ins)
         return panels
 
-    def packed(self, blocks: Blocks, like: Tensor) -> tuple[Weights, Tensor] | None:
+    def packed(self, blocks: Blocks) -> tuple[Weights, Tensor] | None:
         """A stored weight [outs, ins] in panels of its own numbers -> what C is told of them, and
-        their bytes, uint8 [size]; None where they do not unpack to the values of `like`,
-        the `panels` of the same weight in bf16."""
+        their bytes, uint8 [size]; None for blocks that the kernels do not know."""
         outs, ins = blocks.numbers.shape
-        if ins % blocks.block or blocks.block % 2 or like.dtype != torch.bfloat16:
+        if blocks.block not in BLOCKS:
             return None
         numbers, scales = blocks.numbers.contiguous(), blocks.scales.contiguous()
         floors = None if blocks.floors is None else blocks.floors.contiguous()
         made_of = Weights(kind=NIBBLES if blocks.is_small else BYTES, block=blocks.block)
         made_of.has_floor, made_of.is_wide = floors is not None, scales.dtype == torch.float32
         size = self._packed_size(byref(made_of), outs, ins)
-        panels = torch.empty(size, dtype=torch.uint8)
+        panels = torch.zeros(size, dtype=torch.uint8)
         made_of.panels = panels.data_ptr()
         tables = [
             numbers.data_ptr(),
@@ -87,9 +86,7 @@ class NativeThreads:
             None if floors is None else floors.data_ptr(),
         ]
         self._pack_numbers(byref(made_of), *tables, panels.data_ptr(), outs, ins)
-        unpacked = torch.empty_like(like)
-        self._unpack(byref(made_of), unpacked.data_ptr(), outs, ins)
-        return (made_of, panels) if torch.equal(unpacked, like) else None
+        return made_of, panels
 
 
 class Passes:

@@ -23,14 +23,19 @@ class NativeLinear(nn.Module):
     fp32, in the input's dtype. It keeps no reference to the linear that it replaces."""
 
     def __init__(self, linear: Any, threads: NativeThreads, blocks: Blocks | None = None) -> None:
-        """blocks: the weight as it is stored, which then stays so."""
+        """blocks: the weight as it is stored, which then stays so: what is multiplied is
+        scale * number + floor, which the weight is when it is rounded to bf16."""
         super().__init__()
         self.outs, self.ins = linear.weight.shape
         self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
-        panels = threads.panels(linear.weight)
-        self.weights = Weights(kind=HALVES if panels.dtype == torch.bfloat16 else FLOATS)
-        if blocks is not None and (packed := threads.packed(blocks, panels)) is not None:
+        packed = None
+        if blocks is not None and blocks.stands_for(linear.weight):
+            packed = threads.packed(blocks)
+        if packed is not None:
             self.weights, panels = packed
+        else:
+            panels = threads.panels(linear.weight)
+            self.weights = Weights(kind=FLOATS if panels.dtype == torch.float32 else HALVES)
         self.weights.panels = panels.data_ptr()
         self.panels: Tensor
         self.register_buffer("panels", panels, persistent=False)

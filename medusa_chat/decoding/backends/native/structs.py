@@ -19,7 +19,7 @@ class Product(Structure):
         ("x", c_void_p),
         ("weights", Weights),
         *((n, c_void_p) for n in ("bias", "y")),
-        *((n, c_int) for n in ("rows", "ins", "outs", "adds")),
+        *((n, c_int) for n in ("rows", "ins", "outs", "adds", "stride")),
     )
 
 
@@ -92,7 +92,18 @@ class HeadStates(Structure):
     """The states of heads at one position: kernels/heads.h."""
 
     _fields_ = (
-        *((n, c_void_p) for n in ("panels", "bias", "hidden", "states")),
-        *((n, c_int64) for n in ("layers", "heads", "used", "size", "is_half")),
-        *((n, c_void_p) for n in ("root_panels", "root")),
+        *((n, Weights) for n in ("weights", "roots")),
+        *((n, c_void_p) for n in ("bias", "hidden", "states")),
+        *((n, c_int64) for n in ("layers", "heads", "used", "size")),
+        ("root", c_void_p),
+    )
+
+
+class HeadGuesses(Structure):
+    """The best guesses of heads at one position: kernels/heads.h."""
+
+    _fields_ = (
+        *(("states", HeadStates), ("logits", Product), ("guesses", Guesses)),
+        *((n, c_void_p) for n in ("embedding", "names", "root")),
+        *((n, c_int64) for n in ("token", "is_half")),
     )
