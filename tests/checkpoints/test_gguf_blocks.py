@@ -118,6 +118,24 @@ def test_other_weights_than_the_files_stay_bf16(library):
     assert torch.equal(ours(torch.eye(INS)[5:6])[0, 7], (weight[7, 5] + ours._bias[7]).float())
 
 
+@pytest.mark.parametrize("kind", [3, 8, 14])
+def test_weights_that_c_multiplies_wrongly_are_unpacked(kind, library, monkeypatch, caplog):
+    """A planted fault: the last bit of every byte is another."""
+    blocks, weight = stored(kind)
+    linear, threads = linear_of(weight), native.NativeThreads(library, 1)
+    packed = threads.packed
+
+    def faulty(blocks):
+        weights, panels = packed(blocks)
+        panels ^= 1
+        return weights, panels
+
+    monkeypatch.setattr(threads, "packed", faulty)
+    ours, x = NativeLinear(linear, threads, blocks), torch.randn(3, INS)
+    assert ours.weights.kind == HALVES and "unpacked to bf16" in caplog.text
+    assert torch.equal(ours(x), NativeLinear(linear, threads)(x))
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("ties", [False, True])
 def test_a_model_is_as_near_to_the_file_as_its_bf16_weights(kind, ties, library, tmp_path):

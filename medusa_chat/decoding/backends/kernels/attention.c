@@ -85,25 +85,25 @@ static void turn_all(const Block *b, const float *keys, int at) {
 
 /* Scores of PAIRS pairs from `lane` on with the WIDE keys that were turned: a sum goes along the
    dimensions. */
-#define SCORE(MULTIPLY, PAIRS)                                                         \
-    static void MULTIPLY##_##PAIRS(const Block *b, int lane, int at) {                 \
-        const float *q = b->q + (ptrdiff_t)lane * b->words;             \
-        const float *k = b->turned;                                                    \
-        vec sums[PAIRS * 2] = {0};                                                     \
-        for (int d = 0; d < b->words; d++, k += WIDE) {                                \
-            vec low = load(k), high = load(k + LANES);                                 \
-            HOLD(low);                                                                 \
-            HOLD(high);                                                                \
-            _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                  \
-                const vec ours = all(q[(ptrdiff_t)p * b->words + d]);                  \
-                sums[2 * p] = MULTIPLY(ours, low, sums[2 * p]);                        \
-                sums[2 * p + 1] = MULTIPLY(ours, high, sums[2 * p + 1]);               \
-            }                                                                          \
-        }                                                                              \
-        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                      \
-            store(b->s + (ptrdiff_t)(lane + p) * b->width + at, sums[2 * p]);          \
+#define SCORE(MULTIPLY, PAIRS)                                                            \
+    static void MULTIPLY##_##PAIRS(const Block *b, int lane, int at) {                    \
+        const float *q = b->q + (ptrdiff_t)lane * b->words;                               \
+        const float *k = b->turned;                                                       \
+        vec sums[PAIRS * 2] = {0};                                                        \
+        for (int d = 0; d < b->words; d++, k += WIDE) {                                   \
+            vec low = load(k), high = load(k + LANES);                                    \
+            HOLD(low);                                                                    \
+            HOLD(high);                                                                   \
+            _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                     \
+                const vec ours = all(q[(ptrdiff_t)p * b->words + d]);                     \
+                sums[2 * p] = MULTIPLY(ours, low, sums[2 * p]);                           \
+                sums[2 * p + 1] = MULTIPLY(ours, high, sums[2 * p + 1]);                  \
+            }                                                                             \
+        }                                                                                 \
+        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                         \
+            store(b->s + (ptrdiff_t)(lane + p) * b->width + at, sums[2 * p]);             \
             store(b->s + (ptrdiff_t)(lane + p) * b->width + at + LANES, sums[2 * p + 1]); \
-        }                                                                              \
+        }                                                                                 \
     }
 #define SCORES(MULTIPLY) SCORE(MULTIPLY, 1) SCORE(MULTIPLY, 2) SCORE(MULTIPLY, 3) SCORE(MULTIPLY, 4)
 SCORES(fused)
@@ -116,8 +116,8 @@ static void score(const Block *b, const float *keys) {
     for (int at = 0; at < b->keys; at += WIDE) {
         turn_all(b, keys, at);
         for (int t = 0; t < tiles; t++) {
-            const int lane = first(b->pairs, t, tiles), count = first(b->pairs, t + 1, tiles) - lane;
-            scores[b->is_half][count - 1](b, lane, at);
+            const int lane = first(b->pairs, t, tiles), end = first(b->pairs, t + 1, tiles);
+            scores[b->is_half][end - lane - 1](b, lane, at);
         }
     }
 }
@@ -149,41 +149,41 @@ static void soften(const Block *b) {
 /* The sums of PAIRS pairs from `lane` on, of VECTORS vectors of values from dimension `dim` on, go
    on from key `from` to `end`; with ADDS those of the shares too. All go along the text: what a row
    does not see between adds nothing. */
-#define MIX(NAME, PAIRS, VECTORS, ADDS)                                                          \
+#define MIX(NAME, PAIRS, VECTORS, ADDS)                                                            \
     static void NAME##_##PAIRS##_##VECTORS(const Block *b, const float *values, int lane, int dim, \
-                                           int from, int end) {                                  \
-        const float *shares = b->s + (ptrdiff_t)lane * b->width;                                 \
-        vec sums[PAIRS * VECTORS], whole[PAIRS];                                                 \
-        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                                \
-            whole[p] = all(b->whole[lane + p]);                                                  \
-            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                            \
-                sums[p * VECTORS + i] = load(b->to[lane + p] + dim + i * LANES);                 \
-        }                                                                                        \
-        for (int j = from; j < end; j++) {                                                       \
-            const float *v = values + (ptrdiff_t)(j - from) * b->size + dim;                              \
-            vec ours[VECTORS];                                                                   \
-            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++) {                          \
-                ours[i] = load(v + i * LANES);                                                   \
-                HOLD(ours[i]);                                                                   \
-            }                                                                                    \
-            _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                            \
-                vec share = all(shares[(ptrdiff_t)p * b->width + j]);                            \
-                HOLD(share);                                                                     \
-                if (ADDS) whole[p] += share;                                                     \
-                _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                        \
-                    sums[p * VECTORS + i] = fused(share, ours[i], sums[p * VECTORS + i]);        \
-            }                                                                                    \
-        }                                                                                        \
-        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                                \
-            if (ADDS) b->whole[lane + p] = whole[p][0];                                          \
-            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                            \
-                store(b->to[lane + p] + dim + i * LANES, sums[p * VECTORS + i]);                 \
-        }                                                                                        \
+                                           int from, int end) {                                    \
+        const float *shares = b->s + (ptrdiff_t)lane * b->width;                                   \
+        vec sums[PAIRS * VECTORS], whole[PAIRS];                                                   \
+        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                                  \
+            whole[p] = all(b->whole[lane + p]);                                                    \
+            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                              \
+                sums[p * VECTORS + i] = load(b->to[lane + p] + dim + i * LANES);                   \
+        }                                                                                          \
+        for (int j = from; j < end; j++) {                                                         \
+            const float *v = values + (ptrdiff_t)(j - from) * b->size + dim;                       \
+            vec ours[VECTORS];                                                                     \
+            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++) {                            \
+                ours[i] = load(v + i * LANES);                                                     \
+                HOLD(ours[i]);                                                                     \
+            }                                                                                      \
+            _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                              \
+                vec share = all(shares[(ptrdiff_t)p * b->width + j]);                              \
+                HOLD(share);                                                                       \
+                if (ADDS) whole[p] += share;                                                       \
+                _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                          \
+                    sums[p * VECTORS + i] = fused(share, ours[i], sums[p * VECTORS + i]);          \
+            }                                                                                      \
+        }                                                                                          \
+        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                                  \
+            if (ADDS) b->whole[lane + p] = whole[p][0];                                            \
+            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                              \
+                store(b->to[lane + p] + dim + i * LANES, sums[p * VECTORS + i]);                   \
+        }                                                                                          \
     }
-#define MIXES(PAIRS)       \
+#define MIXES(PAIRS)        \
     MIX(begin, PAIRS, 4, 1) \
     MIX(begin, PAIRS, 1, 1) \
-    MIX(mix, PAIRS, 4, 0)  \
+    MIX(mix, PAIRS, 4, 0)   \
     MIX(mix, PAIRS, 1, 0)
 MIXES(1)
 MIXES(2)

@@ -10,8 +10,8 @@
 #define WIDE (2 * LANES) /* keys whose scores are worked out at once */
 #define GROUP 32         /* keys whose values tiles mix at once */
 
-/* Some (row, head) pairs that share a key head. Queries are of bf16 where keys and values are; a word
-   is a float, or two of bf16 one behind the other. */
+/* Some (row, head) pairs that share a key head. Queries are of bf16 where keys and values are; a
+   word is a float, or two of bf16 one behind the other. */
 typedef struct {
     int row[BLOCK], head[BLOCK], pairs;
     int size, words, keys, width, is_half; /* words: of a key; width: of a row of scores */

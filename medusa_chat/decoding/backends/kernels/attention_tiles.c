@@ -1,6 +1,6 @@
-/* A group of keys is added in one go by a tile, not key by key along the text. So that a row of a tree
-   has the bits that it has alone, groups lie at the same places of the text for every row, and end
-   so far before it that none reaches the tree, where what a row sees has gaps. */
+/* A group of keys is added in one go by a tile, not key by key along the text. So that a row of a
+   tree has the bits that it has alone, groups lie at the same places of the text for every row, and
+   end so far before it that none reaches the tree, where what a row sees has gaps. */
 
 #include "attention_tiles.h"
 
@@ -72,8 +72,8 @@ void score_by_tiles(const Block *b, const void *keys) {
     RELEASE;
 }
 
-/* Up to which key a row's groups go. A row of a text has as many tokens before it as it has keys; one
-   of a tree may have fewer. */
+/* Up to which key a row's groups go. A row of a text has as many tokens before it as it has keys;
+   one of a tree may have fewer. */
 static int groups_end(const Pass *pass, int row) {
     const int64_t place = pass->start + row, position = pass->positions[row];
     int64_t end = (position < place ? position : place) - REACH;
@@ -81,8 +81,8 @@ static int groups_end(const Pass *pass, int row) {
     return end < 0 ? 0 : (int)(end / GROUP * GROUP);
 }
 
-/* The shares of pair l up to key `end` to bf16 and their sum, then 0 up to key `last`. They stand no
-   longer in the scores from key `begin` on. */
+/* The shares of pair l up to key `end` to bf16 and their sum, then 0 up to key `last`. They stand
+   no longer in the scores from key `begin` on. */
 static void move_shares(const Block *b, int l, int end, int begin, int last) {
     float *s = b->s + (ptrdiff_t)l * b->width;
     vec sum = all(0.0f);
@@ -98,8 +98,8 @@ static void move_shares(const Block *b, int l, int end, int begin, int last) {
 
 typedef uint16_t line __attribute__((vector_size(64), aligned(2), may_alias));
 
-/* Two keys' values of 32 dimensions, those of one dimension side by side: 16 dimensions go to `low`,
-   16 to `high`. */
+/* Two keys' values of 32 dimensions, those of one dimension side by side: 16 dimensions go to
+   `low`, 16 to `high`. */
 INLINE void interleave(const uint16_t *even, const uint16_t *odd, uint16_t *low, uint16_t *high) {
     const line a = *(const line *)even, b = *(const line *)odd;
     *(line *)low = SHUFFLE(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9,

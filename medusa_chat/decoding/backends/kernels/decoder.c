@@ -1,11 +1,13 @@
 /* A few rows through a decoder on a CPU: products, norms, rotary attention, gated SiLU. In fp32, or
-   with weights of bf16, where what is multiplied with them is rounded to bf16, keys, values and queries
-   too, and all else is fp32. The rows are of one text, or each is of a text of its own.
+   with weights of bf16 or a file's whole numbers, where what is multiplied with them is rounded to
+   bf16, keys, values and queries too, and all else is fp32. The rows are of one text, or each is of
+   a text of its own.
 
    Every number is summed in one order, whatever rows stand beside it: products along their inputs,
-   attention along the text, or by groups of keys that are the same for every row. A row of a tree therefore has the bits that it has
-   alone, and a tree decodes to plain decoding's tokens, bit for bit. Weights are read where torch
-   holds them. Plain C with vectors of GCC and Clang; no library but libm. */
+   attention along the text, or by groups of keys that are the same for every row. A row of a tree
+   therefore has the bits that it has alone, and a tree decodes to plain decoding's tokens, bit for
+   bit. Weights are read where torch holds them. Plain C with vectors of GCC and Clang; no library
+   but libm. */
 
 #include <math.h>
 #include <stddef.h>

@@ -44,6 +44,7 @@ INLINE float widen_one(uint16_t x) {
     return found.number;
 }
 
+/* y may not lie in x. */
 INLINE void narrow_all(const float *x, uint16_t *y, int size) {
     int d = 0;
     for (; d + LANES <= size; d += LANES) *(halves *)(y + d) = narrow(load(x + d));

@@ -73,6 +73,7 @@ EXPORT void head_states(const HeadStates *h, int64_t threads) {
     together(add_layers, h, (int)threads);
 }
 
+/* The embedding of the root, with a root mean square of 1 (RootEmbedding in heads.py). */
 static void read_root(const HeadGuesses *h) {
     const int size = (int)h->states.size;
     const ptrdiff_t at = h->token * size;

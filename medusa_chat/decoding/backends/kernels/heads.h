@@ -11,16 +11,16 @@
 typedef struct {
     Weights weights, roots; /* of [size, size] each: [layers, heads], and [heads] or NULL */
     const float *bias;      /* [layers, heads, size] */
-    const float *hidden; /* [size] */
-    float *states;       /* [used, size], out, and as many to work in */
+    const float *hidden;    /* [size] */
+    float *states;          /* [used, size], out, and as many to work in */
     int64_t layers, heads, used, size;
-    const float *root; /* [size] */
+    const float *root;      /* [size] */
 } HeadStates;
 
-/* The best guesses of heads: their states, an LM head of the shortlist, and of its rows of logits the
-   largest, whose places become tokens by `names`. embedding: of the root, [vocabulary, size], of
-   bf16 where is_half; its row of `token`, with a root mean square of 1, is written to `root`, which
-   the states read. NULL for heads that read none. */
+/* The best guesses of heads: their states, an LM head of the shortlist, and of its rows of logits
+   the largest, whose places become tokens by `names`. embedding: the backbone's [vocabulary, size],
+   of bf16 where is_half; its row of `token`, with a root mean square of 1, is written to `root`,
+   which the states read. NULL for heads that read none. */
 typedef struct {
     HeadStates states;
     Product logits;

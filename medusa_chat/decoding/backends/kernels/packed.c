@@ -1,5 +1,5 @@
-/* A product is summed block by block: y = sum of scale * (numbers x) + floor * (sum of x). Numbers are
-   exact in bf16, so no weight is rounded, and each is unpacked by a look-up alone. */
+/* A product is summed block by block: y = sum of scale * (numbers x) + floor * (sum of x). Numbers
+   are exact in bf16, so no weight is rounded, and each is unpacked by a look-up alone. */
 
 #include "packed.h"
 
@@ -9,7 +9,7 @@
 #include "team.h"
 #include "tiles.h"
 
-#define CHUNK 64 /* inputs of a panel that are unpacked at once, and stay in the nearest cache */
+#define CHUNK 64  /* inputs of a panel that are unpacked at once: the largest block */
 #define FEWEST 16 /* inputs of a block */
 #define BLOCKS (CHUNK / FEWEST)
 #define ROWS 16 /* that are multiplied at once */

@@ -1,5 +1,5 @@
-/* Products with weights as a GGUF file has them: whole numbers, and a scale, and perhaps a floor, for
-   each block of inputs. */
+/* Products with weights as a GGUF file has them: whole numbers, and a scale, and perhaps a floor,
+   for each block of inputs. */
 
 #pragma once
 

@@ -1,8 +1,8 @@
 /* The numbers of a GGUF file's weights to bf16, and into panels.
 
-   Of GROUP outputs and two inputs the numbers stand in the order of HALVES: output i / 2, input i % 2,
-   for i from 0 to 31. Those of 4 bits lie in words of four, which are of four pairs of inputs, so
-   that a word shifted by 4 bits is the index of the next one. */
+   Of GROUP outputs and two inputs the numbers stand in the order of HALVES: output i / 2, input
+   i % 2, for i from 0 to 31. Those of 4 bits lie in words of four, which are of four pairs
+   of inputs, so that a word shifted by 4 bits is the index of the next one. */
 
 #include <string.h>
 
@@ -42,7 +42,7 @@ INLINE void spread_words(const uint8_t *words, uint16_t *to, ptrdiff_t apart) {
     }
 }
 
-/* A pair of inputs of a group: whole numbers of 8 bits are exact in bf16, the upper half of a float. */
+/* A pair of inputs of a group: whole numbers of 8 bits are exact in the upper half of a float. */
 INLINE void spread_bytes(const uint8_t *bytes, uint16_t *to) {
     static const line upper = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
@@ -84,7 +84,8 @@ void unpack_numbers(const Weights *w, const void *codes, uint16_t *to) {
     for (int g = 0; g < PANEL / GROUP; g++) {
         uint16_t *at = to + g * BOTH, *end = at + w->block / 2 * apart;
         if (w->kind == NIBBLES)
-            for (; at < end; at += IN_A_WORD * apart, from += 2 * BOTH) spread_words(from, at, apart);
+            for (; at < end; at += IN_A_WORD * apart, from += 2 * BOTH)
+                spread_words(from, at, apart);
         else
             for (; at < end; at += apart, from += BOTH) spread_bytes(from, at);
     }

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ROWS = 1024  # of a weight that are compared at once: a few MB of fp32
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -31,11 +33,17 @@ class Blocks:
         """Whether a weight [outs, ins] is this one, rounded to bf16."""
         if weight.dtype != torch.bfloat16 or weight.shape != self.numbers.shape:
             return False
-        scales, floors = self.scales.float().unsqueeze(2), self.floors
-        found = self.numbers.unflatten(1, (-1, self.block)) * scales
-        if floors is not None:
-            found += floors.float().unsqueeze(2)
-        return torch.equal(found.flatten(1).bfloat16(), weight)
+        starts = torch.arange(0, len(weight), ROWS)
+        return all(self._has(weight, slice(at, at + ROWS)) for at in starts.tolist())
+
+    def _has(self, weight: Tensor, rows: slice) -> bool:
+        """The same of some rows."""
+        found = (
+            self.numbers[rows].unflatten(1, (-1, self.block)) * self.scales[rows, :, None].float()
+        )
+        if self.floors is not None:
+            found += self.floors[rows, :, None].float()
+        return torch.equal(found.flatten(1).bfloat16(), weight[rows])
 
     def rows(self, places: Tensor) -> "Blocks":
         """The rows at `places` int64 [n] alone."""

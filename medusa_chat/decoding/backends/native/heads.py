@@ -30,7 +30,7 @@ class NativeHeads(nn.Module):
     """The heads in C: the heads' residual layers at one position, and the best of logits.
 
     Heads of bf16 become whole numbers of 8 bits, 32 of them with one scale: a draft reads half as
-    much, and no text depends on the last bits of a guess."""
+    much, and with exact acceptance no text depends on what is drafted."""
 
     def __init__(
         self, heads: MedusaHeads, threads: NativeThreads, table: Blocks | None = None
@@ -67,7 +67,8 @@ class NativeHeads(nn.Module):
             job.logits.ins, job.logits.outs = short.ins, short.outs
             job.names = self._names.data_ptr()
         if heads.embed is not None and heads.embed.table is not None:
-            self._table, self._root = heads.embed.table, torch.empty(self._size)
+            # detached: a parameter would become this module's own
+            self._table, self._root = heads.embed.table.detach(), torch.empty(self._size)
             job.embedding, job.is_half = self._table.data_ptr(), self._table.dtype == torch.bfloat16
             job.root = job.states.root = self._root.data_ptr()
         return job
