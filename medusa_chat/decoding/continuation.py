@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-DEPTH = 10  # tokens of a guess
+DEPTH = 15  # tokens of a guess: with the root the rows of one tile
 MEMORY = 1 / 12  # weight of one token in a running hit rate
 LEAST = 0.05  # a token that is less probable is not guessed
 # hit rates by the number of tokens that match, before anything was measured; the last one: or more

@@ -13,7 +13,6 @@ from medusa_chat.trees.presets import load_tree, published_accuracies
 from medusa_chat.trees.tuning_store import Tuning
 
 CANDIDATES = 2  # candidate nodes for each node that pays on average
-FEW = 4  # a tree of so many nodes gets no further candidates: here each row costs its arithmetic
 
 if TYPE_CHECKING:
     import torch
@@ -65,8 +64,6 @@ def candidates(
     does not pay."""
     if len(tree) == 1 or device.type != "cpu":
         return None
-    if len(tree) <= FEW:
-        return tree
     return source_tree(calibration, heads).pruned(tree.depth).head(CANDIDATES * len(tree))
 
 

@@ -136,10 +136,10 @@ def test_one_disturbed_look_at_a_size_leaves_it_in(monkeypatch, loaded):
     assert found.sizes == tuple(m for m in SIZES if m <= len(TREE))
 
 
-def test_a_short_tree_grows_from_its_own_nodes_and_a_longer_one_from_more():
+def test_a_step_drafts_from_twice_the_nodes_that_pay_on_average():
     cpu = torch.device("cpu")
     found = {n: candidates(None, 4, cpu, source_tree(None, 4).head(n)) for n in (4, 8)}
-    assert len(found[4]) == 4 and len(found[8]) == 16
+    assert len(found[4]) == 8 and len(found[8]) == 16
     assert candidates(None, 4, cpu, source_tree(None, 4).head(1)) is None
 
 
