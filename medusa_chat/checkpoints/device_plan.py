@@ -18,6 +18,7 @@ from medusa_chat.messages import LoadRequest
 
 DEFAULT_CONTEXT = 8192
 SHORTEST_CONTEXT = 16
+NUMBERS = "precision bf16: the file's own numbers are multiplied, which is fast on any CPU"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def plan_device(request: LoadRequest, found: Checkpoint, config: Any) -> DeviceP
     needs = MemoryNeeds(found, context, str(device), _free_bytes(device), this_cpu())
     preferred, reason = choose_precision(request.precision, device)
     is_open = request.precision == "auto"
+    if is_open and preferred == "fp32" and needs.multiplies_numbers:
+        preferred, reason = "bf16", NUMBERS
     chosen = needs.choose(preferred) if is_open else preferred
     if chosen is not None and needs.fits(chosen):
         why = reason if chosen == preferred else f"precision {chosen}: the largest that fits here"

@@ -37,11 +37,21 @@ class MemoryNeeds:
                 NODES,
                 self.device,
                 self.cpu,
-                0 if self.found.adapter else self.found.weights.kept,
+                self._kept,
             )
         except ModelError:
             return None
         return replace(parts, device=0)  # what CUDA itself takes is not free any more
+
+    @property
+    def _kept(self) -> int:
+        """Bytes of the matrices that our C code can keep as a GGUF file has them."""
+        return 0 if self.found.adapter else self.found.weights.kept
+
+    @property
+    def multiplies_numbers(self) -> bool:
+        """Whether our C code would multiply a GGUF file's own numbers, at bf16."""
+        return self._kept > 0 and self.runs_in_c("bf16")
 
     def runs_in_c(self, precision: str) -> bool:
         """Whether our C code would decode it; False where the config is unknown."""

@@ -1,5 +1,6 @@
-/* A product is summed block by block: y = sum of scale * (numbers x) + floor * (sum of x). Numbers
-   are exact in bf16, so no weight is rounded, and each is unpacked by a look-up alone. */
+/* A product is summed block by block: y = sum of scale * (numbers x) + floor * (sum of x), so no
+   weight is rounded. By tiles x is rounded to bf16, in which the numbers are exact. By vectors x is
+   of whole numbers of 16 bits, a block's with one scale, and a block's sum is one of whole numbers. */
 
 #include "packed.h"
 
@@ -29,7 +30,7 @@ INLINE lanes added(lanes a, lanes b, lanes sum) { return fused(a, b, sum); }
 /* Some inputs of a panel. */
 typedef struct {
     const Product *p;
-    int from, count, blocks; /* count: inputs */
+    int from, count, blocks, is_tiled; /* count: inputs */
     __attribute__((aligned(64))) float scales[BLOCKS][PANEL], floors[BLOCKS][PANEL];
     __attribute__((aligned(64))) uint16_t numbers[CHUNK * PANEL];
     __attribute__((aligned(64))) float sums[BLOCKS][ROWS][PANEL];
@@ -37,30 +38,60 @@ typedef struct {
 
 static size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+/* Bytes of a number for each row and block. */
+static size_t table_size(const Product *p) {
+    return whole_lines((size_t)p->rows * (size_t)(p->ins / p->weights.block) * 4);
+}
+
+/* Behind x: the sums of x over each block, the scales of its whole numbers, and the outputs. */
 static float *totals_at(const Product *p) {
     return (float *)((char *)p->x + whole_lines((size_t)p->rows * (size_t)p->ins * 2));
 }
-
-static float *outputs_at(const Product *p) {
-    const size_t blocks = (size_t)(p->ins / p->weights.block);
-    return (float *)((char *)totals_at(p) + whole_lines((size_t)p->rows * blocks * 4));
-}
+static float *scales_at(const Product *p) { return totals_at(p) + table_size(p) / 4; }
+static float *outputs_at(const Product *p) { return scales_at(p) + table_size(p) / 4; }
 
 size_t packed_room(const Product *p) {
-    const size_t blocks = (size_t)(p->ins / p->weights.block), rows = (size_t)p->rows;
-    return 64 + whole_lines(rows * blocks * 4) + rows * PANEL * 4;
+    return 64 + 2 * table_size(p) + (size_t)p->rows * PANEL * 4;
 }
 
-void add_up_blocks(const Product *p) {
-    if (!p->weights.has_floor) return;
-    const uint16_t *x = p->x;
-    const int block = p->weights.block, count = p->rows * (p->ins / block);
-    float *totals = totals_at(p);
-    for (int b = 0; b < count; b++, x += block) {
-        vec sum = all(0.0f);
-        for (int k = 0; k < block; k += LANES) sum += widen(*(const halves *)(x + k));
-        totals[b] = total(sum);
+/* A block of x to bf16; its sum. */
+static float round_block(const float *x, uint16_t *to, int block) {
+    vec sum = all(0.0f);
+    for (int k = 0; k < block; k += LANES) {
+        const halves near = narrow(load(x + k));
+        *(halves *)(to + k) = near;
+        sum += widen(near);
     }
+    return total(sum);
+}
+
+/* A block of x to whole numbers of 16 bits; their scale, and their sum times it. What is no number
+   makes the scale none. */
+static float count_block(const float *x, uint16_t *to, int block, float *scale) {
+    vec most = all(0.0f), sizes = all(0.0f), sum = all(0.0f);
+    for (int k = 0; k < block; k += LANES) {
+        const vec size = larger(load(x + k), -load(x + k));
+        most = larger(size, most);
+        sizes += size;
+    }
+    float high = most[0];
+    for (int i = 1; i < LANES; i++) high = most[i] > high ? most[i] : high;
+    *scale = high / 32767.0f + (total(sizes) - total(sizes)); /* inf - inf is no number */
+    const float inverse = high > 0x1p-100f ? 32767.0f / high : 0.0f;
+    for (int k = 0; k < block; k += LANES) {
+        const vec near = nearest(load(x + k) * inverse);
+        *(halves *)(to + k) = __builtin_convertvector(__builtin_convertvector(near, ints), halves);
+        sum += near;
+    }
+    return total(sum) * *scale;
+}
+
+void round_packed(const Product *p, const float *x) {
+    const int block = p->weights.block, count = p->rows * (p->ins / block), tiled = is_tiled(p);
+    float *totals = totals_at(p), *scales = scales_at(p);
+    uint16_t *to = (uint16_t *)p->x;
+    for (int b = 0; b < count; b++, x += block, to += block)
+        totals[b] = tiled ? round_block(x, to, block) : count_block(x, to, block, scales + b);
 }
 
 static void unpack_chunk(Chunk *c, const char *panel) {
@@ -70,7 +101,8 @@ static void unpack_chunk(Chunk *c, const char *panel) {
     for (int b = 0; b < c->blocks; b++, panel += size) {
         unpack_scales(w, panel, c->scales[b]);
         if (w->has_floor) unpack_scales(w, panel + table, c->floors[b]);
-        unpack_numbers(w, panel + table * (1 + w->has_floor), c->numbers + b * w->block * PANEL);
+        (c->is_tiled ? unpack_to_bf16 : unpack_to_ints)(w, panel + table * (1 + w->has_floor),
+                                                        c->numbers + b * w->block * PANEL);
     }
 }
 
@@ -122,14 +154,51 @@ static void sum_by_tiles(Chunk *c, int row) { (void)c, (void)row; }
 #define RELEASE (void)0
 #endif
 
+/* Lane by lane a[0] * b[0] + a[1] * b[1] + sums of two whole numbers of 16 bits each. */
+INLINE ints counted(ints a, ints b, ints sums) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
+    return sums;
+#elif defined(__AVX2__)
+    typedef int16_t pairs __attribute__((vector_size(32)));
+    return sums + (ints)__builtin_ia32_pmaddwd256((pairs)a, (pairs)b);
+#else
+    return sums + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+/* The sums of COUNT rows from `row` on, which are the chunk's from `i` on; they share what they
+   read. */
+#define SUM(COUNT)                                                                              \
+    static void sum_##COUNT(Chunk *c, int row, int i) {                                         \
+        const Product *p = c->p;                                                                \
+        const int block = p->weights.block, apart = p->ins / block;                             \
+        for (int b = 0; b < c->blocks; b++) {                                                   \
+            const int at = c->from + b * block;                                                 \
+            const int32_t *x = (const int32_t *)p->x + (ptrdiff_t)row * p->stride + at / 2;     \
+            const float *scales = scales_at(p) + (ptrdiff_t)row * apart + at / block;           \
+            for (int j = 0; j < PANEL; j += 2 * LANES) {                                        \
+                const ints *w = (const ints *)(c->numbers + b * block * PANEL + 2 * j);         \
+                ints sums[2 * COUNT] = {0};                                                     \
+                for (int k = 0; k < block / 2; k++, w += PANEL / LANES)                         \
+                    _Pragma("GCC unroll 8") for (int r = 0; r < COUNT; r++) {                   \
+                        const ints ours = (ints)all(0.0f) + x[(ptrdiff_t)r * p->stride + k];    \
+                        sums[2 * r] = counted(ours, w[0], sums[2 * r]);                         \
+                        sums[2 * r + 1] = counted(ours, w[1], sums[2 * r + 1]);                 \
+                    }                                                                           \
+                _Pragma("GCC unroll 8") for (int r = 0; r < 2 * COUNT; r++)                     \
+                    store(c->sums[b][i + r / 2] + j + r % 2 * LANES,                            \
+                          __builtin_convertvector(sums[r], vec) * scales[r / 2 * apart]);       \
+            }                                                                                   \
+        }                                                                                       \
+    }
+SUM(1)
+SUM(4)
+
 static void sum_by_vectors(Chunk *c, int row, int rows) {
-    const int block = c->p->weights.block;
-    Product q = {.rows = rows, .ins = block, .outs = PANEL, .stride = c->p->stride};
-    q.weights.kind = HALVES;
-    for (int b = 0; b < c->blocks; b++) {
-        q.x = (const float *)c->p->x + (ptrdiff_t)row * q.stride + (c->from + b * block) / 2;
-        q.y = c->sums[b][0];
-        sweep(&q, c->numbers + b * block * PANEL, 0, 1);
+    for (int i = 0, count; i < rows; i += count) {
+        count = i + 4 <= rows ? 4 : 1;
+        (count == 4 ? sum_4 : sum_1)(c, row + i, i);
     }
 }
 
@@ -172,7 +241,7 @@ void multiply_packed(const Product *p, int at, int end) {
     const char *panel = (const char *)p->weights.panels + at * size;
     const int tiled = is_tiled(p), block = p->weights.block;
     float *outputs = outputs_at(p);
-    Chunk c = {.p = p};
+    Chunk c = {.p = p, .is_tiled = tiled};
     int shaped = 0;
     for (; at < end; at++, panel += size) {
         memset(outputs, 0, (size_t)p->rows * PANEL * sizeof *outputs);

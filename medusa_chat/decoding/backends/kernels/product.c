@@ -101,12 +101,15 @@ Product ready(const Product *p) {
     const size_t size = (size_t)p->rows * (size_t)ins * 2;
     uint16_t *x = room(size + (is_packed(&p->weights) ? packed_room(p) : 0));
     q.x = x, q.stride = ins / 2;
+    if (is_packed(&p->weights)) {
+        round_packed(&q, p->x);
+        return q;
+    }
     for (int i = 0; i < p->rows; i++, x += ins) {
         const float *from = (const float *)p->x + (ptrdiff_t)i * p->ins;
         narrow_all(from, x, p->ins);
         if (ins > p->ins) x[p->ins] = 0;
     }
-    if (is_packed(&p->weights)) add_up_blocks(&q);
     return q;
 }
 

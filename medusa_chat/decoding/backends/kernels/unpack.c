@@ -1,4 +1,4 @@
-/* The numbers of a GGUF file's weights to bf16, and into panels.
+/* The numbers of a GGUF file's weights out of panels, and into them.
 
    Of GROUP outputs and two inputs the numbers stand in the order of HALVES: output i / 2, input
    i % 2, for i from 0 to 31. Those of 4 bits lie in words of four, which are of four pairs
@@ -8,13 +8,41 @@
 
 #include "half.h"
 #include "packed.h"
+#include "tiles.h"
 
 #define GROUP 16       /* outputs whose numbers stand together */
 #define BOTH 32        /* of them and two inputs */
 #define IN_A_WORD 4
 #define AHEAD 4096
 
-#if defined(__AVX512BW__)
+typedef uint16_t numbers __attribute__((vector_size(32), aligned(2), may_alias));
+typedef int8_t some __attribute__((vector_size(16), aligned(1), may_alias));
+
+void unpack_to_ints(const Weights *w, const void *codes, uint16_t *to) {
+    const uint8_t *from = codes;
+    const ptrdiff_t apart = 2 * PANEL;
+    for (int g = 0; g < PANEL / GROUP; g++) {
+        uint16_t *at = to + g * BOTH, *end = at + w->block / 2 * apart;
+        if (w->kind == NIBBLES)
+            for (; at < end; at += IN_A_WORD * apart, from += 2 * BOTH) {
+                __builtin_prefetch(from + AHEAD);
+                _Pragma("GCC unroll 2") for (int i = 0; i < BOTH; i += 16) {
+                    const numbers x = *(const numbers *)(from + 2 * i);
+                    _Pragma("GCC unroll 4") for (int j = 0; j < IN_A_WORD; j++)
+                        *(numbers *)(at + j * apart + i) = (x >> (4 * j)) & 15;
+                }
+            }
+        else
+            for (; at < end; at += apart, from += BOTH) {
+                __builtin_prefetch(from + AHEAD);
+                _Pragma("GCC unroll 2") for (int i = 0; i < BOTH; i += 16)
+                    *(numbers *)(at + i) =
+                        __builtin_convertvector(*(const some *)(from + i), numbers);
+            }
+    }
+}
+
+#if HAS_TILES
 typedef uint16_t line __attribute__((vector_size(64)));
 typedef int32_t line_ints __attribute__((vector_size(64)));
 typedef float line_floats __attribute__((vector_size(64)));
@@ -57,28 +85,8 @@ INLINE void spread_bytes(const uint8_t *bytes, uint16_t *to) {
     __asm__("vpermi2w %2, %1, %0" : "+v"(found) : "v"(a), "v"(b));
     memcpy(to, &found, sizeof found);
 }
-#else
-/* To bf16, exactly. */
-INLINE halves exact(ints numbers) {
-    return __builtin_convertvector((words)__builtin_convertvector(numbers, vec) >> 16, halves);
-}
 
-INLINE void spread_words(const uint8_t *at, uint16_t *to, ptrdiff_t apart) {
-    for (int i = 0; i < BOTH; i += LANES) {
-        const words x = __builtin_convertvector(*(const halves *)(at + 2 * i), words);
-        for (int j = 0; j < IN_A_WORD; j++)
-            *(halves *)(to + j * apart + i) = exact((ints)((x >> (4 * j)) & 15));
-    }
-}
-
-INLINE void spread_bytes(const uint8_t *bytes, uint16_t *to) {
-    typedef int8_t some __attribute__((vector_size(8), aligned(1), may_alias));
-    for (int i = 0; i < BOTH; i += LANES)
-        *(halves *)(to + i) = exact(__builtin_convertvector(*(const some *)(bytes + i), ints));
-}
-#endif
-
-void unpack_numbers(const Weights *w, const void *codes, uint16_t *to) {
+void unpack_to_bf16(const Weights *w, const void *codes, uint16_t *to) {
     const uint8_t *from = codes;
     const ptrdiff_t apart = 2 * PANEL;
     for (int g = 0; g < PANEL / GROUP; g++) {
@@ -90,28 +98,29 @@ void unpack_numbers(const Weights *w, const void *codes, uint16_t *to) {
             for (; at < end; at += apart, from += BOTH) spread_bytes(from, at);
     }
 }
+#else
+void unpack_to_bf16(const Weights *w, const void *codes, uint16_t *to) {
+    (void)w, (void)codes, (void)to;
+}
+#endif
 
 void unpack_scales(const Weights *w, const void *stored, float *to) {
     if (w->is_wide) {
         memcpy(to, stored, sizeof(float) * PANEL);
         return;
     }
-#if defined(__AVX512BW__)
-    typedef char half_a_line __attribute__((vector_size(32), aligned(1), may_alias));
-    for (int j = 0; j < PANEL; j += 16) {
-        const half_a_line *from = (const half_a_line *)((const uint16_t *)stored + j);
-        line_floats found;
-        __asm__("vcvtph2ps %1, %0" : "=v"(found) : "m"(*from));
-        memcpy(to + j, &found, sizeof found);
-    }
-#else
     for (int j = 0; j < PANEL; j += LANES) {
         const halves bits = *(const halves *)((const uint16_t *)stored + j);
+#if defined(__F16C__)
+        vec found;
+        __asm__("vcvtph2ps %1, %0" : "=x"(found) : "x"(bits));
+        store(to + j, found);
+#else
         const words whole = __builtin_convertvector(bits, words);
         const vec size = (vec)((whole & 0x7fff) << 13) * 0x1p112f; /* of fp16, finite */
         store(to + j, (vec)((words)size | (whole & 0x8000) << 16));
-    }
 #endif
+    }
 }
 
 /* numbers [outs, ins] of one byte each, scales and floors [outs, ins / block] of two bytes, where
