@@ -12,6 +12,7 @@
 #if HAS_TILES
 #define REACH 64 /* deeper trees' rows may differ in the last bits from those of a text */
 #define DIMS 64  /* that are mixed at once */
+#define AHEAD 8192 /* bytes */
 
 int takes_tiles(const Block *b) { return may_use_tiles && b->is_half && b->size % DEEP == 0; }
 
@@ -50,6 +51,7 @@ void score_by_tiles(const Block *b, const void *keys) {
         const char *second = both ? keys_at(b, keys, at + 16, copy) : first;
         CLEAR(0);
         CLEAR(1);
+        for (ptrdiff_t i = 0; i < 32 * row; i += 64) __builtin_prefetch(first + AHEAD + i);
         for (int d = 0; d < b->size; d += DEEP) {
             LOAD(4, queries + d / 2 * BLOCK, (ptrdiff_t)64);
             LOAD(5, first + 2 * d, row);
@@ -113,6 +115,7 @@ INLINE void interleave(const uint16_t *even, const uint16_t *odd, uint16_t *low,
    factor. */
 static void pair_values(const Block *b, const uint16_t *values, int dims,
                         uint16_t (*to)[GROUP / 2][DEEP]) {
+    for (int i = 0; i < GROUP * b->size; i += 32) __builtin_prefetch(values + AHEAD / 2 + i);
     for (int j = 0; j < GROUP; j += 2, values += 2 * b->size)
         for (int d = 0; d < dims; d += DEEP)
             interleave(values + d, values + b->size + d, to[d / 16][j / 2], to[d / 16 + 1][j / 2]);
