@@ -16,7 +16,7 @@ from medusa_chat import paths
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.memory import device_memory
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels, split_attention
+from medusa_chat.decoding.backends import fused_kernels, nf4, split_attention
 from medusa_chat.decoding.backends.parity import Timer, agrees
 from medusa_chat.decoding.probe import check_tree_step
 
@@ -41,8 +41,7 @@ def try_kernels(backbone: Backbone) -> list[str]:
         "wide-logits": _wide_logits,
         "nf4-product": _nf4_product,
         "split-attention": _split_attention,
-        **{name: partial(layer_kernels.use_where_faster, name) for name in layer_kernels.NAMES},
-        **{name: partial(row_kernels.use_where_faster, name) for name in row_kernels.NAMES},
+        **{name: partial(fused_kernels.use_where_faster, name) for name in fused_kernels.NAMES},
     }
     notes = []
     for name, attempt in kernels.items():

@@ -58,7 +58,7 @@ class PackedLinear(nn.Module):
 
 class LayerOps:
     """The operators between the products of a merged layer, by torch. A load on a CUDA device
-    replaces them one by one by kernels (backends/layer_kernels.py)."""
+    replaces them one by one by kernels (backends/fused_kernels.py)."""
 
     def add_norm(self, hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
         """hidden and delta [1, n, d], norm a FusedRMSNorm -> their sum, and its norm, in

@@ -12,10 +12,10 @@ from support.engines import PROMPT, engine_of, on
 from support.families import CONTEXT, VOCABULARY, tiny
 from support.graphs import NEW, answer, assert_same, settings_of, tokens
 
+from medusa_chat.checkpoints import cuda_graph_trial
 from medusa_chat.checkpoints.load import _warm_up
 from medusa_chat.decoding import combined
 from medusa_chat.decoding.backends import cuda_graph_step as ahead
-from medusa_chat.decoding.backends import cuda_graph_trial
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
 from medusa_chat.decoding.backends.recorded_step import RecordedStep
 from medusa_chat.decoding.continuation import Guess
@@ -24,8 +24,8 @@ from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.step_costs import StepCosts
-from medusa_chat.decoding.step_profiler import time_steps
 from medusa_chat.decoding.tree import ROOT, cartesian, chain
+from medusa_chat.runtime.step_profiler import time_steps
 
 SETTINGS = [
     {},
