@@ -5,34 +5,30 @@ from typing import Any
 from medusa_chat.errors import ModelError
 
 LAYER_KINDS = {"full_attention", "sliding_attention"}
-# families with a recurrent state, which cannot branch, and with ALiBi, a bias by distance
+STATE = "its recurrent state does not work with tree attention"  # it cannot branch
 RECURRENT = (
     "mamba mamba2 falcon_mamba rwkv jamba bamba zamba zamba2 recurrent_gemma granitemoehybrid "
     "lfm2 lfm2_moe qwen3_next qwen3_5 nemotron_h xlstm minimax falcon_h1 kimi_linear"
 ).split()
-ALIBI = ("bloom", "mpt")
-UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do not follow the mask
+BIAS = "ALiBi position encodings do not work with tree attention"  # they count places
+WINDOWS = "its local attention is not tested with tree attention"  # it does not follow the mask
+UNFIT = {  # why a family is refused
+    **dict.fromkeys(RECURRENT, STATE),
+    **dict.fromkeys(("bloom", "mpt"), BIAS),
+    **dict.fromkeys(("llama4", "llama4_text", "gpt_neo"), WINDOWS),
+}
 
 
 def refuse_unfit(config: Any) -> None:
     """Raise ModelError for a model family that tree attention does not support."""
-    family = config.model_type
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if family in RECURRENT or not kinds <= LAYER_KINDS:
-        raise ModelError(
-            f"model family {family} is not supported: its recurrent state does not work with tree "
-            "attention"
-        )
-    if family in ALIBI or getattr(config, "alibi", False):
-        raise ModelError(
-            f"model family {family} is not supported: ALiBi position encodings do not work with "
-            "tree attention"
-        )
-    if family in UNPROVEN:
-        raise ModelError(
-            f"model family {family} is not supported: its local attention is not tested with tree "
-            "attention"
-        )
+    why = UNFIT.get(config.model_type)
+    if not kinds <= LAYER_KINDS:
+        why = STATE
+    elif why is None and getattr(config, "alibi", False):
+        why = BIAS
+    if why is not None:
+        raise ModelError(f"model family {config.model_type} is not supported: {why}")
 
 
 def needs_eager(config: Any) -> bool:

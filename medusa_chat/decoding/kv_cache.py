@@ -12,6 +12,8 @@ from medusa_chat.errors import ModelError
 class Layer(CacheLayerMixin):
     """One layer of the cache for transformers: writes after `start` and returns the valid part."""
 
+    keys: Tensor
+    values: Tensor
     is_sliding = False
     places: Tensor | None = None  # int64 [q], where a pass writes; None: after `start`
 
@@ -31,14 +33,12 @@ class Layer(CacheLayerMixin):
         """Write [1, H, q, D] after `start`; return keys and values [1, H, start + q, D], all in the
         dtype of the cache."""
         end = self.start + key_states.shape[2]
-        assert self.keys is not None and self.values is not None
         self.keys[:, :, self.start : end] = key_states
         self.values[:, :, self.start : end] = value_states
         return self.read(key_states.shape[2])
 
     def read(self, rows: int) -> tuple[Tensor, Tensor]:
         """Keys and values [1, H, s, D] in the cache's dtype that a pass of so many rows reads."""
-        assert self.keys is not None and self.values is not None
         end = self.start + rows
         return self.keys[:, :, :end], self.values[:, :, :end]
 
@@ -49,13 +49,14 @@ class Layer(CacheLayerMixin):
         return self.start
 
     def get_max_length(self) -> int:
-        assert self.keys is not None
         return int(self.keys.shape[2])
 
 
 class FixedLayer(Layer):
     """One layer of the cache for a step of fixed shapes: rows are written at the positions in a
     tensor, and all of the first `bucket` positions are returned."""
+
+    places: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor, places: Tensor, bucket: int) -> None:
         super().__init__(keys, values)
@@ -66,14 +67,12 @@ class FixedLayer(Layer):
     ) -> tuple[Tensor, Tensor]:
         """Write [1, H, q, D] at `places` int64 [q]; return keys and values [1, H, bucket, D], all
         in the dtype of the cache."""
-        assert self.keys is not None and self.values is not None and self.places is not None
         self.keys.index_copy_(2, self.places, key_states)
         self.values.index_copy_(2, self.places, value_states)
         return self.read(len(self.places))
 
     def read(self, rows: int) -> tuple[Tensor, Tensor]:
         """Keys and values [1, H, bucket, D] in the cache's dtype, whatever the rows."""
-        assert self.keys is not None and self.values is not None
         return self.keys[:, :, : self.bucket], self.values[:, :, : self.bucket]
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from medusa_chat.decoding.attention import NAME as TREE
 from medusa_chat.decoding.attention import NodeMask, additive, register, sights, tree_attention
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.parity import GAIN, LOSS, TOLERANCES, Timer, agrees, largest
+from medusa_chat.decoding.backends import parity
+from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, agrees, largest
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.tree import Tree, chain
 
@@ -72,14 +73,14 @@ def is_faster(backbone: Backbone, timer: Timer) -> bool:
         return False
     query = keys.new_zeros(1, backbone.config.num_attention_heads, ROWS, keys.shape[-1])
     nodes = NodeMask.of(TreeTensors.of(chain(ROWS - 1), backbone.device), None)
-    gains = []
+    pairs = []
     for count in (min(most, backbone.context) for most in (SHORT, LONG)):
         mask = keys.new_zeros(1, 1, ROWS, count)
         read = keys[:, :, :count], values[:, :, :count]
         words = nodes.behind(count - ROWS)[None, None]
-        plain = timer(partial(tree_attention, query, *read, mask))
-        gains.append(plain / timer(partial(split_tree_attention, query, keys, values, words)))
-    return min(gains) >= LOSS and max(gains) >= GAIN
+        ours = partial(split_tree_attention, query, keys, values, words)
+        pairs.append((partial(tree_attention, query, *read, mask), ours))
+    return parity.is_faster(pairs, timer)
 
 
 @cache
