@@ -5,30 +5,28 @@ from typing import Any
 from medusa_chat.errors import ModelError
 
 LAYER_KINDS = {"full_attention", "sliding_attention"}
-STATE = "its recurrent state does not work with tree attention"  # it cannot branch
+# families with a recurrent state, which cannot branch, and with ALiBi, a bias by distance
 RECURRENT = (
     "mamba mamba2 falcon_mamba rwkv jamba bamba zamba zamba2 recurrent_gemma granitemoehybrid "
     "lfm2 lfm2_moe qwen3_next qwen3_5 nemotron_h xlstm minimax falcon_h1 kimi_linear"
 ).split()
-BIAS = "ALiBi position encodings do not work with tree attention"  # they count places
-WINDOWS = "its local attention is not tested with tree attention"  # it does not follow the mask
-UNFIT = {  # why a family is refused
-    **dict.fromkeys(RECURRENT, STATE),
-    **dict.fromkeys(("bloom", "mpt"), BIAS),
-    **dict.fromkeys(("llama4", "llama4_text", "gpt_neo"), WINDOWS),
-}
+ALIBI = ("bloom", "mpt")
+UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do not follow the mask
 
 
 def refuse_unfit(config: Any) -> None:
     """Raise ModelError for a model family that tree attention does not support."""
+    family = config.model_type
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    why = UNFIT.get(config.model_type)
-    if not kinds <= LAYER_KINDS:
-        why = STATE
-    elif why is None and getattr(config, "alibi", False):
-        why = BIAS
-    if why is not None:
-        raise ModelError(f"model family {config.model_type} is not supported: {why}")
+    if family in RECURRENT or not kinds <= LAYER_KINDS:
+        why = "its recurrent state does not work with tree attention"
+    elif family in ALIBI or getattr(config, "alibi", False):
+        why = "ALiBi position encodings do not work with tree attention"
+    elif family in UNPROVEN:
+        why = "its local attention is not tested with tree attention"
+    else:
+        return
+    raise ModelError(f"model family {family} is not supported: {why}")
 
 
 def needs_eager(config: Any) -> bool:
