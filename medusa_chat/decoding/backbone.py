@@ -46,8 +46,8 @@ class Backbone:
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
-        shapes, devices = layer_shapes(self.model.get_decoder(), self.config, self.device)
-        self.cache = KVCache(shapes, devices, context + MAX_NODES, self.dtype)
+        shapes = layer_shapes(self.model.get_decoder(), self.config, self.device)
+        self.cache = KVCache(shapes, context + MAX_NODES, self.dtype)
 
     def attend_by(self, implementation: str) -> None:
         """Use the attention function of this name."""

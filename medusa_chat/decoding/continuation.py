@@ -63,18 +63,19 @@ class Continuation:
     def guess(self, depth: int) -> Guess | None:
         """At most `depth` tokens, of which each is probable enough; None where none is. A match
         that overlaps the text's end goes on as the period that it is."""
-        most, probability = len(PRIOR) - 1, self._rates[min(self._length, len(PRIOR) - 1)]
-        if probability < LEAST or depth < 1:
-            return None
-        rates, reached = [probability], [probability]
-        for length in range(self._length + 1, self._length + min(depth, DEPTH)):
-            rate = self._rates[min(length, most)]
+        rates: list[float] = []
+        reached: list[float] = []
+        probability = 1.0
+        for length in range(self._length, self._length + min(depth, DEPTH)):
+            rate = self._rates[min(length, len(PRIOR) - 1)]
             probability *= rate
             if probability < LEAST:
                 break
             rates.append(rate)
             reached.append(probability)
-        count = len(reached)
+        if not rates:
+            return None
+        count = len(rates)
         span = self._ids[self._place : self._place + count]
         tokens = (span * -(-count // len(span)))[:count]
         return Guess(tuple(tokens), tuple(rates), tuple(reached))

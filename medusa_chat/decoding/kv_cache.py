@@ -1,6 +1,7 @@
 """KVCache: preallocated keys and values; the accepted rows of a step are moved into place."""
 
-from typing import Any
+from collections import Counter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,6 +77,14 @@ class FixedLayer(Layer):
         return self.keys[:, :, : self.bucket], self.values[:, :, : self.bucket]
 
 
+class Shape(NamedTuple):
+    """Keys or values of a layer: their heads, the width of one, and the device where they lie."""
+
+    heads: int
+    width: int
+    device: torch.device
+
+
 class KVCache:
     """Keys and values of every layer, `capacity` positions, in one tensor per shape and device.
 
@@ -84,28 +93,19 @@ class KVCache:
     `length` are never read, or masked (`fixed`); a masked row must be finite.
     """
 
-    def __init__(
-        self,
-        shapes: list[tuple[torch.Size, torch.Size]],
-        devices: list[torch.device],
-        capacity: int,
-        dtype: torch.dtype,
-    ) -> None:
-        """shapes: per layer those of keys and values [1, H, any, D]; devices: where they lie."""
-        pairs = zip(shapes, devices, strict=True)
-        flat = [(shape[1], shape[3], device) for pair, device in pairs for shape in pair]
-        self.length = 0
-        self.capacity = capacity
-        self._blocks: list[Tensor] = []
-        views: dict[int, Tensor] = {}
-        for kind in dict.fromkeys(flat):
-            members = [i for i, other in enumerate(flat) if other == kind]
-            heads, width, device = kind
-            size = (len(members), 1, heads, capacity, width)
-            block = torch.zeros(size, dtype=dtype, device=device)
-            self._blocks.append(block)
-            views |= {i: block[row] for row, i in enumerate(members)}
-        self._layers = [Layer(views[2 * i], views[2 * i + 1]) for i in range(len(shapes))]
+    def __init__(self, shapes: list[Shape], capacity: int, dtype: torch.dtype) -> None:
+        """shapes: of the first layer's keys, of its values, of the second layer's keys, ..."""
+        self.length, self.capacity = 0, capacity
+        blocks = {}
+        for shape, count in Counter(shapes).items():
+            size = (count, 1, shape.heads, capacity, shape.width)
+            blocks[shape] = torch.zeros(size, dtype=dtype, device=shape.device)
+        self._blocks = list(blocks.values())
+        used, views = Counter[Shape](), []
+        for shape in shapes:
+            views.append(blocks[shape][used[shape]])
+            used[shape] += 1
+        self._layers = [Layer(k, v) for k, v in zip(views[::2], views[1::2], strict=True)]
         self.layers = Cache(layers=self._layers)
 
     @property
@@ -174,17 +174,15 @@ class KVCache:
 
 
 @torch.no_grad()
-def layer_shapes(
-    decoder: Any, config: Any, device: torch.device
-) -> tuple[list[tuple[torch.Size, torch.Size]], list[torch.device]]:
-    """Shapes of each layer's keys and values, and the device where it computes them, from a pass
-    over one token. Raises ModelError for a family that has none."""
+def layer_shapes(decoder: Any, config: Any, device: torch.device) -> list[Shape]:
+    """Shapes of each layer's keys and values, in turn, from a pass over one token. Raises
+    ModelError for a family that has none."""
     cache = DynamicCache(config=config)
     probe = torch.zeros(1, 1, dtype=torch.long, device=device)
     try:
         decoder(input_ids=probe, past_key_values=cache, use_cache=True)
-        shapes = [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
-        return shapes, [layer.keys.device for layer in cache.layers]
+        read = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+        return [Shape(tensor.shape[1], tensor.shape[3], tensor.device) for tensor in read]
     except (AttributeError, TypeError) as error:
         raise ModelError(
             f"model family {config.model_type} is not supported: it has no standard key-value cache"

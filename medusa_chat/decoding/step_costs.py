@@ -77,19 +77,19 @@ class StepCosts:
         """Seconds of steps of 1, 2, ... `most` nodes, never falling. Each includes the heads' time
         of a step of `usual` nodes: the heads run before it is known how many nodes are kept."""
         plain, whole = self.at(1, length), self.at(usual, length)
-        drafting = _between(self.sizes, self.drafting, usual) if self.drafting else 0.0
-        first = min(plain + drafting, whole)
+        first = min(plain + self._heads(usual), whole)
         near = [first + (whole - first) * m / (usual - 1) for m in range(usual - 1)]
         far = [self.at(m, length) for m in range(usual, most + 1)]
         return tuple(accumulate([*near, *far], max))[:most]
 
     def undrafted(self, most: int, length: int) -> tuple[float, ...]:
         """Seconds of steps of 1, 2, ... `most` nodes that no head drafted, never falling."""
-        whole = [self.at(m, length) for m in range(1, most + 1)]
-        if self.drafting:
-            heads = [_between(self.sizes, self.drafting, m) for m in range(1, most + 1)]
-            whole = [whole[0], *(w - h for w, h in zip(whole[1:], heads[1:], strict=True))]
-        return tuple(accumulate(whole, max))
+        rest = [self.at(m, length) - self._heads(m) for m in range(2, most + 1)]
+        return tuple(accumulate([self.at(1, length), *rest], max))
+
+    def _heads(self, nodes: int) -> float:
+        """Seconds of a step of so many nodes that the heads take."""
+        return _between(self.sizes, self.drafting, nodes) if self.drafting else 0.0
 
     def overhead(self, nodes: int, length: int) -> float:
         """Seconds of a step over those of a plain one (the paper's word)."""
