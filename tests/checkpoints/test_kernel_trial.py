@@ -100,7 +100,7 @@ def test_a_kernel_that_lost_the_device_is_not_tried_again_there(monkeypatch):
         raise torch.AcceleratorError("CUDA error: misaligned address")
 
     monkeypatch.setattr(kernel_trial, "_nf4_product", lose)
-    monkeypatch.setattr(kernel_trial, "_split_attention", lambda *asked: ["tried"])
+    monkeypatch.setattr(split_attention, "use_where_faster", lambda *asked: ["tried"])
     with pytest.raises(torch.AcceleratorError):
         kernel_trial.try_kernels(backbone)
     (mark,) = marks()
@@ -249,7 +249,7 @@ def test_a_mark_that_cannot_be_read_or_written_is_none(monkeypatch, content):
     mark.parent.mkdir(parents=True)
     mark.write_text(content)
     monkeypatch.setattr(kernel_trial, "_nf4_product", lambda *asked: ["tried"])
-    monkeypatch.setattr(kernel_trial, "_split_attention", lambda *asked: [])
+    monkeypatch.setattr(split_attention, "use_where_faster", lambda *asked: [])
     backbone = engine_of(tiny("llama")).backbone
     assert kernel_trial.try_kernels(backbone) == ["tried"] and marks() == []
 

@@ -112,7 +112,7 @@ def test_a_closed_answer_leaves_the_cache_valid(stop_after):
 
 
 def test_a_bucket_is_left_for_the_next_one_on_the_way(monkeypatch):
-    monkeypatch.setattr(ahead, "BUCKETS", (16, 24, 40))
+    monkeypatch.setattr(ahead, "SHORTEST", 16)  # then 24, 40
     engine, settings = engine_of(tiny("llama")), settings_of(max_new_tokens=40)
     wanted = answer(engine, None, chain(2), settings)
     recorded = CudaGraphStep(engine.backbone)
@@ -241,7 +241,7 @@ def test_what_cannot_be_recorded_runs_by_its_parts_and_says_so_once(monkeypatch,
 
 def test_a_failure_on_the_way_loses_nothing(monkeypatch):
     """Recording the next bucket fails while a step is in the queue."""
-    monkeypatch.setattr(ahead, "BUCKETS", (16, 24, 40))
+    monkeypatch.setattr(ahead, "SHORTEST", 16)  # then 24, 40
     engine, settings = engine_of(tiny("llama")), settings_of(max_new_tokens=40, temperature=0.9)
     wanted = answer(engine, None, chain(2), settings)
     real = RecordedStep.__init__
