@@ -20,7 +20,7 @@ from medusa_chat.decoding.drafters import TreeTensors
 
 NAME = "medusa_tree"
 BITS = 64
-FIXED = 2  # numbers before the words
+FIXED = 2  # numbers before the words, which grow with the text
 NO_WINDOW = -(2**40)  # as the first place: before every text
 
 # query, key, value, additive mask or None, scaling -> mixed values; as `tree_attention`
@@ -131,11 +131,10 @@ register(NAME, tree_attention)
 
 @dataclass(frozen=True)
 class NodeMask:
-    """The mask of a tree behind texts of any length: words [n, 2 + w] as for length 0, moves
-    [2 + w], 1 where a number grows with the length, and the words' `sights`."""
+    """The mask of a tree behind texts of any length: words [n, 2 + w] as for length 0, and the
+    words' `sights`."""
 
     words: Tensor
-    moves: Tensor
     seen: Tensor
     has_window: bool
 
@@ -151,13 +150,14 @@ class NodeMask:
         bits = F.pad(seen, (0, -len(depths) % BITS)).unflatten(1, (-1, BITS)).long()
         words = (bits << torch.arange(BITS, device=bits.device)).sum(-1)
         start = torch.stack((first, torch.zeros_like(first)), 1)
-        moves = torch.arange(FIXED + words.shape[1], device=words.device) < FIXED
         words = torch.cat((start, words), 1)
-        return cls(words, moves.long(), sights(words), window is not None)
+        return cls(words, sights(words), window is not None)
 
     def behind(self, length: Tensor | int) -> Tensor:
         """The mask int64 [n, 2 + w] of nodes behind `length` tokens, a number or int64 [1]."""
-        return self.words + self.moves * length
+        words = self.words.clone()
+        words[:, :FIXED] += length
+        return words
 
 
 def sights(words: Tensor) -> Tensor:
