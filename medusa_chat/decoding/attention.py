@@ -156,7 +156,7 @@ class NodeMask:
     def behind(self, length: Tensor | int) -> Tensor:
         """The mask int64 [n, 2 + w] of nodes behind `length` tokens, a number or int64 [1]."""
         words = self.words.clone()
-        words[:, :FIXED] += length
+        words[:, :FIXED].add_(length)
         return words
 
 
