@@ -26,10 +26,10 @@ from safetensors.torch import save
 from support.checkpoints import layered, with_bias, with_own
 
 from medusa_chat.checkpoints import pickle_sandbox
+from medusa_chat.checkpoints.head_tensors import heads_of
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.shapes import read_heads
 from medusa_chat.checkpoints.layouts.source import LocalFolder
-from medusa_chat.decoding.head_tensors import heads_of
 from medusa_chat.errors import ModelError
 
 SLOW = 10.0  # seconds of computing of our own that no file of a few kilobytes may take

@@ -11,13 +11,13 @@ from support.doc_commands import COMMANDS, FENCE, ROOT, shown, words
 
 from medusa_chat.bench import FINDINGS, STUDIES
 from medusa_chat.checkpoints.precision import PRECISIONS
-from medusa_chat.decoding.backends import layer_kernels, row_kernels
+from medusa_chat.decoding.backends import fused_kernels
 from medusa_chat.decoding.settings import ACCEPTANCE_NAMES
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 BASES = (ROOT, ROOT / "medusa_chat/decoding")  # how-a-step-works.md names modules from there
-TRIED = ("wide-logits", "nf4-product", "split-attention", *layer_kernels.NAMES, *row_kernels.NAMES)
+TRIED = ("wide-logits", "nf4-product", "split-attention", *fused_kernels.NAMES)
 
 
 def anchors(page: Path) -> set[str]:

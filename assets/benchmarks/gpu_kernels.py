@@ -11,7 +11,7 @@ from gpu_part import Bench
 
 from medusa_chat.bench.harness.random_model import RandomModel, load_shape
 from medusa_chat.decoding.attention import NodeMask, tree_attention
-from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels, split_attention
+from medusa_chat.decoding.backends import fused_kernels, nf4, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.engine import Engine
@@ -23,9 +23,8 @@ from medusa_chat.trees.auto_tree import source_tree
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 WIDTHS = (64, 128, 256)
 SMALL = RandomModel("small", 512, 1376, 4, 8, 4, 4096, 4096)
-LAYER = layer_kernels.Sizes(4096, (32, 8), 128, 14336)  # of Llama-3.1-8B
-VOCABULARY = 128_256  # of Llama-3.1
-TINY_LAYER = layer_kernels.Sizes(64, (4, 2), 16, 128)
+SIZES = fused_kernels.Sizes(128_256, 4096, (32, 8), 128, 14336)  # of Llama-3.1-8B
+TINY_SIZES = fused_kernels.Sizes(96, 64, (4, 2), 16, 128)
 TINY = RandomModel("tiny", 64, 128, 2, 4, 2, 96, 256, heads=3)
 PROMPT = 200  # tokens
 NONE = "no kernel runs here: torch computes in its place"
@@ -45,11 +44,11 @@ def parity(bench: Bench) -> Iterator[tuple[str, Any]]:
             off = of(split_attention.difference, device, dtype, width)
             yield f"split attention, D = {width}, {name}", off
         yield f"nf4 product, {name}", of(nf4.difference, device, dtype)
-        for kernel, what in layer_kernels.NAMES.items():
-            off = of(layer_kernels.difference, kernel, LAYER, device, dtype)
+        for kernel, what in fused_kernels.IN_LAYERS.items():
+            off = of(fused_kernels.difference, kernel, SIZES, device, dtype)
             yield f"{what}, {name}", off
-    for kernel, what in row_kernels.NAMES.items():
-        yield what, of(row_kernels.difference, kernel, VOCABULARY, device)
+    for kernel, what in fused_kernels.ON_LOGITS.items():
+        yield what, of(fused_kernels.difference, kernel, SIZES, device, torch.float32)
 
 
 def _said(work: Callable[[], float]) -> float | str:
@@ -106,21 +105,14 @@ def attention_times(bench: Bench) -> Iterator[tuple[str, Any]]:
 def layer_times(bench: Bench) -> Iterator[tuple[str, Any]]:
     """Milliseconds of what stands between the products of an 8B's layer, and of what reads its
     logits: by torch and by ours."""
+    device, dtype = torch.device(bench.device), bench.either(torch.bfloat16, torch.float32)
+    sizes = bench.either(SIZES, TINY_SIZES)
     for rows in (1, 16, 64):
-        for module, name, given in _calls(bench, rows):
-            ways = {"torch": getattr(module.TORCH, name)}
+        for name, what in fused_kernels.NAMES.items():
+            given = fused_kernels.arguments(name, sizes, rows, device, dtype, dtype)
+            ways = {"torch": fused_kernels.twin(name)}
             if not bench.is_dry:
-                ways["ours"] = module.ways(name)[1]
+                ways["ours"] = fused_kernels.own(name)
             for way, call in ways.items():
                 spent = timed(bench.device, partial(call, *given), bench.either(30, 1))
-                yield f"{module.NAMES[name]}, {rows} rows, {way}", spent
-
-
-def _calls(bench: Bench, rows: int) -> Iterator[tuple[Any, str, tuple[Any, ...]]]:
-    """Kernels by module and name, and arguments of theirs."""
-    device, dtype = torch.device(bench.device), bench.either(torch.bfloat16, torch.float32)
-    sizes, size = bench.either((LAYER, VOCABULARY), (TINY_LAYER, 96))
-    for name in layer_kernels.NAMES:
-        yield layer_kernels, name, layer_kernels.arguments(name, sizes, rows, device, dtype, dtype)
-    for name in row_kernels.NAMES:
-        yield row_kernels, name, row_kernels.arguments(name, rows, size, device)
+                yield f"{what}, {rows} rows, {way}", spent

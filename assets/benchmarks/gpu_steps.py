@@ -16,8 +16,8 @@ from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.step_costs import expected_lengths
-from medusa_chat.decoding.step_profiler import StepProfiler
 from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.step_profiler import StepProfiler
 from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
 
 NODES = (1, 16, 32, 64)

@@ -28,7 +28,7 @@ import dialogues  # noqa: E402
 from backbone import Recipe  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from medusa_chat.decoding.head_tensors import heads_of, tensors_of  # noqa: E402
+from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of  # noqa: E402
 from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
 from medusa_chat.errors import MedusaChatError  # noqa: E402
 from medusa_chat.training.accuracy import count_ranks, ranks_of_answer  # noqa: E402

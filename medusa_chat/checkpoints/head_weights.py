@@ -7,8 +7,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from medusa_chat.checkpoints import pickle_sandbox
+from medusa_chat.checkpoints.head_tensors import fit_vocabulary, heads_of
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.decoding.head_tensors import fit_vocabulary, heads_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError, first_line
 

@@ -16,9 +16,8 @@ from medusa_chat import paths
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.memory import device_memory
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels, split_attention
+from medusa_chat.decoding.backends import fused_kernels, nf4, split_attention
 from medusa_chat.decoding.backends.parity import Timer, agrees
-from medusa_chat.decoding.probe import check_tree_step
 
 FOLDER = "kernels"  # of the state: a file for each kernel that is being tried
 SPARE = 10**9  # bytes that stay free for answers
@@ -40,9 +39,8 @@ def try_kernels(backbone: Backbone) -> list[str]:
     kernels: dict[str, Callable[[Backbone, Timer], list[str]]] = {
         "wide-logits": _wide_logits,
         "nf4-product": _nf4_product,
-        "split-attention": _split_attention,
-        **{name: partial(layer_kernels.use_where_faster, name) for name in layer_kernels.NAMES},
-        **{name: partial(row_kernels.use_where_faster, name) for name in row_kernels.NAMES},
+        "split-attention": split_attention.use_where_faster,
+        **{name: partial(fused_kernels.use_where_faster, name) for name in fused_kernels.NAMES},
     }
     notes = []
     for name, attempt in kernels.items():
@@ -81,18 +79,6 @@ def _wide_logits(backbone: Backbone, timer: Timer) -> list[str]:
 def _nf4_product(backbone: Backbone, timer: Timer) -> list[str]:
     free = device_memory(backbone.device).free - SPARE
     return nf4.replace_where_faster(backbone.model, timer, free)
-
-
-def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
-    if not split_attention.is_faster(backbone, timer):
-        return []
-    before = backbone.implementation
-    backbone.attend_by(split_attention.NAME)
-    tries = partial(check_tree_step, backbone)
-    if agrees("attention stays with torch's kernel", tries, torch.inf):
-        return ["split attention (flash decoding) by our kernel"]
-    backbone.attend_by(before)
-    return []
 
 
 @contextmanager

@@ -6,12 +6,20 @@ from typing import Any
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.plain_clock import PlainClock
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import ModelInfo
 from medusa_chat.trees.auto_tree import auto_tree
 from medusa_chat.trees.calibration import Calibration
 from medusa_chat.trees.tuning_store import Tuning
+
+
+@dataclass
+class PlainTime:
+    """Seconds that timing plain steps beside answers may take, and those of such a step as last
+    timed (runtime/plain_clock.py)."""
+
+    allowed: float = 0.0
+    step: float = 0.0
 
 
 @dataclass
@@ -29,9 +37,7 @@ class LoadedModel:
     tuned: Tuning | None = None
     budget: DraftBudget | None = None  # of the auto tree; it learns from every answer
     trees: dict[int | None, tuple[Tree, str]] = field(default_factory=dict)  # auto, once asked
-
-    def __post_init__(self) -> None:
-        self.plain_clock = PlainClock(self.engine, self.tokenizer, self.texts)
+    plain: PlainTime = field(default_factory=PlainTime)
 
     def auto_tree(self, nodes: int | None = None) -> tuple[Tree, str]:
         """The auto tree of so many nodes, None for as many as pay best, and why. Kept: to find it

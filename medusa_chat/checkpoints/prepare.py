@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from medusa_chat.checkpoints import native_build
+from medusa_chat.checkpoints import cuda_graph_trial, native_build
 from medusa_chat.checkpoints.kernel_trial import try_kernels
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import cpu_threads, cuda_graph_trial, native
+from medusa_chat.decoding.backends import cpu_threads, native
 from medusa_chat.decoding.backends.native.blocks import Stored, nothing_stored
 from medusa_chat.decoding.backends.native.linear import kept_bytes
 from medusa_chat.decoding.heads import MedusaHeads

@@ -9,8 +9,9 @@ from medusa_chat.checkpoints.cpu import this_cpu
 from medusa_chat.checkpoints.gpus import KERNEL_SECONDS, SMALL_KERNELS, Gpu, gpu_of
 from medusa_chat.checkpoints.memory_estimate import LINEAR, PLAIN
 from medusa_chat.checkpoints.model_sizes import Sizes, sizes
-from medusa_chat.decoding.step_costs import StepCosts, pick
+from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import ModelError
+from medusa_chat.trees.pick import pick
 
 MODELLED = (1, 4, 8, 16, 32, 64)  # nodes
 LEAST = 4  # also where plain decoding looks faster: a second later the tuner has measured

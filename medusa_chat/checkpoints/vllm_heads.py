@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from medusa_chat.decoding.backbone import LogitHead
-from medusa_chat.decoding.head_tensors import (
+from medusa_chat.checkpoints.head_tensors import (
     LAYER,
     LM_HEAD,
     ONE_LM_HEAD,
@@ -20,6 +19,7 @@ from medusa_chat.decoding.head_tensors import (
     TOKEN_MAP,
     tensors_of,
 )
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError
 

@@ -20,7 +20,7 @@ from medusa_chat.decoding.drafters import TreeTensors
 
 NAME = "medusa_tree"
 BITS = 64
-FIXED = 2  # numbers before the words
+FIXED = 2  # numbers before the words, which grow with the text
 NO_WINDOW = -(2**40)  # as the first place: before every text
 
 # query, key, value, additive mask or None, scaling -> mixed values; as `tree_attention`
@@ -42,7 +42,8 @@ def tree_attention(
     groups = heads // key.shape[1]
     folded = query[0].unflatten(0, (key.shape[1], groups)).flatten(1, 2)  # [H_kv, G * q, D]
     if mask is None and rows > 1:
-        mask = _causal(rows, query)
+        hidden = torch.full((rows, rows), -torch.inf, dtype=query.dtype, device=query.device)
+        mask = hidden.triu(1)[None, None]
     if query.dtype in (torch.bfloat16, torch.float16) and query.device.type == "cpu":
         out = _double_attention(folded, key[0], value[0], mask, scaling)
     else:
@@ -52,7 +53,7 @@ def tree_attention(
         out = F.scaled_dot_product_attention(
             folded[None], key, value, attn_mask=mask, scale=scaling
         )
-    return _unfolded(out, heads, rows)
+    return out.reshape(1, heads, rows, out.shape[-1]).transpose(1, 2)
 
 
 def keep_cudnn_out(device: torch.device) -> None:
@@ -86,17 +87,6 @@ def fold(mask: Tensor, groups: int) -> Tensor:
     rows, width = mask.shape[2:]
     padded = mask.new_zeros(1, 1, groups, rows, width + -width % 8)[..., :width]
     return padded.copy_(mask.unsqueeze(2)).flatten(2, 3)
-
-
-def _causal(rows: int, like: Tensor) -> Tensor:
-    """The additive mask [1, 1, q, q] of a causal pass."""
-    mask = torch.full((rows, rows), -torch.inf, dtype=like.dtype, device=like.device).triu(1)
-    return mask[None, None]
-
-
-def _unfolded(out: Tensor, heads: int, rows: int) -> Tensor:
-    """Rows of groups side by side, [(1,) H_kv, G * q, D] -> [1, q, H, D]."""
-    return out.reshape(1, heads, rows, out.shape[-1]).transpose(1, 2)
 
 
 def _double_attention(
@@ -141,11 +131,10 @@ register(NAME, tree_attention)
 
 @dataclass(frozen=True)
 class NodeMask:
-    """The mask of a tree behind texts of any length: words [n, 2 + w] as for length 0, moves
-    [2 + w], 1 where a number grows with the length, and the words' `sights`."""
+    """The mask of a tree behind texts of any length: words [n, 2 + w] as for length 0, and the
+    words' `sights`."""
 
     words: Tensor
-    moves: Tensor
     seen: Tensor
     has_window: bool
 
@@ -161,13 +150,14 @@ class NodeMask:
         bits = F.pad(seen, (0, -len(depths) % BITS)).unflatten(1, (-1, BITS)).long()
         words = (bits << torch.arange(BITS, device=bits.device)).sum(-1)
         start = torch.stack((first, torch.zeros_like(first)), 1)
-        moves = torch.arange(FIXED + words.shape[1], device=words.device) < FIXED
         words = torch.cat((start, words), 1)
-        return cls(words, moves.long(), sights(words), window is not None)
+        return cls(words, sights(words), window is not None)
 
     def behind(self, length: Tensor | int) -> Tensor:
         """The mask int64 [n, 2 + w] of nodes behind `length` tokens, a number or int64 [1]."""
-        return self.words + self.moves * length
+        words = self.words.clone()
+        words[:, :FIXED].add_(length)
+        return words
 
 
 def sights(words: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from medusa_chat.decoding.acceptance import Rows
 from medusa_chat.decoding.attention import NodeMask, additive, aligned, keep_cudnn_out
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.families import needs_eager, refuse_unfit, windows
-from medusa_chat.decoding.fused_layers import FusedDecoder, lean_decoder
+from medusa_chat.decoding.fused_layers import lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache, layer_shapes
 from medusa_chat.decoding.settings import MAX_NODES
 
@@ -46,8 +46,8 @@ class Backbone:
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
-        shapes, devices = layer_shapes(self.model.get_decoder(), self.config, self.device)
-        self.cache = KVCache(shapes, devices, context + MAX_NODES, self.dtype)
+        shapes = layer_shapes(self.model.get_decoder(), self.config, self.device)
+        self.cache = KVCache(shapes, context + MAX_NODES, self.dtype)
 
     def attend_by(self, implementation: str) -> None:
         """Use the attention function of this name."""
@@ -104,8 +104,7 @@ class Backbone:
 
     def _run(self, tokens: Tensor, positions: Tensor, masks: dict[int | None, Tensor]) -> Tensor:
         self.cache.begin()
-        if isinstance(self.decoder, nn.Module | FusedDecoder):  # the C library takes any mask
-            masks = {w: aligned(m) if m.is_floating_point() else m for w, m in masks.items()}
+        masks = {w: aligned(m) if m.is_floating_point() else m for w, m in masks.items()}
         return self.run_fixed(tokens, positions, masks, self.cache.layers)
 
     def run_fixed(

@@ -9,7 +9,6 @@ LEAST = 0.05  # a token that is less probable is not guessed
 # hit rates by the number of tokens that match, before anything was measured; the last one: or more
 PRIOR = (0.0, 0.1, 0.3, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8)
 LONG = 4  # tokens of a match that is followed while it is right, and looked for before shorter ones
-BITS = 32  # of a token in the key of a pair
 MOST_PLACES = 256  # that are looked at for all continuations
 
 
@@ -38,12 +37,8 @@ class Continuation:
         self._ids: list[int] = []
         self._rates = list(PRIOR)
         self._place = self._length = 0  # of the match: the place after it, and its tokens
-        # the latest place after one token, two, and four, which are two pairs of tokens
-        self._ones: dict[int, int] = {}
-        self._twos: dict[int, int] = {}
-        self._fours: dict[tuple[int, int], int] = {}
+        self._latest: dict[tuple[int, ...], int] = {}  # place after these one, two or LONG tokens
         self._earlier: list[int] = []  # by token: the place after it where it stood before
-        self._pairs = (0, 0, 0)  # the last pairs of tokens, the latest last
 
     def read(self, tokens: Sequence[int]) -> None:
         """Add the next tokens of the text, at first the prompt, whose hits are not counted."""
@@ -63,18 +58,19 @@ class Continuation:
     def guess(self, depth: int) -> Guess | None:
         """At most `depth` tokens, of which each is probable enough; None where none is. A match
         that overlaps the text's end goes on as the period that it is."""
-        most, probability = len(PRIOR) - 1, self._rates[min(self._length, len(PRIOR) - 1)]
-        if probability < LEAST or depth < 1:
-            return None
-        rates, reached = [probability], [probability]
-        for length in range(self._length + 1, self._length + min(depth, DEPTH)):
-            rate = self._rates[min(length, most)]
+        rates: list[float] = []
+        reached: list[float] = []
+        probability = 1.0
+        for length in range(self._length, self._length + min(depth, DEPTH)):
+            rate = self._rates[min(length, len(PRIOR) - 1)]
             probability *= rate
             if probability < LEAST:
                 break
             rates.append(rate)
             reached.append(probability)
-        count = len(reached)
+        if not rates:
+            return None
+        count = len(rates)
         span = self._ids[self._place : self._place + count]
         tokens = (span * -(-count // len(span)))[:count]
         return Guess(tuple(tokens), tuple(rates), tuple(reached))
@@ -96,16 +92,13 @@ class Continuation:
     def _append(self, token: int) -> int:
         """Add a token -> the latest earlier place after the last LONG tokens, else the last two,
         else the last one; 0 where there is none."""
-        ids = self._ids
-        _, before, last = self._pairs
-        pair = (ids[-1] << BITS | token) if ids else -1
+        ids, latest = self._ids, self._latest
         ids.append(token)
-        end, four = len(ids), (before, pair)
-        self._pairs = before, last, pair
-        latest = self._ones.get(token, 0)
-        self._earlier.append(latest)
-        place = self._fours.get(four) or self._twos.get(pair) or latest
-        self._fours[four] = self._twos[pair] = self._ones[token] = end
+        last, pair, one = tuple(ids[-LONG:]), tuple(ids[-2:]), (token,)
+        before = latest.get(one, 0)
+        self._earlier.append(before)
+        place = latest.get(last) or latest.get(pair) or before
+        latest[last] = latest[pair] = latest[one] = len(ids)
         return place
 
     def _matching(self, place: int) -> int:

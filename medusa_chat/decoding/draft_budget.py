@@ -35,6 +35,16 @@ class Allowance:
     by_text: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Seconds of steps behind a text: of a plain one, and of steps of 1, 2, ... nodes, never
+    falling, that the heads draft, and that the text alone drafts."""
+
+    plain: float
+    by_heads: tuple[float, ...]
+    by_text: tuple[float, ...]
+
+
 class DraftBudget:
     """Decides step by step, from measured costs and what was accepted; it never looks at a clock.
 
@@ -75,22 +85,22 @@ class DraftBudget:
         losses = (costs.at(usual, length) - costs.at(1, length) for length in costs.lengths)
         self._most = self.credit = PATIENCE * max(0.0, *losses)
         self._trials = self.credit  # the same without what the text earned, for trials of the heads
-        self._known: dict[int, tuple[float, tuple[float, ...]]] = {}
-        self._undrafted: dict[int, tuple[float, ...]] = {}
-        self._is_by_heads, self._length = True, 0  # of the step that was allowed last
-        self._plain, self._prices = self._look_up(costs.lengths[0])  # where the last step began
+        self._known: dict[int, Prices] = {}
+        self._is_by_heads = True  # the step that was allowed last
+        self._prices = self._look_up(costs.lengths[0])  # where it begins
 
     def allow(self, length: int, text: Sequence[float] = ()) -> Allowance:
         """What the next step may draft after `length` tokens in the cache. text: the probabilities
         of a continuation's tokens, in falling order."""
-        plain, prices = self._plain, self._prices = self._look_up(length)
-        rates = {1: 1 / plain}
-        rates |= {m: (1 + self.trust * self._promised(m)) / prices[m - 1] for m in self._sizes[1:]}
+        prices = self._prices = self._look_up(length)
+        rates = {1: 1 / prices.plain}
+        for m in self._sizes[1:]:
+            rates[m] = (1 + self.trust * self._promised(m)) / prices.by_heads[m - 1]
         best = max(rates, key=rates.__getitem__)  # of equals the smallest
         found = self._by_heads(rates, best)
         if text:
-            found = self._with_text(found, length, text, rates[best])
-        self._is_by_heads, self._length = found.by_heads, length
+            found = self._with_text(found, text, rates[best])
+        self._is_by_heads = found.by_heads
         return found
 
     def record(
@@ -99,14 +109,13 @@ class DraftBudget:
         """Account for the step that was allowed last: its nodes, and the tokens it gave, 1 where no
         draft was accepted. is_drafted: whether there was a draft. guessed: the next token, and of
         the others those that the heads had drafted; None: all of them."""
-        is_by_heads = self._is_by_heads
-        prices = self._prices if is_by_heads else self._text_prices(self._length)
-        cost = max(self._plain, prices[min(nodes, len(prices)) - 1])
-        spent = cost if is_drafted else self._plain
+        is_by_heads, plain = self._is_by_heads, self._prices.plain
+        prices = self._prices.by_heads if is_by_heads else self._prices.by_text
+        spent = max(plain, prices[min(nodes, len(prices)) - 1]) if is_drafted else plain
         by_heads = (tokens if guessed is None else guessed) if is_by_heads else 1
-        earned = (1 + SHARE) * self._plain
+        earned = (1 + SHARE) * plain
         self.credit = min(self._most, self.credit + earned * tokens - spent)
-        cost = spent if is_by_heads else self._plain
+        cost = spent if is_by_heads else plain
         self._trials = max(0.0, min(self._most, self._trials + earned * by_heads - cost))
         promised = self._promised(nodes if self.candidates is None else len(self.expected))
         if is_drafted and is_by_heads and promised > 0:
@@ -114,11 +123,11 @@ class DraftBudget:
 
     def _by_heads(self, rates: dict[int, float], best: int) -> Allowance:
         """What the heads may draft. rates: tokens a second by the number of nodes."""
-        prices, wanted = self._prices, best
+        prices, wanted = self._prices.by_heads, best
         if best == 1 and len(rates) > 1:
             wanted = self._sizes[1]  # a trial: the text may have become easier to predict
         credit = self.credit if best > 1 else min(self.credit, self._trials)
-        affordable = bisect_right(prices, self._plain + credit)
+        affordable = bisect_right(prices, self._prices.plain + credit)
         if self.candidates is not None and affordable > 1:
             return Allowance(affordable, HEADS if best > 1 else TRIAL, prices, rates[best])
         nodes = max(m for m in self._sizes if m <= min(wanted, max(affordable, 1)))
@@ -130,31 +139,27 @@ class DraftBudget:
             return Allowance(nodes, "what is left to spend")
         return Allowance(nodes, WHOLE if nodes == self._sizes[-1] else "the most tokens a second")
 
-    def _with_text(
-        self, found: Allowance, length: int, text: Sequence[float], rate: float
-    ) -> Allowance:
+    def _with_text(self, found: Allowance, text: Sequence[float], rate: float) -> Allowance:
         """The best of what the heads may draft, at `rate` tokens a second, of the continuation
         alone, and of both."""
-        nodes, tokens, alone = self._text_alone(length, text)
+        nodes, tokens, alone = self._text_alone(text)
         if found.nodes == 1:
             return alone or found
         end = len(self.expected)
         tokens += (1 - text[0]) * self.trust * self._promised(end)
-        both = tokens / self._prices[min(end + nodes, len(self._prices)) - 1]
+        prices = self._prices.by_heads
+        both = tokens / prices[min(end + nodes, len(prices)) - 1]
         if alone is not None and alone.rate >= max(both, rate):
             return alone
-        prices = self._prices
         if text[0] < max(both, rate) * (prices[1] - prices[0]):
             return found  # its first node would not bring the time that it takes
         reason = TRIAL if found.reason == TRIAL else BOTH
         return replace(found, reason=reason, rate=max(both, rate), by_text=True)
 
-    def _text_alone(
-        self, length: int, text: Sequence[float]
-    ) -> tuple[int, float, Allowance | None]:
+    def _text_alone(self, text: Sequence[float]) -> tuple[int, float, Allowance | None]:
         """Of a continuation: how many nodes pay best where it is drafted alone, the tokens that
         such a step brings, and what it may draft; None where it would not pay."""
-        plain, prices = self._plain, self._text_prices(length)
+        plain, prices = self._prices.plain, self._prices.by_text
         count, tokens, total, most = 0, 1.0, 1.0, 1 / plain
         affordable = bisect_right(prices, plain + self.credit)
         for number, probability in enumerate(text[: max(affordable, 1) - 1], start=1):
@@ -169,22 +174,16 @@ class DraftBudget:
         """Tokens beside the next one that a step of so many nodes should bring."""
         return self.expected[min(nodes, len(self.expected)) - 1] - 1
 
-    def _look_up(self, length: int) -> tuple[float, tuple[float, ...]]:
-        """Seconds of a plain step, and of steps of 1, 2, ... nodes, never falling; of candidates
-        each includes the time of the heads, which run before it is known how many are kept."""
+    def _look_up(self, length: int) -> Prices:
+        """The prices behind `length` tokens; of candidates each price by the heads includes their
+        time, for they run before it is known how many nodes are kept."""
         place = length // STRIDE
         if place not in self._known:
             at, end, costs = place * STRIDE, self._sizes[-1], self.costs
             if self.candidates is not None:
-                prices = costs.drafted(end, max(len(self.candidates), end + DEPTH), at)
+                by_heads = costs.drafted(end, max(len(self.candidates), end + DEPTH), at)
             else:
-                prices = tuple(accumulate((costs.at(m, at) for m in range(1, end + 1)), max))
-            self._known[place] = costs.at(1, at), prices
+                by_heads = tuple(accumulate((costs.at(m, at) for m in range(1, end + 1)), max))
+            by_text = costs.undrafted(DEPTH + 1, at)
+            self._known[place] = Prices(costs.at(1, at), by_heads, by_text)
         return self._known[place]
-
-    def _text_prices(self, length: int) -> tuple[float, ...]:
-        """Seconds of steps of 1, 2, ... nodes that no head drafts, never below a plain one's."""
-        place = length // STRIDE
-        if place not in self._undrafted:
-            self._undrafted[place] = self.costs.undrafted(DEPTH + 1, place * STRIDE)
-        return self._undrafted[place]

@@ -19,20 +19,14 @@ def refuse_unfit(config: Any) -> None:
     family = config.model_type
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if family in RECURRENT or not kinds <= LAYER_KINDS:
-        raise ModelError(
-            f"model family {family} is not supported: its recurrent state does not work with tree "
-            "attention"
-        )
-    if family in ALIBI or getattr(config, "alibi", False):
-        raise ModelError(
-            f"model family {family} is not supported: ALiBi position encodings do not work with "
-            "tree attention"
-        )
-    if family in UNPROVEN:
-        raise ModelError(
-            f"model family {family} is not supported: its local attention is not tested with tree "
-            "attention"
-        )
+        why = "its recurrent state does not work with tree attention"
+    elif family in ALIBI or getattr(config, "alibi", False):
+        why = "ALiBi position encodings do not work with tree attention"
+    elif family in UNPROVEN:
+        why = "its local attention is not tested with tree attention"
+    else:
+        return
+    raise ModelError(f"model family {family} is not supported: {why}")
 
 
 def needs_eager(config: Any) -> bool:

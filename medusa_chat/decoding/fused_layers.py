@@ -58,7 +58,7 @@ class PackedLinear(nn.Module):
 
 class LayerOps:
     """The operators between the products of a merged layer, by torch. A load on a CUDA device
-    replaces them one by one by kernels (backends/layer_kernels.py)."""
+    replaces them one by one by kernels (backends/fused_kernels.py)."""
 
     def add_norm(self, hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
         """hidden and delta [1, n, d], norm a FusedRMSNorm -> their sum, and its norm, in
@@ -129,21 +129,18 @@ class FusedLayer(nn.Module):
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
         past_key_values: Any = None,
-        use_cache: bool | None = False,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """hidden_states [1, q, d], attention_mask as the attention function takes it,
-        position_embeddings (cos, sin) [1, q, D] -> [1, q, d], all in the layer's dtype."""
+        position_embeddings (cos, sin) [1, q, D], kwargs the stock layer's -> [1, q, d], all in the
+        layer's dtype."""
         if self.config._attn_implementation not in OURS or position_embeddings is None:
             out: Tensor = self.stock(
                 hidden_states,
                 attention_mask=attention_mask,
-                position_ids=position_ids,
                 past_key_values=past_key_values,
-                use_cache=use_cache,
                 position_embeddings=position_embeddings,
                 **kwargs,
             )

@@ -1,6 +1,7 @@
 """KVCache: preallocated keys and values; the accepted rows of a step are moved into place."""
 
-from typing import Any
+from collections import Counter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from medusa_chat.errors import ModelError
 class Layer(CacheLayerMixin):
     """One layer of the cache for transformers: writes after `start` and returns the valid part."""
 
+    keys: Tensor
+    values: Tensor
     is_sliding = False
     places: Tensor | None = None  # int64 [q], where a pass writes; None: after `start`
 
@@ -31,14 +34,12 @@ class Layer(CacheLayerMixin):
         """Write [1, H, q, D] after `start`; return keys and values [1, H, start + q, D], all in the
         dtype of the cache."""
         end = self.start + key_states.shape[2]
-        assert self.keys is not None and self.values is not None
         self.keys[:, :, self.start : end] = key_states
         self.values[:, :, self.start : end] = value_states
         return self.read(key_states.shape[2])
 
     def read(self, rows: int) -> tuple[Tensor, Tensor]:
         """Keys and values [1, H, s, D] in the cache's dtype that a pass of so many rows reads."""
-        assert self.keys is not None and self.values is not None
         end = self.start + rows
         return self.keys[:, :, :end], self.values[:, :, :end]
 
@@ -49,13 +50,14 @@ class Layer(CacheLayerMixin):
         return self.start
 
     def get_max_length(self) -> int:
-        assert self.keys is not None
         return int(self.keys.shape[2])
 
 
 class FixedLayer(Layer):
     """One layer of the cache for a step of fixed shapes: rows are written at the positions in a
     tensor, and all of the first `bucket` positions are returned."""
+
+    places: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor, places: Tensor, bucket: int) -> None:
         super().__init__(keys, values)
@@ -66,15 +68,21 @@ class FixedLayer(Layer):
     ) -> tuple[Tensor, Tensor]:
         """Write [1, H, q, D] at `places` int64 [q]; return keys and values [1, H, bucket, D], all
         in the dtype of the cache."""
-        assert self.keys is not None and self.values is not None and self.places is not None
         self.keys.index_copy_(2, self.places, key_states)
         self.values.index_copy_(2, self.places, value_states)
         return self.read(len(self.places))
 
     def read(self, rows: int) -> tuple[Tensor, Tensor]:
         """Keys and values [1, H, bucket, D] in the cache's dtype, whatever the rows."""
-        assert self.keys is not None and self.values is not None
         return self.keys[:, :, : self.bucket], self.values[:, :, : self.bucket]
+
+
+class Shape(NamedTuple):
+    """Keys or values of a layer: their heads, the width of one, and the device where they lie."""
+
+    heads: int
+    width: int
+    device: torch.device
 
 
 class KVCache:
@@ -85,28 +93,19 @@ class KVCache:
     `length` are never read, or masked (`fixed`); a masked row must be finite.
     """
 
-    def __init__(
-        self,
-        shapes: list[tuple[torch.Size, torch.Size]],
-        devices: list[torch.device],
-        capacity: int,
-        dtype: torch.dtype,
-    ) -> None:
-        """shapes: per layer those of keys and values [1, H, any, D]; devices: where they lie."""
-        pairs = zip(shapes, devices, strict=True)
-        flat = [(shape[1], shape[3], device) for pair, device in pairs for shape in pair]
-        self.length = 0
-        self.capacity = capacity
-        self._blocks: list[Tensor] = []
-        views: dict[int, Tensor] = {}
-        for kind in dict.fromkeys(flat):
-            members = [i for i, other in enumerate(flat) if other == kind]
-            heads, width, device = kind
-            size = (len(members), 1, heads, capacity, width)
-            block = torch.zeros(size, dtype=dtype, device=device)
-            self._blocks.append(block)
-            views |= {i: block[row] for row, i in enumerate(members)}
-        self._layers = [Layer(views[2 * i], views[2 * i + 1]) for i in range(len(shapes))]
+    def __init__(self, shapes: list[Shape], capacity: int, dtype: torch.dtype) -> None:
+        """shapes: of the first layer's keys, of its values, of the second layer's keys, ..."""
+        self.length, self.capacity = 0, capacity
+        blocks = {}
+        for shape, count in Counter(shapes).items():
+            size = (count, 1, shape.heads, capacity, shape.width)
+            blocks[shape] = torch.zeros(size, dtype=dtype, device=shape.device)
+        self._blocks = list(blocks.values())
+        used, views = Counter[Shape](), []
+        for shape in shapes:
+            views.append(blocks[shape][used[shape]])
+            used[shape] += 1
+        self._layers = [Layer(k, v) for k, v in zip(views[::2], views[1::2], strict=True)]
         self.layers = Cache(layers=self._layers)
 
     @property
@@ -175,17 +174,15 @@ class KVCache:
 
 
 @torch.no_grad()
-def layer_shapes(
-    decoder: Any, config: Any, device: torch.device
-) -> tuple[list[tuple[torch.Size, torch.Size]], list[torch.device]]:
-    """Shapes of each layer's keys and values, and the device where it computes them, from a pass
-    over one token. Raises ModelError for a family that has none."""
+def layer_shapes(decoder: Any, config: Any, device: torch.device) -> list[Shape]:
+    """Shapes of each layer's keys and values, in turn, from a pass over one token. Raises
+    ModelError for a family that has none."""
     cache = DynamicCache(config=config)
     probe = torch.zeros(1, 1, dtype=torch.long, device=device)
     try:
         decoder(input_ids=probe, past_key_values=cache, use_cache=True)
-        shapes = [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
-        return shapes, [layer.keys.device for layer in cache.layers]
+        read = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+        return [Shape(tensor.shape[1], tensor.shape[3], tensor.device) for tensor in read]
     except (AttributeError, TypeError) as error:
         raise ModelError(
             f"model family {config.model_type} is not supported: it has no standard key-value cache"

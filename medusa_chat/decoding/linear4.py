@@ -11,6 +11,7 @@ conversion breaks one that is not whole blocks. So `hold` prevents it until load
 `release` allows it.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,26 +39,28 @@ def is_linear4(linear: nn.Module) -> bool:
 
 def hold(model: nn.Module) -> None:
     """Keep the 4-bit linears of `model` in their present layout."""
-    linears: list[Any] = [module for module in model.modules() if is_linear4(module)]
-    for linear in linears:
+    for linear in _linears(model):
         linear.support_avx512bf16_for_cpu = False
 
 
 def release(model: nn.Module) -> list[str]:
     """Allow bitsandbytes to convert the linears that are whole blocks, on a CPU that gains by it;
     returns a sentence about it, or nothing."""
-    linears: list[Any] = [module for module in model.modules() if is_linear4(module)]
     released = 0
-    for linear in linears:
-        if getattr(linear.weight, "quant_state", None) is None:
+    for linear in _linears(model):
+        state = getattr(linear.weight, "quant_state", None)
+        if state is None:
             continue  # parts of a merged one have no weights
         able = type(linear)(1, 1, device="meta")  # a new one tells what the CPU supports
-        outputs, inputs = linear.weight.quant_state.shape
-        is_whole = outputs % 32 == 0 and inputs % linear.weight.quant_state.blocksize == 0
+        is_whole = state.shape[0] % 32 == 0 and state.shape[1] % state.blocksize == 0
         if is_whole and getattr(able, "support_avx512bf16_for_cpu", False):
             linear.support_avx512bf16_for_cpu = True
             released += 1
     return [f"{released} linears of 4 bits laid out for this CPU's bf16"] if released else []
+
+
+def _linears(model: nn.Module) -> Iterator[Any]:
+    return filter(is_linear4, model.modules())
 
 
 def can_merge(*linears: Any) -> bool:
@@ -82,15 +85,13 @@ def can_merge(*linears: Any) -> bool:
 
 def absmax(state: Any) -> Tensor:
     """The scale of each block, float32 [N * K / blocksize], decoded where it was quantised too."""
-    if not state.nested:
-        scales: Tensor = state.absmax.float()
-        return scales
-    inner = state.state2
-    code = inner.code.to(state.absmax.device)
-    decode = torch.ops.bitsandbytes.dequantize_blockwise.default
-    decoded = decode(state.absmax, inner.absmax, code, inner.blocksize, inner.dtype)
-    scales = (decoded + state.offset).float()
-    return scales
+    scales: Tensor = state.absmax
+    if state.nested:
+        inner, decode = state.state2, torch.ops.bitsandbytes.dequantize_blockwise.default
+        code = inner.code.to(scales.device)
+        decoded = decode(scales, inner.absmax, code, inner.blocksize, inner.dtype)
+        scales = decoded + state.offset
+    return scales.float()
 
 
 @torch.no_grad()

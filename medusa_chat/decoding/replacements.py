@@ -60,12 +60,9 @@ def is_plain_layer(module: nn.Module) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     merged = [(attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)]
     alone = (attention.o_proj, mlp.down_proj)
-    is_silu = layer.self_attn.config.hidden_act == "silu"
-    return (
-        is_silu
-        and all(_fits(group) for group in merged)
-        and all(type(linear) is nn.Linear or is_linear4(linear) for linear in alone)
-    )
+    is_silu = attention.config.hidden_act == "silu"
+    is_alone = all(type(linear) is nn.Linear or is_linear4(linear) for linear in alone)
+    return is_silu and is_alone and all(map(_fits, merged))
 
 
 def _fits(linears: tuple[Any, ...]) -> bool:
@@ -85,9 +82,7 @@ def merge(parent: Any, *names: str) -> Any:
             setattr(parent, name, Rows(whole, start, start + size))
             start += size
         for linear in linears:
-            linear.weight = (
-                None  # a reference cycle: free the weight now, not at the next collection
-            )
+            linear.weight = None  # in a reference cycle: freed now, not at the next collection
         return whole
     first = linears[0]
     whole = nn.Linear(first.in_features, sum(sizes), bias=False, device="meta")

@@ -1,6 +1,4 @@
-"""StepCosts: the measured time of a step of n nodes, its expected tokens, and the best n.
-
-No torch."""
+"""StepCosts: the measured time of a step of n nodes, and its expected tokens. No torch."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -79,52 +77,23 @@ class StepCosts:
         """Seconds of steps of 1, 2, ... `most` nodes, never falling. Each includes the heads' time
         of a step of `usual` nodes: the heads run before it is known how many nodes are kept."""
         plain, whole = self.at(1, length), self.at(usual, length)
-        drafting = _between(self.sizes, self.drafting, usual) if self.drafting else 0.0
-        first = min(plain + drafting, whole)
+        first = min(plain + self._heads(usual), whole)
         near = [first + (whole - first) * m / (usual - 1) for m in range(usual - 1)]
         far = [self.at(m, length) for m in range(usual, most + 1)]
         return tuple(accumulate([*near, *far], max))[:most]
 
     def undrafted(self, most: int, length: int) -> tuple[float, ...]:
         """Seconds of steps of 1, 2, ... `most` nodes that no head drafted, never falling."""
-        whole = [self.at(m, length) for m in range(1, most + 1)]
-        if self.drafting:
-            heads = [_between(self.sizes, self.drafting, m) for m in range(1, most + 1)]
-            whole = [whole[0], *(w - h for w, h in zip(whole[1:], heads[1:], strict=True))]
-        return tuple(accumulate(whole, max))
+        rest = [self.at(m, length) - self._heads(m) for m in range(2, most + 1)]
+        return tuple(accumulate([self.at(1, length), *rest], max))
+
+    def _heads(self, nodes: int) -> float:
+        """Seconds of a step of so many nodes that the heads take."""
+        return _between(self.sizes, self.drafting, nodes) if self.drafting else 0.0
 
     def overhead(self, nodes: int, length: int) -> float:
         """Seconds of a step over those of a plain one (the paper's word)."""
         return self.at(nodes, length) / self.at(1, length)
-
-
-@dataclass(frozen=True)
-class Pick:
-    """How many nodes pay best. tokens: expected a step; overhead: a step's time over a plain
-    step's; speedup: tokens / overhead, against plain decoding."""
-
-    nodes: int
-    tokens: float
-    overhead: float
-
-    @property
-    def speedup(self) -> float:
-        return self.tokens / self.overhead
-
-
-def pick(costs: StepCosts, expected: Sequence[float], length: int, most: int | None = None) -> Pick:
-    """The measured size with the best expected tokens over step time; plain decoding wins a tie.
-
-    expected[m - 1]: tokens a step with the first m nodes (`expected_lengths`). most: the largest
-    size that may be chosen. Only measured sizes are considered, and the whole tree, also where its
-    size was not measured.
-    """
-    end = min(len(expected), most or len(expected), costs.sizes[-1])
-    sizes = [m for m in costs.sizes if m < end] + [end]
-    found = [Pick(m, expected[m - 1], costs.overhead(m, length)) for m in sizes]
-    return max(
-        found, key=lambda p: p.speedup
-    )  # of equal ones max() returns the first, the smallest
 
 
 def _rises(values: Sequence[int]) -> bool:

@@ -71,7 +71,7 @@ class Tree:
     def ancestors(self) -> tuple[tuple[bool, ...], ...]:
         """The tree mask [n, n]: row i is true where node i sees node j (ancestor or itself)."""
         rows = range(len(self))
-        return tuple(tuple(j in set(path) for j in rows) for path in self.paths)
+        return tuple(tuple(j in seen for j in rows) for seen in map(set, self.paths))
 
     @property
     def leaves(self) -> tuple[int, ...]:

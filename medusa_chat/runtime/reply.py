@@ -11,10 +11,10 @@ from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.decoding.detokenizer import with_text
 from medusa_chat.decoding.drafters import Drafter
 from medusa_chat.decoding.events import Event, Finished, changed
-from medusa_chat.decoding.plain_clock import busy
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import Fresh, ModelInfo
+from medusa_chat.runtime.plain_clock import busy, plain_step_seconds
 from medusa_chat.runtime.prompt_ids import encode, said_so_far
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.tuner import draft_budget
@@ -62,7 +62,7 @@ def _with_plain(
     """The end of an answer with the time of a plain step beside it, where one can be timed."""
     if last.reason in ("error", "cancelled"):
         return last
-    found = loaded.plain_clock.seconds(ids, settings, last)
+    found = plain_step_seconds(loaded, ids, settings, last)
     return changed(last, stats=replace(last.stats, plain_step_seconds=found))
 
 

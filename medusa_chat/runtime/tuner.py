@@ -10,10 +10,10 @@ from medusa_chat.checkpoints.load import tuning_key
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.step_costs import StepCosts
-from medusa_chat.decoding.step_profiler import Clock, time_steps
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import ModelInfo, PersonalTree, TreeFacts
+from medusa_chat.runtime.step_profiler import Clock, time_steps
 from medusa_chat.trees.auto_tree import candidates, rank_accuracies, source_tree, tree_facts
 from medusa_chat.trees.calibration import Calibration
 from medusa_chat.trees.tuning_store import Tuning, write

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from medusa_chat import __version__, paths
+from medusa_chat.checkpoints.head_tensors import tensors_of
 from medusa_chat.checkpoints.locate import CALIBRATION_FILE, HEADS_FILE
-from medusa_chat.decoding.head_tensors import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError, first_line

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat import paths
-from medusa_chat.decoding.settings import require_ranges, within
 from medusa_chat.errors import UsageError
+from medusa_chat.ranges import require_ranges, within
 
 METHODS = ("medusa-1", "medusa-2")
 SCHEDULES = ("constant", "sine")

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from medusa_chat.decoding.step_costs import StepCosts, pick
+from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Choice, Tree
 from medusa_chat.messages import PersonalTree, TreeFacts
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.trees.path_probabilities import PathProbabilities
+from medusa_chat.trees.pick import pick
 
 LEAST_STEPS = 200  # counted before a tree is searched
 GAIN = 1.02  # least ratio of expected speedups for a suggestion

@@ -3,7 +3,6 @@ remembered. There is no GPU here: kernels are their torch references, and clocks
 
 import sys
 from collections import Counter
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from medusa_chat import paths
 from medusa_chat.checkpoints import kernel_trial
 from medusa_chat.decoding import acceptance, fused_layers
 from medusa_chat.decoding.backbone import LogitHead
-from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels, split_attention
+from medusa_chat.decoding.backends import fused_kernels, nf4, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.probe import check_tree_step
@@ -23,8 +22,8 @@ from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.tree import cartesian
 
 KERNELS = "medusa_chat.decoding.backends.kernels.split"
-NAMES = layer_kernels.NAMES | row_kernels.NAMES
-TWINS = {layer_kernels: fused_layers.TORCH, row_kernels: acceptance.TORCH}
+NAMES = fused_kernels.NAMES
+TWINS = {"layers": fused_layers.TORCH, "rows": acceptance.TORCH}  # by the kernels' file
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ def test_a_kernel_that_lost_the_device_is_not_tried_again_there(monkeypatch):
         raise torch.AcceleratorError("CUDA error: misaligned address")
 
     monkeypatch.setattr(kernel_trial, "_nf4_product", lose)
-    monkeypatch.setattr(kernel_trial, "_split_attention", lambda *asked: ["tried"])
+    monkeypatch.setattr(split_attention, "use_where_faster", lambda *asked: ["tried"])
     with pytest.raises(torch.AcceleratorError):
         kernel_trial.try_kernels(backbone)
     (mark,) = marks()
@@ -172,15 +171,14 @@ def twins(monkeypatch):
     """The kernels of a layer and of logits as torch's operators -> how often each was called."""
     calls = Counter()
 
-    def kernel(file, name, twins):
+    def kernel(file, name):
         def call(*given):
             calls[name] += 1
-            return getattr(twins, name)(*given)
+            return getattr(TWINS[file], name)(*given)
 
         return call
 
-    for module, twin in TWINS.items():
-        monkeypatch.setattr(module, "kernel", partial(kernel, twins=twin))
+    monkeypatch.setattr(fused_kernels, "kernel", kernel)
     return calls
 
 
@@ -224,8 +222,7 @@ def test_a_kernel_is_used_where_it_is_faster_and_alone(monkeypatch, twins, fast)
 def test_a_fault_in_a_kernel_costs_that_one_alone(monkeypatch, caplog, twins, name, fault):
     engine = merged()
     by_calls(monkeypatch, twins, dict.fromkeys(NAMES, 0.5))
-    module = next(module for module in TWINS if name in module.NAMES)
-    real = module.kernel
+    real = fused_kernels.kernel
 
     def kernel(file, asked):
         def call(*given):
@@ -238,7 +235,7 @@ def test_a_fault_in_a_kernel_costs_that_one_alone(monkeypatch, caplog, twins, na
 
         return call if asked == name else real(file, asked)
 
-    monkeypatch.setattr(module, "kernel", kernel)
+    monkeypatch.setattr(fused_kernels, "kernel", kernel)
     notes = kernel_trial.try_kernels(engine.backbone)
     assert notes == [text for other, text in NAMES.items() if other != name]
     assert len(caplog.records) == 1 and NAMES[name] in caplog.text
@@ -252,7 +249,7 @@ def test_a_mark_that_cannot_be_read_or_written_is_none(monkeypatch, content):
     mark.parent.mkdir(parents=True)
     mark.write_text(content)
     monkeypatch.setattr(kernel_trial, "_nf4_product", lambda *asked: ["tried"])
-    monkeypatch.setattr(kernel_trial, "_split_attention", lambda *asked: [])
+    monkeypatch.setattr(split_attention, "use_where_faster", lambda *asked: [])
     backbone = engine_of(tiny("llama")).backbone
     assert kernel_trial.try_kernels(backbone) == ["tried"] and marks() == []
 

@@ -21,10 +21,10 @@ from support.checkpoints import (
 )
 from support.loading import answer, loaded
 
+from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
 from medusa_chat.checkpoints.layouts.contents import survey
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.decoding.head_tensors import heads_of, tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest

@@ -25,6 +25,7 @@ from support.gguf_models import tiny_model, write_gguf
 from support.loading import answer, loaded
 
 from medusa_chat.checkpoints import vllm_export
+from medusa_chat.checkpoints.head_tensors import tensors_of
 from medusa_chat.checkpoints.layouts.contents import survey
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.lm_head import read_lm_head
@@ -33,7 +34,6 @@ from medusa_chat.checkpoints.vllm_export import export_vllm
 from medusa_chat.checkpoints.vllm_heads import VllmHeads, vllm_names
 from medusa_chat.checkpoints.weights import read_config
 from medusa_chat.decoding.backbone import LogitHead
-from medusa_chat.decoding.head_tensors import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import LoadRequest

@@ -96,7 +96,7 @@ class Always(DraftBudget):
 
     def allow(self, length):
         super().allow(length)
-        return Allowance(len(self.candidates), "always", self._prices, self.rate)
+        return Allowance(len(self.candidates), "always", self._prices.by_heads, self.rate)
 
 
 def budgeted(engine, budget=None, **settings):

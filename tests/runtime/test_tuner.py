@@ -17,17 +17,18 @@ from medusa_chat.cli.doctor import examine
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_costs import SIZES, StepCosts, pick
-from medusa_chat.decoding.step_profiler import SLOW, time_steps, warm_ups
+from medusa_chat.decoding.step_costs import SIZES, StepCosts
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree
 from medusa_chat.runtime import job_thread, tuner
 from medusa_chat.runtime.reply import reply, resolve
 from medusa_chat.runtime.requests import Reply, Tune, UseTree
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.step_profiler import SLOW, time_steps, warm_ups
 from medusa_chat.runtime.tuner import tune, tune_unless_known, use_tree
 from medusa_chat.trees import tuning_store
 from medusa_chat.trees.auto_tree import auto_tree, candidates, rank_accuracies, source_tree
+from medusa_chat.trees.pick import pick
 
 CPU = torch.device("cpu")
 BRIEF = 0.03  # seconds of a clock on which a plain step takes 0.001: the fewest rounds
@@ -62,7 +63,7 @@ class Clock:
     """Time that passes only while a step is rehearsed, as much as the made-up costs say."""
 
     def __init__(self, monkeypatch, costs: StepCosts) -> None:
-        from medusa_chat.decoding.step_profiler import StepProfiler
+        from medusa_chat.runtime.step_profiler import StepProfiler
 
         self.now, self.steps, real = 0.0, [], StepProfiler.step
 
@@ -98,7 +99,7 @@ def test_measuring_finds_the_costs_and_takes_about_the_budget(monkeypatch, loade
 
 def test_steps_that_other_work_disturbed_do_not_count(monkeypatch, loaded):
     """Two of three take up to nine times as long, as where others want the same cores."""
-    from medusa_chat.decoding.step_profiler import StepProfiler
+    from medusa_chat.runtime.step_profiler import StepProfiler
 
     costs, dice = costs_of(0.04), random.Random(3)
     clock = Clock(monkeypatch, costs)
@@ -118,7 +119,7 @@ def test_steps_that_other_work_disturbed_do_not_count(monkeypatch, loaded):
 
 def test_one_disturbed_look_at_a_size_leaves_it_in(monkeypatch, loaded):
     """The first step of every size takes thirty times as long: a size is not judged by it."""
-    from medusa_chat.decoding.step_profiler import StepProfiler
+    from medusa_chat.runtime.step_profiler import StepProfiler
 
     costs, seen = costs_of(0.04), set()
     clock = Clock(monkeypatch, costs)

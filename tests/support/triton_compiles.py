@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from medusa_chat.decoding.backends import layer_kernels, nf4, row_kernels
+from medusa_chat.decoding.backends import fused_kernels, nf4
 from medusa_chat.decoding.backends.kernels import layers, rows, split
 from medusa_chat.decoding.backends.kernels import nf4 as nf4_kernel
 
@@ -32,7 +32,7 @@ SPLIT = [
     *((BRAIN, 128, cc) for cc in (80, 89, 120)),
 ]
 LAYERS = [(HALF, 86), (FULL, 90), *((BRAIN, cc) for cc in (80, 89, 120))]
-SIZES = layer_kernels.Sizes(hidden=8192, heads=(64, 8), width=128, gate=28672)
+SIZES = fused_kernels.Sizes(5000, hidden=8192, heads=(64, 8), width=128, gate=28672)
 NF4 = [
     *((HALF, rows, cc) for rows in (16, 64) for cc in (86, 90)),
     *((BRAIN, 64, cc) for cc in (80, 89, 120)),
@@ -98,16 +98,16 @@ def compiled() -> Iterator[list[Any]]:
         split.run(query, key, key, torch.zeros(16, 3, dtype=torch.int64), 0.1)
         launch = f"{NAMES[dtype]}, width {width}"
         yield ["split", launch, architecture, launches.shared(architecture)]
-    for name in layer_kernels.NAMES:
+    for name in fused_kernels.IN_LAYERS:
         launches = kept(layers, name)
         for is_fixed in (True, False) if name == "turned" else (True,):
             for dtype, architecture in LAYERS:
                 given = name, SIZES, 16, CPU, dtype, dtype, is_fixed
-                layer_kernels.ways(name)[1](*layer_kernels.arguments(*given))
+                fused_kernels.own(name)(*fused_kernels.arguments(*given))
                 yield [name, NAMES[dtype], architecture, launches.shared(architecture)]
-    for name in row_kernels.NAMES:
+    for name in fused_kernels.ON_LOGITS:
         launches = kept(rows, name)
-        row_kernels.ways(name)[1](*row_kernels.arguments(name, 16, 5000, CPU))
+        fused_kernels.own(name)(*fused_kernels.arguments(name, SIZES, 16, CPU, FULL, FULL))
         for _, architecture in LAYERS:
             yield [name, "fp32", architecture, launches.shared(architecture)]
     launches = kept(nf4_kernel, "nf4")

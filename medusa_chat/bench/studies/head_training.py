@@ -22,7 +22,7 @@ from medusa_chat.bench.studies.training_fixture import (
     prompted_messages,
     ranks_of,
 )
-from medusa_chat.decoding.head_tensors import heads_of, tensors_of
+from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.data import Example
 from medusa_chat.training.events import TrainStep

@@ -27,7 +27,7 @@ from medusa_chat.bench.harness.hf_baseline import HFBaseline, matching_baseline
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, unmeasured
 from medusa_chat.bench.studies.paper_figures import GREEDY, chosen_tree
-from medusa_chat.decoding.head_tensors import tensors_of
+from medusa_chat.checkpoints.head_tensors import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError

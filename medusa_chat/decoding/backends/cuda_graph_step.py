@@ -11,16 +11,12 @@ from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.graph_capture import GraphCapture, State
 from medusa_chat.decoding.backends.recorded_step import DeviceSettings, RecordedStep, kind_of
 from medusa_chat.decoding.drafters import Plan
-from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.step import DecodeState, Stopwatch, TorchStep
 from medusa_chat.decoding.step_result import Frame, StepResult, unpacked
 
-# keys that a step reads: a round length of text, and the largest tree
-ROUND = [256, 512, *(n * 2**i for i in range(10, 17) for n in (1, 1.5)), 2**17]
-BUCKETS = tuple(int(length) + MAX_NODES for length in ROUND)
+SHORTEST = 512  # positions that a step reads behind a short text
 ASKED = 3  # requests for a kind of step before it is recorded; rare kinds are not worth it
 MOST_KINDS = 48  # of recorded steps that are kept
-NOT_RECORDED = "steps of %d nodes cannot be recorded as a CUDA graph and run by operators: %s"
 
 
 @dataclass
@@ -157,9 +153,9 @@ class CudaGraphStep:
         """The kind's step for the smallest bucket with room for its nodes after `length` tokens; an
         attention that reads the text's length on the device has one bucket."""
         capacity = self.backbone.cache.capacity
-        needed = length + len(kind.plan.tree)
-        buckets = () if self.backbone.takes_words else BUCKETS
-        bucket = min(next((b for b in buckets if b >= needed), capacity), capacity)
+        bucket = capacity
+        if not self.backbone.takes_words:
+            bucket = min(_bucket(length + len(kind.plan.tree)), capacity)
         step = kind.steps.get(bucket)
         if step is None:
             assert self._capture is not None
@@ -195,8 +191,20 @@ class CudaGraphStep:
             self._has_said = True
             cause = error.__context__ or error  # a failed capture hides the error that caused it
             said = str(cause).strip().partition("\n")[0]
-            nodes = len(kind.plan.tree)
-            logging.getLogger(__name__).warning(NOT_RECORDED, nodes, said)
+            logging.getLogger(__name__).warning(
+                "steps of %d nodes cannot be recorded as a CUDA graph and run by operators: %s",
+                len(kind.plan.tree),
+                said,
+            )
+
+
+def _bucket(needed: int) -> int:
+    """The positions that a step reads which needs so many: each size is a recording of its own, so
+    the next one is half as large again. A multiple of 8, as masks want it (`aligned`)."""
+    size = SHORTEST
+    while size < needed:
+        size += size // 2 + -(size // 2) % 8
+    return size
 
 
 def _is_fixed(plan: Plan) -> bool:

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.backends.nf4_tiles import BLOCK, BUCKETS, OUTPUTS, TABLE, Tiles
-from medusa_chat.decoding.backends.parity import Timer, agrees, largest
+from medusa_chat.decoding.backends.parity import GAIN, Timer, agrees, largest
 from medusa_chat.decoding.linear4 import absmax, is_linear4
 
 FEWEST = 8  # rows; fewer are bitsandbytes' own fused kernel's
 TOLERANCE = 2e-2  # of half precision against its reference in fp32, of the largest output
-GAIN = 1.05  # how many times as fast it must measure
 
 
 def repack(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tiles:
@@ -36,25 +35,12 @@ def repack(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tiles:
     return Tiles(codes, padded.contiguous(), outputs, inputs)
 
 
-def dequantise(tiles: Tiles, dtype: torch.dtype) -> Tensor:
-    """The weights [N, K] in `dtype`."""
-    weights, scales = _by_row(tiles)
-    table = torch.tensor(TABLE, device=weights.device)
-    return (table[weights.int()] * scales.unsqueeze(-1)).flatten(1).to(dtype)
-
-
-def _by_row(tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """Weights uint8 [N, K / 64, 64] in the order of rows, and scales [N, K / 64]."""
-    halves = torch.stack((tiles.codes & 15, tiles.codes >> 4), -2)  # [.., .., 64, 2, 64]
-    weights = halves.transpose(1, 2).flatten(2, 3).flatten(0, 1)
-    scales = tiles.scales.permute(0, 3, 1, 2).flatten(2, 3).flatten(0, 1)
-    blocks = tiles.inputs // BLOCK
-    return weights[: tiles.outputs, :blocks], scales[: tiles.outputs, :blocks]
-
-
-def product(tiles: Tiles, x: Tensor) -> Tensor:
-    """The kernel's reference: x [m, K] -> [m, N] in its dtype, the weights decoded first."""
-    return F.linear(x, dequantise(tiles, x.dtype))
+def decoded(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tensor:
+    """The weights float32 [N, K] in bitsandbytes' layout, as `repack` takes it: what the kernel
+    multiplies by."""
+    codes = torch.stack((packed >> 4, packed & 15), -1).reshape(-1, BLOCK)
+    table = torch.tensor(TABLE, device=packed.device)
+    return (table[codes.int()] * scales.view(-1, 1)).view(outputs, inputs)
 
 
 def bucket_of(rows: int) -> int | None:
@@ -194,5 +180,5 @@ def _off(
     scales = torch.rand(size // BLOCK, generator=generator, device=device) + 0.01
     tiles = repack(packed, scales, outputs, inputs)
     x = torch.randn(rows, inputs, generator=generator, device=device).to(dtype)
-    twin = product(tiles, x.float())
+    twin = F.linear(x.float(), decoded(packed, scales, outputs, inputs))
     return float((run(tiles, x).float() - twin).abs().max() / twin.abs().max())

@@ -13,8 +13,9 @@ from torch import Tensor
 from medusa_chat.decoding.attention import NAME as TREE
 from medusa_chat.decoding.attention import NodeMask, additive, register, sights, tree_attention
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.parity import GAIN, LOSS, TOLERANCES, Timer, agrees, largest
+from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, agrees, is_faster, largest
 from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.probe import check_tree_step
 from medusa_chat.decoding.tree import Tree, chain
 
 NAME = "medusa_split"
@@ -57,7 +58,20 @@ def twin(
     return tree_attention(query, key, value, mask[None, None], scaling)
 
 
-def is_faster(backbone: Backbone, timer: Timer) -> bool:
+def use_where_faster(backbone: Backbone, timer: Timer) -> list[str]:
+    """Let a backbone attend by the kernel where it `pays` and a tree step stays right; a sentence
+    if so."""
+    if not pays(backbone, timer):
+        return []
+    before = backbone.implementation
+    backbone.attend_by(NAME)
+    if agrees("attention stays with torch's kernel", lambda: check_tree_step(backbone), torch.inf):
+        return ["split attention (flash decoding) by our kernel"]
+    backbone.attend_by(before)
+    return []
+
+
+def pays(backbone: Backbone, timer: Timer) -> bool:
     """Whether the kernel runs for the attention of this backbone, measures as faster over a long
     text, and as no slower over a short one."""
     cache = backbone.cache.layers.layers[0]
@@ -72,14 +86,14 @@ def is_faster(backbone: Backbone, timer: Timer) -> bool:
         return False
     query = keys.new_zeros(1, backbone.config.num_attention_heads, ROWS, keys.shape[-1])
     nodes = NodeMask.of(TreeTensors.of(chain(ROWS - 1), backbone.device), None)
-    gains = []
+    pairs = []
     for count in (min(most, backbone.context) for most in (SHORT, LONG)):
         mask = keys.new_zeros(1, 1, ROWS, count)
         read = keys[:, :, :count], values[:, :, :count]
         words = nodes.behind(count - ROWS)[None, None]
-        plain = timer(partial(tree_attention, query, *read, mask))
-        gains.append(plain / timer(partial(split_tree_attention, query, keys, values, words)))
-    return min(gains) >= LOSS and max(gains) >= GAIN
+        ours = partial(split_tree_attention, query, keys, values, words)
+        pairs.append((partial(tree_attention, query, *read, mask), ours))
+    return is_faster(pairs, timer)
 
 
 @cache

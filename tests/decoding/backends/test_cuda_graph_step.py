@@ -12,10 +12,10 @@ from support.engines import PROMPT, engine_of, on
 from support.families import CONTEXT, VOCABULARY, tiny
 from support.graphs import NEW, answer, assert_same, settings_of, tokens
 
+from medusa_chat.checkpoints import cuda_graph_trial
 from medusa_chat.checkpoints.load import _warm_up
 from medusa_chat.decoding import combined
 from medusa_chat.decoding.backends import cuda_graph_step as ahead
-from medusa_chat.decoding.backends import cuda_graph_trial
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
 from medusa_chat.decoding.backends.recorded_step import RecordedStep
 from medusa_chat.decoding.continuation import Guess
@@ -24,8 +24,8 @@ from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.step_costs import StepCosts
-from medusa_chat.decoding.step_profiler import time_steps
 from medusa_chat.decoding.tree import ROOT, cartesian, chain
+from medusa_chat.runtime.step_profiler import time_steps
 
 SETTINGS = [
     {},
@@ -112,7 +112,7 @@ def test_a_closed_answer_leaves_the_cache_valid(stop_after):
 
 
 def test_a_bucket_is_left_for_the_next_one_on_the_way(monkeypatch):
-    monkeypatch.setattr(ahead, "BUCKETS", (16, 24, 40))
+    monkeypatch.setattr(ahead, "SHORTEST", 16)  # then 24, 40
     engine, settings = engine_of(tiny("llama")), settings_of(max_new_tokens=40)
     wanted = answer(engine, None, chain(2), settings)
     recorded = CudaGraphStep(engine.backbone)
@@ -241,7 +241,7 @@ def test_what_cannot_be_recorded_runs_by_its_parts_and_says_so_once(monkeypatch,
 
 def test_a_failure_on_the_way_loses_nothing(monkeypatch):
     """Recording the next bucket fails while a step is in the queue."""
-    monkeypatch.setattr(ahead, "BUCKETS", (16, 24, 40))
+    monkeypatch.setattr(ahead, "SHORTEST", 16)  # then 24, 40
     engine, settings = engine_of(tiny("llama")), settings_of(max_new_tokens=40, temperature=0.9)
     wanted = answer(engine, None, chain(2), settings)
     real = RecordedStep.__init__

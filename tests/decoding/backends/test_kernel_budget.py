@@ -10,7 +10,7 @@ from support.fake_device import fake_device
 from support.operators import Operators
 from support.recorded_steps import SETTINGS, TREES, step_of
 
-from medusa_chat.decoding.backends import layer_kernels, split_attention
+from medusa_chat.decoding.backends import fused_kernels, split_attention
 
 LAYER = {"plain": 16, "tree": 18}  # four of them products
 FIXED = {  # beside the layers, without and with details
@@ -77,7 +77,7 @@ def test_each_kernel_of_a_layer_takes_the_place_of_several(monkeypatch, name, le
 
 @pytest.mark.parametrize("tree", TREES)
 def test_a_layer_with_all_kernels_launches_five_beside_its_products(monkeypatch, tree):
-    ours = adopt_layer_kernels(monkeypatch, *layer_kernels.NAMES)
+    ours = adopt_layer_kernels(monkeypatch, *fused_kernels.IN_LAYERS)
     split = adopt_split_attention(monkeypatch)
     layer = in_a_layer(tree, ours, split, implementation=split_attention.NAME)
     five = {"add_norm": 2, "turned": 1, "split": 1, "gated": 1}

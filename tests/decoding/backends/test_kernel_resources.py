@@ -7,9 +7,8 @@ from pathlib import Path
 
 from support.triton_folder import triton_or_skip
 
-from medusa_chat.decoding.backends import layer_kernels, row_kernels
+from medusa_chat.decoding.backends import fused_kernels
 
-NAMES = (*layer_kernels.NAMES, *row_kernels.NAMES)
 # bytes of shared memory of a block, at most (CUDA programming guide, technical specifications)
 LIMITS = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 120: 101_376}
 PROGRAM = Path(__file__).parents[2] / "support" / "triton_compiles.py"
@@ -23,6 +22,6 @@ def test_each_kernel_fits_into_the_shared_memory_of_every_card(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert {card for _, _, card, _ in found} == set(LIMITS)
-    assert {kernel for kernel, *_ in found} == {"split", "nf4", *NAMES}
+    assert {kernel for kernel, *_ in found} == {"split", "nf4", *fused_kernels.NAMES}
     too_large = [line for line in found if not 0 <= line[3] <= LIMITS[line[2]]]
     assert not too_large

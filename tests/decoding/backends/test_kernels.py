@@ -40,25 +40,26 @@ for dtype, width, limit in cases:
 LAYERS = """
 import torch
 import support.triton_interpreter
-from medusa_chat.decoding.backends import layer_kernels
-odd = layer_kernels.Sizes(hidden=96, heads=(6, 2), width=24, gate=1100)
-plain = layer_kernels.Sizes(hidden=64, heads=(2, 2), width=16, gate=80)
+from medusa_chat.decoding.backends import fused_kernels
+odd = fused_kernels.Sizes(0, hidden=96, heads=(6, 2), width=24, gate=1100)
+plain = fused_kernels.Sizes(0, hidden=64, heads=(2, 2), width=16, gate=80)
 for dtype, limit in ((torch.float32, 1e-6), (torch.float16, 2e-3)):
-    for name in layer_kernels.NAMES:
+    for name in fused_kernels.IN_LAYERS:
         for sizes in (odd, plain):
-            off = layer_kernels.difference(name, sizes, torch.device("cpu"), dtype)
+            off = fused_kernels.difference(name, sizes, torch.device("cpu"), dtype)
             assert off < limit, (name, dtype, sizes, off)
 """
 ROWS = """
 import torch
 import support.triton_interpreter
-from medusa_chat.decoding.backends import row_kernels
+from medusa_chat.decoding.backends import fused_kernels
 from medusa_chat.decoding.acceptance import TORCH
+device = torch.device("cpu"), torch.float32
 for size in (3, 4096, 5003):
     for name, limit in (("draw", 1e-9), ("sums", 2e-6)):
-        off = row_kernels.difference(name, size, torch.device("cpu"))
+        off = fused_kernels.difference(name, fused_kernels.Sizes(size), *device)
         assert off < limit, (name, size, off)
-draw, depths = row_kernels.ways("draw")[1], torch.tensor([0, 1, 1])
+draw, depths = fused_kernels.own("draw"), torch.tensor([0, 1, 1])
 level = torch.zeros(3, 5003)  # the noise alone decides
 for place, seed in ((0, 1), (7, 0), (2**33, 2**63 - 1), (40, 2**32 + 5)):
     for one in (torch.tensor(seed), seed):

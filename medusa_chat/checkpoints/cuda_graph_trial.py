@@ -9,7 +9,7 @@ import torch
 
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
-from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.backends.parity import GAIN, agrees
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import DraftRecord, Event, Finished, Step
 from medusa_chat.decoding.heads import MedusaHeads
@@ -20,7 +20,6 @@ from medusa_chat.decoding.tree import ROOT, Tree, cartesian
 TEXT, NEW = 9, 16  # tokens of the made-up prompt, and of the answers to it
 STARTS = (3, 5, 8)  # of several prompts: in one a near tie may make the texts differ at once
 ROUNDS = 3
-GAIN = 1.05  # speedup from which graphs are worth their memory
 EXACT, ROUGH = 1e-3, 0.3  # of probabilities and nats, in fp32 and in 16 bits
 INSTEAD = "steps run by torch operators"
 

@@ -19,7 +19,6 @@ SHORT, LONG = 128, 4096  # tokens in the cache
 MOST_BYTES = 2**28  # bytes of a CPU's cache that measuring may write for the first time
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
 WARM_UPS, WARM_SECONDS = 6, 0.02  # most steps and seconds of warm-up before a timed step
-DOUBTS = 3  # times that a step is timed again whose time seems too long
 SLOW = 5  # multiple of the budget after which timing ends with the sizes it has
 SETTINGS = GenerationSettings(drafter="medusa", seed=0)
 
@@ -112,7 +111,7 @@ class _Timing:
         seconds = self._one(nodes, self.profiler.lengths[0])
         yield None
         is_short = bool(self.firsts) and next(iter(self.firsts.values())) < WARM_SECONDS
-        for _ in range(DOUBTS if is_short else 0):
+        for _ in range(MIN_ROUNDS if is_short else 0):
             if seconds <= self._most:
                 break
             seconds = min(seconds, self._one(nodes, self.profiler.lengths[0]))
@@ -136,7 +135,7 @@ class StepProfiler:
         self._drafters: dict[int, Drafter] = {}
         self.lengths = _lengths(engine)
         cache = engine.backbone.cache
-        self._ids, self._length = list(engine._ids), cache.length
+        self._length = cache.length
         most = len(tree)
         self._kept = {
             start: cache.rows(start, min(start + most, self._length))
@@ -176,7 +175,7 @@ class StepProfiler:
         cache = self.engine.backbone.cache
         for start, kept in self._kept.items():
             cache.put_back(start, kept, self._length)
-        cache.length, self.engine._ids = self._length, self._ids
+        cache.length = self._length
 
 
 def _lengths(engine: Engine) -> tuple[int, ...]:

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from medusa_chat.checkpoints.load import load
-from medusa_chat.decoding import plain_clock
 from medusa_chat.decoding.events import Stats, Step, from_json, to_json
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime import plain_clock
+from medusa_chat.runtime import reply as replies
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
 
@@ -31,7 +32,7 @@ def answer(model, conversation=TALK, **settings):
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_an_answer_is_the_same_with_its_clock_and_without(model, monkeypatch, temperature):
     timed = answer(model, temperature=temperature)
-    monkeypatch.setattr(plain_clock.PlainClock, "seconds", lambda *_: None)
+    monkeypatch.setattr(replies, "plain_step_seconds", lambda *_: None)
     alone = answer(model, temperature=temperature)
     assert timed[-1].token_ids == alone[-1].token_ids and timed[-1].text == alone[-1].text
     paths = [[e.path for e in events if isinstance(e, Step)] for events in (timed, alone)]
@@ -65,7 +66,7 @@ def test_the_next_turn_reads_only_what_is_new(model, monkeypatch):
         {"role": "user", "content": "Go"},
     ]
     timed, *_ = answer(model, conversation)
-    monkeypatch.setattr(plain_clock.PlainClock, "seconds", lambda *_: None)
+    monkeypatch.setattr(replies, "plain_step_seconds", lambda *_: None)
     model.engine.forget()
     answer(model)
     alone, *_ = answer(model, conversation)
@@ -79,12 +80,12 @@ def test_plain_and_tiny_answers_are_not_timed(model, settings):
 
 def test_slow_steps_are_timed_for_a_share_of_the_answers_time(model, monkeypatch):
     monkeypatch.setattr(plain_clock, "MOMENT", 0.0)
-    model.plain_clock._step = 0.05  # what the last timing found
+    model.plain.step = 0.05  # what the last timing found
     *_, last = answer(model)
     assert last.stats.plain_step_seconds is None  # so short an answer has no room for it
-    model.plain_clock._allowed = 5 * 0.05
+    model.plain.allowed = 5 * 0.05
     assert answer(model)[-1].stats.plain_step_seconds is not None
-    assert model.plain_clock._allowed < 5 * 0.05
+    assert model.plain.allowed < 5 * 0.05
 
 
 def test_a_trace_keeps_the_figure_and_an_older_one_is_read(model):
@@ -95,13 +96,14 @@ def test_a_trace_keeps_the_figure_and_an_older_one_is_read(model):
     assert from_json(values).stats.plain_step_seconds is None
 
 
-def test_time_that_other_programs_take_slows_plain_steps_as_it_slowed_the_answer(model):
+def test_other_programs_slow_plain_steps_as_they_slowed_the_answer(model, monkeypatch):
     *_, last = answer(model)
     slower = replace(last.stats, seconds=3 * last.stats.seconds)
-    clock, ratios, settings = model.plain_clock, [], GenerationSettings(drafter="medusa", seed=5)
-    clock._timed = lambda *_: [0.01] * 12
+    ratios, settings = [], GenerationSettings(drafter="medusa", seed=5)
+    monkeypatch.setattr(plain_clock, "steps_again", lambda *_: [0.01] * 12)
     for stats in (last.stats, slower):
-        found = clock.seconds([5], settings, replace(last, stats=stats))
+        answered = replace(last, stats=stats)
+        found = plain_clock.plain_step_seconds(model, [5], settings, answered)
         ratios.append(found / (stats.seconds / stats.steps))
     assert ratios[0] == pytest.approx(ratios[1])
 

@@ -1,0 +1,149 @@
+"""Fused kernels: each beside the torch operators that it replaces in a step, and adopted alone.
+
+They were tested in Triton's interpreter and never ran on a GPU: every load tries each of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from medusa_chat.decoding import acceptance, fused_layers
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.kernels import kernel
+from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, largest, pays
+from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm
+from medusa_chat.decoding.kv_cache import FixedLayer, Layer
+
+# of a function of fused_layers.LayerOps, then of acceptance.Rows: what a load says
+IN_LAYERS = {
+    "add_norm": "residual sum and RMSNorm in one kernel",
+    "turned": "rotation and cache in one kernel",
+    "gated": "the gate in one kernel",
+}
+ON_LOGITS = {
+    "draw": "samples and their noise in one kernel",
+    "sums": "entropies in one kernel",
+}
+NAMES = IN_LAYERS | ON_LOGITS
+ROWS = (1, 16)  # of steps that they are timed at
+CASES = ((1, True), (5, False), (16, True))  # rows compared, and whether at places of the device
+CACHE, BEFORE = 96, 7  # positions of the cache in a trial, and of the text in it
+LOGITS_OFF = 1e-4  # of a sum from torch's, as a share of the largest; no token is another one
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The vocabulary of a model; of its merged layers the hidden size, heads H and H_kv, and the
+    width of a head and of the gate."""
+
+    vocabulary: int
+    hidden: int = 0
+    heads: tuple[int, int] = (0, 0)
+    width: int = 0
+    gate: int = 0
+
+    @classmethod
+    def of(cls, vocabulary: int, layer: FusedLayer) -> "Sizes":
+        gate = layer.config.intermediate_size
+        return cls(vocabulary, layer.before.weight.numel(), layer.heads, layer.head_dim, gate)
+
+
+def use_where_faster(name: str, backbone: Backbone, timer: Timer) -> list[str]:
+    """Let a backbone's merged layers, or what reads its logits, call the kernel `name`, in place,
+    where it agrees with torch's operators and the timer measures it as faster; a sentence if so."""
+    layers = [m for m in backbone.model.modules() if isinstance(m, FusedLayer)]
+    size, device, dtype, limit = backbone.vocabulary, backbone.device, backbone.dtype, LOGITS_OFF
+    sizes = Sizes(size)
+    users: list[Any] = [backbone.rows]
+    if name in IN_LAYERS:
+        if not layers or dtype not in TOLERANCES:
+            return []
+        sizes, limit = Sizes.of(size, layers[0]), TOLERANCES[dtype]
+        users = [layer.ops for layer in layers]
+    off = partial(difference, name, sizes, device, dtype)
+    given = (arguments(name, sizes, rows, device, dtype, dtype) for rows in ROWS)
+    pairs = ((partial(twin(name), *one), partial(own(name), *one)) for one in given)
+    if not pays(f"{NAMES[name]}: torch's operators instead", off, limit, pairs, timer):
+        return []
+    for user in users:
+        setattr(user, name, own(name))
+    return [NAMES[name]]
+
+
+def twin(name: str) -> Callable[..., Any]:
+    """Torch's function of LayerOps or Rows."""
+    twins: Any = fused_layers.TORCH if name in IN_LAYERS else acceptance.TORCH
+    found: Callable[..., Any] = getattr(twins, name)
+    return found
+
+
+def own(name: str) -> Callable[..., Any]:
+    """Our function in its place. Raises ImportError without Triton."""
+    return kernel("layers" if name in IN_LAYERS else "rows", name)
+
+
+def difference(name: str, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> float:
+    """The kernel's largest difference from torch's operators in fp32 on random numbers, as a share
+    of the largest; of tokens the share that is another one."""
+    shares = []
+    for rows, is_fixed in CASES:
+        wanted, found = (
+            _results(way, arguments(name, sizes, rows, device, dtype, wide, is_fixed))
+            for way, wide in ((twin(name), torch.float32), (own(name), dtype))
+        )
+        shares += [_share(a, b) for a, b in zip(wanted, found, strict=True)]
+    return largest(shares)
+
+
+def _results(call: Callable[..., Any], given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    found = call(*given)
+    return (found,) if isinstance(found, Tensor) else found
+
+
+def _share(wanted: Tensor, found: Tensor) -> float:
+    if not wanted.is_floating_point():
+        return float((wanted != found).float().mean())
+    return float((wanted - found.float()).abs().max() / wanted.abs().max())
+
+
+def arguments(
+    name: str,
+    sizes: Sizes,
+    rows: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    wide: torch.dtype,
+    is_fixed: bool = True,
+) -> tuple[Any, ...]:
+    """Random arguments of a function of LayerOps or Rows: the same numbers at every call, rounded
+    to `dtype`, as tensors of the dtype `wide`; scores are in fp32 always, a few of them left out,
+    as top-p leaves them. is_fixed: with the cache of a recorded step."""
+    generator = torch.Generator(device).manual_seed(rows)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device).to(dtype).to(wide)
+
+    if name in ON_LOGITS:
+        scores = 4 * torch.randn(rows, sizes.vocabulary, generator=generator, device=device)
+        scores.masked_fill_(scores < -6, -torch.inf)
+        place, seed = torch.tensor([99, 2**40 + 3], device=device).split(1)
+        depths = torch.arange(rows, device=device) % 4
+        return (scores,) if name == "sums" else (scores, depths, 3, place, seed)
+    if name == "add_norm":
+        norm = SimpleNamespace(weight=draw(sizes.hidden), variance_epsilon=1e-5)
+        return *draw(2, 1, rows, sizes.hidden), FusedRMSNorm(norm)
+    if name == "gated":
+        return (draw(1, rows, 2 * sizes.gate),)
+    keys, values = draw(2, 1, sizes.heads[1], CACHE, sizes.width)
+    places = torch.arange(rows, device=device) + BEFORE
+    layer = FixedLayer(keys, values, places, CACHE) if is_fixed else Layer(keys, values)
+    layer.start = 0 if is_fixed else BEFORE
+    cache = Cache(layers=[layer])
+    qkv = draw(1, rows, (sizes.heads[0] + 2 * sizes.heads[1]) * sizes.width)
+    return qkv, *draw(2, 1, rows, sizes.width), sizes.heads, cache, 0
