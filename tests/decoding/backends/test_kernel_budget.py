@@ -14,16 +14,16 @@ from medusa_chat.decoding.backends import layer_kernels, split_attention
 
 LAYER = {"plain": 16, "tree": 18}  # four of them products
 FIXED = {  # beside the layers, without and with details
-    ("plain", "greedy"): (40, 55),
-    ("plain", "sampled"): (149, 164),
-    ("plain", "cut"): (162, 177),
-    ("plain", "typical"): (77, 81),
-    ("plain", "typical, cut"): (77, 81),
-    ("tree", "greedy"): (64, 83),
-    ("tree", "sampled"): (173, 192),
-    ("tree", "cut"): (186, 205),
-    ("tree", "typical"): (85, 93),
-    ("tree", "typical, cut"): (85, 93),
+    ("plain", "greedy"): (40, 47),
+    ("plain", "sampled"): (149, 156),
+    ("plain", "cut"): (162, 169),
+    ("plain", "typical"): (64, 64),
+    ("plain", "typical, cut"): (64, 64),
+    ("tree", "greedy"): (58, 72),
+    ("tree", "sampled"): (167, 181),
+    ("tree", "cut"): (180, 194),
+    ("tree", "typical"): (79, 83),
+    ("tree", "typical, cut"): (79, 83),
 }
 
 
