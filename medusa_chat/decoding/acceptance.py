@@ -73,11 +73,11 @@ class Details:
 @dataclass(frozen=True)
 class Acceptance:
     """node int64 [1]: the last accepted one; sampled int64 [n]: the backbone's own token after each
-    node; scores [n]: its logit, not finite where the model is broken. All on the device."""
+    node; checks [n]: not finite at a node where its logits are broken. All on the device."""
 
     node: Tensor
     sampled: Tensor
-    scores: Tensor
+    checks: Tensor
     details: Details | None
 
 
@@ -180,5 +180,6 @@ def _lengths(accepted: Tensor, draft: Draft) -> Tensor:
 def _result(
     given: VerifyInput, node: Tensor, sampled: Tensor, details: Details | None
 ) -> Acceptance:
-    scores = given.logits.gather(1, sampled.unsqueeze(1)).squeeze(1)
-    return Acceptance(node, sampled, scores, details)
+    if details is not None:
+        return Acceptance(node, sampled, details.entropies, details)
+    return Acceptance(node, sampled, given.logits.gather(1, sampled.unsqueeze(1))[:, 0], None)

@@ -77,23 +77,23 @@ def _joined(rows: list[Tensor]) -> Tensor:
 def _rows(draft: Draft, accepted: Acceptance) -> tuple[list[Tensor], Frame]:
     """The accepted node [1], and the rows [n] that the frame names: int64 the tokens and the
     backbone's own, then figures of a floating dtype, of which the host does not know them yet."""
-    rows = {"tokens": draft.tokens, "sampled": accepted.sampled, "scores": accepted.scores}
-    found = accepted.details
+    found, shares = accepted.details, draft.shares
+    rows = {"tokens": draft.tokens, "sampled": accepted.sampled, "entropies": accepted.checks}
     if found is not None:
-        rows |= {"log_probabilities": found.log_probabilities, "entropies": found.entropies}
-        figures = {"thresholds": found.thresholds, "shares": draft.shares}
+        rows["log_probabilities"] = found.log_probabilities
+        figures = {"thresholds": found.thresholds, "shares": shares}
         rows |= {name: row for name, row in figures.items() if isinstance(row, Tensor)}
-    known = None if isinstance(draft.shares, Tensor) else draft.shares
+    known = None if isinstance(shares, Tensor) else shares
     frame = Frame(draft.tree, tuple(rows), known, draft.guesses, draft.sources)
     return [accepted.node, *rows.values()], frame
 
 
 def _result(values: list[list[Any]], frame: Frame) -> StepResult:
     """The result of the numbers in `_rows`."""
-    (node,), tokens, sampled, scores = values[:4]
+    (node,), tokens, sampled, checks, *more = values
     path = list(frame.tree.paths[node])
-    record = _record(frame, dict(zip(frame.names, values[1:], strict=True))) if values[4:] else None
-    is_finite, accepted = math.isfinite(scores[node]), [tokens[i] for i in path]
+    record = _record(frame, dict(zip(frame.names, values[1:], strict=True))) if more else None
+    is_finite, accepted = math.isfinite(checks[node]), [tokens[i] for i in path]
     return StepResult(path, accepted, sampled[node], is_finite, len(tokens), record)
 
 
