@@ -182,4 +182,5 @@ def _result(
 ) -> Acceptance:
     if details is not None:
         return Acceptance(node, sampled, details.entropies, details)
-    return Acceptance(node, sampled, given.logits.gather(1, sampled.unsqueeze(1))[:, 0], None)
+    own = given.logits.gather(1, sampled.unsqueeze(1)).view(-1)
+    return Acceptance(node, sampled, own, None)

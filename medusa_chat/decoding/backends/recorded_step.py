@@ -87,8 +87,8 @@ class RecordedStep:
             *(self._answer, self._plan, state.root, state.hidden, state.cur),
             *(self._settings, self._run, self._backbone.rows),
         )
-        path = _row(self._paths, taken.node).flatten()
-        self._backbone.cache.move(state.cur + path, state.cur + self._deep)
+        source = (state.cur + _row(self._paths, taken.node)).view(-1)
+        self._backbone.cache.move(source, state.cur + self._deep)
         words, self.frame = packed(draft, taken)
         if not self._is_begun:  # outside of any graph: the first warm-up
             self.out, self._is_begun = torch.empty_like(words), True

@@ -14,16 +14,16 @@ from medusa_chat.decoding.backends import layer_kernels, split_attention
 
 LAYER = {"plain": 16, "tree": 18}  # four of them products
 FIXED = {  # beside the layers, without and with details
-    ("plain", "greedy"): (40, 47),
-    ("plain", "sampled"): (149, 156),
-    ("plain", "cut"): (162, 169),
-    ("plain", "typical"): (64, 64),
-    ("plain", "typical, cut"): (64, 64),
-    ("tree", "greedy"): (58, 72),
-    ("tree", "sampled"): (167, 181),
-    ("tree", "cut"): (180, 194),
-    ("tree", "typical"): (79, 83),
-    ("tree", "typical, cut"): (79, 83),
+    ("plain", "greedy"): (40, 46),
+    ("plain", "sampled"): (149, 155),
+    ("plain", "cut"): (162, 168),
+    ("plain", "typical"): (64, 63),
+    ("plain", "typical, cut"): (64, 63),
+    ("tree", "greedy"): (58, 71),
+    ("tree", "sampled"): (167, 180),
+    ("tree", "cut"): (180, 193),
+    ("tree", "typical"): (79, 82),
+    ("tree", "typical, cut"): (79, 82),
 }
 
 
