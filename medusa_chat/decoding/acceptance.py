@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -52,28 +53,31 @@ class VerifyInput:
     details: bool
     rows: Rows = TORCH
 
+    @cached_property
+    def scores(self) -> Tensor:
+        """The logits by the temperature, float32 [n, V]."""
+        logits = self.logits.float()
+        return logits if self.settings.is_greedy else logits / self.settings.scale
+
 
 @dataclass(frozen=True)
 class Details:
-    """Per node, float32 [n] and int64 [n]: see DraftRecord. thresholds: None unless typical."""
+    """Per node, float32 [n]: see DraftRecord. log_probabilities: at its parent; of the root none.
+    thresholds: None unless typical."""
 
-    probabilities: Tensor
+    log_probabilities: Tensor
     entropies: Tensor
-    thresholds: Tensor | None
-    sampled: Tensor
+    thresholds: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """path int64 [depth + 1]: accepted nodes, the root first, padded with the root; length []:
-    how many of them count; node [1]: the last one; next_token [1]: the backbone's own token after
-    it; is_finite []: whether the numbers it came from were. All on the device."""
+    """node int64 [1]: the last accepted one; sampled int64 [n]: the backbone's own token after each
+    node; checks [n]: not finite at a node where its logits are broken. All on the device."""
 
-    path: Tensor
-    length: Tensor
     node: Tensor
-    next_token: Tensor
-    is_finite: Tensor
+    sampled: Tensor
+    checks: Tensor
     details: Details | None
 
 
@@ -86,16 +90,13 @@ def exact(given: VerifyInput) -> Acceptance:
     Every token is the backbone's own, so this is lossless at any temperature for any deterministic
     tree; greedy is its limit.
     """
-    draft, sampled, details = given.draft, own_tokens(given), None
-    if given.details:
-        at_parent, entropy = figures(given)
-        details = Details(at_parent.exp(), entropy, None, sampled)
-    if len(draft.tokens) == 1:  # plain decoding: there is nothing to accept but the root
-        root, path = draft.tensors.depths, draft.tensors.paths[0]
-        is_finite = torch.isfinite(given.logits.max())
-        return Acceptance(path, (root + 1)[0], root, sampled, is_finite, details)
-    length = _prefix_lengths(draft.tokens == sampled.index_select(0, draft.tensors.parents), draft)
-    return _result(given, _first_best(length), length, sampled, details)
+    draft, sampled = given.draft, own_tokens(given)
+    details = Details(*figures(given)) if given.details else None
+    node = draft.tensors.parents  # of plain decoding: there is nothing to accept but the root
+    if len(node) > 1:
+        lengths = _lengths(draft.tokens == sampled.index_select(0, node), draft)
+        node = lengths.argmax(0, keepdim=True)  # the lowest node of equals
+    return _result(given, node, sampled, details)
 
 
 def typical(given: VerifyInput, is_sampled: bool = False) -> Acceptance:
@@ -104,22 +105,22 @@ def typical(given: VerifyInput, is_sampled: bool = False) -> Acceptance:
     The first token and every next token are greedy, so the result is deterministic and
     temperature only relaxes acceptance. Lossy. At temperature 0 it is greedy decoding.
     """
-    draft, logits, settings = given.draft, given.logits, given.settings
-    if settings.is_greedy:
+    draft = given.draft
+    if given.settings.is_greedy:
         return exact(given)
     at_parent, entropy = figures(given)
-    threshold = thresholds(entropy, settings)
+    threshold = thresholds(entropy, given.settings)
     accepted = at_parent.exp() > threshold.index_select(0, draft.tensors.parents)
-    length = _prefix_lengths(accepted, draft)
-    value = torch.where(draft.tensors.ancestors, at_parent, 0)[:, 1:].sum(1)
-    node = _first_best(torch.where(length == length.max(), value, -torch.inf))
+    lengths = _lengths(accepted, draft)
+    value = at_parent.expand(len(lengths), -1).masked_fill(draft.tensors.others, 0).sum(1)
+    node = torch.where(lengths == lengths.max(), value, -torch.inf).argmax(0, keepdim=True)
     if is_sampled:
-        log_p = torch.log_softmax(logits.float() / settings.scale, -1)
+        log_p = torch.log_softmax(given.scores, -1)
         chosen = _drawn(log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf), given)
     else:
-        chosen = given.rows.largest(logits)
-    details = Details(at_parent.exp(), entropy, threshold, chosen) if given.details else None
-    return _result(given, node, length, chosen, details)
+        chosen = given.rows.largest(given.logits)
+    details = Details(at_parent, entropy, threshold) if given.details else None
+    return _result(given, node, chosen, details)
 
 
 def typical_sampled(given: VerifyInput) -> Acceptance:
@@ -140,7 +141,7 @@ def own_tokens(given: VerifyInput) -> Tensor:
     index wins a tie), else a sample by Gumbel-max."""
     if given.settings.is_greedy:
         return given.rows.largest(given.logits)
-    return _drawn(filtered(given.logits.float() / given.settings.scale, given.settings), given)
+    return _drawn(filtered(given.scores, given.settings), given)
 
 
 def _drawn(scores: Tensor, given: VerifyInput) -> Tensor:
@@ -148,16 +149,17 @@ def _drawn(scores: Tensor, given: VerifyInput) -> Tensor:
     node's depth added."""
     tensors, seed = given.draft.tensors, given.settings.seed
     assert seed is not None, "a sampling run needs its seed resolved"
-    deepest = tensors.paths.shape[1] - 1
-    return given.rows.draw(scores, tensors.depths, deepest, given.position + 1, seed)
+    place, deepest = given.position + 1, given.draft.tree.depth
+    return given.rows.draw(scores, tensors.depths, deepest, place, seed)
 
 
 def figures(given: VerifyInput) -> tuple[Tensor, Tensor]:
-    """float32 [n] each: a node's log-probability after its parent, and the entropy in nats of the
-    distribution after the node."""
-    scores, parents = given.logits.float() / given.settings.scale, given.draft.tensors.parents
-    sums, entropy = given.rows.sums(scores)
-    return scores[parents, given.draft.tokens] - sums.index_select(0, parents), entropy
+    """float32 [n] each: a node's log-probability after its parent (any number for the root), and
+    the entropy in nats of the distribution after the node."""
+    parents, (sums, entropy) = given.draft.tensors.parents, given.rows.sums(given.scores)
+    if len(parents) == 1:
+        return sums, entropy
+    return given.scores[parents, given.draft.tokens] - sums.index_select(0, parents), entropy
 
 
 def thresholds(entropy: Tensor, settings: GenerationSettings) -> Tensor:
@@ -168,29 +170,17 @@ def thresholds(entropy: Tensor, settings: GenerationSettings) -> Tensor:
     )
 
 
-def _prefix_lengths(accepted: Tensor, draft: Draft) -> Tensor:
-    """[n] -> the length of the path from the root to each node, both included; 0 where a node on
-    it was refused. The root always counts as accepted."""
-    refused = ~accepted
-    refused[:1] = False  # a slice is filled on the device; an element is copied from the host
-    broken = (draft.tensors.ancestors & refused).any(1)
-    return (draft.tensors.depths + 1).masked_fill(broken, 0)
-
-
-def _first_best(values: Tensor) -> Tensor:
-    """Index [1] of the largest value; the lowest node wins a tie."""
-    order = torch.arange(len(values), 0, -1, device=values.device)
-    return torch.where(values == values.max(), order, 0).argmax().view(1)
+def _lengths(accepted: Tensor, draft: Draft) -> Tensor:
+    """bool [n] -> the number of nodes after the root on the path to each, int64 [n]; -1 where one
+    of them was refused."""
+    tensors = draft.tensors
+    return torch.where((accepted | tensors.others).all(1), tensors.depths, -1)
 
 
 def _result(
-    given: VerifyInput, node: Tensor, length: Tensor, chosen: Tensor, details: Details | None
+    given: VerifyInput, node: Tensor, sampled: Tensor, details: Details | None
 ) -> Acceptance:
-    return Acceptance(
-        path=given.draft.tensors.paths.index_select(0, node)[0],
-        length=length.index_select(0, node)[0],
-        node=node,
-        next_token=chosen.index_select(0, node),
-        is_finite=torch.isfinite(given.logits.index_select(0, node).max()),
-        details=details,
-    )
+    if details is not None:
+        return Acceptance(node, sampled, details.entropies, details)
+    own = given.logits.gather(1, sampled.unsqueeze(1)).view(-1)
+    return Acceptance(node, sampled, own, None)

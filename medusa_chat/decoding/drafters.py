@@ -19,38 +19,37 @@ from medusa_chat.decoding.tree import ROOT, Choice, Tree
 @dataclass(frozen=True, eq=False)
 class TreeTensors:
     """A tree's constants on the device: parents, depths int64 [n] (the root's parent is 0),
-    ancestors bool [n, n], paths int64 [n, depth + 1] (padded with the root)."""
+    ancestors bool [n, n]: whether a row's node sees a column's; others bool [n, n]: whether the
+    path from the root's child to a row's node is without a column's."""
 
     parents: Tensor
     depths: Tensor
     ancestors: Tensor
-    paths: Tensor
+    others: Tensor
 
     @classmethod
     @lru_cache(maxsize=32)
     def of(cls, tree: Tree, device: torch.device) -> "TreeTensors":
         """The constants of `tree` on `device`, cached: callers find what they prepared for a tree
         by the identity of this object."""
-        padded = [[*path, *[0] * (tree.depth + 1 - len(path))] for path in tree.paths]
-        return cls(
-            torch.tensor([0, *tree.parents[1:]], device=device),
-            torch.tensor(tree.depths, device=device),
-            torch.tensor(tree.ancestors, device=device),
-            torch.tensor(padded, device=device),
-        )
+        ancestors = torch.tensor(tree.ancestors, device=device)
+        others = ancestors.logical_not()
+        others[:, :1] = True
+        parents = torch.tensor([0, *tree.parents[1:]], device=device)
+        return cls(parents, torch.tensor(tree.depths, device=device), ancestors, others)
 
 
 @dataclass(frozen=True)
 class Draft:
     """A proposal: tokens int64 [n] on the device, tokens[0] the root; the tree and its constants;
-    probabilities float32 [n] by the heads (NaN where they did not draft), or None; guesses,
-    sources: see DraftRecord.
+    shares: probabilities float32 [n] by the heads (NaN where they did not draft), on the device or
+    the host, or None; guesses, sources: see DraftRecord.
     """
 
     tokens: Tensor
     tree: Tree
     tensors: TreeTensors
-    probabilities: Tensor | None = None
+    shares: Tensor | Sequence[float] | None = None
     guesses: tuple[tuple[int, ...], ...] = ()
     sources: tuple[Source | None, ...] = ()
 

@@ -1,5 +1,6 @@
 """Medusa: the drafter that fills a tree with the heads' predictions."""
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -10,7 +11,7 @@ from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.continuation import Guess
 from medusa_chat.decoding.draft_budget import WHOLE, Allowance, DraftBudget
 from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors, known_draft
-from medusa_chat.decoding.dynamic_tree import merge
+from medusa_chat.decoding.dynamic_tree import NONE, merge
 from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
@@ -77,29 +78,32 @@ class Medusa:
         values, candidates, sums = self._heads.guesses(
             hidden, root, self._lm_head, plan.heads, plan.width
         )
+        if plan.is_grown:
+            return self._part(plan, root, values, candidates, sums)
         text = () if plan.text is None else (plan.text,)
         filled = torch.cat((root, candidates.flatten(), *text)).index_select(0, plan.index)
-        if not self._details and not plan.is_grown:
+        if not self._details:
             return Draft(filled, plan.tree, plan.tensors)
         shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
         beside = [_nothing(len(tokens), shares.device) for tokens in (root, *text)]
         padded = torch.cat((beside[0], shares, *beside[1:])).index_select(0, plan.index)
-        whole = Draft(filled, plan.tree, plan.tensors, padded, (), plan.sources)
-        if not plan.is_grown:
-            return whole
-        return self._part(whole, tuple(map(tuple, candidates.tolist())) if self._details else ())
+        return Draft(filled, plan.tree, plan.tensors, padded, (), plan.sources)
 
-    def _part(self, whole: Draft, guesses: tuple[tuple[int, ...], ...]) -> Draft:
+    def _part(
+        self, plan: Plan, root: Tensor, values: Tensor, candidates: Tensor, sums: Tensor
+    ) -> Draft:
         """The nodes that are worth their time, by this step's probabilities: of the candidates, and
-        of what the text repeats."""
-        assert whole.probabilities is not None
-        tokens, shares = whole.tokens.tolist(), whole.probabilities.tolist()
-        made = merge(whole.tree, tokens, shares, self._guess, self._allowance)
+        of what the text repeats. values, candidates, sums: see MedusaHeads.guesses."""
+        (token,), logits, guessed, whole = (t.tolist() for t in (root, values, candidates, sums))
+        places = list(zip(plan.tree.depths, plan.tree.ranks, strict=True))[1:]
+        tokens = [token, *(guessed[depth - 1][rank] for depth, rank in places)]
+        shares = [NONE, *(math.exp(logits[d - 1][rank] - whole[d - 1]) for d, rank in places)]
+        made = merge(plan.tree, tokens, shares, self._guess, self._allowance)
         self._sources = made.sources if {"text", "both"} & set(made.sources) else ()
         tree, tensors = _shape_of(made.parents, made.ranks, self._device)
         filled = torch.tensor(made.tokens, device=self._device)
-        drafted = torch.tensor(made.shares, device=self._device)
-        return Draft(filled, tree, tensors, drafted, guesses, self._sources)
+        guesses = tuple(map(tuple, guessed)) if self._details else ()
+        return Draft(filled, tree, tensors, made.shares, guesses, self._sources)
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
         if self._budget is not None:

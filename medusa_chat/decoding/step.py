@@ -59,8 +59,8 @@ def run_step(
     rows: Rows,
     mark: Callable[[], Any] = lambda: None,
 ) -> tuple[Draft, Acceptance, Tensor, list[Any]]:
-    """The body of every step, which never waits for the device: draft, pass, acceptance -> those,
-    the state [1, d] after the path, and `mark`s before the draft, after it and after the pass.
+    """The body of every step, which never waits for the device: draft, pass, acceptance -> draft,
+    acceptance, the nodes' states [n, d], and `mark`s before the draft, after it and after the pass.
 
     root int64 [1] and hidden [1, d] on the device; position: of the root; settings: the state's,
     or what stands for them in a recording; rows: what reads the logits.
@@ -71,7 +71,7 @@ def run_step(
     states, logits = run(draft)
     marks.append(mark())
     accepted = state.rule(VerifyInput(draft, logits, position, settings, state.details, rows))
-    return draft, accepted, states.index_select(0, accepted.node), marks
+    return draft, accepted, states, marks
 
 
 class TorchStep:
@@ -91,7 +91,7 @@ class TorchStep:
         root = state.root
         if root is None:
             root = torch.tensor([state.root_id], device=self.backbone.device)
-        draft, accepted, hidden, marks = run_step(
+        draft, accepted, states, marks = run_step(
             *(state, plan, root, state.hidden, cache.length, state.settings, self.run),
             *(self.rows, watch.mark),
         )
@@ -100,9 +100,9 @@ class TorchStep:
             if result.path == list(range(len(result.path))):
                 cache.extend(len(result.path))  # the accepted rows are the first ones already
             else:
-                cache.keep(accepted.path, len(result.path))
-        state.root, state.root_id = accepted.next_token, result.next_token
-        state.hidden = hidden
+                cache.keep(torch.tensor(result.path, device=self.backbone.device), len(result.path))
+        node, state.root_id = result.path[-1], result.next_token
+        state.root, state.hidden = _row(accepted.sampled, node), _row(states, node)
         result.heads_seconds = watch.between(marks[0], marks[1])
         result.backbone_seconds = watch.between(marks[1], marks[2])
         self.seconds += result.heads_seconds + result.backbone_seconds
@@ -113,6 +113,11 @@ class TorchStep:
         backbone's dtype, and logits [n, V]."""
         hidden = self.backbone.run_tree(draft.tokens, draft.tensors)
         return hidden, self.backbone.lm_head(hidden)
+
+
+def _row(rows: Tensor, place: int) -> Tensor:
+    """One of rows [n, ...], [1, ...]."""
+    return rows if len(rows) == 1 else rows[place : place + 1]
 
 
 class Stopwatch:

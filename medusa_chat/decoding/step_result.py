@@ -1,7 +1,9 @@
 """StepResult: the result of a step on the host; AnswerTokens, what steps brought so far."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,75 +36,85 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Frame:
-    """The layout of `packed` words: the draft's tree, the longest path's nodes, the names of the
-    rows of figures, and the draft's guesses and sources."""
+    """What the host knows of a step's result: the draft's tree, guesses and sources, and perhaps
+    shares (see Draft); names: of the rows in `_rows`."""
 
     tree: Tree
-    longest: int
-    figures: tuple[str, ...] = ()
+    names: tuple[str, ...]
+    shares: Sequence[float] | None = None
     guesses: tuple[tuple[int, ...], ...] = ()
     sources: tuple[Source | None, ...] = ()
 
 
 def read(draft: Draft, accepted: Acceptance) -> StepResult:
-    """A step's result on the host, by its one copy from the device."""
-    words, frame = packed(draft, accepted)
-    return unpacked(words.cpu(), frame)
+    """A step's result on the host; it waits for the device once."""
+    rows, frame = _rows(draft, accepted)
+    if draft.tokens.is_cuda:
+        return unpacked(_joined(rows), frame)
+    return _result([row.tolist() for row in rows], frame)
 
 
 def packed(draft: Draft, accepted: Acceptance) -> tuple[Tensor, Frame]:
-    """A step's result as one row of words on the device, and how to read it: int64 [3 + longest +
-    n], or with figures int32, the last rows of which are the bits of float32 [n] each."""
-    counts = accepted.length.view(1), accepted.next_token, accepted.is_finite.view(1)
-    whole, found = [*counts, accepted.path, draft.tokens], accepted.details
-    if found is None:
-        return torch.cat(whole), Frame(draft.tree, len(accepted.path))
-    whole.append(found.sampled)
-    figures = {
-        "probabilities": found.probabilities,
-        "entropies": found.entropies,
-        "thresholds": found.thresholds,
-        "shares": draft.probabilities,
-    }
-    rows = {name: row for name, row in figures.items() if row is not None}
-    bits = torch.cat(list(rows.values())).float().view(torch.int32)
-    frame = Frame(draft.tree, len(accepted.path), tuple(rows), draft.guesses, draft.sources)
-    return torch.cat((torch.cat(whole).to(torch.int32), bits)), frame
+    """A step's result as one row of words on the device, float32 [1 + rows * n], and how to read
+    it. Token ids are below 2**24, so that a float32 holds them."""
+    rows, frame = _rows(draft, accepted)
+    return _joined(rows), frame
 
 
-def unpacked(host: Tensor, frame: Frame) -> StepResult:
-    """The result in `packed` words, int32 [w], that were copied to the host."""
-    values = host.tolist()
-    length, next_token, is_finite = values[:3]
-    n, deep = len(frame.tree.parents), 3 + frame.longest
-    path, tokens = values[3 : 3 + length], values[deep : deep + n]
-    record = None
-    if frame.figures:
-        rows = host[deep + 2 * n :].view(torch.float32).view(-1, n).tolist()
-        figures = dict(zip(frame.figures, rows, strict=True))
-        record = _record(frame, tokens, values[deep + n : deep + 2 * n], figures)
-    return StepResult(path, [tokens[i] for i in path], next_token, bool(is_finite), n, record)
+def unpacked(words: Tensor, frame: Frame) -> StepResult:
+    """The result in `packed` words float32 [w]."""
+    node, *values = words.tolist()
+    n = len(frame.tree)
+    parts = [values[at : at + n] for at in range(0, len(values), n)]
+    tokens, sampled = ([int(token) for token in part] for part in parts[:2])
+    return _result([[int(node)], tokens, sampled, *parts[2:]], frame)
 
 
-def _record(
-    frame: Frame, tokens: list[int], sampled: list[int], figures: dict[str, list[float]]
-) -> DraftRecord:
+def _joined(rows: list[Tensor]) -> Tensor:
+    return torch.cat([row.float() for row in rows])
+
+
+def _rows(draft: Draft, accepted: Acceptance) -> tuple[list[Tensor], Frame]:
+    """The accepted node [1], and the rows [n] that the frame names: int64 the tokens and the
+    backbone's own, then figures of a floating dtype, of which the host does not know them yet."""
+    found, shares = accepted.details, draft.shares
+    rows = {"tokens": draft.tokens, "sampled": accepted.sampled, "entropies": accepted.checks}
+    if found is not None:
+        rows["log_probabilities"] = found.log_probabilities
+        figures = {"thresholds": found.thresholds, "shares": shares}
+        rows |= {name: row for name, row in figures.items() if isinstance(row, Tensor)}
+    known = None if isinstance(shares, Tensor) else shares
+    frame = Frame(draft.tree, tuple(rows), known, draft.guesses, draft.sources)
+    return [accepted.node, *rows.values()], frame
+
+
+def _result(values: list[list[Any]], frame: Frame) -> StepResult:
+    """The result of the numbers in `_rows`."""
+    (node,), tokens, sampled, checks, *more = values
+    path = list(frame.tree.paths[node])
+    record = _record(frame, dict(zip(frame.names, values[1:], strict=True))) if more else None
+    is_finite, accepted = math.isfinite(checks[node]), [tokens[i] for i in path]
+    return StepResult(path, accepted, sampled[node], is_finite, len(tokens), record)
+
+
+def _record(frame: Frame, rows: dict[str, list[Any]]) -> DraftRecord:
     """The draft as a trace holds it; figures that the root does not have are None, and those of
     the heads at nodes that only the text proposed."""
+    tokens = rows["tokens"]
     nothing = (None,) * len(tokens)
     sources = frame.sources or ("heads",) * len(tokens)
     is_own = [node > 0 and source != "text" for node, source in enumerate(sources)]
-    shares = zip(figures.get("shares", nothing), is_own, strict=True)
+    shares = zip(rows.get("shares") or frame.shares or nothing, is_own, strict=True)
     ranks = zip(frame.tree.ranks, is_own, strict=True)
     return DraftRecord(
         tokens=tuple(tokens),
         parents=frame.tree.parents,
         ranks=tuple(rank if own else None for rank, own in ranks),
         draft_probabilities=tuple(share if own else None for share, own in shares),
-        probabilities=(None, *figures["probabilities"][1:]),
-        entropies=tuple(figures["entropies"]),
-        thresholds=tuple(figures.get("thresholds", nothing)),
-        sampled=tuple(sampled),
+        probabilities=(None, *(math.exp(min(p, 0.0)) for p in rows["log_probabilities"][1:])),
+        entropies=tuple(rows["entropies"]),
+        thresholds=tuple(rows.get("thresholds", nothing)),
+        sampled=tuple(rows["sampled"]),
         guesses=frame.guesses,
         sources=frame.sources,
     )

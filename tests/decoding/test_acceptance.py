@@ -20,9 +20,14 @@ from medusa_chat.decoding.acceptance import (
 from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.sampling import entropies, filtered, gumbel
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step_result import StepResult, read
 from medusa_chat.decoding.tree import Tree, cartesian, chain
 
 TREE = Tree.from_choices([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1)])
+
+
+def result(rule, draft, logits, place, settings) -> StepResult:
+    return read(draft, rule(VerifyInput(draft, logits, place, settings, True)))
 
 
 def literal_typical(tree, tokens, logits, settings) -> tuple[list[int], int]:
@@ -66,14 +71,14 @@ def test_typical_equals_its_formula(seed, temperature, epsilon, alpha, scale):
         temperature=temperature, posterior_threshold=epsilon, posterior_alpha=alpha, seed=seed
     )
     path, next_token = literal_typical(TREE, tokens, logits, settings)
-    got = typical(VerifyInput(draft_of(TREE, tokens), logits, 3, settings, True))
-    assert got.path[: int(got.length)].tolist() == path
-    assert int(got.next_token) == next_token
-    sampled = typical_sampled(VerifyInput(draft_of(TREE, tokens), logits, 3, settings, True))
-    assert sampled.path.tolist() == got.path.tolist()
+    draft = draft_of(TREE, tokens)
+    got = result(typical, draft, logits, 3, settings)
+    assert (got.path, got.next_token) == (path, next_token)
+    sampled = result(typical_sampled, draft, logits, 3, settings)
+    assert sampled.path == got.path
     log_p = torch.log_softmax(logits[path[-1]] / temperature, -1)
     limit = thresholds(entropies(log_p[None].float()), settings)
-    assert float(log_p[int(sampled.next_token)].exp()) > float(limit) - 1e-6
+    assert float(log_p[sampled.next_token].exp()) > float(limit) - 1e-6
 
 
 def test_the_most_probable_token_always_passes_below_delta_one():
@@ -87,23 +92,16 @@ def test_at_temperature_zero_every_rule_is_greedy(rule):
     logits = torch.randn(len(TREE), 7, generator=torch.Generator().manual_seed(0))
     tokens = [1, *logits.argmax(-1)[list(TREE.parents[1:])].tolist()]
     settings = GenerationSettings(seed=1)
-    a = rule(VerifyInput(draft_of(TREE, tokens), logits, 0, settings, False))
-    b = exact(VerifyInput(draft_of(TREE, tokens), logits, 0, settings, False))
-    assert a.path.tolist() == b.path.tolist() and int(a.next_token) == int(b.next_token)
+    a, b = (result(one, draft_of(TREE, tokens), logits, 0, settings) for one in (rule, exact))
+    assert (a.path, a.next_token) == (b.path, b.next_token)
 
 
 def test_typical_does_not_depend_on_the_seed():
     logits = torch.randn(len(TREE), 7, generator=torch.Generator().manual_seed(4))
     draft = draft_of(TREE, [1, 2, 3, 4, 5, 6, 0, 1, 2])
-    found = {
-        (tuple(r.path.tolist()), int(r.next_token))
-        for seed in range(20)
-        for r in [
-            typical(
-                VerifyInput(draft, logits, 0, GenerationSettings(temperature=1.0, seed=seed), False)
-            )
-        ]
-    }
+    settings = (GenerationSettings(temperature=1.0, seed=seed) for seed in range(20))
+    results = [result(typical, draft, logits, 0, one) for one in settings]
+    found = {(tuple(one.path), one.next_token) for one in results}
     assert len(found) == 1
 
 
@@ -111,8 +109,8 @@ def test_ties_take_the_lowest_node_and_token():
     tree = cartesian(2)
     logits = torch.zeros(3, 5)
     settings = GenerationSettings(temperature=1.0, seed=0)
-    got = typical(VerifyInput(draft_of(tree, [0, 3, 4]), logits, 0, settings, False))
-    assert got.path.tolist() == [0, 1] and int(got.next_token) == 0
+    got = result(typical, draft_of(tree, [0, 3, 4]), logits, 0, settings)
+    assert got.path == [0, 1] and got.next_token == 0
 
 
 def samples(settings_of, logits, count):
@@ -155,12 +153,12 @@ def test_two_tokens_of_a_drafted_step_have_the_joint_distribution():
     counts = torch.zeros(3, 3)
     for place in range(0, 8_000, 2):
         settings = GenerationSettings(temperature=1.0, seed=17)
-        got = exact(VerifyInput(draft, rows, place, settings, True))
-        first = int(got.details.sampled[0])
-        accepted = int(got.length) == 2
+        got = result(exact, draft, rows, place, settings)
+        first = got.record.sampled[0]
+        accepted = len(got.path) == 2
         assert accepted == (first in (0, 1))
         if accepted:
-            counts[first, int(got.next_token)] += 1
+            counts[first, got.next_token] += 1
     p = torch.softmax(rows, -1)
     expected = (p[0, :2, None] * p[1:]).flatten()
     expected = expected / expected.sum() * counts.sum()

@@ -14,16 +14,16 @@ from medusa_chat.decoding.backends import fused_kernels, split_attention
 
 LAYER = {"plain": 16, "tree": 18}  # four of them products
 FIXED = {  # beside the layers, without and with details
-    ("plain", "greedy"): (40, 55),
-    ("plain", "sampled"): (149, 164),
-    ("plain", "cut"): (162, 177),
-    ("plain", "typical"): (77, 81),
-    ("plain", "typical, cut"): (77, 81),
-    ("tree", "greedy"): (64, 83),
-    ("tree", "sampled"): (173, 192),
-    ("tree", "cut"): (186, 205),
-    ("tree", "typical"): (85, 93),
-    ("tree", "typical, cut"): (85, 93),
+    ("plain", "greedy"): (40, 46),
+    ("plain", "sampled"): (149, 155),
+    ("plain", "cut"): (162, 168),
+    ("plain", "typical"): (64, 63),
+    ("plain", "typical, cut"): (64, 63),
+    ("tree", "greedy"): (58, 71),
+    ("tree", "sampled"): (167, 180),
+    ("tree", "cut"): (180, 193),
+    ("tree", "typical"): (79, 82),
+    ("tree", "typical, cut"): (79, 82),
 }
 
 

@@ -41,6 +41,7 @@ class NativeStep(TorchStep):
         self.rows: NativeRows = NativeRows(threads)
         self.name = f"the pass in C, by {threads.count} threads"
         self.decoder, self._window = decoder, backbone.windows[0]
+        self._lm_head: Any = backbone.lm_head.linear
 
     def run(self, draft: Draft) -> tuple[Tensor, Tensor]:
         """The backbone's pass over n nodes -> hidden [n, d] after the final norm, float32, and
@@ -49,10 +50,9 @@ class NativeStep(TorchStep):
         start, depth = self.backbone.cache.length, draft.tree.depth
         if self._window is not None and start + depth >= self._window:
             return super().run(draft)
-        mask = _mask_of(draft.tensors)
-        places = draft.tensors.depths + start
-        hidden = self.decoder.run_rows(draft.tokens, places, mask, start, start)
-        return hidden, self.backbone.lm_head(hidden)
+        mask, places = _mask_of(draft.tensors), draft.tensors.depths + start
+        hidden = self.decoder.run_rows(draft.tokens, places, mask, start)
+        return hidden, self.backbone.lm_head.finish(self._lm_head.product(hidden))
 
 
 @lru_cache(maxsize=256)

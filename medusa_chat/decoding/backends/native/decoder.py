@@ -81,30 +81,23 @@ class NativeDecoder(nn.Module):
         mask = attention_mask[0, 0].float()
         if mask.stride(1) != 1:
             mask = mask.contiguous()
-        hidden = self._run(input_ids[0], position_ids[0], mask, kv.start, 0)
-        if hidden is None:  # a token or position out of range: the reference raises the error
+        try:
+            hidden = self._run(input_ids[0], position_ids[0], mask, kv.start, 0)
+        except IndexError:  # the reference raises the error
             return self._twin(input_ids, position_ids, past_key_values, attention_mask)
         return Output(hidden[None])
 
-    def run_rows(
-        self, tokens: Tensor, places: Tensor, mask: Tensor, start: int, free: int
-    ) -> Tensor:
+    def run_rows(self, tokens: Tensor, places: Tensor, mask: Tensor, start: int) -> Tensor:
         """tokens and places int64 [n] -> float32 [n, d] after the final norm; keys and values are
-        written after `start` tokens. mask additive float32 [n, start + n - free]: of the columns
-        from `free` on; those before it are seen by every row. Raises IndexError for a token or a
-        place out of range."""
-        hidden = self._run(tokens, places, mask, start, free)
-        if hidden is None:
-            raise IndexError("a token id or its position is out of range")
-        return hidden
+        written after `start` tokens, which every row sees. mask additive float32 [n, n]: of the
+        rows for each other. Raises IndexError for a token or a place out of range."""
+        return self._run(tokens, places, mask, start, start)
 
-    def _run(
-        self, tokens: Tensor, places: Tensor, mask: Tensor, start: int, free: int
-    ) -> Tensor | None:
-        """See run_rows; None for what is out of range."""
+    def _run(self, tokens: Tensor, places: Tensor, mask: Tensor, start: int, free: int) -> Tensor:
+        """See run_rows. mask [n, start + n - free]: of the columns from `free` on."""
         job = self._passes.job
         job.mask, job.stride, job.free, job.start = mask.data_ptr(), mask.stride(0), free, start
-        return self._passes.run(tokens, places, start + len(tokens))
+        return self._passes.run(tokens, places, start + tokens.shape[0])
 
     def texts(self, slots: int, capacity: int) -> NativeTexts:
         """Room for `slots` texts of up to `capacity` tokens, at most this decoder's."""

@@ -18,7 +18,6 @@ from medusa_chat.decoding.backends.native.structs import (
     Guesses,
     HeadGuesses,
     HeadStates,
-    Product,
     Weights,
 )
 from medusa_chat.decoding.heads import MedusaHeads
@@ -56,22 +55,27 @@ class NativeHeads(nn.Module):
             assert chosen is not None
             self._names = chosen.contiguous()
         self._short: Any = heads.short
-        self._all = self._whole_job(heads)
+        read = None if heads.embed is None else heads.embed.table
+        self._table = None if read is None else read.detach()  # a parameter would become our own
+        self._root = torch.empty(self._size)
+        self._jobs: dict[tuple[int, int], tuple[HeadGuesses, tuple[Tensor, ...]]] = {}
 
-    def _whole_job(self, heads: MedusaHeads) -> HeadGuesses:
-        """What `guesses` reads, but for its arguments and results."""
-        job = HeadGuesses(states=self._job)
-        if self._short is not None:
-            short = self._short
-            job.logits = Product(weights=short.weights, bias=short.bias_at)
-            job.logits.ins, job.logits.outs = short.ins, short.outs
-            job.names = self._names.data_ptr()
-        if heads.embed is not None and heads.embed.table is not None:
-            # detached: a parameter would become this module's own
-            self._table, self._root = heads.embed.table.detach(), torch.empty(self._size)
+    def _job_of(self, heads: int, count: int) -> tuple[HeadGuesses, tuple[Tensor, ...]]:
+        """What `guesses` reads but for its arguments, and its results, with the memory it works in
+        behind them."""
+        short = self._short
+        states, logits = torch.empty(2 * heads, self._size), torch.empty(heads, short.outs)
+        values, tokens = torch.empty(heads, count), torch.empty(heads, count, dtype=torch.long)
+        sums = torch.empty(heads)
+        job = HeadGuesses(states=self._job, names=self._names.data_ptr())
+        job.states.states, job.states.used = states.data_ptr(), heads
+        job.logits = short.job_of(states, logits)
+        addresses = (t.data_ptr() for t in (logits, values, sums, tokens))
+        job.guesses = Guesses(*addresses, *logits.shape, count)
+        if self._table is not None:
             job.embedding, job.is_half = self._table.data_ptr(), self._table.dtype == torch.bfloat16
             job.root = job.states.root = self._root.data_ptr()
-        return job
+        return job, (values, tokens, sums, states, logits)
 
     def _laid_out(self, matrices: Tensor) -> tuple[Weights, Tensor]:
         """Matrices [n, d, d] in panels, one behind the other -> what C is told of them, and what
@@ -102,26 +106,20 @@ class NativeHeads(nn.Module):
     def can_guess(self, count: int) -> bool:
         """Whether `guesses` finds so many of each head: with a shortlist as long, and a table of
         embeddings where the heads read the root."""
-        is_read = not self._job.roots.panels or bool(self._all.embedding)
+        is_read = not self._job.roots.panels or self._table is not None
         return is_read and self._short is not None and count <= len(self._names)
 
     def guesses(
         self, hidden: Tensor, token: int, heads: int, count: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """hidden [1, d], the root's id -> of each head the best logits float32 and their tokens
-        int64 [heads, count], falling, and log(sum(exp)) of all of the shortlist float32 [heads]."""
-        x, job, short = hidden.float().contiguous(), self._all, self._short
-        states, logits = torch.empty(2 * heads, self._size), torch.empty(heads, short.outs)
-        values, tokens = torch.empty(heads, count), torch.empty(heads, count, dtype=torch.long)
-        sums = torch.empty(heads)
-        job.states.hidden, job.states.states, job.states.used = (
-            x.data_ptr(),
-            states.data_ptr(),
-            heads,
-        )
-        job.logits.x, job.logits.y, job.logits.rows = states.data_ptr(), logits.data_ptr(), heads
-        addresses = (t.data_ptr() for t in (logits, values, sums, tokens))
-        job.guesses, job.token = Guesses(*addresses, *logits.shape, count), token
+        int64 [heads, count], falling, and log(sum(exp)) of all of the shortlist float32 [heads].
+        The next call for as many writes them again."""
+        if (heads, count) not in self._jobs:
+            self._jobs[heads, count] = self._job_of(heads, count)
+        job, (values, tokens, sums, *_) = self._jobs[heads, count]
+        x = hidden.float().contiguous()
+        job.states.hidden, job.token = x.data_ptr(), token
         self._threads.head_guesses(byref(job), self._threads.count)
         return values, tokens, sums
 

@@ -98,23 +98,25 @@ class Passes:
         self.job = structs.Pass(pointer(decoder))
         self._work = torch.empty(0)
 
-    def run(self, tokens: Tensor, places: Tensor, keys: int) -> Tensor | None:
-        """tokens and places int64 [n] -> float32 [n, d] after the final norm; None where one of
-        them is out of range. keys: the most tokens that a row sees."""
-        rows, job = len(tokens), self.job
+    def run(self, tokens: Tensor, places: Tensor, keys: int) -> Tensor:
+        """tokens and places int64 [n] -> float32 [n, d] after the final norm. keys: the most tokens
+        that a row sees. Raises IndexError for a token or a place out of range."""
+        rows, job = tokens.shape[0], self.job
         job.threads = self._threads.count
         self._make_room(rows, keys)
         hidden = torch.empty(rows, self._decoder.hidden)
         tokens, places = tokens.contiguous(), places.contiguous()
         job.tokens, job.positions = tokens.data_ptr(), places.data_ptr()
         job.rows, job.hidden = rows, hidden.data_ptr()
-        return None if self._threads.run(byref(job)) else hidden
+        if self._threads.run(byref(job)):
+            raise IndexError("a token id or its position is out of range")
+        return hidden
 
     def _make_room(self, rows: int, keys: int) -> None:
         """Allocate the work space of a pass of `rows` rows over `keys` tokens."""
         keys = -(-keys // 256) * 256
         threads = self._threads
         needed = threads.work_size(byref(self._decoder), rows, keys, threads.count)
-        if len(self._work) < needed:
+        if self._work.numel() < needed:
             self._work = torch.empty(needed)
             self.job.work = self._work.data_ptr()

@@ -63,9 +63,17 @@ class NativeLinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., ins] -> [..., outs] in the dtype of `hidden`."""
-        x = hidden.reshape(-1, self.ins).float().contiguous()
-        y = torch.empty(len(x), self.outs)
-        job = Product(x.data_ptr(), self.weights, self.bias_at, y.data_ptr(), len(x))
-        job.ins, job.outs = self.ins, self.outs
-        self._threads.linear(byref(job), self._threads.count)
+        y = self.product(hidden.reshape(-1, self.ins).float().contiguous())
         return y.view(*hidden.shape[:-1], self.outs).to(hidden.dtype)
+
+    def product(self, x: Tensor) -> Tensor:
+        """float32 [m, ins], contiguous -> float32 [m, outs]."""
+        y = torch.empty(x.shape[0], self.outs)
+        self._threads.linear(byref(self.job_of(x, y)), self._threads.count)
+        return y
+
+    def job_of(self, x: Tensor, y: Tensor) -> Product:
+        """The product of x float32 [>= m, ins] into y float32 [m, outs], both contiguous."""
+        sizes = {"ins": self.ins, "outs": self.outs}
+        rows = y.shape[0]
+        return Product(x.data_ptr(), self.weights, self.bias_at, y.data_ptr(), rows, **sizes)

@@ -60,19 +60,20 @@ class NativeRows(Rows):
 
     def _drawn(self, scores: Tensor, job: Draw | None = None) -> tuple[Tensor, Tensor]:
         job = job or Draw()
-        tokens, gaps = torch.empty(len(scores), dtype=torch.long), torch.empty(len(scores))
+        rows = scores.shape[0]
+        tokens, gaps = torch.empty(rows, dtype=torch.long), torch.empty(rows)
         job.scores, job.tokens, job.gaps = (t.data_ptr() for t in (scores, tokens, gaps))
-        job.rows, job.size = scores.shape
+        job.rows, job.size = rows, scores.shape[1]
         self._threads.draw(byref(job), self._count(scores))
         return tokens, gaps
 
     def sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Rows.sums: scores [n, V] of any floating dtype -> float32 [n] twice."""
         scores = scores.float().contiguous()
-        out = torch.empty(2, len(scores))
-        job = Sums(scores.data_ptr(), out[0].data_ptr(), out[1].data_ptr(), *scores.shape)
+        sums, entropies = (torch.empty(scores.shape[0]) for _ in range(2))
+        job = Sums(scores.data_ptr(), sums.data_ptr(), entropies.data_ptr(), *scores.shape)
         self._threads.row_sums(byref(job), self._count(scores))
-        return out[0], out[1]
+        return sums, entropies
 
     def _count(self, scores: Tensor) -> int:
         """How many threads read scores [n, V]."""

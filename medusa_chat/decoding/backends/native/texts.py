@@ -47,7 +47,4 @@ class NativeTexts:
         IndexError for a token or a place out of range."""
         job = self._passes.job
         job.texts = slots.data_ptr()
-        hidden = self._passes.run(tokens, places, int(places.max()) + 1)
-        if hidden is None:
-            raise IndexError("a token id or its position is out of range")
-        return hidden
+        return self._passes.run(tokens, places, int(places.max()) + 1)
