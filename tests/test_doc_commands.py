@@ -92,7 +92,15 @@ RUNS = {
     ],
     **{
         f"medusa-chat bench --study {name}": [f"bench --study {name} {QUESTIONS}"]
-        for name in ("trees", "thresholds", "temperatures", "hardware", "assisted", "roofline")
+        for name in (
+            "trees",
+            "thresholds",
+            "temperatures",
+            "hardware",
+            "assisted",
+            "roofline",
+            "tuner",
+        )
     },
     "medusa-chat doctor": ["doctor"],
     "medusa-chat doctor [--json]": ["doctor --json"],
