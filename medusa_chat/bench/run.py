@@ -12,7 +12,7 @@ from medusa_chat.bench.harness.rows import Row, unmeasured
 from medusa_chat.bench.studies.assisted import assisted
 from medusa_chat.bench.studies.exactness import exactness
 from medusa_chat.bench.studies.head_shapes import heads
-from medusa_chat.bench.studies.head_training import two_stage
+from medusa_chat.bench.studies.kept_stages import two_stage
 from medusa_chat.bench.studies.latency import memory_and_load, texts, turns
 from medusa_chat.bench.studies.paper_figures import (
     categories,

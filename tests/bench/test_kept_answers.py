@@ -9,7 +9,7 @@ from support.checkpoints import write_checkpoint
 
 from medusa_chat.bench import run
 from medusa_chat.bench.harness.context import BenchContext, read_model
-from medusa_chat.bench.studies import head_shapes
+from medusa_chat.bench.studies import head_shapes, kept_stages
 from medusa_chat.bench.studies.kept_answers import is_kept, ranks_among, read_kept, states_before
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
@@ -102,6 +102,21 @@ def test_heads_are_compared_by_number_lm_head_and_root(request_of, answers, monk
             found = rows[f"{kind} LM head, {count} head{'s' * (count > 1)}"]
             assert 1 <= found["value"] <= count + 1
             assert "3 steps of 16 labels" in found["note"]
+
+
+def test_only_the_backbone_of_medusa_2_moves(request_of, answers, monkeypatch):
+    monkeypatch.setattr(kept_stages, "STEPS", 4)
+    monkeypatch.setattr(kept_stages, "DIRECT_RATE", 0.05)
+    rows = rows_of(request_of, "two-stage", data=answers)
+    moved = {name: row["value"] for name, row in rows.items() if row["unit"] == "nats/token"}
+    assert moved.pop("medusa-1: KL from the backbone before") == 0
+    assert len(moved) == 2 and all(value > 0 for value in moved.values())
+    assert rows["medusa-1"]["ratio"] == 1
+    assert (
+        "2 steps of 384 labels of the heads alone, 2 of both"
+        in rows["medusa-2, two stages"]["note"]
+    )
+    assert 1 <= rows["medusa-2, direct"]["value"] <= 6
 
 
 def test_each_number_of_heads_has_a_tree_of_its_own(request_of):
