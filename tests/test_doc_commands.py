@@ -38,11 +38,6 @@ RUNS = {
     "medusa-chat train --backbone ID|DIR|FILE --data prompts.jsonl --output my-heads --distill": [
         f"train --backbone demo --data prompts.jsonl --output c --distill {TRAINED}"
     ],
-    "medusa-chat train --recipe assets/benchmarks/medusa-2.toml "
-    "--data assets/benchmarks/conversations.jsonl --max-steps 250": [
-        "train --recipe assets/benchmarks/medusa-2.toml --data prompts.jsonl --output d "
-        f"{TRAINED} --head-layers 1 --lora-rank 2"
-    ],
     "medusa-chat train --backbone ID|DIR|FILE --data FILE|HUB_DATASET... --output DIR "
     "[--recipe NAME] [--distill] [--method medusa-1|medusa-2] [--resume] ... (see --help)": [
         "train --backbone my-heads --data prompts.jsonl question.jsonl --output e "
@@ -92,7 +87,15 @@ RUNS = {
     ],
     **{
         f"medusa-chat bench --study {name}": [f"bench --study {name} {QUESTIONS}"]
-        for name in ("trees", "thresholds", "temperatures", "hardware", "assisted", "roofline")
+        for name in (
+            "trees",
+            "thresholds",
+            "temperatures",
+            "hardware",
+            "assisted",
+            "roofline",
+            "tuner",
+        )
     },
     "medusa-chat doctor": ["doctor"],
     "medusa-chat doctor [--json]": ["doctor --json"],

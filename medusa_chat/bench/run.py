@@ -11,17 +11,20 @@ from medusa_chat.bench.harness.report_data import Report
 from medusa_chat.bench.harness.rows import Row, unmeasured
 from medusa_chat.bench.studies.assisted import assisted
 from medusa_chat.bench.studies.exactness import exactness
-from medusa_chat.bench.studies.head_training import heads, two_stage
+from medusa_chat.bench.studies.head_shapes import heads
+from medusa_chat.bench.studies.kept_stages import two_stage
 from medusa_chat.bench.studies.latency import memory_and_load, texts, turns
 from medusa_chat.bench.studies.paper_figures import (
     categories,
     hardware,
+    head_count,
     ladder,
     temperatures,
     thresholds,
     trees,
 )
 from medusa_chat.bench.studies.peers import peers
+from medusa_chat.bench.studies.prediction import prediction
 from medusa_chat.bench.studies.recorded_acceptance import from_trace
 from medusa_chat.bench.studies.reference import reference as reference_study
 from medusa_chat.bench.studies.report import report as report_study
@@ -63,12 +66,14 @@ FINDINGS: dict[str, Study] = {  # of the paper and beside others; run only where
     "hardware": hardware,
     "assisted": assisted,
     "reference": reference_study,
+    "head-count": head_count,
     "heads": heads,
     "two-stage": two_stage,
     "report": report_study,
     "roofline": roofline,
     "peers": peers,
     "exactness": exactness,
+    "tuner": prediction,
 }
 WITHOUT_PROMPTS = ("hardware", "roofline", "heads", "two-stage")
 OF_SHAPES = ("steps", "bandwidth", "turns", "context", "elsewhere")

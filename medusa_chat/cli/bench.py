@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 MEASURED = "steps, speed, bandwidth, turns, text, load, context, elsewhere"
 FINDINGS = (
     "Run only when named (the paper's findings, other programs): ladder, trees, thresholds, "
-    "temperatures, categories, hardware, assisted, reference, heads, two-stage, report, "
-    "roofline, peers, exactness"
+    "temperatures, categories, hardware, assisted, reference, head-count, heads, two-stage, "
+    "report, roofline, peers, exactness, tuner"
 )
 
 

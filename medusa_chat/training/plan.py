@@ -1,32 +1,31 @@
-"""Plan: the time, memory and disk space that a training will need, from one timed batch."""
+"""Plan: the time, memory and disk space that a training will need, by one timed batch a stage."""
 
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
-
-import torch
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example
-from medusa_chat.training.hidden_states import epoch_batches, head_inputs, make_batch
+from medusa_chat.training.hidden_states import epoch_batches
 from medusa_chat.training.lora import is_tied
-from medusa_chat.training.loss import LMHead, medusa_loss
-from medusa_chat.training.recipe import TrainRequest
+from medusa_chat.training.recipe import Recipe, TrainRequest
+from medusa_chat.training.resolve_recipe import joint_recipe
 from medusa_chat.training.setup import TrainingSetup
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import HeadRecipe
+from medusa_chat.training.step_timing import batch_seconds, joint_batch_seconds
 from medusa_chat.units import gb
 
 
 @dataclass(frozen=True)
 class Plan:
     """The amount of work of a training. rows, held_out: examples. tokens, labels: of both. seconds:
-    of the steps alone, from one timed batch. memory_bytes: the estimated peak. disk_bytes: of all
-    that is written; free_bytes: free where it is written. notes: what was decided and why."""
+    of the steps alone, from one timed batch of each stage. memory_bytes: the estimated peak.
+    disk_bytes: of all that is written; free_bytes: free where it is written. notes: what was
+    decided and why."""
 
     backbone: str
     method: str
@@ -43,39 +42,6 @@ class Plan:
     disk_bytes: int
     free_bytes: int
     notes: tuple[str, ...] = ()
-
-
-def batch_seconds(
-    model: Any,
-    lm_head: LMHead,
-    heads: MedusaHeads,
-    examples: Sequence[Example],
-    recipe: HeadRecipe,
-    short: ShortVocabulary | None = None,
-) -> tuple[float, float]:
-    """Seconds of one batch: (the backbone's forward pass, the heads' forward and backward). short:
-    the vocabulary of the loss."""
-    batch = make_batch(epoch_batches(examples, recipe, 0)[0], recipe)
-    device = heads.weight.device
-    rows = head_inputs(model, len(heads), batch)  # once for whatever a first call does besides
-    _synchronise(device)
-    start = perf_counter()
-    rows = head_inputs(model, len(heads), batch)
-    _synchronise(device)
-    middle = perf_counter()
-    rows = rows if short is None else short.inputs(rows)
-    lm_head = lm_head if short is None else short.lm_head
-    tensors = rows.hidden, rows.roots, rows.targets
-    result = medusa_loss(heads, lm_head, *tensors, 1.0, recipe.rows_at_once)
-    result.total.backward()
-    heads.zero_grad(set_to_none=True)
-    _synchronise(device)
-    return middle - start, perf_counter() - middle
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def memory_bytes(
@@ -147,7 +113,7 @@ def plan(
         tokens=sum(len(e.ids) for e in (*examples, *held_out)),
         labels=sum(sum(e.is_label) for e in (*examples, *held_out)),
         steps=stage.steps * (2 if has_head_stage else 1),
-        seconds=_seconds(setup, heads, examples, stage, is_joint, has_head_stage, short),
+        seconds=_seconds(setup, heads, examples, recipe, stage, short),
         memory_bytes=memory_bytes(model, heads, stage, adapter, cached),
         disk_bytes=needed,
         free_bytes=require_room(request.output.resolve().parent, needed),
@@ -159,20 +125,26 @@ def _seconds(
     setup: TrainingSetup,
     heads: MedusaHeads,
     examples: Sequence[Example],
+    recipe: Recipe,
     stage: HeadRecipe,
-    is_joint: bool,
-    has_head_stage: bool,
     short: ShortVocabulary | None,
 ) -> float:
-    """Seconds of all steps. A joint step passes through the backbone forwards and, at twice the
-    cost, backwards."""
-    forward, learn = batch_seconds(setup.model, setup.lm_head, heads, examples, stage, short)
-    if is_joint:
-        head_stage = forward + learn if has_head_stage else 0.0
-        return (3 * forward + learn + head_stage) * stage.steps
-    if stage.cache_hidden:
-        return len(epoch_batches(examples, stage, 0)) * forward + learn * stage.steps
-    return (forward + learn) * stage.steps
+    """Seconds of all steps of the stages that the recipe has."""
+    seconds = 0.0
+    if recipe.method == "medusa-1" or recipe.stages == 2:
+        timed = batch_seconds(setup.model, setup.lm_head, heads, examples, stage, short)
+        seconds = head_stage_seconds(*timed, len(epoch_batches(examples, stage, 0)), stage)
+    if recipe.method == "medusa-2":
+        joint = joint_recipe(recipe, stage)
+        seconds += joint_batch_seconds(setup.model, heads, examples, joint, short) * stage.steps
+    return seconds
+
+
+def head_stage_seconds(forward: float, learn: float, batches: int, stage: HeadRecipe) -> float:
+    """Seconds of the stage of the heads alone. forward, learn: of one batch; batches: of an epoch,
+    which the backbone reads once where its hidden states are kept."""
+    passes = batches if stage.cache_hidden else stage.steps
+    return passes * forward + learn * stage.steps
 
 
 def _adapter_size(model: Any, rank: int) -> int:

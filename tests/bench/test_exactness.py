@@ -31,11 +31,21 @@ def context(request_of):
     )
 
 
+def rows_of(request):
+    options = {"rounds": 1, "max_new_tokens": 6, "tree": "auto", "progress": quiet}
+    rows = run(request, studies=["exactness"], questions=1, **options)["rows"]
+    return {row["name"]: row for row in rows}
+
+
+def test_a_precision_that_is_asked_for_is_the_only_one(request_of, monkeypatch):
+    monkeypatch.setattr(exactness, "LONG", 60)
+    named = rows_of(replace(request_of, precision="bf16"))
+    assert named and all(name.startswith("bf16, ") for name in named)
+
+
 def test_both_precisions_and_long_prompts_are_the_same(request_of, monkeypatch):
     monkeypatch.setattr(exactness, "LONG", 60)
-    options = {"rounds": 1, "max_new_tokens": 6, "tree": "auto", "progress": quiet}
-    rows = run(request_of, studies=["exactness"], questions=1, **options)["rows"]
-    named = {row["name"]: row for row in rows}
+    named = rows_of(replace(request_of, precision="auto"))
     assert {
         f"{p}, {mode}: {d}" for p in ("fp32", "bf16") for mode in MODES for d in DRAFTERS
     } < set(named)

@@ -19,7 +19,7 @@ from medusa_chat.decoding.sampling import gumbel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("bf16", "fp32")
 DRAFTERS = ("medusa", "prompt-lookup", "auto")
 MODES = {
     "greedy": GenerationSettings(temperature=0.0, seed=0),
@@ -43,8 +43,10 @@ class Difference(NamedTuple):
 
 def exactness(context: BenchContext) -> Iterator[Row]:
     """Rows of how many answers are the same, of the file's questions and of long prompts made of
-    them; each difference is in the note of its row."""
-    for precision in PRECISIONS:
+    them; each difference is in the note of its row. In both precisions, or in that of
+    --precision."""
+    asked_for = context.request.precision
+    for precision in PRECISIONS if asked_for == "auto" else (asked_for,):
         of = context
         if context.loaded.info.precision != precision:
             request = replace(context.request, precision=precision)

@@ -75,6 +75,18 @@ def trees(context: BenchContext) -> Iterator[Row]:
     yield from _against_plain(context, named, "medusa-chat bench --study trees")
 
 
+def head_count(context: BenchContext) -> Iterator[Row]:
+    """2.2.3: the first 1, 2, ... of the checkpoint's heads, each number with the tree of --nodes
+    nodes that its accuracies give."""
+    accuracies = rank_accuracies(context.loaded.calibration)[: context.loaded.info.heads]
+    nodes = context.nodes or max(context.loaded.info.nodes, 8)
+    named: dict[str, Tree] = {}
+    for count in range(1, len(accuracies) + 1):
+        tree = search_tree(accuracies[:count], nodes)
+        named[f"{count} head{'s' * (count > 1)}, {len(tree)} nodes"] = tree
+    yield from _against_plain(context, named, "medusa-chat bench --study head-count")
+
+
 def _against_plain(
     context: BenchContext,
     named: dict[str, Tree],

@@ -11,7 +11,6 @@ from medusa_chat.bench.studies.step_times import bytes_read, read_rates, step_of
 from medusa_chat.decoding.backends.cpu_threads import most as most_threads
 from medusa_chat.decoding.backends.cpu_threads import of_torch
 
-BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0, "nf4": 0.5}  # of a weight
 SIDE, REPEATS = 2048, 5  # of the square matrices whose product shows the peak
 COMMAND = "medusa-chat bench --study roofline"
 
@@ -24,7 +23,7 @@ def roofline(context: BenchContext) -> Iterator[Row]:
     with of_torch(most_threads()):
         rate, peak = max(read_rates(context)), _peak(context)
     weights = bytes_read(context)
-    work = 2 * weights / BYTES[context.loaded.info.precision]
+    work = 2 * _multiplied(context)
     yield row("read bandwidth", [rate / 1e9], "GB/s", COMMAND)
     yield row("large product", [peak / 1e9], "GFLOP/s", COMMAND)
     _, _, by_nodes = times_by_nodes(context)
@@ -35,6 +34,14 @@ def roofline(context: BenchContext) -> Iterator[Row]:
             note = f"bound by {'reading' if reading > arithmetic else 'arithmetic'}: {least:.3g} ms"
             base = [least] * len(values)
             yield row(step_of(nodes), values, "ms", COMMAND, "the roofline", base, note)
+
+
+def _multiplied(context: BenchContext) -> int:
+    """Weights that each row is multiplied with, whatever their format: all but an embedding table
+    that is not the LM head too."""
+    config = context.loaded.engine.backbone.config.get_text_config()
+    table = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    return context.loaded.info.parameters - int(table)
 
 
 def _peak(context: BenchContext) -> float:

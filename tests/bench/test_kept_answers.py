@@ -1,0 +1,127 @@
+"""Studies that learn from the answers that a training kept."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from support.checkpoints import write_checkpoint
+
+from medusa_chat.bench import run
+from medusa_chat.bench.harness.context import BenchContext, read_model
+from medusa_chat.bench.studies import head_shapes, kept_stages
+from medusa_chat.bench.studies.kept_answers import is_kept, ranks_among, read_kept, states_before
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import LoadRequest
+from medusa_chat.training.accuracy import ranks_of_answer
+from medusa_chat.training.short_vocabulary import ShortVocabulary
+from medusa_chat.training.trainer import new_heads
+
+
+@pytest.fixture(scope="module")
+def request_of(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("kept") / "model", heads=5)
+    return LoadRequest(str(folder), device="cpu", precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for index in range(12):
+        ids = torch.randint(5, 60, (24,), generator=generator).tolist()
+        rows.append({"index": index, "prompt_ids": ids[:8], "answer_ids": ids[8:]})
+    rows = [row | {"temperature": 0.0, "by": "our engine"} for row in rows]
+    found = tmp_path_factory.mktemp("kept") / "answers-1.jsonl"
+    found.write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
+    return found
+
+
+@pytest.fixture
+def context(request_of, answers):
+    loaded = read_model(request_of, lambda message: None)
+    return BenchContext(request_of, loaded, "auto", 1, 8, lambda message: None, data=answers)
+
+
+def test_kept_answers_are_known_by_their_first_line(answers, tmp_path):
+    other = tmp_path / "data.jsonl"
+    other.write_text('{"messages": []}\n')
+    assert is_kept(answers) and not is_kept(other) and not is_kept(None)
+
+
+def test_ranks_are_those_of_the_whole_vocabulary_where_that_is_learnt(context):
+    kept = read_kept(context)
+    model = kept.backbone()
+    short = kept.short(model)
+    heads = new_heads(model.get_output_embeddings(), 5)
+    with torch.no_grad():
+        heads.bias.normal_(generator=torch.Generator().manual_seed(0))
+    states = states_before(model, kept.held_out)
+    for found, (_, example) in zip(ranks_among(short, heads, states), states, strict=True):
+        assert found == ranks_of_answer(model, heads, example)
+
+
+def test_a_token_outside_the_shortlist_has_no_rank(context):
+    kept = read_kept(context)
+    model = kept.backbone()
+    whole = kept.short(model)
+    short = ShortVocabulary.of([7, 9], whole.lm_head)
+    states = states_before(model, kept.held_out[:2])
+    for found, (hidden, example) in zip(
+        ranks_among(short, new_heads(model.get_output_embeddings(), 1), states), states, strict=True
+    ):
+        answer = example.ids[-len(hidden) :]
+        for place, row in enumerate(found[:-1]):
+            assert (row[0] is not None) == (answer[place + 1] in (7, 9))
+
+
+def test_nothing_that_is_measured_was_learnt(context):
+    kept = read_kept(context)
+    assert len(kept.learnt) == len(kept.held_out) == 6
+    assert {e.place for e in kept.learnt}.isdisjoint(e.place for e in kept.held_out)
+    few = replace(context, data=context.data.parent / "few.jsonl")
+    few.data.write_text(context.data.read_text("utf-8").split("\n")[0] + "\n", "utf-8")
+    with pytest.raises(UsageError, match="at least four"):
+        read_kept(few)
+
+
+def rows_of(request, study, **options):
+    options = {"rounds": 1, "max_new_tokens": 8, "tree": "auto", **options}
+    rows = run(request, studies=[study], progress=lambda message: None, **options)["rows"]
+    return {row["name"]: row for row in rows}
+
+
+def test_heads_are_compared_by_number_lm_head_and_root(request_of, answers, monkeypatch):
+    monkeypatch.setattr(head_shapes, "SEEDS", (0,))
+    short = replace(head_shapes.ALONE, steps=3, batch_labels=16)
+    monkeypatch.setattr(head_shapes, "ALONE", short)
+    rows = rows_of(request_of, "heads", data=answers)
+    assert len(rows) == 4 * 5
+    for count in range(1, 6):
+        for kind in ("with the root, shared", "without the root, own"):
+            found = rows[f"{kind} LM head, {count} head{'s' * (count > 1)}"]
+            assert 1 <= found["value"] <= count + 1
+            assert "3 steps of 16 labels" in found["note"]
+
+
+def test_only_the_backbone_of_medusa_2_moves(request_of, answers, monkeypatch):
+    monkeypatch.setattr(kept_stages, "STEPS", 4)
+    monkeypatch.setattr(kept_stages, "DIRECT_RATE", 0.05)
+    rows = rows_of(request_of, "two-stage", data=answers)
+    moved = {name: row["value"] for name, row in rows.items() if row["unit"] == "nats/token"}
+    assert moved.pop("medusa-1: KL from the backbone before") == 0
+    assert len(moved) == 2 and all(value > 0 for value in moved.values())
+    assert rows["medusa-1"]["ratio"] == 1
+    assert (
+        "2 steps of 384 labels of the heads alone, 2 of both"
+        in rows["medusa-2, two stages"]["note"]
+    )
+    assert 1 <= rows["medusa-2, direct"]["value"] <= 6
+
+
+def test_each_number_of_heads_has_a_tree_of_its_own(request_of):
+    rows = rows_of(request_of, "head-count", nodes=8)
+    for count in range(1, 6):
+        name = f"{count} head{'s' * (count > 1)}, 8 nodes"
+        assert 1 <= rows[name]["value"] <= count + 1
+        assert rows[f"{name}: speed"]["against"] == "plain"
