@@ -1,6 +1,7 @@
 """Medusa: the drafter that fills a tree with the heads' predictions."""
 
 import math
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -101,7 +102,7 @@ class Medusa:
         made = merge(plan.tree, tokens, shares, self._guess, self._allowance)
         self._sources = made.sources if {"text", "both"} & set(made.sources) else ()
         tree, tensors = _shape_of(made.parents, made.ranks, self._device)
-        filled = torch.tensor(made.tokens, device=self._device)
+        filled = torch.frombuffer(array("q", made.tokens), dtype=torch.long).to(self._device)
         guesses = tuple(map(tuple, guessed)) if self._details else ()
         return Draft(filled, tree, tensors, made.shares, guesses, self._sources)
 

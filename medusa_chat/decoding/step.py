@@ -117,7 +117,7 @@ class TorchStep:
 
 def _row(rows: Tensor, place: int) -> Tensor:
     """One of rows [n, ...], [1, ...]."""
-    return rows if len(rows) == 1 else rows[place : place + 1]
+    return rows if rows.shape[0] == 1 else rows[place : place + 1]
 
 
 class Stopwatch:

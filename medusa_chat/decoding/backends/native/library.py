@@ -98,15 +98,16 @@ class Passes:
         self.job = structs.Pass(pointer(decoder))
         self._work = torch.empty(0)
 
-    def run(self, tokens: Tensor, places: Tensor, keys: int) -> Tensor:
-        """tokens and places int64 [n] -> float32 [n, d] after the final norm. keys: the most tokens
-        that a row sees. Raises IndexError for a token or a place out of range."""
+    def run(self, tokens: Tensor, places: int, keys: int) -> Tensor:
+        """tokens int64 [n], and the address of as many places int64 -> float32 [n, d] after the
+        final norm. keys: the most tokens that a row sees. Raises IndexError for a token or a place
+        out of range."""
         rows, job = tokens.shape[0], self.job
         job.threads = self._threads.count
         self._make_room(rows, keys)
         hidden = torch.empty(rows, self._decoder.hidden)
-        tokens, places = tokens.contiguous(), places.contiguous()
-        job.tokens, job.positions = tokens.data_ptr(), places.data_ptr()
+        tokens = tokens.contiguous()
+        job.tokens, job.positions = tokens.data_ptr(), places
         job.rows, job.hidden = rows, hidden.data_ptr()
         if self._threads.run(byref(job)):
             raise IndexError("a token id or its position is out of range")

@@ -74,6 +74,5 @@ class NativeLinear(nn.Module):
 
     def job_of(self, x: Tensor, y: Tensor) -> Product:
         """The product of x float32 [>= m, ins] into y float32 [m, outs], both contiguous."""
-        sizes = {"ins": self.ins, "outs": self.outs}
-        rows = y.shape[0]
-        return Product(x.data_ptr(), self.weights, self.bias_at, y.data_ptr(), rows, **sizes)
+        bias, sizes = self.bias_at, (y.shape[0], self.ins, self.outs)
+        return Product(x.data_ptr(), self.weights, bias, y.data_ptr(), *sizes)
