@@ -103,7 +103,7 @@ class NativeHeads(nn.Module):
         job.root = e.data_ptr()
         out = torch.empty(2 * heads, 1, self._size)
         job.hidden, job.states, job.used = x.data_ptr(), out.data_ptr(), heads
-        self._threads.head_states(byref(job), self._threads.count)
+        self._threads.c.head_states(byref(job), self._threads.count)
         return out[:heads]
 
     def can_guess(self, count: int) -> bool:
@@ -122,7 +122,7 @@ class NativeHeads(nn.Module):
         job, (values, tokens, sums, *_) = self._jobs[heads, count]
         x = hidden.float().contiguous()
         job.states.hidden, job.token = x.data_ptr(), token
-        self._threads.head_guesses(byref(job), self._threads.count)
+        self._threads.c.head_guesses(byref(job), self._threads.count)
         return values, tokens, sums
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,5 +131,7 @@ class NativeHeads(nn.Module):
         values, places = torch.empty(len(x), count), torch.empty(len(x), count, dtype=torch.long)
         sums = torch.empty(len(x))
         addresses = (t.data_ptr() for t in (x, values, sums, places))
-        self._threads.best_guesses(byref(Guesses(*addresses, *x.shape, count)), self._threads.count)
+        self._threads.c.best_guesses(
+            byref(Guesses(*addresses, *x.shape, count)), self._threads.count
+        )
         return values, places, sums

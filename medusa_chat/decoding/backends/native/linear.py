@@ -69,7 +69,7 @@ class NativeLinear(nn.Module):
     def product(self, x: Tensor) -> Tensor:
         """float32 [m, ins], contiguous -> float32 [m, outs]."""
         y = torch.empty(x.shape[0], self.outs)
-        self._threads.linear(byref(self.job_of(x, y)), self._threads.count)
+        self._threads.c.linear(byref(self.job_of(x, y)), self._threads.count)
         return y
 
     def job_of(self, x: Tensor, y: Tensor) -> Product:
