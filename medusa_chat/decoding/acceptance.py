@@ -93,7 +93,7 @@ def exact(given: VerifyInput) -> Acceptance:
     draft, sampled = given.draft, own_tokens(given)
     details = Details(*figures(given)) if given.details else None
     node = draft.tensors.parents  # of plain decoding: there is nothing to accept but the root
-    if len(node) > 1:
+    if node.shape[0] > 1:
         lengths = _lengths(draft.tokens == sampled.index_select(0, node), draft)
         node = lengths.argmax(0, keepdim=True)  # the lowest node of equals
     return _result(given, node, sampled, details)
@@ -157,7 +157,7 @@ def figures(given: VerifyInput) -> tuple[Tensor, Tensor]:
     """float32 [n] each: a node's log-probability after its parent (any number for the root), and
     the entropy in nats of the distribution after the node."""
     parents, (sums, entropy) = given.draft.tensors.parents, given.rows.sums(given.scores)
-    if len(parents) == 1:
+    if parents.shape[0] == 1:
         return sums, entropy
     return given.scores[parents, given.draft.tokens] - sums.index_select(0, parents), entropy
 

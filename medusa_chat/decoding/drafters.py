@@ -20,12 +20,14 @@ from medusa_chat.decoding.tree import ROOT, Choice, Tree
 class TreeTensors:
     """A tree's constants on the device: parents, depths int64 [n] (the root's parent is 0),
     ancestors bool [n, n]: whether a row's node sees a column's; others bool [n, n]: whether the
-    path from the root's child to a row's node is without a column's."""
+    path from the root's child to a row's node is without a column's; paths int64 [n, depth + 1]:
+    to each node, padded with the root."""
 
     parents: Tensor
     depths: Tensor
     ancestors: Tensor
     others: Tensor
+    paths: Tensor
 
     @classmethod
     @lru_cache(maxsize=32)
@@ -35,15 +37,17 @@ class TreeTensors:
         ancestors = torch.tensor(tree.ancestors, device=device)
         others = ancestors.logical_not()
         others[:, :1] = True
-        parents = torch.tensor([0, *tree.parents[1:]], device=device)
-        return cls(parents, torch.tensor(tree.depths, device=device), ancestors, others)
+        padded = [[*path, *[0] * (tree.depth + 1 - len(path))] for path in tree.paths]
+        rows = [0, *tree.parents[1:]], tree.depths, padded
+        parents, depths, paths = (torch.tensor(row, device=device) for row in rows)
+        return cls(parents, depths, ancestors, others, paths)
 
 
 @dataclass(frozen=True)
 class Draft:
     """A proposal: tokens int64 [n] on the device, tokens[0] the root; the tree and its constants;
-    shares: probabilities float32 [n] by the heads (NaN where they did not draft), on the device or
-    the host, or None; guesses, sources: see DraftRecord.
+    shares: probabilities [n] by the heads (any number where they did not draft), float32 on the
+    device or on the host, or None; guesses, sources: see DraftRecord.
     """
 
     tokens: Tensor

@@ -1,6 +1,7 @@
 """Medusa: the drafter that fills a tree with the heads' predictions."""
 
 import math
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -56,18 +57,14 @@ class Medusa:
         return self._allowed(depth)
 
     def _allowed(self, depth: int) -> Plan:
-        """The plan of what the heads may draft; of candidates `fill` keeps a part."""
-        is_whole = self._is_grown and self._allowance.nodes > 1
-        made = self._plan_of(len(self._widest) if is_whole else self._allowance.nodes, depth)
-        self._is_drafted = made.index is not None
-        return made
-
-    def _plan_of(self, nodes: int, depth: int) -> Plan:
-        """The plan for the tree's first `nodes` nodes of at most `depth`."""
-        depth = min(depth, self._widest.depth)
-        tree, tensors, index = indexed(self._widest, nodes, depth, self._device)
-        is_grown, reason = self._is_grown and index is not None, self._allowance.reason
-        return Plan(tree, tensors, None, index, self._widest.width, is_grown, reason, tree.depth)
+        """The plan of what the heads may draft, at most `depth` deep; of candidates `fill` keeps a
+        part."""
+        widest, nodes, reason = self._widest, self._allowance.nodes, self._allowance.reason
+        nodes = len(widest) if self._is_grown and nodes > 1 else nodes
+        tree, tensors, index = indexed(widest, nodes, min(depth, widest.depth), self._device)
+        self._is_drafted = index is not None
+        is_grown = self._is_grown and self._is_drafted
+        return Plan(tree, tensors, None, index, widest.width, is_grown, reason, tree.depth)
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         """root int64 [1], hidden [1, d]: see Drafter.fill."""
@@ -80,14 +77,12 @@ class Medusa:
         )
         if plan.is_grown:
             return self._part(plan, root, values, candidates, sums)
-        text = () if plan.text is None else (plan.text,)
+        text, drafted = () if plan.text is None else (plan.text,), None
         filled = torch.cat((root, candidates.flatten(), *text)).index_select(0, plan.index)
-        if not self._details:
-            return Draft(filled, plan.tree, plan.tensors)
-        shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
-        beside = [_nothing(len(tokens), shares.device) for tokens in (root, *text)]
-        padded = torch.cat((beside[0], shares, *beside[1:])).index_select(0, plan.index)
-        return Draft(filled, plan.tree, plan.tensors, padded, (), plan.sources)
+        if self._details:
+            shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
+            drafted = torch.cat((root, shares, *text)).index_select(0, plan.index)
+        return Draft(filled, plan.tree, plan.tensors, drafted, (), plan.sources)
 
     def _part(
         self, plan: Plan, root: Tensor, values: Tensor, candidates: Tensor, sums: Tensor
@@ -101,7 +96,7 @@ class Medusa:
         made = merge(plan.tree, tokens, shares, self._guess, self._allowance)
         self._sources = made.sources if {"text", "both"} & set(made.sources) else ()
         tree, tensors = _shape_of(made.parents, made.ranks, self._device)
-        filled = torch.tensor(made.tokens, device=self._device)
+        filled = torch.frombuffer(array("q", made.tokens), dtype=torch.long).to(self._device)
         guesses = tuple(map(tuple, guessed)) if self._details else ()
         return Draft(filled, tree, tensors, made.shares, guesses, self._sources)
 
@@ -122,13 +117,6 @@ def _require_drawable(tree: Tree, heads: int, vocabulary: int) -> None:
             f"the tree needs {tree.width} predictions of a head and the vocabulary has "
             f"{vocabulary} tokens: choose a narrower tree, or --tree auto"
         )
-
-
-@lru_cache(maxsize=32)
-def _nothing(count: int, device: torch.device) -> Tensor:
-    """The draft probabilities NaN float32 [count] of nodes that the heads did not draft, as the
-    root."""
-    return torch.full((count,), torch.nan, device=device)
 
 
 @lru_cache(maxsize=64)

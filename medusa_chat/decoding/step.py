@@ -58,9 +58,10 @@ def run_step(
     run: Pass,
     rows: Rows,
     mark: Callable[[], Any] = lambda: None,
-) -> tuple[Draft, Acceptance, Tensor, list[Any]]:
-    """The body of every step, which never waits for the device: draft, pass, acceptance -> draft,
-    acceptance, the nodes' states [n, d], and `mark`s before the draft, after it and after the pass.
+) -> tuple[Draft, Acceptance, tuple[Tensor, Tensor], list[Any]]:
+    """The body of every step, which never waits for the device: draft, pass, acceptance -> the
+    first and last of these, the next root [1] and hidden [1, d], and `mark`s before the draft,
+    after it and after the pass.
 
     root int64 [1] and hidden [1, d] on the device; position: of the root; settings: the state's,
     or what stands for them in a recording; rows: what reads the logits.
@@ -71,7 +72,8 @@ def run_step(
     states, logits = run(draft)
     marks.append(mark())
     accepted = state.rule(VerifyInput(draft, logits, position, settings, state.details, rows))
-    return draft, accepted, states, marks
+    following = row_at(accepted.node, accepted.sampled), row_at(accepted.node, states)
+    return draft, accepted, following, marks
 
 
 class TorchStep:
@@ -91,7 +93,7 @@ class TorchStep:
         root = state.root
         if root is None:
             root = torch.tensor([state.root_id], device=self.backbone.device)
-        draft, accepted, states, marks = run_step(
+        draft, accepted, following, marks = run_step(
             *(state, plan, root, state.hidden, cache.length, state.settings, self.run),
             *(self.rows, watch.mark),
         )
@@ -101,8 +103,7 @@ class TorchStep:
                 cache.extend(len(result.path))  # the accepted rows are the first ones already
             else:
                 cache.keep(torch.tensor(result.path, device=self.backbone.device), len(result.path))
-        node, state.root_id = result.path[-1], result.next_token
-        state.root, state.hidden = _row(accepted.sampled, node), _row(states, node)
+        state.root_id, (state.root, state.hidden) = result.next_token, following
         result.heads_seconds = watch.between(marks[0], marks[1])
         result.backbone_seconds = watch.between(marks[1], marks[2])
         self.seconds += result.heads_seconds + result.backbone_seconds
@@ -115,9 +116,9 @@ class TorchStep:
         return hidden, self.backbone.lm_head(hidden)
 
 
-def _row(rows: Tensor, place: int) -> Tensor:
-    """One of rows [n, ...], [1, ...]."""
-    return rows if len(rows) == 1 else rows[place : place + 1]
+def row_at(node: Tensor, rows: Tensor) -> Tensor:
+    """The row of `node` int64 [1] among rows [n, ...] -> [1, ...]."""
+    return rows if rows.shape[0] == 1 else rows.index_select(0, node)
 
 
 class Stopwatch:

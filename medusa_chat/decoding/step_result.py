@@ -10,8 +10,7 @@ from torch import Tensor
 
 from medusa_chat.decoding.acceptance import Acceptance
 from medusa_chat.decoding.drafters import Draft
-from medusa_chat.decoding.events import DraftRecord, Finished, Reason, Source, Stats, Step
-from medusa_chat.decoding.tree import Tree
+from medusa_chat.decoding.events import DraftRecord, Finished, Reason, Stats, Step
 
 BROKEN = (
     "the model produced invalid numbers (NaN or infinity): try --precision fp32, or check its "
@@ -36,21 +35,17 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Frame:
-    """What the host knows of a step's result: the draft's tree, guesses and sources, and perhaps
-    shares (see Draft); names: of the rows in `_rows`."""
+    """How a step's numbers are to be read: its draft, and the names of the rows in `_rows`."""
 
-    tree: Tree
+    draft: Draft
     names: tuple[str, ...]
-    shares: Sequence[float] | None = None
-    guesses: tuple[tuple[int, ...], ...] = ()
-    sources: tuple[Source | None, ...] = ()
 
 
 def read(draft: Draft, accepted: Acceptance) -> StepResult:
     """A step's result on the host; it waits for the device once."""
+    if not draft.tokens.is_cpu:
+        return unpacked(*packed(draft, accepted))
     rows, frame = _rows(draft, accepted)
-    if draft.tokens.is_cuda:
-        return unpacked(_joined(rows), frame)
     return _result([row.tolist() for row in rows], frame)
 
 
@@ -58,65 +53,61 @@ def packed(draft: Draft, accepted: Acceptance) -> tuple[Tensor, Frame]:
     """A step's result as one row of words on the device, float32 [1 + rows * n], and how to read
     it. Token ids are below 2**24, so that a float32 holds them."""
     rows, frame = _rows(draft, accepted)
-    return _joined(rows), frame
+    return torch.cat([row.float() for row in rows]), frame
 
 
 def unpacked(words: Tensor, frame: Frame) -> StepResult:
     """The result in `packed` words float32 [w]."""
     node, *values = words.tolist()
-    n = len(frame.tree)
+    n = len(frame.draft.tree)
     parts = [values[at : at + n] for at in range(0, len(values), n)]
     tokens, sampled = ([int(token) for token in part] for part in parts[:2])
     return _result([[int(node)], tokens, sampled, *parts[2:]], frame)
 
 
-def _joined(rows: list[Tensor]) -> Tensor:
-    return torch.cat([row.float() for row in rows])
-
-
 def _rows(draft: Draft, accepted: Acceptance) -> tuple[list[Tensor], Frame]:
     """The accepted node [1], and the rows [n] that the frame names: int64 the tokens and the
     backbone's own, then figures of a floating dtype, of which the host does not know them yet."""
-    found, shares = accepted.details, draft.shares
     rows = {"tokens": draft.tokens, "sampled": accepted.sampled, "entropies": accepted.checks}
+    found = accepted.details
     if found is not None:
         rows["log_probabilities"] = found.log_probabilities
-        figures = {"thresholds": found.thresholds, "shares": shares}
+        figures = {"thresholds": found.thresholds, "shares": draft.shares}
         rows |= {name: row for name, row in figures.items() if isinstance(row, Tensor)}
-    known = None if isinstance(shares, Tensor) else shares
-    frame = Frame(draft.tree, tuple(rows), known, draft.guesses, draft.sources)
-    return [accepted.node, *rows.values()], frame
+    return [accepted.node, *rows.values()], Frame(draft, tuple(rows))
 
 
 def _result(values: list[list[Any]], frame: Frame) -> StepResult:
     """The result of the numbers in `_rows`."""
     (node,), tokens, sampled, checks, *more = values
-    path = list(frame.tree.paths[node])
-    record = _record(frame, dict(zip(frame.names, values[1:], strict=True))) if more else None
+    path = list(frame.draft.tree.paths[node])
+    rows = dict(zip(frame.names, values[1:], strict=True))
+    record = _record(frame.draft, rows) if more else None
     is_finite, accepted = math.isfinite(checks[node]), [tokens[i] for i in path]
     return StepResult(path, accepted, sampled[node], is_finite, len(tokens), record)
 
 
-def _record(frame: Frame, rows: dict[str, list[Any]]) -> DraftRecord:
+def _record(draft: Draft, rows: dict[str, list[Any]]) -> DraftRecord:
     """The draft as a trace holds it; figures that the root does not have are None, and those of
     the heads at nodes that only the text proposed."""
-    tokens = rows["tokens"]
+    tokens, tree = rows["tokens"], draft.tree
     nothing = (None,) * len(tokens)
-    sources = frame.sources or ("heads",) * len(tokens)
+    known = nothing if draft.shares is None else draft.shares
+    sources = draft.sources or ("heads",) * len(tokens)
     is_own = [node > 0 and source != "text" for node, source in enumerate(sources)]
-    shares = zip(rows.get("shares") or frame.shares or nothing, is_own, strict=True)
-    ranks = zip(frame.tree.ranks, is_own, strict=True)
+    shares = zip(rows.get("shares", known), is_own, strict=True)
+    ranks = zip(tree.ranks, is_own, strict=True)
     return DraftRecord(
         tokens=tuple(tokens),
-        parents=frame.tree.parents,
+        parents=tree.parents,
         ranks=tuple(rank if own else None for rank, own in ranks),
         draft_probabilities=tuple(share if own else None for share, own in shares),
         probabilities=(None, *(math.exp(min(p, 0.0)) for p in rows["log_probabilities"][1:])),
         entropies=tuple(rows["entropies"]),
         thresholds=tuple(rows.get("thresholds", nothing)),
         sampled=tuple(rows["sampled"]),
-        guesses=frame.guesses,
-        sources=frame.sources,
+        guesses=draft.guesses,
+        sources=draft.sources,
     )
 
 
@@ -151,31 +142,17 @@ class AnswerTokens:
         index = self._steps
         self._steps, self._emitted = index + 1, self._emitted + count
         self._seconds += seconds
-        return Step(
-            index,
-            tuple(fresh),
-            "",
-            seconds,
-            tuple(result.path[: count + 1]),
-            result.record,
-            result.heads_seconds,
-            result.backbone_seconds,
-            result.nodes,
-            why,
-        )
+        path = tuple(result.path[: count + 1])
+        parts = result.heads_seconds, result.backbone_seconds, result.nodes
+        return Step(index, tuple(fresh), "", seconds, path, result.record, *parts, why)
 
     def finished(self) -> Finished:
         """The last event. It has ended."""
         assert self.reason is not None
         timing = (self._steps, self._emitted, self._seconds, self.prefill_seconds)
-        return Finished(
-            reason=self.reason,
-            token_ids=tuple(self.ids),
-            text="",
-            tail="",
-            stats=Stats.of(len(self.ids), *timing),
-            message=BROKEN if self.reason == "error" else "",
-        )
+        message = BROKEN if self.reason == "error" else ""
+        stats = Stats.of(len(self.ids), *timing)
+        return Finished(self.reason, tuple(self.ids), "", "", stats, message)
 
     def _add(self, tokens: Sequence[int], result: StepResult) -> list[int]:
         """The tokens of a step that are emitted, up to an end token or a limit."""

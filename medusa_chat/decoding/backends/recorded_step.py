@@ -8,9 +8,8 @@ from torch import Tensor
 from medusa_chat.decoding.backends.graph_capture import GraphCapture
 from medusa_chat.decoding.drafters import Draft, Plan
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step import DecodeState, run_step
+from medusa_chat.decoding.step import DecodeState, row_at, run_step
 from medusa_chat.decoding.step_result import Frame, packed
-from medusa_chat.decoding.tree import Tree
 
 
 class DeviceSettings:
@@ -71,7 +70,6 @@ class RecordedStep:
         device = capture.backbone.device
         self._nodes = torch.arange(len(plan.tree), device=device)
         self._deep = torch.arange(plan.tree.depth + 1, device=device)
-        self._paths = _padded(plan.tree, device)
         self._masks = self._backbone.node_masks(plan.tensors)
         self._columns = torch.arange(bucket, device=device)
         self._places = torch.zeros_like(self._nodes)
@@ -83,19 +81,20 @@ class RecordedStep:
     def body(self) -> None:
         """Queue draft, decoder, acceptance and the move of cache rows, without waiting."""
         state = self._state
-        draft, taken, states, _ = run_step(
+        draft, taken, (root, hidden), _ = run_step(
             *(self._answer, self._plan, state.root, state.hidden, state.cur),
             *(self._settings, self._run, self._backbone.rows),
         )
-        source = (state.cur + _row(self._paths, taken.node)).view(-1)
+        tensors = self._plan.tensors
+        source = (state.cur + row_at(taken.node, tensors.paths)).view(-1)
         self._backbone.cache.move(source, state.cur + self._deep)
         words, self.frame = packed(draft, taken)
         if not self._is_begun:  # outside of any graph: the first warm-up
             self.out, self._is_begun = torch.empty_like(words), True
         self.out.copy_(words)
-        state.cur.add_(_row(self._plan.tensors.depths, taken.node) + 1)
-        state.root.copy_(_row(taken.sampled, taken.node))
-        state.hidden.copy_(_row(states, taken.node))
+        state.cur.add_(row_at(taken.node, tensors.depths) + 1)
+        state.root.copy_(root)
+        state.hidden.copy_(hidden)
 
     def _run(self, draft: Draft) -> tuple[Tensor, Tensor]:
         """The backbone's pass at the device's own position: see step.Pass."""
@@ -105,14 +104,3 @@ class RecordedStep:
         masks = backbone.masks_behind(self._masks, cur, self._columns)
         hidden = backbone.run_fixed(draft.tokens, positions, masks, self._layers)
         return hidden, backbone.lm_head(hidden)
-
-
-def _row(rows: Tensor, place: Tensor) -> Tensor:
-    """One of rows [n, ...], at `place` int64 [1] -> [1, ...]."""
-    return rows if len(rows) == 1 else rows.index_select(0, place)
-
-
-def _padded(tree: Tree, device: torch.device) -> Tensor:
-    """The path to each node, int64 [n, depth + 1], the root after its end."""
-    deep = tree.depth + 1
-    return torch.tensor([[*path, *[0] * (deep - len(path))] for path in tree.paths], device=device)

@@ -50,8 +50,9 @@ class NativeStep(TorchStep):
         start, depth = self.backbone.cache.length, draft.tree.depth
         if self._window is not None and start + depth >= self._window:
             return super().run(draft)
-        mask, places = _mask_of(draft.tensors), draft.tensors.depths + start
-        hidden = self.decoder.run_rows(draft.tokens, places, mask, start)
+        hidden = self.decoder.run_rows(
+            draft.tokens, draft.tree.depths, _mask_of(draft.tensors), start
+        )
         return hidden, self.backbone.lm_head.finish(self._lm_head.product(hidden))
 
 

@@ -1,5 +1,7 @@
 """NativeDecoder: a decoder of merged layers, the norm after them included, as one call."""
 
+from collections.abc import Sequence
+from ctypes import addressof, c_int64
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ from medusa_chat.decoding.backends.native.library import NativeThreads, Passes
 from medusa_chat.decoding.backends.native.texts import NativeTexts
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.kv_cache import Layer
+from medusa_chat.decoding.settings import MAX_NODES
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class NativeDecoder(nn.Module):
             self._layers,
         )
         self._passes = Passes(self._decoder, threads)
+        self._places = (c_int64 * MAX_NODES)()  # of the rows of a step
 
     def _fill(self, layer: Any, kv: Layer, out: structs.Layer) -> None:
         """Fill in the addresses of what this layer reads."""
@@ -82,19 +86,22 @@ class NativeDecoder(nn.Module):
         if mask.stride(1) != 1:
             mask = mask.contiguous()
         try:
-            hidden = self._run(input_ids[0], position_ids[0], mask, kv.start, 0)
+            places = position_ids[0].contiguous()
+            hidden = self._run(input_ids[0], places.data_ptr(), mask, kv.start, 0)
         except IndexError:  # the reference raises the error
             return self._twin(input_ids, position_ids, past_key_values, attention_mask)
         return Output(hidden[None])
 
-    def run_rows(self, tokens: Tensor, places: Tensor, mask: Tensor, start: int) -> Tensor:
-        """tokens and places int64 [n] -> float32 [n, d] after the final norm; keys and values are
-        written after `start` tokens, which every row sees. mask additive float32 [n, n]: of the
-        rows for each other. Raises IndexError for a token or a place out of range."""
-        return self._run(tokens, places, mask, start, start)
+    def run_rows(self, tokens: Tensor, depths: Sequence[int], mask: Tensor, start: int) -> Tensor:
+        """tokens int64 [n], so deep behind `start` tokens -> float32 [n, d] after the final norm;
+        keys and values are written after those tokens, which every row sees. mask additive float32
+        [n, n]: of the rows for each other. Raises IndexError for a token or a place out of
+        range."""
+        self._places[: len(depths)] = [start + depth for depth in depths]
+        return self._run(tokens, addressof(self._places), mask, start, start)
 
-    def _run(self, tokens: Tensor, places: Tensor, mask: Tensor, start: int, free: int) -> Tensor:
-        """See run_rows. mask [n, start + n - free]: of the columns from `free` on."""
+    def _run(self, tokens: Tensor, places: int, mask: Tensor, start: int, free: int) -> Tensor:
+        """See Passes.run. mask [n, start + n - free]: of the columns from `free` on."""
         job = self._passes.job
         job.mask, job.stride, job.free, job.start = mask.data_ptr(), mask.stride(0), free, start
         return self._passes.run(tokens, places, start + tokens.shape[0])

@@ -48,15 +48,18 @@ class NativeHeads(nn.Module):
         if heads.root_weight is not None:
             self._job.roots, panels = self._laid_out(heads.root_weight)
             self.register_buffer("root_panels", panels, persistent=False)
-        if heads.short is not None:
-            chosen = heads.shortlist
-            listed = None if table is None or chosen is None else table.rows(chosen)
-            heads.short = NativeLinear(heads.short, threads, listed)
-            assert chosen is not None
-            self._names = chosen.contiguous()
-        self._short: Any = heads.short
         read = None if heads.embed is None else heads.embed.table
         self._table = None if read is None else read.detach()  # a parameter would become our own
+        self._most = 0  # guesses of a head that `guesses` finds
+        if heads.short is not None:
+            chosen = heads.shortlist
+            assert chosen is not None
+            listed = None if table is None else table.rows(chosen)
+            heads.short = NativeLinear(heads.short, threads, listed)
+            self._names = chosen.contiguous()
+            is_read = heads.root_weight is None or self._table is not None
+            self._most = len(chosen) if is_read else 0
+        self._short: Any = heads.short
         self._root = torch.empty(self._size)
         self._jobs: dict[tuple[int, int], tuple[HeadGuesses, tuple[Tensor, ...]]] = {}
 
@@ -100,14 +103,13 @@ class NativeHeads(nn.Module):
         job.root = e.data_ptr()
         out = torch.empty(2 * heads, 1, self._size)
         job.hidden, job.states, job.used = x.data_ptr(), out.data_ptr(), heads
-        self._threads.head_states(byref(job), self._threads.count)
+        self._threads.c.head_states(byref(job), self._threads.count)
         return out[:heads]
 
     def can_guess(self, count: int) -> bool:
         """Whether `guesses` finds so many of each head: with a shortlist as long, and a table of
         embeddings where the heads read the root."""
-        is_read = not self._job.roots.panels or self._table is not None
-        return is_read and self._short is not None and count <= len(self._names)
+        return count <= self._most
 
     def guesses(
         self, hidden: Tensor, token: int, heads: int, count: int
@@ -120,7 +122,7 @@ class NativeHeads(nn.Module):
         job, (values, tokens, sums, *_) = self._jobs[heads, count]
         x = hidden.float().contiguous()
         job.states.hidden, job.token = x.data_ptr(), token
-        self._threads.head_guesses(byref(job), self._threads.count)
+        self._threads.c.head_guesses(byref(job), self._threads.count)
         return values, tokens, sums
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,5 +131,7 @@ class NativeHeads(nn.Module):
         values, places = torch.empty(len(x), count), torch.empty(len(x), count, dtype=torch.long)
         sums = torch.empty(len(x))
         addresses = (t.data_ptr() for t in (x, values, sums, places))
-        self._threads.best_guesses(byref(Guesses(*addresses, *x.shape, count)), self._threads.count)
+        self._threads.c.best_guesses(
+            byref(Guesses(*addresses, *x.shape, count)), self._threads.count
+        )
         return values, places, sums

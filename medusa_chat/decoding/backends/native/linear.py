@@ -69,11 +69,10 @@ class NativeLinear(nn.Module):
     def product(self, x: Tensor) -> Tensor:
         """float32 [m, ins], contiguous -> float32 [m, outs]."""
         y = torch.empty(x.shape[0], self.outs)
-        self._threads.linear(byref(self.job_of(x, y)), self._threads.count)
+        self._threads.c.linear(byref(self.job_of(x, y)), self._threads.count)
         return y
 
     def job_of(self, x: Tensor, y: Tensor) -> Product:
         """The product of x float32 [>= m, ins] into y float32 [m, outs], both contiguous."""
-        sizes = {"ins": self.ins, "outs": self.outs}
-        rows = y.shape[0]
-        return Product(x.data_ptr(), self.weights, self.bias_at, y.data_ptr(), rows, **sizes)
+        bias, sizes = self.bias_at, (y.shape[0], self.ins, self.outs)
+        return Product(x.data_ptr(), self.weights, bias, y.data_ptr(), *sizes)

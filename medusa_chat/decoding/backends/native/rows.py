@@ -64,7 +64,7 @@ class NativeRows(Rows):
         tokens, gaps = torch.empty(rows, dtype=torch.long), torch.empty(rows)
         job.scores, job.tokens, job.gaps = (t.data_ptr() for t in (scores, tokens, gaps))
         job.rows, job.size = rows, scores.shape[1]
-        self._threads.draw(byref(job), self._count(scores))
+        self._threads.c.draw(byref(job), self._count(scores))
         return tokens, gaps
 
     def sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ class NativeRows(Rows):
         scores = scores.float().contiguous()
         sums, entropies = (torch.empty(scores.shape[0]) for _ in range(2))
         job = Sums(scores.data_ptr(), sums.data_ptr(), entropies.data_ptr(), *scores.shape)
-        self._threads.row_sums(byref(job), self._count(scores))
+        self._threads.c.row_sums(byref(job), self._count(scores))
         return sums, entropies
 
     def _count(self, scores: Tensor) -> int:

@@ -47,4 +47,5 @@ class NativeTexts:
         IndexError for a token or a place out of range."""
         job = self._passes.job
         job.texts = slots.data_ptr()
-        return self._passes.run(tokens, places, int(places.max()) + 1)
+        places = places.contiguous()
+        return self._passes.run(tokens, places.data_ptr(), int(places.max()) + 1)
