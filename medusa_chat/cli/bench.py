@@ -77,6 +77,9 @@ class StudyInputs:
     nodes: Annotated[
         int | None, count("Nodes of the tree in studies of the paper, not the tuner's.", min=2)
     ] = None
+    minutes: Annotated[
+        int | None, count("With --study exactness: ask no further question after N.", min=1)
+    ] = None
     draft: Annotated[Path | None, folder_path("Draft model with the same vocabulary.")] = None
     data: Annotated[Path | None, file_path("Conversations for studies that train.")] = None
     reference: Annotated[

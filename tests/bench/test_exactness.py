@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from medusa_chat.bench import run
-from medusa_chat.bench.harness.answers import questions, spread
+from medusa_chat.bench.harness.answers import questions, spread, spread_order
 from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.hf_baseline import matching_baseline
 from medusa_chat.bench.studies import exactness
@@ -31,9 +31,9 @@ def context(request_of):
     )
 
 
-def rows_of(request):
-    options = {"rounds": 1, "max_new_tokens": 6, "tree": "auto", "progress": quiet}
-    rows = run(request, studies=["exactness"], questions=1, **options)["rows"]
+def rows_of(request, questions=1, **options):
+    options |= {"rounds": 1, "max_new_tokens": 6, "tree": "auto", "progress": quiet}
+    rows = run(request, studies=["exactness"], questions=questions, **options)["rows"]
     return {row["name"]: row for row in rows}
 
 
@@ -41,6 +41,21 @@ def test_a_precision_that_is_asked_for_is_the_only_one(request_of, monkeypatch):
     monkeypatch.setattr(exactness, "LONG", 60)
     named = rows_of(replace(request_of, precision="bf16"))
     assert named and all(name.startswith("bf16, ") for name in named)
+
+
+def test_after_its_minutes_no_question_is_asked(request_of, monkeypatch):
+    """The first of each kind is asked whatever it takes, so that no row is empty."""
+    monkeypatch.setattr(exactness, "LONG", 60)
+    named = rows_of(replace(request_of, precision="fp32"), questions=3, minutes=1e-6)
+    assert {row["unit"] for row in named.values()} == {"of 1"}
+
+
+@pytest.mark.parametrize("count", [1, 5, 80])
+def test_the_first_questions_are_spread_over_the_file(count):
+    order = spread_order(count)
+    assert sorted(order) == list(range(count))
+    if count == 80:
+        assert {place // 20 for place in order[:8]} == {0, 1, 2, 3}
 
 
 def test_both_precisions_and_long_prompts_are_the_same(request_of, monkeypatch):

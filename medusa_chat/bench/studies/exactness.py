@@ -5,12 +5,19 @@ Greedily and with a seed, in fp32 and bf16; and greedily in fp32 these are trans
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from time import monotonic
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from medusa_chat.bench.harness.answers import asked_texts, page_answer, question_of, questions
+from medusa_chat.bench.harness.answers import (
+    asked_texts,
+    page_answer,
+    question_of,
+    questions,
+    spread_order,
+)
 from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.hf_baseline import HFBaseline, matching_baseline
 from medusa_chat.bench.harness.report_data import Question, Run
@@ -41,53 +48,81 @@ class Difference(NamedTuple):
     gap: float | None
 
 
+class Part(NamedTuple):
+    """Questions of one kind, answered in one precision and mode."""
+
+    name: str
+    context: BenchContext
+    asked: Sequence[Question]
+    settings: GenerationSettings
+
+
 def exactness(context: BenchContext) -> Iterator[Row]:
     """Rows of how many answers are the same, of the file's questions and of long prompts made of
     them; each difference is in the note of its row. In both precisions, or in that of
-    --precision."""
-    asked_for = context.request.precision
+    --precision. With --minutes the questions asked by then count, spread over the file."""
+    asked_for, started = context.request.precision, monotonic()
     for precision in PRECISIONS if asked_for == "auto" else (asked_for,):
         of = context
         if context.loaded.info.precision != precision:
             request = replace(context.request, precision=precision)
             of = replace(context, request=request, loaded=read_model(request, context.progress))
-        baseline = matching_baseline(of) if precision == "fp32" else None
-        asked = {"": questions(of), f", {LONG} tokens of prompt": long_questions(of)}
-        for kind, chosen in asked.items():
-            for mode, settings in MODES.items():
-                name = f"{precision}, {mode}{kind}"
-                beside = baseline if settings.is_greedy else None
-                yield from _rows(of, chosen, settings, name, beside)
+        yield from _measured(of, started)
 
 
-def _rows(
-    context: BenchContext,
-    asked: Sequence[Question],
-    settings: GenerationSettings,
-    name: str,
-    baseline: HFBaseline | None,
-) -> Iterator[Row]:
-    runs = answers(context, asked, settings, name)
-    plain = runs["none"]
+def _measured(context: BenchContext, started: float) -> Iterator[Row]:
+    """The rows of one precision, whose questions of every kind are asked in turn."""
+    precision = context.loaded.info.precision
+    kinds = {"": questions(context), f", {LONG} tokens of prompt": long_questions(context)}
+    parts = [
+        Part(f"{precision}, {mode}{kind}", context, asked, settings)
+        for kind, asked in kinds.items()
+        for mode, settings in MODES.items()
+    ]
+    found: list[dict[str, list[Run]]] = [
+        {drafter: [] for drafter in ("none", *DRAFTERS)} for _ in parts
+    ]
+    for turn in range(max(len(part.asked) for part in parts)):
+        for part, runs in zip(parts, found, strict=True):
+            is_over = context.minutes and monotonic() - started > 60 * context.minutes
+            if turn >= len(part.asked) or (is_over and turn):
+                continue
+            context.progress(f"{part.name}: question {turn + 1} of {len(part.asked)}")
+            question = part.asked[spread_order(len(part.asked))[turn]]
+            for drafter, one in answers(part.context, [question], part.settings).items():
+                runs[drafter] += one
+    baseline = matching_baseline(context) if precision == "fp32" else None
+    for part, runs in zip(parts, found, strict=True):
+        yield from _rows(part, runs, baseline if part.settings.is_greedy else None)
+
+
+def _rows(part: Part, runs: dict[str, list[Run]], baseline: HFBaseline | None) -> Iterator[Row]:
+    plain, order = runs["none"], spread_order(len(part.asked))
     for drafter in DRAFTERS:
-        found = differences(context, plain, runs[drafter], settings)
+        found = differences(part.context, plain, runs[drafter], part.settings)
         steps = sum(run.steps for run in runs[drafter])
         rate = sum(run.stepped for run in runs[drafter]) / max(steps, 1)
-        yield _row(f"{name}: {drafter}", len(plain), found, f"{rate:.2f} tokens a step")
+        note = f"{rate:.2f} tokens a step"
+        yield _row(f"{part.name}: {drafter}", len(plain), _in_file(found, order), note)
     if baseline is not None:
-        context.progress(f"{name}: transformers")
+        part.context.progress(f"{part.name}: transformers")
         found = differences_from(baseline, plain)
-        yield _row(f"{name}: transformers", len(plain), found, "its pass over prompt and answer")
+        name, note = f"{part.name}: transformers", "its pass over prompt and answer"
+        yield _row(name, len(plain), _in_file(found, order), note)
+
+
+def _in_file(found: Sequence[Difference], order: Sequence[int]) -> list[Difference]:
+    """With the questions' places in the file instead of those in the order they were asked in."""
+    return [one._replace(question=order[one.question]) for one in found]
 
 
 def answers(
-    context: BenchContext, asked: Sequence[Question], settings: GenerationSettings, name: str = ""
+    context: BenchContext, asked: Sequence[Question], settings: GenerationSettings
 ) -> dict[str, list[Run]]:
     """Every question's answer by every drafter, "none" first, as the page gives it; a prompt is
-    read once for all. name: shown as progress. Raises UsageError for one without space."""
+    read once for all. Raises UsageError for one without space."""
     found: dict[str, list[Run]] = {drafter: [] for drafter in ("none", *DRAFTERS)}
-    for number, question in enumerate(asked):
-        context.progress(f"{name}: question {number + 1} of {len(asked)}")
+    for question in asked:
         for drafter, runs in found.items():
             nodes = None if drafter == "none" else NODES
             wanted = replace(settings, drafter=drafter, nodes=nodes)
