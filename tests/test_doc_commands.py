@@ -95,6 +95,7 @@ RUNS = {
             "assisted",
             "roofline",
             "tuner",
+            "head-count",
         )
     },
     "medusa-chat doctor": ["doctor"],
@@ -137,6 +138,7 @@ ELSEWHERE = {
     "medusa-chat bench --study exactness --checkpoint smollm2 --backbone FILE.gguf "
     "--prompts FILE.jsonl --max-new-tokens 256 --output exactness.json": LONG,
     "medusa-chat bench --study heads": LONG,
+    "medusa-chat bench --study heads --data ANSWERS.jsonl": LONG,
     "medusa-chat bench --study two-stage": LONG,
     "python assets/benchmarks/heads.py": LONG,
     "medusa-chat train --backbone SmolLM2-135M-Instruct.Q4_1.gguf --data prompts.jsonl --no-root "
