@@ -79,7 +79,7 @@ def opened(tmp_path):
         session = Session(runner)
         sessions.append(session)
         personal = PersonalTrees(session, tmp_path / "trees")
-        session.submit(LoadRequest())
+        assert session.submit(LoadRequest()).done.wait(240)
         assert session.submit(Reply("x", GENERATED)).done.wait(240)
         return session, runner, personal
 
