@@ -103,7 +103,8 @@ RUNS = {
     "python assets/benchmarks/real_model.py FOLDER --rounds 1 --tokens 64": [
         "python assets/benchmarks/real_model.py my-heads --rounds 1 --tokens 8"
     ],
-    "python assets/benchmarks/drafters.py FILE.jsonl --backbone FILE.gguf --count N": [
+    "python assets/benchmarks/drafters.py FILE.jsonl --backbone FILE.gguf --count N --tokens N "
+    "--rounds 1": [
         "python assets/benchmarks/drafters.py question.jsonl --checkpoint my-heads "
         "--backbone my-heads --count 1 --tokens 8 --rounds 1 --max-context 256"
     ],

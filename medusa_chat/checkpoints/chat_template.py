@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from time import monotonic
 from typing import Any
 
 from medusa_chat.checkpoints.process_limits import can_limit_memory, environment
@@ -107,7 +108,7 @@ class TemplateRenderer:
         if child is None or child.stdin is None or child.stdout is None:
             raise OSError("its process did not start")
         clock = threading.Timer(seconds, child.kill)
-        clock.daemon = True
+        clock.daemon, begun = True, monotonic()
         clock.start()
         try:
             child.stdin.write(question)
@@ -115,7 +116,7 @@ class TemplateRenderer:
             line = child.stdout.readline()
         except BrokenPipeError:
             line = b""
-        is_late = clock.finished.is_set()
+        is_late = monotonic() - begun >= seconds  # the clock says so only after its kill
         clock.cancel()
         if line.endswith(b"\n"):
             found: dict[str, str] = json.loads(line)
