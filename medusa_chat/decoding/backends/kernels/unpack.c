@@ -18,29 +18,41 @@
 typedef uint16_t numbers __attribute__((vector_size(32), aligned(2), may_alias));
 typedef int8_t some __attribute__((vector_size(16), aligned(1), may_alias));
 
-void unpack_to_ints(const Weights *w, const void *codes, uint16_t *to) {
-    const uint8_t *from = codes;
-    const ptrdiff_t apart = 2 * PANEL;
-    for (int g = 0; g < PANEL / GROUP; g++) {
-        uint16_t *at = to + g * BOTH, *end = at + w->block / 2 * apart;
-        if (w->kind == NIBBLES)
-            for (; at < end; at += IN_A_WORD * apart, from += 2 * BOTH) {
-                __builtin_prefetch(from + AHEAD);
-                _Pragma("GCC unroll 2") for (int i = 0; i < BOTH; i += 16) {
-                    const numbers x = *(const numbers *)(from + 2 * i);
-                    _Pragma("GCC unroll 4") for (int j = 0; j < IN_A_WORD; j++)
-                        *(numbers *)(at + j * apart + i) = (x >> (4 * j)) & 15;
-                }
-            }
-        else
-            for (; at < end; at += apart, from += BOTH) {
-                __builtin_prefetch(from + AHEAD);
-                _Pragma("GCC unroll 2") for (int i = 0; i < BOTH; i += 16)
-                    *(numbers *)(at + i) =
-                        __builtin_convertvector(*(const some *)(from + i), numbers);
-            }
+/* Four pairs of inputs of a group to whole numbers of 16 bits; `apart` numbers between pairs. */
+INLINE void words_to_ints(const uint8_t *words, uint16_t *to, ptrdiff_t apart) {
+    _Pragma("GCC unroll 2") for (int i = 0; i < BOTH; i += 16) {
+        const numbers x = *(const numbers *)(words + 2 * i);
+        _Pragma("GCC unroll 4") for (int j = 0; j < IN_A_WORD; j++)
+            *(numbers *)(to + j * apart + i) = (x >> (4 * j)) & 15;
     }
 }
+
+/* A pair of inputs of a group. */
+INLINE void bytes_to_ints(const uint8_t *bytes, uint16_t *to) {
+    _Pragma("GCC unroll 2") for (int i = 0; i < BOTH; i += 16)
+        *(numbers *)(to + i) = __builtin_convertvector(*(const some *)(bytes + i), numbers);
+}
+
+/* A block of a panel, by what spreads four pairs of 4 bits, and a pair of 8. */
+#define UNPACK(NAME, SPREAD_4, SPREAD_8)                                         \
+    void NAME(const Weights *w, const void *codes, uint16_t *to) {               \
+        const uint8_t *from = codes;                                             \
+        const ptrdiff_t apart = 2 * PANEL;                                       \
+        for (int g = 0; g < PANEL / GROUP; g++) {                                \
+            uint16_t *at = to + g * BOTH, *end = at + w->block / 2 * apart;      \
+            if (w->kind == NIBBLES)                                              \
+                for (; at < end; at += IN_A_WORD * apart, from += 2 * BOTH) {    \
+                    __builtin_prefetch(from + AHEAD);                            \
+                    SPREAD_4(from, at, apart);                                   \
+                }                                                                \
+            else                                                                 \
+                for (; at < end; at += apart, from += BOTH) {                    \
+                    __builtin_prefetch(from + AHEAD);                            \
+                    SPREAD_8(from, at);                                          \
+                }                                                                \
+        }                                                                        \
+    }
+UNPACK(unpack_to_ints, words_to_ints, bytes_to_ints)
 
 #if HAS_TILES
 typedef uint16_t line __attribute__((vector_size(64)));
@@ -59,10 +71,9 @@ static const line table = {
     0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
     0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
 
-/* Four pairs of inputs of a group; `apart` numbers between pairs. */
-INLINE void spread_words(const uint8_t *words, uint16_t *to, ptrdiff_t apart) {
+/* As words_to_ints, to bf16. */
+INLINE void words_to_bf16(const uint8_t *words, uint16_t *to, ptrdiff_t apart) {
     const line x = line_at(words);
-    __builtin_prefetch(words + AHEAD);
     _Pragma("GCC unroll 4") for (int j = 0; j < IN_A_WORD; j++) {
         line found;
         __asm__("vpermw %1, %2, %0" : "=v"(found) : "v"(table), "v"(x >> (4 * j)));
@@ -71,12 +82,11 @@ INLINE void spread_words(const uint8_t *words, uint16_t *to, ptrdiff_t apart) {
 }
 
 /* A pair of inputs of a group: whole numbers of 8 bits are exact in the upper half of a float. */
-INLINE void spread_bytes(const uint8_t *bytes, uint16_t *to) {
+INLINE void bytes_to_bf16(const uint8_t *bytes, uint16_t *to) {
     static const line upper = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
     typedef char sixteen __attribute__((vector_size(16), aligned(1), may_alias));
     line_ints low, high;
-    __builtin_prefetch(bytes + AHEAD);
     __asm__("vpmovsxbd %1, %0" : "=v"(low) : "m"(*(const sixteen *)bytes));
     __asm__("vpmovsxbd %1, %0" : "=v"(high) : "m"(*(const sixteen *)(bytes + 16)));
     line_floats a = __builtin_convertvector(low, line_floats);
@@ -86,18 +96,7 @@ INLINE void spread_bytes(const uint8_t *bytes, uint16_t *to) {
     memcpy(to, &found, sizeof found);
 }
 
-void unpack_to_bf16(const Weights *w, const void *codes, uint16_t *to) {
-    const uint8_t *from = codes;
-    const ptrdiff_t apart = 2 * PANEL;
-    for (int g = 0; g < PANEL / GROUP; g++) {
-        uint16_t *at = to + g * BOTH, *end = at + w->block / 2 * apart;
-        if (w->kind == NIBBLES)
-            for (; at < end; at += IN_A_WORD * apart, from += 2 * BOTH)
-                spread_words(from, at, apart);
-        else
-            for (; at < end; at += apart, from += BOTH) spread_bytes(from, at);
-    }
-}
+UNPACK(unpack_to_bf16, words_to_bf16, bytes_to_bf16)
 #else
 void unpack_to_bf16(const Weights *w, const void *codes, uint16_t *to) {
     (void)w, (void)codes, (void)to;
