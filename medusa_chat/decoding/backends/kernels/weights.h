@@ -18,7 +18,7 @@
    FLOATS: fp32 [ins, PANEL]. HALVES: bf16 [ins / 2, PANEL, 2].
    NIBBLES, BYTES: whole numbers of 4 bits from 0 on or of 8 with a sign, as a GGUF file has them, of
    which `block` inputs have one scale, and one floor where has_floor: weight = scale * number +
-   floor. Block by block [PANEL] scales, [PANEL] floors, and the numbers in the order of unpack.c;
+   floor. Block by block [PANEL] scales, [PANEL] floors, and the numbers in the order of packed.h;
    scales and floors are of fp16, where is_wide of fp32. */
 enum { FLOATS, HALVES, NIBBLES, BYTES };
 
