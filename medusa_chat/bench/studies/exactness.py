@@ -32,7 +32,7 @@ MODES = {
     "greedy": GenerationSettings(temperature=0.0, seed=0),
     "sampled": GenerationSettings(temperature=0.7, seed=1),
 }
-NODES = 16  # a fixed tree: the tuner's might draft nothing
+NODES = 16  # where --nodes names none: a fixed tree, since the tuner's might draft nothing
 LONG, LONG_COUNT = 2000, 20  # tokens of a long prompt at least, and how many there are at most
 TIE = 1e-4  # a gap of logits below which two tokens are a tie
 COMMAND = "medusa-chat bench --study exactness --prompts FILE"
@@ -124,7 +124,7 @@ def answers(
     found: dict[str, list[Run]] = {drafter: [] for drafter in ("none", *DRAFTERS)}
     for question in asked:
         for drafter, runs in found.items():
-            nodes = None if drafter == "none" else NODES
+            nodes = None if drafter == "none" else context.nodes or NODES
             wanted = replace(settings, drafter=drafter, nodes=nodes)
             run = page_answer(context, question, wanted, keeps=drafter != "none")
             if run is None:
