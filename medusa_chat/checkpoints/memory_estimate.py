@@ -89,6 +89,10 @@ def estimate(
         words = size.vocabulary * size.hidden * plain  # the embeddings stay, for tokens are read
         loading, weights = weights, kept + words
         packed -= words if size.is_tied else 0
+    if is_native and precision == "fp32" and size.is_bf16:  # matrices lie in bf16, without loss
+        others = 0 if size.is_tied else size.vocabulary * size.hidden
+        loading = 2 * (size.linears + others)
+        weights, packed = weights - loading, packed // 2
     return Estimate(
         weights=weights,
         heads=heads.parameters * plain if heads else 0,

@@ -19,7 +19,8 @@ class Sizes:
     layers; experts: those of a mixture, which bitsandbytes leaves as they are; rest: embeddings,
     LM head and norms. copied: (outputs, inputs, how many) of the linears that a CPU may lay out
     a second time; merged: the weights of those that several became. is_reached: whether our C code
-    knows such a model; row: numbers that it works in for a row of a pass."""
+    knows such a model; row: numbers that it works in for a row of a pass. is_bf16: whether files
+    are in bf16."""
 
     hidden: int
     layers: int
@@ -34,6 +35,7 @@ class Sizes:
     is_tied: bool = False
     is_reached: bool = False
     row: int = 0
+    is_bf16: bool = False
 
     @property
     def parameters(self) -> int:
@@ -43,6 +45,7 @@ class Sizes:
 def sizes(config: Mapping[str, Any]) -> Sizes:
     """Read a transformers config, whatever its family calls things. Raises ModelError for one
     that lacks a number."""
+    dtype = config.get("dtype") or config.get("torch_dtype")
     config = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     hidden = _number(config, "hidden_size", "n_embd", "d_model")
     layers = _number(config, "num_hidden_layers", "n_layer", "num_layers")
@@ -76,6 +79,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         is_tied=_is_tied(config),
         is_reached=reaches(config),
         row=2 * (heads + key_values) * width + 3 * inner + 2 * hidden,
+        is_bf16=str(dtype).endswith("bfloat16"),
     )
 
 

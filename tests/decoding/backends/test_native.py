@@ -52,6 +52,26 @@ def test_a_linear_has_the_same_bits_whatever_the_rows(library, outs, ins, has_bi
     assert ours(x[None, :3]).shape == (1, 3, outs)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("outs", "ins"), [(40, 24), (1003, 18), (83, 96)])
+def test_fp32_weights_that_bf16_holds_take_half_the_memory_and_change_no_bit(
+    library, outs, ins, threads
+):
+    """The same weights beside one that bf16 does not hold, which keeps them all in fp32."""
+    torch.manual_seed(0)
+    short = torch.nn.Linear(ins, outs).requires_grad_(False)
+    short.weight.copy_(short.weight.bfloat16())
+    whole = torch.nn.Linear(ins, outs + 1).requires_grad_(False)
+    whole.weight[:outs], whole.bias[:outs] = short.weight, short.bias
+    whole.weight[outs] = 1.0 + 2.0**-20
+    made = [NativeLinear(one, native.NativeThreads(library, threads)) for one in (short, whole)]
+    assert [one.panels.dtype for one in made] == [torch.bfloat16, torch.float32]
+    x = torch.randn(33, ins)
+    for rows in range(1, 12):
+        found, expected = (one(x[:rows]) for one in made)
+        assert torch.equal(found, expected[:, :outs])
+
+
 def test_what_is_multiplied_with_bf16_is_rounded_as_torch_rounds(library):
     """To the nearest, ties to even; what is infinite or no number stays that."""
     linear = torch.nn.Linear(8, 8, False).requires_grad_(False).bfloat16()

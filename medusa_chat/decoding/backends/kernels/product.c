@@ -1,7 +1,7 @@
 /* Lanes are outputs and sums go along the inputs, so that no sum depends on the rows beside it.
 
-   An element of x, and of a lane of a panel, is four bytes: a float, or two of bf16 one behind the
-   other. Only what multiplies them differs. */
+   A lane of a panel is four bytes: a float, or two of bf16 one behind the other. Only what multiplies
+   them differs. */
 
 #include "product.h"
 
@@ -18,6 +18,15 @@
 
 #define NOINLINE __attribute__((noinline))
 
+/* Sums go on by the k-th words of a panel's lanes: x[k] floats, or two of bf16 in place of one, or
+   2k and 2k + 1 of floats. */
+INLINE vec by_floats(const float *x, int k, vec w, vec sum) { return fused(all(x[k]), w, sum); }
+INLINE vec by_halves(const float *x, int k, vec w, vec sum) { return paired(all(x[k]), w, sum); }
+INLINE vec by_uppers(const float *x, int k, vec w, vec sum) {
+    sum = fused(all(x[2 * k]), (vec)((words)w << 16), sum);
+    return fused(all(x[2 * k + 1]), (vec)((words)w >> 16 << 16), sum);
+}
+
 /* ROWS rows times COUNT vectors of outputs, from panel `at` on, which lies at w. Panels lie one behind the other as
    they are read, so that the processor foresees it: asking for them as well would be in its way. */
 #define TILE(NAME, MULTIPLY, ROWS, COUNT)                                                      \
@@ -32,11 +41,10 @@
             _Pragma("GCC unroll 8") for (int j = 0; j < COUNT; j++)                            \
                 ours[j] = load(w + j / VECTORS * panel + j % VECTORS * LANES);                 \
             _Pragma("GCC unroll 8") for (int j = 0; ROWS > 1 && j < COUNT; j++) HOLD(ours[j]); \
-            _Pragma("GCC unroll 8") for (int i = 0; i < ROWS; i++) {                           \
-                vec theirs = all(x[i * stride + k]);                                           \
+            _Pragma("GCC unroll 8") for (int i = 0; i < ROWS; i++)                             \
                 _Pragma("GCC unroll 8") for (int j = 0; j < COUNT; j++)                        \
-                    sums[i * COUNT + j] = MULTIPLY(theirs, ours[j], sums[i * COUNT + j]);      \
-            }                                                                                  \
+                    sums[i * COUNT + j] =                                                      \
+                        MULTIPLY(x + i * stride, k, ours[j], sums[i * COUNT + j]);             \
         }                                                                                      \
         _Pragma("GCC unroll 8") for (int i = 0; i < ROWS; i++)                                 \
             _Pragma("GCC unroll 8") for (int j = 0; j < COUNT; j++)                            \
@@ -60,18 +68,24 @@
     SWEEP(MULTIPLY, 1, LONE) \
     SWEEP(MULTIPLY, 2, 2)    \
     SWEEP(MULTIPLY, 3, 1)    \
-    SWEEP(MULTIPLY, 4, 1)    \
-    SWEEP(MULTIPLY, 5, 1)    \
+    SWEEP(MULTIPLY, 4, 1)
+#define LONG_SWEEPS(MULTIPLY) \
+    SWEEPS(MULTIPLY)          \
+    SWEEP(MULTIPLY, 5, 1)     \
     SWEEP(MULTIPLY, 6, 1)
-SWEEPS(fused)
-SWEEPS(paired)
+LONG_SWEEPS(by_floats)
+LONG_SWEEPS(by_halves)
+SWEEPS(by_uppers)
 
 #define MOST_ROWS 6 /* of a sweep */
 #define NEAR 6      /* panels that stay in a near cache until all rows had them */
 
-static void (*const sweeps[2][MOST_ROWS])(const Product *, const float *, int, int, int) = {
-    {fused_1, fused_2, fused_3, fused_4, fused_5, fused_6},
-    {paired_1, paired_2, paired_3, paired_4, paired_5, paired_6},
+/* By kind of weights; of UPPERS both halves of a word stand in registers, too. */
+static const int most_rows[] = {6, 6, 4};
+static void (*const sweeps[][MOST_ROWS])(const Product *, const float *, int, int, int) = {
+    {by_floats_1, by_floats_2, by_floats_3, by_floats_4, by_floats_5, by_floats_6},
+    {by_halves_1, by_halves_2, by_halves_3, by_halves_4, by_halves_5, by_halves_6},
+    {by_uppers_1, by_uppers_2, by_uppers_3, by_uppers_4},
 };
 
 /* Memory of a thread's own, kept until it ends. */
@@ -96,7 +110,7 @@ static void *room(size_t bytes) {
 Product ready(const Product *p) {
     Product q = *p;
     q.stride = p->ins;
-    if (p->weights.kind == FLOATS) return q;
+    if (takes_floats(&p->weights)) return q;
     const int ins = (p->ins + 1) / 2 * 2;
     const size_t size = (size_t)p->rows * (size_t)ins * 2;
     uint16_t *x = room(size + (is_packed(&p->weights) ? packed_room(p) : 0));
@@ -113,13 +127,16 @@ Product ready(const Product *p) {
     return q;
 }
 
-void sweep(const Product *p, const void *w, int at, int end) {
-    const int is_half = p->weights.kind != FLOATS, tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS;
+/* The panels from `at` to `end` of every row: as few sweeps as there can be, of about as many rows
+   each. */
+static void sweep(const Product *p, int at, int end) {
+    const int kind = p->weights.kind, most = most_rows[kind], tiles = (p->rows + most - 1) / most;
+    const char *w = (const char *)p->weights.panels + at * panel_size(&p->weights, p->ins);
     Product q = *p;
-    if (is_half) q.ins = (p->ins + 1) / 2;
+    if (kind != FLOATS) q.ins = (p->ins + 1) / 2;
     for (int t = 0; t < tiles; t++) {
         const int row = first(p->rows, t, tiles), rows = first(p->rows, t + 1, tiles) - row;
-        sweeps[is_half][rows - 1](&q, w, row, at, end);
+        sweeps[kind][rows - 1](&q, (const float *)w, row, at, end);
     }
 }
 
@@ -128,11 +145,10 @@ void multiply(const Product *p, int at, int end) {
         multiply_packed(p, at, end);
         return;
     }
-    const ptrdiff_t size = panel_size(&p->weights, p->ins);
     for (int stop; at < end; at = stop) {
         stop = is_tiled(p) && p->rows <= MOST_TILED ? end : least(at + NEAR, end);
         if (is_tiled(p)) multiply_tiles(p, at, stop);
-        else sweep(p, (const char *)p->weights.panels + at * size, at, stop);
+        else sweep(p, at, stop);
     }
 }
 

@@ -5,8 +5,8 @@
 #include "vectors.h"
 #include "weights.h"
 
-/* y [rows, outs] = x [rows, ins] w^T (+ bias) (+ y). Where w is not of FLOATS, x is rounded to bf16
-   first; sums are of floats all the same. stride: words of a row of x, which `ready` sets. */
+/* y [rows, outs] = x [rows, ins] w^T (+ bias) (+ y). x is rounded first, but for
+   FLOATS and UPPERS; sums are of floats all the same. stride: words of a row of x, which `ready` sets. */
 typedef struct {
     const void *x;
     Weights weights;
@@ -33,10 +33,6 @@ INLINE void put(const Product *p, int row, int out, vec sums) {
 /* The product for `multiply`, with x rounded where that has to be. It stands in this thread's own
    memory, until the thread makes the next one ready. */
 Product ready(const Product *p);
-
-/* The panels from `at` to `end`, which lie at w as FLOATS or HALVES, of every row: as few sweeps as
-   there can be, of about as many rows each. */
-void sweep(const Product *p, const void *w, int at, int end);
 
 /* The panels from `at` to `end` of every row. */
 void multiply(const Product *p, int at, int end);

@@ -7,12 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_chat.decoding.backends.native.blocks import Blocks
-from medusa_chat.decoding.backends.native.library import (
-    FLOATS,
-    HALVES,
-    WIDEST_PANEL,
-    NativeThreads,
-)
+from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThreads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
 from medusa_chat.decoding.backends.native.structs import (
     Guesses,
@@ -91,10 +86,7 @@ class NativeHeads(nn.Module):
             packed = self._threads.packed(Blocks.of(matrices.flatten(0, 1), EACH))
             assert packed is not None
             return packed
-        parts = [self._threads.panels(matrix) for matrix in matrices]
-        whole = torch.stack(parts) if parts else torch.empty(0, dtype=matrices.dtype)
-        kind = FLOATS if matrices.dtype == torch.float32 else HALVES
-        return Weights(panels=whole.data_ptr(), kind=kind), whole
+        return self._threads.panels(matrices)
 
     def hidden_states(self, hidden: Tensor, root: Tensor | None, heads: int) -> Tensor:
         """hidden [1, d], root [1, d] -> float32 [heads, 1, d]."""

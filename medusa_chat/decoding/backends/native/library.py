@@ -21,9 +21,9 @@ from medusa_chat.decoding.backends.native.structs import (
 )
 
 WIDEST_PANEL = 32  # outputs, on any CPU
-FLOATS, HALVES, NIBBLES, BYTES = range(4)  # kernels/weights.h
+FLOATS, HALVES, UPPERS, NIBBLES, BYTES = range(5)  # kernels/weights.h
 BLOCKS = 16, 32, 64  # inputs with one scale that kernels/packed.c takes
-
+SOME = 4096  # rows of a weight that are looked at together
 
 PAIR = c_int64, c_int64
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, then its arguments'
@@ -52,16 +52,21 @@ class NativeThreads:
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
 
-    def panels(self, weight: Tensor) -> Tensor:
-        """[outs, ins] -> in fp32 [ceil(outs / P), ins, P], in bf16 [ceil(outs / P), ceil(ins / 2),
-        P, 2]; 0 beyond the last output and input. P: the outputs of a panel."""
-        outs, ins = weight.shape
-        whole, width = weight.detach().contiguous(), self._panel
-        shape = (ins, width) if whole.dtype == torch.float32 else (-(-ins // 2), width, 2)
-        panels = torch.empty(-(-outs // width), *shape, dtype=whole.dtype)
-        pack = self.c.pack if whole.dtype == torch.float32 else self.c.pack_half
-        pack(whole.data_ptr(), panels.data_ptr(), outs, ins)
-        return panels
+    def panels(self, weight: Tensor) -> tuple[Weights, Tensor]:
+        """Matrices [outs, ins] or [n, outs, ins] in panels of P outputs, one behind the other ->
+        what C is told of them, and the panels: in fp32 [n ceil(outs / P), ins, P], in bf16, which
+        fp32 weights stay in where that changes none of them, [n ceil(outs / P), ceil(ins / 2), P,
+        2]; 0 beyond the last output and input."""
+        whole, width, kind = weight.detach(), self._panel, kind_of(weight)
+        *count, outs, ins = weight.shape
+        shape = (ins, width) if kind == FLOATS else (-(-ins // 2), width, 2)
+        dtype = torch.float32 if kind == FLOATS else torch.bfloat16
+        panels = torch.empty(*count, -(-outs // width), *shape, dtype=dtype)
+        pack = self.c.pack if kind == FLOATS else self.c.pack_half
+        for matrix, into in zip(whole, panels, strict=True) if count else [(whole, panels)]:
+            rows = matrix.to(dtype).contiguous()
+            pack(rows.data_ptr(), into.data_ptr(), outs, ins)
+        return Weights(panels=panels.data_ptr(), kind=kind), panels.flatten(0, len(count))
 
     def packed(self, blocks: Blocks) -> tuple[Weights, Tensor] | None:
         """A stored weight [outs, ins] in panels of its own numbers -> what C is told of them, and
@@ -83,6 +88,15 @@ class NativeThreads:
         ]
         self.c.pack_numbers(byref(made_of), *tables, panels.data_ptr(), outs, ins)
         return made_of, panels
+
+
+def kind_of(weight: Tensor) -> int:
+    """How a weight [..., ins] of fp32 or bf16 lies in panels without a change of its numbers."""
+    if weight.dtype == torch.bfloat16:
+        return HALVES
+    parts = weight.detach().flatten(0, -2).split(SOME)
+    is_short = weight.shape[-1] % 2 == 0 and all(p.bfloat16().float().equal(p) for p in parts)
+    return UPPERS if is_short else FLOATS
 
 
 class Passes:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from medusa_chat.decoding.backends.native.blocks import Blocks
-from medusa_chat.decoding.backends.native.library import FLOATS, HALVES, NativeThreads
-from medusa_chat.decoding.backends.native.structs import Product, Weights
+from medusa_chat.decoding.backends.native.library import NativeThreads
+from medusa_chat.decoding.backends.native.structs import Product
 from medusa_chat.decoding.backends.parity import agrees
 
 OTHERWISE = "a weight of the file is unpacked to bf16"  # what happens where C's product is wrong
@@ -41,9 +41,7 @@ class NativeLinear(nn.Module):
                 self.weights, self.panels = packed
                 if agrees(OTHERWISE, lambda: self._off_by(linear.weight), TOLERANCE):
                     return
-        self.panels = threads.panels(linear.weight)
-        kind = FLOATS if self.panels.dtype == torch.float32 else HALVES
-        self.weights = Weights(panels=self.panels.data_ptr(), kind=kind)
+        self.weights, self.panels = threads.panels(linear.weight)
 
     def _off_by(self, weight: Tensor) -> float:
         """The largest difference of some outputs from torch's product with the weight, without a
