@@ -50,7 +50,7 @@ class DraftBudget:
 
     *Trust* is the running ratio of accepted nodes to the number expected by the heads' accuracies.
     It scales the expected nodes, and the size with the most expected tokens per second is chosen.
-    With candidates this size decides only whether the heads run. `merge` (dynamic_tree.py) then
+    With candidates it only decides whether the heads run. `merge` (dynamic_tree.py) then
     picks the nodes by this step's probabilities, those whose expected tokens are worth their time
     at that size's tokens per second.
 
@@ -78,7 +78,7 @@ class DraftBudget:
         drafts the first nodes of the tree."""
         self.costs, self.candidates, self.expected = costs, candidates, tuple(expected)
         end = min(len(expected), costs.sizes[-1])
-        between = [] if candidates else [m for m in costs.sizes if m < end]
+        between = range(1, end) if candidates else [m for m in costs.sizes if m < end]
         self._sizes = sorted({1, end, *between})
         self.trust = 1.0
         usual = end if end > 1 else DEPTH + 1  # where heads never pay only the text drafts

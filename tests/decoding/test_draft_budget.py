@@ -37,6 +37,15 @@ def test_free_nodes_are_all_taken_and_dear_ones_never():
     assert pick(costs_of(1.0), EXPECTED, 100).nodes == 1
 
 
+def test_the_heads_run_where_two_nodes_pay_and_the_whole_tree_does_not():
+    """By candidates each step drafts what it is surest of: the tree need not pay as a whole."""
+    costs = StepCosts((1, 4), (100,), ((1.0, 1.9),))
+    expected = (1.0, 1.5, 1.7, 1.8)
+    assert expected[3] / costs.at(4, 100) < 1
+    found = DraftBudget(costs, expected, TREE.head(8)).allow(100)
+    assert found.reason == budgets.HEADS and found.rate > 1
+
+
 def test_plain_decoding_wins_a_tie():
     costs = StepCosts((1, 4), (100,), ((1.0, 2.0),))
     assert pick(costs, (1.0, 1.5, 1.8, 2.0), 100).nodes == 1
