@@ -11,9 +11,9 @@ from torch import Tensor
 from medusa_chat.checkpoints import native_build
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, native
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.drafters import Autoregressive
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import BROKEN
 from medusa_chat.errors import MedusaChatError

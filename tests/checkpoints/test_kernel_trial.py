@@ -17,8 +17,8 @@ from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.backends import fused_kernels, nf4, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.probe import check_tree_step
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.tree import cartesian
 
 KERNELS = "medusa_chat.decoding.backends.kernels.split"

@@ -18,10 +18,10 @@ from medusa_chat.decoding import combined
 from medusa_chat.decoding.backends import cuda_graph_step as ahead
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
 from medusa_chat.decoding.backends.recorded_step import RecordedStep
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.continuation import Guess
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.medusa import Medusa
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import ROOT, cartesian, chain

@@ -17,13 +17,12 @@ from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThreads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
 from medusa_chat.decoding.backends.native.rows import NativeRows
+from medusa_chat.decoding.backends.native_support import reaches
 from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.backends.replacements import Outputs, is_plain_layer
 from medusa_chat.decoding.drafters import Draft, TreeTensors
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.linear4 import Rows
-from medusa_chat.decoding.native_support import reaches
-from medusa_chat.decoding.replacements import is_plain_layer
 from medusa_chat.decoding.step import TorchStep
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -137,10 +136,10 @@ def _lay_out(layer: Any, threads: NativeThreads, stored: Callable[..., Blocks | 
     layer.down = NativeLinear(down, threads, None if more else stored("mlp.down_proj"))
     attention.o_proj, mlp.down_proj = layer.out, layer.down
     q, k, v = accumulate(sizes)
-    attention.q_proj = Rows(layer.qkv, 0, q)
-    attention.k_proj, attention.v_proj = Rows(layer.qkv, q, k), Rows(layer.qkv, k, v)
-    mlp.gate_proj = Rows(layer.gate_up, 0, inner + more)
-    mlp.up_proj = Rows(layer.gate_up, inner + more, 2 * (inner + more))
+    attention.q_proj = Outputs(layer.qkv, 0, q)
+    attention.k_proj, attention.v_proj = Outputs(layer.qkv, q, k), Outputs(layer.qkv, k, v)
+    mlp.gate_proj = Outputs(layer.gate_up, 0, inner + more)
+    mlp.up_proj = Outputs(layer.gate_up, inner + more, 2 * (inner + more))
 
 
 def _is_right(dtype: torch.dtype, difference: Callable[[], float]) -> bool:
