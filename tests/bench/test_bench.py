@@ -25,8 +25,8 @@ from medusa_chat.bench.studies.speed import OURS, Steps, _ours
 from medusa_chat.bench.studies.step_times import bytes_read
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
 from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, to_json
-from medusa_chat.decoding.probe import check_tree_step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError

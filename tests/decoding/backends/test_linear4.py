@@ -12,6 +12,7 @@ from support.quantised import opened, texts
 
 from medusa_chat.checkpoints import quantised
 from medusa_chat.checkpoints.memory import held_bytes
+from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backends.linear4 import (
     absmax,
     can_merge,
@@ -22,7 +23,6 @@ from medusa_chat.decoding.backends.linear4 import (
 from medusa_chat.decoding.backends.replacements import Outputs, replace_submodules
 from medusa_chat.decoding.fused_layers import FusedLayer
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.probe import check_tree_step
 
 CASES = [("llama", torch.float32, True), ("qwen2", torch.float32, True)]
 CASES += [("mistral-window", torch.float32, False), ("llama", torch.bfloat16, True)]

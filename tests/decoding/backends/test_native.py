@@ -13,6 +13,7 @@ from support.native_engines import made_native, native_engine
 
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
@@ -20,7 +21,6 @@ from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.probe import check_tree_step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree
