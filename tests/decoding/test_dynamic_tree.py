@@ -16,12 +16,13 @@ from support.step_costs import EXPECTED, TREE, costs_of
 from medusa_chat.decoding import draft_budget as budgets
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.dynamic_tree import merge
-from medusa_chat.decoding.events import Step, from_json, to_json
+from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree, chain
 from medusa_chat.runtime.step_profiler import SIZES
+from medusa_chat.runtime.trace_line import from_json, to_json
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts, drafted_ranks
 
 CANDIDATES = Tree.from_choices(
