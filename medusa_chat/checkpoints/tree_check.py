@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
 

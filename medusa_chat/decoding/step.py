@@ -10,7 +10,8 @@ from torch import Tensor
 
 from medusa_chat.decoding.acceptance import Acceptance, Position, Rows, Rule, VerifyInput
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.drafters import Draft, Drafter, Plan
+from medusa_chat.decoding.draft import Draft, Plan
+from medusa_chat.decoding.drafters import Drafter
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import StepResult, read
 

@@ -17,7 +17,7 @@ from medusa_chat.decoding.acceptance import (
     typical,
     typical_sampled,
 )
-from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.draft import Draft, TreeTensors
 from medusa_chat.decoding.sampling import entropies, filtered, gumbel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import StepResult, read

@@ -96,7 +96,7 @@ class Always(DraftBudget):
         super().__init__(CHEAP, EXPECTED[:4], candidates)
         self.rate = rate
 
-    def allow(self, length):
+    def allow(self, length, text=()):
         super().allow(length)
         return Allowance(len(self.candidates), "always", self._prices.by_heads, self.rate)
 

@@ -5,7 +5,7 @@ import torch
 from support.engines import TREES
 
 from medusa_chat.decoding.attention import NodeMask, additive, sights
-from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.tree import ROOT, Tree, cartesian
 
 CPU = torch.device("cpu")

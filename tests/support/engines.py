@@ -3,7 +3,7 @@
 import torch
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
+from medusa_chat.decoding.draft import Draft, Plan, TreeTensors
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings

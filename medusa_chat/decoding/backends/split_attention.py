@@ -15,7 +15,7 @@ from medusa_chat.decoding.attention import NAME as TREE
 from medusa_chat.decoding.attention import NodeMask, additive, register, sights, tree_attention
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, agrees, is_faster, largest
-from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.tree import Tree, chain
 
 NAME = "medusa_split"

@@ -18,7 +18,7 @@ from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
 from medusa_chat.decoding.backends.replacements import replace_submodules
-from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings

@@ -17,7 +17,7 @@ from medusa_chat.decoding.attention import NodeMask, tree_attention
 from medusa_chat.decoding.backends import split_attention as splits
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.backends.replacements import replace_submodules
-from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.families import needs_eager
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, cartesian

@@ -20,7 +20,7 @@ from medusa_chat.decoding.backends.native.rows import NativeRows
 from medusa_chat.decoding.backends.native_support import reaches
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.backends.replacements import Outputs, is_plain_layer
-from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.draft import Draft, TreeTensors
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.step import TorchStep
