@@ -166,7 +166,7 @@ def test_a_row_among_other_texts_has_the_bits_of_the_row_alone(family, changes, 
     lengths, slots = [1, 7, 130, 40], [2, 0, 4, 1]
     alone = native_engine(family, library, 1, dtype, context=160, **changes)
     others = [native_engine(family, library, n, dtype, context=160, **changes) for n in (1, 2, 3)]
-    rooms = [other.backend.decoder.texts(5, 144) for other in others]
+    rooms = [native.NativeTexts(other.backend.decoder, 5, 144) for other in others]
     texts = [torch.arange(n) * (3 + n) % VOCABULARY for n in lengths]
     new = torch.arange(12).view(3, 4) * 5 % VOCABULARY  # [steps, texts]
     expected = torch.empty(3, len(lengths), alone.backbone.config.hidden_size)
@@ -187,7 +187,7 @@ def test_a_row_among_other_texts_has_the_bits_of_the_row_alone(family, changes, 
 
 
 def test_a_token_or_place_outside_is_refused_of_any_text(library):
-    room = native_engine("llama", library).backend.decoder.texts(2, 16)
+    room = native.NativeTexts(native_engine("llama", library).backend.decoder, 2, 16)
     slots, fine = torch.tensor([0, 1]), torch.tensor([0, 0])
     for wrong in (-1, VOCABULARY):
         with pytest.raises(IndexError):
