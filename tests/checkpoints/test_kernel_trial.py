@@ -19,7 +19,7 @@ from medusa_chat.decoding.backends import fused_kernels, nf4, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.backends.replacements import replace_submodules
-from medusa_chat.decoding.tree import cartesian
+from medusa_chat.trees.shapes import cartesian
 
 KERNELS = "medusa_chat.decoding.backends.kernels.split"
 NAMES = fused_kernels.NAMES

@@ -20,10 +20,11 @@ from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.step_costs import StepCosts
-from medusa_chat.decoding.tree import Tree, chain
+from medusa_chat.decoding.tree import Tree
 from medusa_chat.runtime.step_profiler import SIZES
 from medusa_chat.runtime.trace_line import from_json, to_json
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts, drafted_ranks
+from medusa_chat.trees.shapes import chain
 
 CANDIDATES = Tree.from_choices(
     [(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0), (0, 0, 1), (1, 1)]

@@ -17,9 +17,10 @@ from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
-from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
+from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, ModelError, UsageError
 from medusa_chat.runtime.trace_line import from_json, to_json
+from medusa_chat.trees.shapes import cartesian, chain
 
 IMPLEMENTATIONS = ("medusa_tree", "sdpa", "eager")
 

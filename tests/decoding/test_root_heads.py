@@ -14,8 +14,8 @@ from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import cartesian
 from medusa_chat.errors import ModelError
+from medusa_chat.trees.shapes import cartesian
 
 TREE = cartesian(3, 2)
 

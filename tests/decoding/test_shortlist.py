@@ -18,7 +18,7 @@ from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import Tree, cartesian
+from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
@@ -26,6 +26,7 @@ from medusa_chat.training.calibrate import RankCounter, _search
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.short_vocabulary import shortlist
 from medusa_chat.trees.calibration import Calibration
+from medusa_chat.trees.shapes import cartesian
 
 ROOTS = torch.tensor([5])
 

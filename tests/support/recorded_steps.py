@@ -14,7 +14,8 @@ from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import DecodeState, TorchStep
-from medusa_chat.decoding.tree import ROOT, cartesian
+from medusa_chat.decoding.tree import ROOT
+from medusa_chat.trees.shapes import cartesian
 from support.fake_device import DEVICE
 from support.families import tiny
 

@@ -16,7 +16,7 @@ from medusa_chat.decoding.attention import NodeMask, additive, register, sights,
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, agrees, is_faster, largest
 from medusa_chat.decoding.draft import TreeTensors
-from medusa_chat.decoding.tree import Tree, chain
+from medusa_chat.decoding.tree import Tree
 
 NAME = "medusa_split"
 WIDTHS = (16, 32, 64, 128, 256)  # of a head
@@ -85,7 +85,8 @@ def pays(backbone: Backbone, timer: Timer) -> bool:
     if not has_kernel(backbone.device, keys.dtype, keys.shape[-1]):
         return False
     query = keys.new_zeros(1, backbone.config.num_attention_heads, ROWS, keys.shape[-1])
-    nodes = NodeMask.of(TreeTensors.of(chain(ROWS - 1), backbone.device), None)
+    chain = Tree.from_choices([0] * depth for depth in range(1, ROWS))
+    nodes = NodeMask.of(TreeTensors.of(chain, backbone.device), None)
     pairs = []
     for count in (min(most, backbone.context) for most in (SHORT, LONG)):
         mask = keys.new_zeros(1, 1, ROWS, count)

@@ -24,8 +24,9 @@ from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.step_costs import StepCosts
-from medusa_chat.decoding.tree import ROOT, cartesian, chain
+from medusa_chat.decoding.tree import ROOT
 from medusa_chat.runtime.step_profiler import time_steps
+from medusa_chat.trees.shapes import cartesian, chain
 
 SETTINGS = [
     {},

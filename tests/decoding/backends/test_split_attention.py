@@ -20,7 +20,8 @@ from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.families import needs_eager
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import ROOT, cartesian
+from medusa_chat.decoding.tree import ROOT
+from medusa_chat.trees.shapes import cartesian
 
 CPU = torch.device("cpu")
 
