@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "hub": set(),
     "trees": {"decoding"},
     "checkpoints": {"checkpoints.layouts", "hub", "trees", "decoding", "decoding.backends"},
-    "training": {"checkpoints", "decoding", "decoding.backends"},
+    "training": {"checkpoints", "trees", "decoding", "decoding.backends"},
     "runtime": {"checkpoints", "trees", "decoding", "decoding.backends"},
     "bench.harness": {"runtime", "training", "checkpoints", "trees", "decoding"},
     "bench.studies": {

@@ -13,12 +13,12 @@ from medusa_chat.bench.harness.random_model import RandomModel, load_shape
 from medusa_chat.decoding.attention import NodeMask, tree_attention
 from medusa_chat.decoding.backends import fused_kernels, nf4, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
-from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.step import TorchStep
-from medusa_chat.decoding.tree import chain
 from medusa_chat.messages import LoadRequest
 from medusa_chat.trees.auto_tree import source_tree
+from medusa_chat.trees.shapes import chain
 
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 WIDTHS = (64, 128, 256)

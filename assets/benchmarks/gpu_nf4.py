@@ -19,13 +19,13 @@ from transformers import LlamaForCausalLM
 
 from medusa_chat.bench.harness.random_model import RandomModel, llama_config, random_heads
 from medusa_chat.checkpoints.prepare import prepare
+from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import nf4
+from medusa_chat.decoding.backends.linear4 import hold
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.linear4 import hold
-from medusa_chat.decoding.probe import check_tree_step
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.step import TorchStep
 
 ROOM = 128  # tokens behind the longest text

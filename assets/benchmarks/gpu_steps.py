@@ -15,10 +15,10 @@ from medusa_chat.checkpoints.memory import held_bytes
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Step
-from medusa_chat.decoding.step_costs import expected_lengths
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.step_profiler import StepProfiler
 from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
+from medusa_chat.trees.expected_length import expected_lengths
 
 NODES = (1, 16, 32, 64)
 ANSWER, FIRST = (

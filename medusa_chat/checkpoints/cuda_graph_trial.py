@@ -15,7 +15,8 @@ from medusa_chat.decoding.events import DraftRecord, Event, Finished, Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import StepBackend, TorchStep
-from medusa_chat.decoding.tree import ROOT, Tree, cartesian
+from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.trees.shapes import cartesian
 
 TEXT, NEW = 9, 16  # tokens of the made-up prompt, and of the answers to it
 STARTS = (3, 5, 8)  # of several prompts: in one a near tie may make the texts differ at once

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from medusa_chat import paths
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.memory import device_memory
+from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import fused_kernels, nf4, split_attention
 from medusa_chat.decoding.backends.parity import Timer, agrees
@@ -39,7 +40,7 @@ def try_kernels(backbone: Backbone) -> list[str]:
     kernels: dict[str, Callable[[Backbone, Timer], list[str]]] = {
         "wide-logits": _wide_logits,
         "nf4-product": _nf4_product,
-        "split-attention": split_attention.use_where_faster,
+        "split-attention": _split_attention,
         **{name: partial(fused_kernels.use_where_faster, name) for name in fused_kernels.NAMES},
     }
     notes = []
@@ -79,6 +80,10 @@ def _wide_logits(backbone: Backbone, timer: Timer) -> list[str]:
 def _nf4_product(backbone: Backbone, timer: Timer) -> list[str]:
     free = device_memory(backbone.device).free - SPARE
     return nf4.replace_where_faster(backbone.model, timer, free)
+
+
+def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
+    return split_attention.use_where_faster(backbone, timer, partial(check_tree_step, backbone))
 
 
 @contextmanager

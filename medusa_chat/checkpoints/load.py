@@ -23,12 +23,12 @@ from medusa_chat.checkpoints.precision import QUANTISED
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.shipped_heads import are_shipped
 from medusa_chat.checkpoints.tokenizer import add_known_template, end_tokens, read_tokenizer
+from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.checkpoints.usual_nodes import usual_nodes
 from medusa_chat.decoding.backends.native.blocks import nothing_stored
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.probe import check_tree_step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from medusa_chat.decoding.native_support import FAMILIES, reaches
+from medusa_chat.decoding.backends.native_support import FAMILIES, reaches
 from medusa_chat.errors import ModelError
 
 # families whose MLP has two matrices; the others have a gate as well

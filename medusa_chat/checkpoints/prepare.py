@@ -11,11 +11,11 @@ from medusa_chat.checkpoints import cuda_graph_trial, native_build
 from medusa_chat.checkpoints.kernel_trial import try_kernels
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, native
+from medusa_chat.decoding.backends.linear4 import release
 from medusa_chat.decoding.backends.native.blocks import Stored, nothing_stored
 from medusa_chat.decoding.backends.native.linear import kept_bytes
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.linear4 import release
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.step import StepBackend, TorchStep
 from medusa_chat.trees.calibration import Calibration
 from medusa_chat.units import gb

@@ -21,8 +21,8 @@ from medusa_chat.checkpoints import kept_copies, pickle_sandbox, quantised
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import held_bytes, is_exhausted
 from medusa_chat.checkpoints.precision import QUANTISED
+from medusa_chat.decoding.backends.linear4 import hold
 from medusa_chat.decoding.families import refuse_unfit
-from medusa_chat.decoding.linear4 import hold
 from medusa_chat.errors import ModelError, first_line
 
 

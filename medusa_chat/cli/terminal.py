@@ -13,11 +13,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from medusa_chat.decoding.events import Event, Finished, Prefilled, to_json
+from medusa_chat.decoding.events import Event, Finished, Prefilled
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
+from medusa_chat.runtime.trace_line import to_json
 from medusa_chat.units import transfer
 
 CLEARED = "\r\x1b[K"  # back to the start of the terminal's line, which is emptied

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.drafters import Draft
+from medusa_chat.decoding.draft import Draft
 from medusa_chat.decoding.sampling import entropies, filtered, gumbel
 from medusa_chat.decoding.settings import GenerationSettings
 

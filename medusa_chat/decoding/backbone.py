@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.acceptance import Rows
 from medusa_chat.decoding.attention import NodeMask, additive, aligned, keep_cudnn_out
-from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.families import needs_eager, refuse_unfit, windows
 from medusa_chat.decoding.fused_layers import lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache, layer_shapes

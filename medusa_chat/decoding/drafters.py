@@ -1,90 +1,17 @@
 """Drafters: what proposes the tokens of the next step. Plain decoding proposes only the root.
 
-PromptLookup needs no heads either; the others are in medusa.py and combined.py.
+PromptLookup needs no heads either; the one with heads is in medusa.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from medusa_chat.decoding.continuation import Continuation
-from medusa_chat.decoding.events import Source
+from medusa_chat.decoding.draft import Draft, Plan, TreeTensors, known_draft
 from medusa_chat.decoding.tree import ROOT, Choice, Tree
-
-
-@dataclass(frozen=True, eq=False)
-class TreeTensors:
-    """A tree's constants on the device: parents, depths int64 [n] (the root's parent is 0),
-    ancestors bool [n, n]: whether a row's node sees a column's; others bool [n, n]: whether the
-    path from the root's child to a row's node is without a column's; paths int64 [n, depth + 1]:
-    to each node, padded with the root."""
-
-    parents: Tensor
-    depths: Tensor
-    ancestors: Tensor
-    others: Tensor
-    paths: Tensor
-
-    @classmethod
-    @lru_cache(maxsize=32)
-    def of(cls, tree: Tree, device: torch.device) -> "TreeTensors":
-        """The constants of `tree` on `device`, cached: callers find what they prepared for a tree
-        by the identity of this object."""
-        ancestors = torch.tensor(tree.ancestors, device=device)
-        others = ancestors.logical_not()
-        others[:, :1] = True
-        padded = [[*path, *[0] * (tree.depth + 1 - len(path))] for path in tree.paths]
-        rows = [0, *tree.parents[1:]], tree.depths, padded
-        parents, depths, paths = (torch.tensor(row, device=device) for row in rows)
-        return cls(parents, depths, ancestors, others, paths)
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A proposal: tokens int64 [n] on the device, tokens[0] the root; the tree and its constants;
-    shares: probabilities [n] by the heads (any number where they did not draft), float32 on the
-    device or on the host, or None; guesses, sources: see DraftRecord.
-    """
-
-    tokens: Tensor
-    tree: Tree
-    tensors: TreeTensors
-    shares: Tensor | Sequence[float] | None = None
-    guesses: tuple[tuple[int, ...], ...] = ()
-    sources: tuple[Source | None, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """The next draft as far as the host knows it.
-
-    tokens: of all nodes, the root first, where the host knows them. Else index int64 [n]: each
-    node's place in [root, the `width` best guesses of the first of `heads` heads, of the second,
-    ..., text]; None: the root alone. text int64 [t]: tokens that `Drafter.plan` puts there, on the
-    device. is_grown: `fill` keeps a part of the nodes, by numbers that it reads on the host.
-    reason: why so many nodes (draft_budget.py). sources: see DraftRecord.
-    """
-
-    tree: Tree
-    tensors: TreeTensors
-    tokens: Sequence[int] | None = None
-    index: Tensor | None = None
-    width: int = 0
-    is_grown: bool = False
-    reason: str = ""
-    heads: int = 0
-    text: Tensor | None = None
-    sources: tuple[Source | None, ...] = ()
-
-
-def known_draft(plan: Plan, device: torch.device) -> Draft:
-    """The draft of a plan with `tokens`."""
-    tokens = torch.tensor(plan.tokens, device=device)
-    return Draft(tokens, plan.tree, plan.tensors, sources=plan.sources)
 
 
 class Drafter(Protocol):

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule, VerifyInput
-from medusa_chat.decoding.combined import Combined
+from medusa_chat.decoding.draft import Draft, TreeTensors
 from medusa_chat.decoding.draft_budget import DraftBudget
-from medusa_chat.decoding.drafters import Autoregressive, Draft, Drafter, PromptLookup, TreeTensors
+from medusa_chat.decoding.drafters import Autoregressive, Drafter, PromptLookup
 from medusa_chat.decoding.events import Event, Prefilled, Reason
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
@@ -65,10 +65,8 @@ class Engine:
             raise UsageError("the checkpoint has no Medusa heads: use --drafter prompt-lookup")
         if settings.acceptance != "exact" and not settings.is_greedy:
             budget = None
-        given = self.heads, self.backbone, tree, details, budget
-        if settings.drafter == Medusa.name:
-            return Medusa(*given)
-        return Combined(*given, is_recorded=self.backend.tries > 0)
+        reads_text, is_recorded = settings.drafter != "medusa", self.backend.tries > 0
+        return Medusa(self.heads, self.backbone, tree, details, budget, reads_text, is_recorded)
 
     def forget(self) -> None:
         """Empty the cache, so that the next prompt is prefilled whole."""

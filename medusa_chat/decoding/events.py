@@ -1,7 +1,6 @@
 """The events of an answer: Prefilled, then Steps, then Finished. Plain values, no torch."""
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
 VERSION = 1
@@ -121,15 +120,6 @@ class Step:
     budget: str = ""
 
 
-def source_of(draft: DraftRecord, node: int, drafter: object) -> Source | None:
-    """What proposed a node of a draft by this drafter; None for the root, and where none did."""
-    if not node or drafter not in ("auto", "medusa", "prompt-lookup"):
-        return None
-    if draft.sources:
-        return draft.sources[node]
-    return "text" if drafter == "prompt-lookup" else "heads"
-
-
 def nodes_of(step: Step) -> int:
     """How many nodes it drafted, the root included; of an older record what its draft has."""
     return step.nodes or (len(step.draft.tokens) if step.draft else 1)
@@ -157,44 +147,3 @@ AnyEvent = TypeVar("AnyEvent", Prefilled, Step, Finished, DraftRecord)
 def changed(event: AnyEvent, **values: object) -> AnyEvent:
     """A copy of an event, or of its draft, with other values; faster than dataclasses.replace."""
     return type(event)(**{**vars(event), **values})
-
-
-KINDS: dict[str, type[Event]] = {"prefilled": Prefilled, "step": Step, "finished": Finished}
-NAMES = {kind: name for name, kind in KINDS.items()}
-
-
-def to_json(event: Event) -> dict[str, Any]:
-    """The event as one line of a trace holds it; a figure that is not finite becomes null."""
-    return {"event": NAMES[type(event)], **_plain(event)}
-
-
-def from_json(values: dict[str, Any]) -> Event:
-    """The event of one trace line. Unknown fields are ignored; raises ValueError if it is none."""
-    kind = KINDS.get(values.get("event", ""))
-    if kind is None:
-        raise ValueError(f"not a trace line: event is {values.get('event')!r}")
-    known = {f.name: _frozen(values[f.name]) for f in fields(kind) if f.name in values}
-    if kind is Prefilled:
-        known["settings"] = dict(values.get("settings", {}))
-    if kind is Step and known.get("draft") is not None:
-        draft = values["draft"]
-        known["draft"] = DraftRecord(
-            **{f.name: _frozen(draft[f.name]) for f in fields(DraftRecord) if f.name in draft}
-        )
-    if kind is Finished:
-        known["stats"] = Stats(**{f.name: values["stats"].get(f.name) for f in fields(Stats)})
-    return kind(**known)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (Prefilled, Step, Finished, DraftRecord, Stats)):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Fused layers: what replaces submodules of a loaded model, faster, with equal results."""
+"""Fused layers: norms and whole layers in fewer operators, with equal results."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -36,24 +36,6 @@ class FusedRMSNorm(nn.Module):
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
         normed: Tensor = (hidden / torch.hypot(length, self.floor)).mul_(self.scaled)
         return normed
-
-
-class PackedLinear(nn.Module):
-    """A linear whose weight is in oneDNN's layout, converted once instead of at every call
-    (CPU)."""
-
-    def __init__(self, linear: nn.Linear, rows: int = 16) -> None:
-        super().__init__()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), rows)
-        self.bias = linear.bias
-        self.weight = linear.weight  # shared with the embedding where those are tied
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., K] -> [..., N], in the dtype of the weight."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(
-            hidden, self.packed, self.bias, "none", [], ""
-        )
-        return out
 
 
 class LayerOps:
@@ -103,8 +85,8 @@ class FusedLayer(nn.Module):
     """A decoder layer with its q, k, v and its gate and up projections merged.
 
     It works with the attention functions registered in attention.py. With any other it calls the
-    stock layer, whose weights are views of the merged ones (in 4 bits its projections are `Rows`).
-    hidden [1, q, d] -> [1, q, d].
+    stock layer, whose weights are views of the merged ones (in 4 bits its projections are
+    `Outputs`). hidden [1, q, d] -> [1, q, d].
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """KVCache: preallocated keys and values; the accepted rows of a step are moved into place."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -118,16 +119,14 @@ class KVCache:
         for layer in self._layers:
             layer.start = self.length
 
-    def keep(self, rows: Tensor, count: int) -> None:
-        """Move the rows of the last pass that were accepted to follow the valid ones.
-
-        rows int64 [r], relative to the pass; the first `count` of them become valid, what is
-        moved beyond them is never read.
-        """
-        start = self.length
-        for block in self._blocks:
-            chosen = rows.to(block.device) + start
-            block[:, :, :, start : start + len(rows)] = block.index_select(3, chosen)
+    def keep(self, path: Sequence[int]) -> None:
+        """Make the rows `path` of the last pass valid, and let them follow the valid ones, unless
+        they stand there already."""
+        start, count = self.length, len(path)
+        if list(path) != list(range(count)):
+            for block in self._blocks:
+                chosen = torch.tensor([start + row for row in path], device=block.device)
+                block[:, :, :, start : start + count] = block.index_select(3, chosen)
         self.length = start + count
 
     def extend(self, count: int) -> None:

@@ -1,22 +1,33 @@
-"""Medusa: the drafter that fills a tree with the heads' predictions."""
+"""Medusa: the drafter that fills a tree with the heads' predictions and what the text repeats."""
 
 import math
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.continuation import Guess
+from medusa_chat.decoding.continuation import Continuation, Guess
+from medusa_chat.decoding.draft import (
+    Draft,
+    Plan,
+    indexed,
+    known_draft,
+    named,
+    shape_of,
+    with_chain,
+)
 from medusa_chat.decoding.draft_budget import WHOLE, Allowance, DraftBudget
-from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors, known_draft
 from medusa_chat.decoding.dynamic_tree import NONE, merge
 from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
+
+FIXED = (8, 4, 2)  # tokens of a continuation in a tree of fixed shape, at most half of its nodes
+SURE = 1.0  # tokens that a continuation must promise to take nodes from the heads there
 
 
 class Medusa:
@@ -26,9 +37,14 @@ class Medusa:
     many nodes a step drafts, and whether any: the tree's first ones, or of its candidates the most
     probable ones; without a budget all nodes are drafted. Raises UsageError when the tree is deeper
     than there are heads, or wider than the vocabulary.
-    """
 
-    name = "medusa"
+    Drafter "auto" reads the text besides: where its end stood before in it (Continuation), what
+    followed there is drafted too. A DraftBudget of dynamic trees decides which of the two drafts,
+    or both. Otherwise the tree keeps its number of nodes, and those are the most probable ones of
+    both. Where steps are recorded the host does not know the heads' guesses before a step: there
+    the tree's last nodes become a chain for the continuation, where it promises SURE tokens or
+    more.
+    """
 
     def __init__(
         self,
@@ -37,13 +53,20 @@ class Medusa:
         tree: Tree,
         details: bool = True,
         budget: DraftBudget | None = None,
+        reads_text: bool = False,
+        is_recorded: bool = False,
     ) -> None:
-        """details: whether the draft's probabilities are recorded."""
+        """details: whether the draft's probabilities are recorded. is_recorded: whether steps are,
+        so that a step waits for no number of it."""
         candidates = budget.candidates if budget is not None else None
+        self.name = "auto" if reads_text else "medusa"
         self.tree, self._widest = tree, candidates or tree  # the second is what plans are cut from
         _require_drawable(self._widest, len(heads), backbone.vocabulary)
         self._heads, self._lm_head, self._device = heads, backbone.lm_head, heads.bias.device
         self._details, self._budget, self._is_grown = details, budget, candidates is not None
+        self._is_recorded = is_recorded and not self._is_grown
+        self._is_weighed = self._is_grown or (len(tree) == 1 and not is_recorded)
+        self._text = Continuation() if reads_text else None
         self._length = -1  # tokens in the cache
         self._allowance = Allowance(len(tree), WHOLE)
         self._is_drafted = False  # whether there is more than the root
@@ -52,19 +75,64 @@ class Medusa:
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._length += len(tokens)
-        if self._budget is not None:
-            self._allowance = self._budget.allow(self._length)
-        return self._allowed(depth)
+        guess = None
+        if self._text is not None:
+            self._text.read(tokens)
+            guess = self._text.guess(depth)
+        self._allowance = self._allow(guess)
+        self._guess = guess if self._allowance.by_text else None
+        if self._guess is None:
+            made = self._by_heads(depth, self._is_grown)
+        elif not self._allowance.by_heads:
+            made = self._by_text(tokens[-1], self._guess)
+        elif self._is_recorded:
+            made = self._of_fixed_shape(self._guess, depth)
+        else:
+            made = self._by_heads(depth, True)
+        self._is_drafted, self._sources = len(made.tree) > 1, made.sources
+        return made
 
-    def _allowed(self, depth: int) -> Plan:
-        """The plan of what the heads may draft, at most `depth` deep; of candidates `fill` keeps a
-        part."""
+    def _allow(self, guess: Guess | None) -> Allowance:
+        """What this step may draft, and of what."""
+        if self._budget is None:
+            found = self._allowance
+        elif self._is_weighed:
+            return self._budget.allow(self._length, guess.reached if guess else ())
+        else:
+            found = self._budget.allow(self._length)
+        if self._text is None:
+            return found
+        is_taken = guess is not None and (not self._is_recorded or sum(guess.reached) >= SURE)
+        return replace(found, by_text=is_taken and found.nodes > 1)
+
+    def _by_heads(self, depth: int, is_grown: bool) -> Plan:
+        """The plan of what the heads may draft, at most `depth` deep. is_grown: `fill` keeps a part
+        of it."""
         widest, nodes, reason = self._widest, self._allowance.nodes, self._allowance.reason
         nodes = len(widest) if self._is_grown and nodes > 1 else nodes
         tree, tensors, index = indexed(widest, nodes, min(depth, widest.depth), self._device)
-        self._is_drafted = index is not None
-        is_grown = self._is_grown and self._is_drafted
+        is_grown = is_grown and index is not None
         return Plan(tree, tensors, None, index, widest.width, is_grown, reason, tree.depth)
+
+    def _by_text(self, root: int, guess: Guess) -> Plan:
+        """The plan of a continuation without the heads."""
+        count, reason = self._allowance.nodes - 1, self._allowance.reason
+        tree, tensors = shape_of((-1, *range(count)), (-1, *[0] * count), self._device)
+        sources, tokens = (None, *named("text", count)), (root, *guess.tokens[:count])
+        return Plan(tree, tensors, tokens, reason=reason, sources=sources)
+
+    def _of_fixed_shape(self, guess: Guess, depth: int) -> Plan:
+        """The plan of the heads' first nodes and a chain of the text's."""
+        nodes = self._allowance.nodes
+        most = min(len(guess.tokens), nodes // 2, depth)
+        count = next((n for n in FIXED if n <= most), 0)
+        if not count:
+            return self._by_heads(depth, False)
+        depth = min(depth, self._widest.depth)
+        found = with_chain(self._widest, nodes - count, depth, count, self._device)
+        assert found.text is not None
+        found.text.copy_(torch.tensor(guess.tokens[:count]))
+        return found
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         """root int64 [1], hidden [1, d]: see Drafter.fill."""
@@ -95,7 +163,7 @@ class Medusa:
         shares = [NONE, *(math.exp(logits[d - 1][rank] - whole[d - 1]) for d, rank in places)]
         made = merge(plan.tree, tokens, shares, self._guess, self._allowance)
         self._sources = made.sources if {"text", "both"} & set(made.sources) else ()
-        tree, tensors = _shape_of(made.parents, made.ranks, self._device)
+        tree, tensors = shape_of(made.parents, made.ranks, self._device)
         filled = torch.frombuffer(array("q", made.tokens), dtype=torch.long).to(self._device)
         guesses = tuple(map(tuple, guessed)) if self._details else ()
         return Draft(filled, tree, tensors, made.shares, guesses, self._sources)
@@ -117,25 +185,3 @@ def _require_drawable(tree: Tree, heads: int, vocabulary: int) -> None:
             f"the tree needs {tree.width} predictions of a head and the vocabulary has "
             f"{vocabulary} tokens: choose a narrower tree, or --tree auto"
         )
-
-
-@lru_cache(maxsize=64)
-def indexed(
-    tree: Tree, nodes: int, depth: int, device: torch.device
-) -> tuple[Tree, TreeTensors, Tensor | None]:
-    """The first `nodes` nodes no deeper than `depth`, their constants, and Plan.index of them:
-    int64 [n], None where only the root is left."""
-    cut = tree.head(nodes).pruned(depth)
-    places = zip(cut.depths, cut.ranks, strict=True)
-    index = [0 if d == 0 else 1 + (d - 1) * tree.width + rank for d, rank in places]
-    found = torch.tensor(index, device=device) if len(cut) > 1 else None
-    return cut, TreeTensors.of(cut, device), found
-
-
-@lru_cache(maxsize=512)
-def _shape_of(
-    parents: tuple[int, ...], ranks: tuple[int, ...], device: torch.device
-) -> tuple[Tree, TreeTensors]:
-    """A merged tree and its constants; few shapes come again and again."""
-    tree = Tree(parents, ranks)
-    return tree, TreeTensors.of(tree, device)

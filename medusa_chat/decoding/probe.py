@@ -1,4 +1,4 @@
-"""Probe: logits at one position of a text, and whether a tree step equals causal passes."""
+"""Probe: logits at one position of a text, while the cache holds another."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.drafters import TreeTensors
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import CHUNK
-from medusa_chat.decoding.tree import Tree
-from medusa_chat.errors import ModelError, UsageError
+from medusa_chat.errors import UsageError
 
 
 @torch.inference_mode()
@@ -73,46 +71,6 @@ def _require(
         raise UsageError(
             f"the loaded model has no Medusa head {head}: it has {len(heads) if heads else 0}"
         )
-
-
-@torch.no_grad()
-def check_tree_step(backbone: Backbone) -> float:
-    """Compare one tree step with causal passes over its paths, and our logits with the model's own.
-    Returns the largest difference over the largest logit; raises ModelError when it is more than
-    rounding."""
-    device, vocabulary = backbone.device, backbone.vocabulary
-    text = [(7 * i + 3) % vocabulary for i in range(min(8, backbone.context - 4))]
-    tree = Tree.from_choices([(0,), (1,), (0, 0), (0, 0, 0), (1, 0)])
-    nodes = [(11 * i + 5) % vocabulary for i in range(len(tree))]
-    backbone.cache.crop(0)
-    backbone.run_chunk(torch.tensor(text, device=device))
-    ids = torch.tensor(nodes, device=device)
-    mine = backbone.lm_head(backbone.run_tree(ids, TreeTensors.of(tree, device)))
-    worst = 0.0
-    for node in tree.leaves:
-        path = list(tree.paths[node])
-        whole = torch.tensor([text + [nodes[i] for i in path]], device=device)
-        logits = _reference(backbone, whole)[len(text) :]
-        scale = float(logits.abs().max()) or 1.0
-        worst = max(worst, float((mine[path] - logits).abs().max()) / scale)
-    backbone.cache.crop(0)
-    limit = 1e-3 if backbone.dtype == torch.float32 else 0.1
-    if not worst <= limit:
-        raise ModelError(
-            f"model family {backbone.config.model_type} is not supported: a tree step differs from "
-            f"a causal pass by {worst:.2g} of the largest logit, more than {limit:g}"
-        )
-    return worst
-
-
-def _reference(backbone: Backbone, ids: Tensor) -> Tensor:
-    """The model's own logits [t, V] of a causal pass with its eager attention."""
-    backbone.model.set_attn_implementation("eager")
-    try:
-        logits: Tensor = backbone.model(input_ids=ids, use_cache=False).logits[0]
-    finally:
-        backbone.model.set_attn_implementation(backbone.implementation)
-    return logits
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

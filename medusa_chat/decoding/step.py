@@ -10,7 +10,8 @@ from torch import Tensor
 
 from medusa_chat.decoding.acceptance import Acceptance, Position, Rows, Rule, VerifyInput
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.drafters import Draft, Drafter, Plan
+from medusa_chat.decoding.draft import Draft, Plan
+from medusa_chat.decoding.drafters import Drafter
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import StepResult, read
 
@@ -99,10 +100,7 @@ class TorchStep:
         )
         result = read(draft, accepted)
         if result.is_finite:
-            if result.path == list(range(len(result.path))):
-                cache.extend(len(result.path))  # the accepted rows are the first ones already
-            else:
-                cache.keep(torch.tensor(result.path, device=self.backbone.device), len(result.path))
+            cache.keep(result.path)
         state.root_id, (state.root, state.hidden) = result.next_token, following
         result.heads_seconds = watch.between(marks[0], marks[1])
         result.backbone_seconds = watch.between(marks[1], marks[2])
@@ -132,7 +130,7 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._is_cuda, self._device = device.type == "cuda", device
 
-    def mark(self) -> "torch.cuda.Event | float":
+    def mark(self) -> Any:
         """A mark after the work queued so far."""
         if not self._is_cuda:
             return perf_counter()
@@ -140,9 +138,6 @@ class Stopwatch:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def between(self, start: "torch.cuda.Event | float", end: "torch.cuda.Event | float") -> float:
+    def between(self, start: Any, end: Any) -> float:
         """Seconds from one mark to a later one."""
-        if isinstance(start, float) and isinstance(end, float):
-            return end - start
-        assert not isinstance(start, float) and not isinstance(end, float)
-        return float(start.elapsed_time(end)) / 1000
+        return float(start.elapsed_time(end)) / 1000 if self._is_cuda else float(end - start)

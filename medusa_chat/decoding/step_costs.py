@@ -1,43 +1,9 @@
-"""StepCosts: the measured time of a step of n nodes, and its expected tokens. No torch."""
+"""StepCosts: the measured time of a step of n nodes. No torch."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import prod
-
-from medusa_chat.decoding.tree import Choice, Tree
-from medusa_chat.errors import UsageError
-
-Accuracies = Sequence[Sequence[float]]  # [k][i]: how often head k's (i+1)-th prediction is right
-SIZES = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-
-
-def node_value(choice: Choice, accuracies: Accuracies) -> float:
-    """Product of the accuracies along the path; a rank that was not measured has accuracy 0."""
-    return prod(
-        accuracies[depth][rank] if rank < len(accuracies[depth]) else 0.0
-        for depth, rank in enumerate(choice)
-    )
-
-
-def expected_lengths(tree: Tree, accuracies: Accuracies) -> tuple[float, ...]:
-    """Tokens a step with the first 1, 2, ... n nodes: 1, plus the value of every other node.
-
-    Medusa, arXiv 2401.10774, section 2.3.3. Raises UsageError for a tree that is too deep.
-    """
-    if tree.depth > len(accuracies):
-        raise UsageError(
-            f"the tree has depth {tree.depth} and the accuracy table {len(accuracies)} heads: "
-            f"choose a tree of depth {len(accuracies)} or less"
-        )
-    values = (node_value(choice, accuracies) for choice in tree.choices[1:])
-    return tuple(accumulate(values, initial=1.0))
-
-
-def expected_length(tree: Tree, accuracies: Accuracies) -> float:
-    """Expected tokens a step with the whole tree. Raises UsageError as expected_lengths does."""
-    return expected_lengths(tree, accuracies)[-1]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.acceptance import Acceptance
-from medusa_chat.decoding.drafters import Draft
+from medusa_chat.decoding.draft import Draft
 from medusa_chat.decoding.events import DraftRecord, Finished, Reason, Stats, Step
 
 BROKEN = (

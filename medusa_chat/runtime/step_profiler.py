@@ -11,10 +11,11 @@ from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import DecodeState
-from medusa_chat.decoding.step_costs import SIZES, StepCosts
+from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 
 Clock = Callable[[], float]
+SIZES = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # nodes of the steps that are timed
 SHORT, LONG = 128, 4096  # tokens in the cache
 MOST_BYTES = 2**28  # bytes of a CPU's cache that measuring may write for the first time
 MIN_ROUNDS, MAX_ROUNDS = 3, 40

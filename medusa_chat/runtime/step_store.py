@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from medusa_chat.decoding.events import Event, from_json, to_json
+from medusa_chat.decoding.events import Event
 from medusa_chat.paths import write_bytes
+from medusa_chat.runtime.trace_line import from_json, to_json
 
 FOLDER = "steps"
 MOST_BYTES = 500_000_000  # of all files together

@@ -19,7 +19,8 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError, first_line
 from medusa_chat.training.path_search import Answer, search_paths, tokens_per_step
 from medusa_chat.training.recipe import Recipe
-from medusa_chat.training.tree_search import expected_length, search_tree
+from medusa_chat.training.tree_search import search_tree
+from medusa_chat.trees.expected_length import expected_length
 
 TREE_NODES = 64
 USED_NODES = 16  # the first nodes, for which the tree is searched; larger trees extend it

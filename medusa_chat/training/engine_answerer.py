@@ -11,9 +11,9 @@ from torch import Tensor
 from medusa_chat.checkpoints import native_build
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, native
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.drafters import Autoregressive
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import BROKEN
 from medusa_chat.errors import MedusaChatError
@@ -125,9 +125,9 @@ class EngineAnswerer:
         """As many slots as there are texts and memory for, each of the longest text's length."""
         decoder = self._step.decoder
         capacity = max(one.length for one in queue)
-        fitting = MOST_BYTES // decoder.text_bytes(capacity)
+        fitting = MOST_BYTES // native.NativeTexts.bytes_of(decoder, capacity)
         slots = max(min(self._rows, len(queue), fitting), 1)
-        return slots, decoder.texts(slots, capacity)
+        return slots, native.NativeTexts(decoder, slots, capacity)
 
     def _begin(self, request: Request, slot: int, texts: native.NativeTexts) -> Request:
         """Read the prompt and put it into the slot, with the answer's first token."""

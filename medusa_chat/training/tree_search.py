@@ -4,11 +4,9 @@ from heapq import heappop, heappush
 from math import isfinite
 
 from medusa_chat.decoding.settings import MAX_NODES
-from medusa_chat.decoding.step_costs import Accuracies, expected_length, node_value
 from medusa_chat.decoding.tree import Choice, Tree
 from medusa_chat.errors import UsageError
-
-__all__ = ["Accuracies", "expected_length", "node_value", "search_tree"]
+from medusa_chat.trees.expected_length import Accuracies
 
 
 def search_tree(accuracies: Accuracies, nodes: int) -> Tree:

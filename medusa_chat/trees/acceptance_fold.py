@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from medusa_chat.decoding.step_costs import Accuracies
 from medusa_chat.decoding.tree import Choice
+from medusa_chat.trees.expected_length import Accuracies
 
 MOST_PATHS = 3000  # of one half that are kept, the most asked ones
 HEAD_WEIGHT = 50  # the stored calibration counts as so many askings of a rank

@@ -4,11 +4,11 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from medusa_chat.decoding.step_costs import Accuracies, expected_lengths
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import TreeFacts
 from medusa_chat.trees.calibration import Calibration
+from medusa_chat.trees.expected_length import Accuracies, expected_lengths
 from medusa_chat.trees.presets import load_tree, published_accuracies
 from medusa_chat.trees.tuning_store import Tuning
 

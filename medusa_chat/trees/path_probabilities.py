@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 
-from medusa_chat.decoding.step_costs import Accuracies
 from medusa_chat.decoding.tree import Choice, Tree
 from medusa_chat.trees.acceptance_fold import AcceptanceFold, Count, smoothed_share
+from medusa_chat.trees.expected_length import Accuracies
 
 PATH_WEIGHT = 20  # the share of similar paths counts as so many askings of a path
 

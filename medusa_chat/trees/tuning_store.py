@@ -13,8 +13,9 @@ from typing import Any
 
 from medusa_chat import paths
 from medusa_chat.decoding.draft_budget import DraftBudget
-from medusa_chat.decoding.step_costs import Accuracies, StepCosts, expected_lengths
+from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
+from medusa_chat.trees.expected_length import Accuracies, expected_lengths
 from medusa_chat.trees.pick import Pick, pick
 
 VERSION = 2

@@ -25,8 +25,8 @@ from medusa_chat.bench.studies.speed import OURS, Steps, _ours
 from medusa_chat.bench.studies.step_times import bytes_read
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
 from medusa_chat.checkpoints.model_sizes import sizes
-from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, to_json
-from medusa_chat.decoding.probe import check_tree_step
+from medusa_chat.checkpoints.tree_check import check_tree_step
+from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
@@ -34,6 +34,7 @@ from medusa_chat.messages import Fresh, LoadRequest
 from medusa_chat.runtime import tuner
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.trace_line import to_json
 from medusa_chat.trees import tuning_store
 from medusa_chat.trees.presets import load_tree
 

@@ -12,14 +12,14 @@ from support.families import tiny
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kernel_trial
+from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding import acceptance, fused_layers
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.backends import fused_kernels, nf4, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.backends.parity import agrees
-from medusa_chat.decoding.probe import check_tree_step
-from medusa_chat.decoding.replacements import replace_submodules
-from medusa_chat.decoding.tree import cartesian
+from medusa_chat.decoding.backends.replacements import replace_submodules
+from medusa_chat.trees.shapes import cartesian
 
 KERNELS = "medusa_chat.decoding.backends.kernels.split"
 NAMES = fused_kernels.NAMES

@@ -11,7 +11,8 @@ from support.loading import answer, loaded
 
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm, PackedLinear
+from medusa_chat.decoding.backends.replacements import PackedLinear
+from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
@@ -257,7 +258,7 @@ def test_a_template_that_refuses_says_so(tmp_path):
 def test_replaced_submodules_give_what_the_stock_ones_give(folder):
     from transformers import AutoModelForCausalLM
 
-    from medusa_chat.decoding.replacements import replace_submodules
+    from medusa_chat.decoding.backends.replacements import replace_submodules
 
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     mine = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

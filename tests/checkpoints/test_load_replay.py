@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, modeling_utils
 from transformers.core_model_loading import dot_natural_key
 
 from medusa_chat.checkpoints import memory_estimate, weights
-from medusa_chat.decoding.replacements import replace_submodules
+from medusa_chat.decoding.backends.replacements import replace_submodules
 
 SCALE = 8  # of each side of the matrices that are quantised on this CPU
 SHAPES = {  # of LlamaConfig

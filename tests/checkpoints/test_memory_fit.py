@@ -26,8 +26,8 @@ from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import Tree

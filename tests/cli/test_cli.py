@@ -17,7 +17,7 @@ from medusa_chat import __version__, paths
 from medusa_chat.cli import doctor, generate, terminal, train, ui
 from medusa_chat.cli.main import WEAKENING_VARIABLES, main
 from medusa_chat.cli.prompts import read_prompts
-from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step, from_json
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import (
     ContextError,
@@ -30,6 +30,7 @@ from medusa_chat.errors import (
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt, Request
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import NO_STATS
+from medusa_chat.runtime.trace_line import from_json
 from medusa_chat.training.recipe import TrainRequest, read_recipe
 
 MODEL = ModelInfo("demo", "llama", "fp32", "cpu", 1, 3, 64, "sparse-8", 8, "", 1, True, ("note",))

@@ -17,11 +17,12 @@ from medusa_chat.decoding.acceptance import (
     typical,
     typical_sampled,
 )
-from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.draft import Draft, TreeTensors
 from medusa_chat.decoding.sampling import entropies, filtered, gumbel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import StepResult, read
-from medusa_chat.decoding.tree import Tree, cartesian, chain
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.trees.shapes import cartesian, chain
 
 TREE = Tree.from_choices([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1)])
 

@@ -18,10 +18,12 @@ from medusa_chat.decoding.continuation import Continuation, Guess
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.drafters import PromptLookup
 from medusa_chat.decoding.dynamic_tree import merge
-from medusa_chat.decoding.events import Prefilled, Step, from_json, to_json
+from medusa_chat.decoding.events import Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import ROOT, Tree, chain
+from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.runtime.trace_line import from_json, to_json
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts, drafted_ranks
+from medusa_chat.trees.shapes import chain
 
 FREE = Allowance(64, "")
 

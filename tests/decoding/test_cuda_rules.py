@@ -9,11 +9,11 @@ from support.families import FAMILIES, tiny
 from torch.nn import functional as F
 
 from medusa_chat.checkpoints import devices, weights
+from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.attention import aligned, keep_cudnn_out
 from medusa_chat.decoding.backends.graph_capture import GraphCapture
-from medusa_chat.decoding.drafters import TreeTensors
-from medusa_chat.decoding.probe import check_tree_step
+from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 

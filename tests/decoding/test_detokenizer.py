@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from support.tokenizers import byte_tokenizer
 
 from medusa_chat.decoding.detokenizer import TextStream, TokenTexts, with_text
-from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step, from_json, to_json
+from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step
+from medusa_chat.runtime.trace_line import from_json, to_json
 
 TOKENIZER = byte_tokenizer()
 

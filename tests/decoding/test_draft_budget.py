@@ -9,8 +9,11 @@ from support.step_costs import ACCURACIES, EXPECTED, TREE, costs_of
 
 from medusa_chat.decoding import draft_budget as budgets
 from medusa_chat.decoding.draft_budget import DraftBudget
-from medusa_chat.decoding.events import Step, from_json, to_json
-from medusa_chat.decoding.step_costs import SIZES, StepCosts, expected_length
+from medusa_chat.decoding.events import Step
+from medusa_chat.decoding.step_costs import StepCosts
+from medusa_chat.runtime.step_profiler import SIZES
+from medusa_chat.runtime.trace_line import from_json, to_json
+from medusa_chat.trees.expected_length import expected_length
 from medusa_chat.trees.pick import pick
 from medusa_chat.trees.presets import load_tree, published_accuracies
 

@@ -16,12 +16,15 @@ from support.step_costs import EXPECTED, TREE, costs_of
 from medusa_chat.decoding import draft_budget as budgets
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.dynamic_tree import merge
-from medusa_chat.decoding.events import Step, from_json, to_json
+from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
-from medusa_chat.decoding.step_costs import SIZES, StepCosts
-from medusa_chat.decoding.tree import Tree, chain
+from medusa_chat.decoding.step_costs import StepCosts
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.runtime.step_profiler import SIZES
+from medusa_chat.runtime.trace_line import from_json, to_json
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts, drafted_ranks
+from medusa_chat.trees.shapes import chain
 
 CANDIDATES = Tree.from_choices(
     [(0,), (1,), (0, 0), (2,), (0, 0, 0), (0, 1), (1, 0), (0, 0, 1), (1, 1)]
@@ -94,7 +97,7 @@ class Always(DraftBudget):
         super().__init__(CHEAP, EXPECTED[:4], candidates)
         self.rate = rate
 
-    def allow(self, length):
+    def allow(self, length, text=()):
         super().allow(length)
         return Allowance(len(self.candidates), "always", self._prices.by_heads, self.rate)
 

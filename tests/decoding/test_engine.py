@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from support.engines import NEW, PROMPT, TREES, Oracle, decode, drafters_of, engine_of, tokens
 from support.families import CONTEXT, FAMILIES, VOCABULARY, tiny
 
+from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.events import Finished, Prefilled, from_json, to_json
-from medusa_chat.decoding.probe import check_tree_step
-from medusa_chat.decoding.replacements import replace_submodules
+from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
-from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
+from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, ModelError, UsageError
+from medusa_chat.runtime.trace_line import from_json, to_json
+from medusa_chat.trees.shapes import cartesian, chain
 
 IMPLEMENTATIONS = ("medusa_tree", "sdpa", "eager")
 

@@ -5,8 +5,9 @@ import torch
 from support.engines import TREES
 
 from medusa_chat.decoding.attention import NodeMask, additive, sights
-from medusa_chat.decoding.drafters import TreeTensors
-from medusa_chat.decoding.tree import ROOT, Tree, cartesian
+from medusa_chat.decoding.draft import TreeTensors
+from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.trees.shapes import cartesian
 
 CPU = torch.device("cpu")
 ALL = TREES | {"root": ROOT, "three words": cartesian(12, 10)}

@@ -10,12 +10,12 @@ from support.shortlists import LISTED
 
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import cartesian
 from medusa_chat.errors import ModelError
+from medusa_chat.trees.shapes import cartesian
 
 TREE = cartesian(3, 2)
 

@@ -14,11 +14,11 @@ from support.shortlists import LISTED, shortened
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import Tree, cartesian
+from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
@@ -26,6 +26,7 @@ from medusa_chat.training.calibrate import RankCounter, _search
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.short_vocabulary import shortlist
 from medusa_chat.trees.calibration import Calibration
+from medusa_chat.trees.shapes import cartesian
 
 ROOTS = torch.tensor([5])
 

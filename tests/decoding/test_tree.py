@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medusa_chat.decoding.settings import MAX_NODES
-from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
+from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.trees.presets import load_tree
+from medusa_chat.trees.shapes import cartesian, chain
 
 # Name -> (nodes of depth 1, 2, 3, 4; leaves), as the reference has them: 63 nodes and the root.
 PUBLISHED = {

@@ -8,13 +8,14 @@ from support.counting import PRIOR, TREE, answer, counted, prefilled
 from support.scripted import ScriptedRunner, best_tree
 
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import Tree, cartesian
+from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree, TreeFacts
 from medusa_chat.runtime.personal_tree import PersonalTrees, StoredCounts
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.trees.path_probabilities import PathProbabilities
+from medusa_chat.trees.shapes import cartesian
 from medusa_chat.trees.suggestion import search_likeliest, suggest_tree
 
 WIDE = Tree.from_choices([(0,), (1,), (2,), (3,), (0, 0), (1, 0), (2, 0), (3, 0)])

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from medusa_chat.checkpoints.load import load
-from medusa_chat.decoding.events import Stats, Step, from_json, to_json
+from medusa_chat.decoding.events import Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime import plain_clock
 from medusa_chat.runtime import reply as replies
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.trace_line import from_json, to_json
 
 TALK = [{"role": "user", "content": "Tell me a story"}]
 

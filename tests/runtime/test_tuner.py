@@ -17,14 +17,14 @@ from medusa_chat.cli.doctor import examine
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_costs import SIZES, StepCosts
+from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree
 from medusa_chat.runtime import job_thread, tuner
 from medusa_chat.runtime.reply import reply, resolve
 from medusa_chat.runtime.requests import Reply, Tune, UseTree
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.step_profiler import SLOW, time_steps, warm_ups
+from medusa_chat.runtime.step_profiler import SIZES, SLOW, time_steps, warm_ups
 from medusa_chat.runtime.tuner import tune, tune_unless_known, use_tree
 from medusa_chat.trees import tuning_store
 from medusa_chat.trees.auto_tree import auto_tree, candidates, rank_accuracies, source_tree

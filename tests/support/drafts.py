@@ -2,7 +2,7 @@
 
 import torch
 
-from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.draft import Draft, TreeTensors
 from medusa_chat.decoding.tree import Tree
 
 CPU = torch.device("cpu")

@@ -3,13 +3,14 @@
 import torch
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.drafters import Draft, Plan, TreeTensors
+from medusa_chat.decoding.draft import Draft, Plan, TreeTensors
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
-from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
+from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.trees.presets import load_tree
+from medusa_chat.trees.shapes import cartesian, chain
 from support.families import CONTEXT, VOCABULARY
 
 NEW = 16

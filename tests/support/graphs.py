@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from medusa_chat.decoding.events import to_json
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.runtime.trace_line import to_json
 from support.engines import PROMPT, on
 
 NEW = 24

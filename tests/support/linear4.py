@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from medusa_chat.decoding.linear4 import (
+from medusa_chat.decoding.backends.linear4 import (
     hold,
 )
 from support.families import tiny

@@ -3,7 +3,7 @@
 import torch
 
 from medusa_chat.decoding.backends import native
-from medusa_chat.decoding.replacements import replace_submodules
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from support.engines import engine_of, on
 from support.families import CONTEXT, tiny
 

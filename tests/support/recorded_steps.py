@@ -9,12 +9,13 @@ from medusa_chat.decoding.acceptance import ACCEPTANCE
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.graph_capture import State
 from medusa_chat.decoding.backends.recorded_step import DeviceSettings, RecordedStep
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import DecodeState, TorchStep
-from medusa_chat.decoding.tree import ROOT, cartesian
+from medusa_chat.decoding.tree import ROOT
+from medusa_chat.trees.shapes import cartesian
 from support.fake_device import DEVICE
 from support.families import tiny
 

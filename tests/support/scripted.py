@@ -9,7 +9,7 @@ from typing import Any
 
 from medusa_chat.decoding.events import DraftRecord, Event, Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import ROOT, Tree, chain
+from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import (
     DeviceMemory,
@@ -25,6 +25,7 @@ from medusa_chat.messages import (
     TreeFacts,
 )
 from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune, UseTree
+from medusa_chat.trees.shapes import chain
 
 WORDS = (
     "Medusa adds a few small heads to a model . Each head guesses one token further ahead , and "

@@ -1,6 +1,6 @@
 """Heads that draft from a shortlist."""
 
-from medusa_chat.decoding.replacements import replace_submodules
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from support.engines import engine_of
 from support.families import VOCABULARY, tiny
 from support.native_engines import made_native

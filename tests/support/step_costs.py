@@ -1,7 +1,9 @@
 """Step costs as a tuner would have measured them."""
 
-from medusa_chat.decoding.step_costs import SIZES, StepCosts, expected_lengths
+from medusa_chat.decoding.step_costs import StepCosts
+from medusa_chat.runtime.step_profiler import SIZES
 from medusa_chat.training.tree_search import search_tree
+from medusa_chat.trees.expected_length import expected_lengths
 
 ACCURACIES = ((0.6, 0.15, 0.1, 0.05), (0.5, 0.15, 0.1, 0.05), (0.4, 0.15, 0.1, 0.05))
 

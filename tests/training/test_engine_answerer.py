@@ -6,6 +6,7 @@ from support.engines import tokens
 from support.families import VOCABULARY
 from support.native_engines import native_engine
 
+from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.step_result import BROKEN
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.training import engine_answerer
@@ -61,11 +62,16 @@ def test_what_is_skipped_does_not_change_the_others(library, temperature):
 def test_memory_limits_how_many_stand_side_by_side(library, monkeypatch):
     step, batches = native_engine("llama", library).backend, make_batches()
     expected = list(EngineAnswerer(step, ENDS).answer(batches, MOST))
-    monkeypatch.setattr(engine_answerer, "MOST_BYTES", 2 * step.decoder.text_bytes(31 + MOST))
-    asked, real = [], step.decoder.texts
-    monkeypatch.setattr(
-        step.decoder, "texts", lambda *sizes: (asked.append(sizes), real(*sizes))[1]
-    )
+    asked, real = [], native.NativeTexts
+
+    class Asked(real):
+        def __init__(self, decoder, *sizes):
+            asked.append(sizes)
+            super().__init__(decoder, *sizes)
+
+    monkeypatch.setattr(native, "NativeTexts", Asked)
+    most_bytes = 2 * real.bytes_of(step.decoder, 31 + MOST)
+    monkeypatch.setattr(engine_answerer, "MOST_BYTES", most_bytes)
     assert list(EngineAnswerer(step, ENDS).answer(batches, MOST)) == expected
     assert asked == [(2, 31 + MOST)]
 

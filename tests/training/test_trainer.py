@@ -30,7 +30,8 @@ from medusa_chat.training.loss import IGNORED, head_targets, hidden_and_targets,
 from medusa_chat.training.stage_recipes import HeadRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.training_loop import rate_at
-from medusa_chat.training.tree_search import expected_length, node_value, search_tree
+from medusa_chat.training.tree_search import search_tree
+from medusa_chat.trees.expected_length import expected_length, node_value
 
 END = 1
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"

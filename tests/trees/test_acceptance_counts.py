@@ -7,11 +7,11 @@ import pytest
 from support.counting import EASY, HARD, PRIOR, TREE, answer, counted, prefilled, record
 
 from medusa_chat.decoding.events import Step
-from medusa_chat.decoding.step_costs import expected_length
-from medusa_chat.decoding.tree import cartesian
 from medusa_chat.trees.acceptance_counts import MOST_STEPS, AcceptanceCounts, is_counted
 from medusa_chat.trees.acceptance_fold import HEAD_WEIGHT, AcceptanceFold
+from medusa_chat.trees.expected_length import expected_length
 from medusa_chat.trees.path_probabilities import PathProbabilities
+from medusa_chat.trees.shapes import cartesian
 
 MEAN = [(a + b) / 2 for a, b in zip(EASY, HARD, strict=True)]
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa_chat.decoding.tree import Tree, cartesian, chain
+from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.trees import presets
 from medusa_chat.trees.presets import load_tree, tree_names
+from medusa_chat.trees.shapes import cartesian, chain
 
 PARENTS = {"parents": [-1, 0, 0, 1], "ranks": [-1, 0, 1, 0]}
 EXPECTED = Tree((-1, 0, 0, 1), (-1, 0, 1, 0))

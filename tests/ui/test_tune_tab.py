@@ -10,7 +10,6 @@ from support.counting import answer, counted, prefilled
 from support.scripted import ScriptedRunner, best_tree
 
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import cartesian
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PersonalTree
 from medusa_chat.runtime.model_lifecycle import ModelState
@@ -19,6 +18,7 @@ from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
+from medusa_chat.trees.shapes import cartesian
 from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
 from medusa_chat.ui.tune.roofline import roof_view, setting_of
 from medusa_chat.ui.tune.tab import FIRST, TuneController, TuneTab

@@ -16,11 +16,12 @@ from medusa_chat.bench.harness.answers import AnswerFunction, Variant, answer, q
 from medusa_chat.bench.harness.context import BenchContext, with_checkpoint
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
-from medusa_chat.decoding.tree import ROOT, Tree, cartesian, chain
+from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.training import hardware as hardware_model
 from medusa_chat.training.hardware import GPUS, SHAPES, attention, linear
 from medusa_chat.training.tree_search import search_tree
 from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
+from medusa_chat.trees.shapes import cartesian, chain
 
 GREEDY = GenerationSettings()
 PLAIN = "plain decoding"

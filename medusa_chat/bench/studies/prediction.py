@@ -16,12 +16,13 @@ from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, row
 from medusa_chat.decoding.events import Finished, Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_costs import StepCosts, expected_lengths
+from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError
 from medusa_chat.runtime.tuner import tune
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
+from medusa_chat.trees.expected_length import expected_lengths
 
 SIZES = (1, 4, 8, 16)
 COMMAND = "medusa-chat bench --study tuner"

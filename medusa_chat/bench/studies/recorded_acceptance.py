@@ -6,9 +6,10 @@ from statistics import fmean
 
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.rows import Row, row
-from medusa_chat.decoding.events import Finished, Step, from_json, nodes_of
+from medusa_chat.decoding.events import Finished, Step, nodes_of
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
+from medusa_chat.runtime.trace_line import from_json
 
 
 def from_trace(context: BenchContext, file: str) -> list[Row]:

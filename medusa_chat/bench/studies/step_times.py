@@ -11,11 +11,12 @@ from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_costs import SIZES, StepCosts, expected_lengths
+from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import ROOT, Tree
-from medusa_chat.runtime.step_profiler import StepProfiler, time_steps
+from medusa_chat.runtime.step_profiler import SIZES, StepProfiler, time_steps
 from medusa_chat.runtime.tuner import tune
 from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
+from medusa_chat.trees.expected_length import expected_lengths
 from medusa_chat.trees.tuning_store import Tuning
 
 RUNS = 3

@@ -10,7 +10,7 @@ from torch import Tensor
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.graph_capture import GraphCapture, State
 from medusa_chat.decoding.backends.recorded_step import DeviceSettings, RecordedStep, kind_of
-from medusa_chat.decoding.drafters import Plan
+from medusa_chat.decoding.draft import Plan
 from medusa_chat.decoding.step import DecodeState, Stopwatch, TorchStep
 from medusa_chat.decoding.step_result import Frame, StepResult, unpacked
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medusa_chat.decoding.backends.linear4 import absmax, is_linear4
 from medusa_chat.decoding.backends.nf4_tiles import BLOCK, BUCKETS, OUTPUTS, TABLE, Tiles
 from medusa_chat.decoding.backends.parity import GAIN, Timer, agrees, largest
-from medusa_chat.decoding.linear4 import absmax, is_linear4
 
 FEWEST = 8  # rows; fewer are bitsandbytes' own fused kernel's
 TOLERANCE = 2e-2  # of half precision against its reference in fp32, of the largest output

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backends.graph_capture import GraphCapture
-from medusa_chat.decoding.drafters import Draft, Plan
+from medusa_chat.decoding.draft import Draft, Plan
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import DecodeState, row_at, run_step
 from medusa_chat.decoding.step_result import Frame, packed

@@ -5,6 +5,7 @@ kernel was tested in Triton's interpreter and never ran on a GPU: every load tri
 "medusa_split" is used where it measures as faster.
 """
 
+from collections.abc import Callable
 from functools import cache, partial
 
 import torch
@@ -14,9 +15,8 @@ from medusa_chat.decoding.attention import NAME as TREE
 from medusa_chat.decoding.attention import NodeMask, additive, register, sights, tree_attention
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, agrees, is_faster, largest
-from medusa_chat.decoding.drafters import TreeTensors
-from medusa_chat.decoding.probe import check_tree_step
-from medusa_chat.decoding.tree import Tree, chain
+from medusa_chat.decoding.draft import TreeTensors
+from medusa_chat.decoding.tree import Tree
 
 NAME = "medusa_split"
 WIDTHS = (16, 32, 64, 128, 256)  # of a head
@@ -58,14 +58,14 @@ def twin(
     return tree_attention(query, key, value, mask[None, None], scaling)
 
 
-def use_where_faster(backbone: Backbone, timer: Timer) -> list[str]:
-    """Let a backbone attend by the kernel where it `pays` and a tree step stays right; a sentence
-    if so."""
+def use_where_faster(backbone: Backbone, timer: Timer, check: Callable[[], float]) -> list[str]:
+    """Let a backbone attend by the kernel where it `pays` and `check` of a tree step, which raises
+    where that is wrong, does not; a sentence if so."""
     if not pays(backbone, timer):
         return []
     before = backbone.implementation
     backbone.attend_by(NAME)
-    if agrees("attention stays with torch's kernel", lambda: check_tree_step(backbone), torch.inf):
+    if agrees("attention stays with torch's kernel", check, torch.inf):
         return ["split attention (flash decoding) by our kernel"]
     backbone.attend_by(before)
     return []
@@ -85,7 +85,8 @@ def pays(backbone: Backbone, timer: Timer) -> bool:
     if not has_kernel(backbone.device, keys.dtype, keys.shape[-1]):
         return False
     query = keys.new_zeros(1, backbone.config.num_attention_heads, ROWS, keys.shape[-1])
-    nodes = NodeMask.of(TreeTensors.of(chain(ROWS - 1), backbone.device), None)
+    chain = Tree.from_choices([0] * depth for depth in range(1, ROWS))
+    nodes = NodeMask.of(TreeTensors.of(chain, backbone.device), None)
     pairs = []
     for count in (min(most, backbone.context) for most in (SHORT, LONG)):
         mask = keys.new_zeros(1, 1, ROWS, count)

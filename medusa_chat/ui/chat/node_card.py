@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from medusa_chat.decoding.events import Step, source_of
+from medusa_chat.decoding.events import DraftRecord, Step
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import Peek, PeekRequest, Ranked
 from medusa_chat.runtime.scheduler import Ticket
@@ -27,7 +27,7 @@ def peek_request(answer: Answer, index: int, node: int) -> PeekRequest:
         path.append(draft.tokens[at])
         at = draft.parents[at]
         depth += 1
-    by_heads = source_of(draft, node, first.settings.get("drafter")) in ("heads", "both")
+    by_heads = _is_by_heads(draft, node, first.settings.get("drafter"))
     return PeekRequest(
         token_ids=text_before(answer, index),
         path=tuple(reversed(path)),
@@ -35,6 +35,13 @@ def peek_request(answer: Answer, index: int, node: int) -> PeekRequest:
         temperature=first.settings.get("temperature") or 1.0,
         tokens=(draft.tokens[node],),
     )
+
+
+def _is_by_heads(draft: DraftRecord, node: int, drafter: object) -> bool:
+    """Whether the heads proposed a node of a draft by this drafter, alone or with the text."""
+    if not node or drafter not in ("auto", "medusa"):
+        return False
+    return not draft.sources or draft.sources[node] in ("heads", "both")
 
 
 def text_before(answer: Answer, index: int) -> tuple[int, ...]:

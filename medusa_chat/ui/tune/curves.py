@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from medusa_chat.decoding.step_costs import Accuracies, StepCosts, expected_lengths
+from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import TreeFacts
 from medusa_chat.training.tree_search import search_tree
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.trees.acceptance_fold import Count
+from medusa_chat.trees.expected_length import Accuracies, expected_lengths
 from medusa_chat.trees.pick import Pick, pick
 
 MOST_NODES = 128  # of the curve of searched trees

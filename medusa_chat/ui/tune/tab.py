@@ -6,7 +6,6 @@ from typing import Any
 
 import gradio as gr
 
-from medusa_chat.decoding.step_costs import expected_lengths
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import ModelInfo
 from medusa_chat.runtime.personal_tree import PersonalTrees
@@ -16,6 +15,7 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.training.run_log import Run, latest
 from medusa_chat.training.tree_search import search_tree
+from medusa_chat.trees.expected_length import expected_lengths
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
 from medusa_chat.ui.page.tree_view import to_line

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from medusa_chat.decoding.step_costs import Accuracies, node_value
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import ModelInfo, TreeFacts
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.personal_tree import StoredCounts
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.trees.acceptance_fold import AcceptanceFold
+from medusa_chat.trees.expected_length import Accuracies, node_value
 from medusa_chat.trees.suggestion import LEAST_STEPS, TreeSuggestion, costs_of
 from medusa_chat.ui.tune.curves import short, speedup_view, times_view, token_curves
 

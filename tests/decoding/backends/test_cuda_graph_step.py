@@ -14,18 +14,19 @@ from support.graphs import NEW, answer, assert_same, settings_of, tokens
 
 from medusa_chat.checkpoints import cuda_graph_trial
 from medusa_chat.checkpoints.load import _warm_up
-from medusa_chat.decoding import combined
+from medusa_chat.decoding import medusa
 from medusa_chat.decoding.backends import cuda_graph_step as ahead
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
 from medusa_chat.decoding.backends.recorded_step import RecordedStep
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.continuation import Guess
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.medusa import Medusa
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.step_costs import StepCosts
-from medusa_chat.decoding.tree import ROOT, cartesian, chain
+from medusa_chat.decoding.tree import ROOT
 from medusa_chat.runtime.step_profiler import time_steps
+from medusa_chat.trees.shapes import cartesian, chain
 
 SETTINGS = [
     {},
@@ -403,7 +404,7 @@ def told(monkeypatch, answer):
             ids[-1] = (ids[-1] + self.seen % 2) % VOCABULARY
             return Guess(tuple(ids), (0.9,) * count, (0.9,) * count) if count else None
 
-    monkeypatch.setattr(combined, "Continuation", Told)
+    monkeypatch.setattr(medusa, "Continuation", Told)
 
 
 @pytest.mark.parametrize("details", [True, False])

@@ -13,14 +13,14 @@ from support.native_engines import made_native, native_engine
 
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
-from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.backends.replacements import replace_submodules
+from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.probe import check_tree_step
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -186,7 +186,7 @@ def test_a_row_among_other_texts_has_the_bits_of_the_row_alone(family, changes, 
     lengths, slots = [1, 7, 130, 40], [2, 0, 4, 1]
     alone = native_engine(family, library, 1, dtype, context=160, **changes)
     others = [native_engine(family, library, n, dtype, context=160, **changes) for n in (1, 2, 3)]
-    rooms = [other.backend.decoder.texts(5, 144) for other in others]
+    rooms = [native.NativeTexts(other.backend.decoder, 5, 144) for other in others]
     texts = [torch.arange(n) * (3 + n) % VOCABULARY for n in lengths]
     new = torch.arange(12).view(3, 4) * 5 % VOCABULARY  # [steps, texts]
     expected = torch.empty(3, len(lengths), alone.backbone.config.hidden_size)
@@ -207,7 +207,7 @@ def test_a_row_among_other_texts_has_the_bits_of_the_row_alone(family, changes, 
 
 
 def test_a_token_or_place_outside_is_refused_of_any_text(library):
-    room = native_engine("llama", library).backend.decoder.texts(2, 16)
+    room = native.NativeTexts(native_engine("llama", library).backend.decoder, 2, 16)
     slots, fine = torch.tensor([0, 1]), torch.tensor([0, 0])
     for wrong in (-1, VOCABULARY):
         with pytest.raises(IndexError):

@@ -7,9 +7,9 @@ from support.bad_kernels import assert_bad_kernels_are_refused
 from support.linear4 import linear4, quantised_model, weights_of
 
 from medusa_chat.decoding.backends import nf4
+from medusa_chat.decoding.backends.linear4 import absmax
 from medusa_chat.decoding.backends.nf4_tiles import decoder
-from medusa_chat.decoding.linear4 import absmax
-from medusa_chat.decoding.replacements import replace_submodules
+from medusa_chat.decoding.backends.replacements import replace_submodules
 
 SIZES = [(64, 128), (96, 320), (200, 64), (320, 1088)]  # outputs, inputs; some no whole tiles
 

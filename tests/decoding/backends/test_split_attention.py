@@ -11,16 +11,17 @@ from support.engines import PROMPT, TREES, decode, engine_of
 from support.families import FAMILIES, tiny
 from support.graphs import answer, assert_same, settings_of
 
+from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.attention import NodeMask, tree_attention
 from medusa_chat.decoding.backends import split_attention as splits
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
-from medusa_chat.decoding.drafters import TreeTensors
+from medusa_chat.decoding.backends.replacements import replace_submodules
+from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.families import needs_eager
-from medusa_chat.decoding.probe import check_tree_step
-from medusa_chat.decoding.replacements import replace_submodules
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.tree import ROOT, cartesian
+from medusa_chat.decoding.tree import ROOT
+from medusa_chat.trees.shapes import cartesian
 
 CPU = torch.device("cpu")
 

@@ -10,12 +10,12 @@ from support.counting import answer, prefilled
 from support.page import Served, browser_or_skip, drawn_frames, opened_on, page_of, send, wait_end
 from support.training_events import step
 
-from medusa_chat.decoding.tree import cartesian
 from medusa_chat.messages import LoadRequest, PersonalTree
 from medusa_chat.paths import DATA_DIR_VARIABLE
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.run_log import RunLog
+from medusa_chat.trees.shapes import cartesian
 
 NODES = 9
 

@@ -6,7 +6,8 @@ plain decoding's. The rules of a step are not here (step.py). Its reference is t
 merged layers (fused_layers.py), which also runs whatever this one does not support.
 """
 
-from medusa_chat.decoding.backends.native.attach import NativeStep, can_run, native_step
+from medusa_chat.decoding.backends.native.attach import can_run, native_step
+from medusa_chat.decoding.backends.native.decoder import NativeStep
 from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.texts import NativeTexts
 

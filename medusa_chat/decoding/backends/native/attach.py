@@ -1,66 +1,32 @@
-"""NativeStep, whose pass is one call into C, and how a backbone gets it where it is supported."""
+"""Attach: how a backbone whose decoder C supports gets a NativeStep and what it calls."""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.native.blocks import Blocks, Stored, joined, nothing_stored
-from medusa_chat.decoding.backends.native.decoder import NativeDecoder
+from medusa_chat.decoding.backends.native.decoder import NativeDecoder, NativeStep
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThreads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
-from medusa_chat.decoding.backends.native.rows import NativeRows
+from medusa_chat.decoding.backends.native_support import reaches
 from medusa_chat.decoding.backends.parity import agrees
-from medusa_chat.decoding.drafters import Draft, TreeTensors
+from medusa_chat.decoding.backends.replacements import Outputs, is_plain_layer
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.linear4 import Rows
-from medusa_chat.decoding.native_support import reaches
-from medusa_chat.decoding.replacements import is_plain_layer
-from medusa_chat.decoding.step import TorchStep
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCES = {
     torch.float32: 1e-4,
     torch.bfloat16: 0.2,
 }  # of the difference from the reference, as a share of the largest number
-
-
-class NativeStep(TorchStep):
-    """A StepBackend for a backbone whose decoder and LM head are native."""
-
-    def __init__(self, backbone: Backbone, decoder: NativeDecoder, threads: NativeThreads) -> None:
-        super().__init__(backbone)
-        self.rows: NativeRows = NativeRows(threads)
-        self.name = f"the pass in C, by {threads.count} threads"
-        self.decoder, self._window = decoder, backbone.windows[0]
-        self._lm_head: Any = backbone.lm_head.linear
-
-    def run(self, draft: Draft) -> tuple[Tensor, Tensor]:
-        """The backbone's pass over n nodes -> hidden [n, d] after the final norm, float32, and
-        logits [n, V] of that dtype. The text before the tree needs no mask, unless it is longer
-        than the attention window."""
-        start, depth = self.backbone.cache.length, draft.tree.depth
-        if self._window is not None and start + depth >= self._window:
-            return super().run(draft)
-        hidden = self.decoder.run_rows(
-            draft.tokens, draft.tree.depths, _mask_of(draft.tensors), start
-        )
-        return hidden, self.backbone.lm_head.finish(self._lm_head.product(hidden))
-
-
-@lru_cache(maxsize=256)
-def _mask_of(tensors: TreeTensors) -> Tensor:
-    """The additive mask float32 [n, n] of a draft's nodes for each other."""
-    ancestors = tensors.ancestors
-    return torch.zeros(ancestors.shape).masked_fill_(ancestors.logical_not(), -torch.inf)
 
 
 def can_run(model: Any) -> bool:
@@ -137,10 +103,10 @@ def _lay_out(layer: Any, threads: NativeThreads, stored: Callable[..., Blocks | 
     layer.down = NativeLinear(down, threads, None if more else stored("mlp.down_proj"))
     attention.o_proj, mlp.down_proj = layer.out, layer.down
     q, k, v = accumulate(sizes)
-    attention.q_proj = Rows(layer.qkv, 0, q)
-    attention.k_proj, attention.v_proj = Rows(layer.qkv, q, k), Rows(layer.qkv, k, v)
-    mlp.gate_proj = Rows(layer.gate_up, 0, inner + more)
-    mlp.up_proj = Rows(layer.gate_up, inner + more, 2 * (inner + more))
+    attention.q_proj = Outputs(layer.qkv, 0, q)
+    attention.k_proj, attention.v_proj = Outputs(layer.qkv, q, k), Outputs(layer.qkv, k, v)
+    mlp.gate_proj = Outputs(layer.gate_up, 0, inner + more)
+    mlp.up_proj = Outputs(layer.gate_up, inner + more, 2 * (inner + more))
 
 
 def _is_right(dtype: torch.dtype, difference: Callable[[], float]) -> bool:

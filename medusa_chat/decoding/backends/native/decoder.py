@@ -1,19 +1,23 @@
-"""NativeDecoder: a decoder of merged layers, the norm after them included, as one call."""
+"""NativeStep, whose pass is one call into C, and NativeDecoder, which makes the call."""
 
 from collections.abc import Sequence
-from ctypes import addressof, c_int64
+from ctypes import addressof, byref, c_int64, pointer
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.native import structs
-from medusa_chat.decoding.backends.native.library import NativeThreads, Passes
-from medusa_chat.decoding.backends.native.texts import NativeTexts
+from medusa_chat.decoding.backends.native.library import NativeThreads
+from medusa_chat.decoding.backends.native.rows import NativeRows
+from medusa_chat.decoding.draft import Draft, TreeTensors
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.kv_cache import Layer
 from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.decoding.step import TorchStep
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,47 @@ class Output:
     last_hidden_state: Tensor
 
 
+class Passes:
+    """Passes through one decoder structure. job: what the next pass reads; the caller fills in how
+    its rows see the text (kernels/pass.h). Tensors that it points at must outlive the pass."""
+
+    def __init__(self, decoder: structs.Decoder, threads: NativeThreads) -> None:
+        self._decoder, self._threads = decoder, threads
+        self.job = structs.Pass(pointer(decoder))
+        self._work = torch.empty(0)
+
+    def run(self, tokens: Tensor, places: int, keys: int) -> Tensor:
+        """tokens int64 [n], and the address of as many places int64 -> float32 [n, d] after the
+        final norm. keys: the most tokens that a row sees. Raises IndexError for a token or a place
+        out of range."""
+        rows, job = tokens.shape[0], self.job
+        job.threads = self._threads.count
+        self._make_room(rows, keys)
+        hidden = torch.empty(rows, self._decoder.hidden)
+        tokens = tokens.contiguous()
+        job.tokens, job.positions = tokens.data_ptr(), places
+        job.rows, job.hidden = rows, hidden.data_ptr()
+        if self._threads.c.run(byref(job)):
+            raise IndexError("a token id or its position is out of range")
+        return hidden
+
+    def _make_room(self, rows: int, keys: int) -> None:
+        """Allocate the work space of a pass of `rows` rows over `keys` tokens."""
+        keys = -(-keys // 256) * 256
+        threads = self._threads
+        needed = threads.c.work_size(byref(self._decoder), rows, keys, threads.count)
+        if self._work.numel() < needed:
+            self._work = torch.empty(needed)
+            self.job.work = self._work.data_ptr()
+
+
 class NativeDecoder(nn.Module):
     """A decoder of merged layers with native linears as one call; its states are in fp32, the
     cache in the weights' dtype. It is called like FusedDecoder, and calls it for other caches."""
 
     def __init__(self, twin: FusedDecoder, layers: list[Layer], threads: NativeThreads) -> None:
         super().__init__()
-        self._twin, self._threads = twin, threads
+        self._twin, self.threads = twin, threads
         stock = twin.stock
         capacity = layers[0].get_max_length()
         first = stock.layers[0]
@@ -42,7 +80,7 @@ class NativeDecoder(nn.Module):
         for layer, kv, out in zip(stock.layers, layers, self._layers, strict=True):
             self._fill(layer, kv, out)
         heads, kv_heads = first.heads
-        self._decoder = structs.Decoder(
+        self.structure = structs.Decoder(
             *(len(layers), embedding.shape[1], heads, kv_heads, first.head_dim),
             *(first.down.ins, capacity, len(embedding), embedding.dtype == torch.bfloat16),
             *(first.before.epsilon, first.scaling),
@@ -50,7 +88,7 @@ class NativeDecoder(nn.Module):
             *(t.data_ptr() for t in self._kept[:2]),
             self._layers,
         )
-        self._passes = Passes(self._decoder, threads)
+        self._passes = Passes(self.structure, threads)
         self._places = (c_int64 * MAX_NODES)()  # of the rows of a step
 
     def _fill(self, layer: Any, kv: Layer, out: structs.Layer) -> None:
@@ -106,10 +144,32 @@ class NativeDecoder(nn.Module):
         job.mask, job.stride, job.free, job.start = mask.data_ptr(), mask.stride(0), free, start
         return self._passes.run(tokens, places, start + tokens.shape[0])
 
-    def texts(self, slots: int, capacity: int) -> NativeTexts:
-        """Room for `slots` texts of up to `capacity` tokens, at most this decoder's."""
-        return NativeTexts(self._decoder, slots, capacity, self._threads)
 
-    def text_bytes(self, capacity: int) -> int:
-        """Memory of one of them."""
-        return NativeTexts.bytes_of(self._decoder, capacity)
+class NativeStep(TorchStep):
+    """A StepBackend for a backbone whose decoder and LM head are native."""
+
+    def __init__(self, backbone: Backbone, decoder: NativeDecoder, threads: NativeThreads) -> None:
+        super().__init__(backbone)
+        self.rows: NativeRows = NativeRows(threads)
+        self.name = f"the pass in C, by {threads.count} threads"
+        self.decoder, self._window = decoder, backbone.windows[0]
+        self._lm_head: Any = backbone.lm_head.linear
+
+    def run(self, draft: Draft) -> tuple[Tensor, Tensor]:
+        """The backbone's pass over n nodes -> hidden [n, d] after the final norm, float32, and
+        logits [n, V] of that dtype. The text before the tree needs no mask, unless it is longer
+        than the attention window."""
+        start, depth = self.backbone.cache.length, draft.tree.depth
+        if self._window is not None and start + depth >= self._window:
+            return super().run(draft)
+        hidden = self.decoder.run_rows(
+            draft.tokens, draft.tree.depths, _mask_of(draft.tensors), start
+        )
+        return hidden, self.backbone.lm_head.finish(self._lm_head.product(hidden))
+
+
+@lru_cache(maxsize=256)
+def _mask_of(tensors: TreeTensors) -> Tensor:
+    """The additive mask float32 [n, n] of a draft's nodes for each other."""
+    ancestors = tensors.ancestors
+    return torch.zeros(ancestors.shape).masked_fill_(ancestors.logical_not(), -torch.inf)

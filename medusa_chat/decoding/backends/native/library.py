@@ -1,12 +1,11 @@
-"""The C library's functions, how many threads work together in them, and a decoder's passes."""
+"""The C library's functions, and how many threads work together in them."""
 
-from ctypes import CDLL, POINTER, byref, c_int64, c_void_p, pointer
+from ctypes import CDLL, POINTER, byref, c_int64, c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.backends.native import structs
 from medusa_chat.decoding.backends.native.blocks import Blocks
 from medusa_chat.decoding.backends.native.structs import (
     Decoder,
@@ -97,37 +96,3 @@ def kind_of(weight: Tensor) -> int:
     parts = weight.detach().flatten(0, -2).split(SOME)
     is_short = weight.shape[-1] % 2 == 0 and all(p.bfloat16().float().equal(p) for p in parts)
     return UPPERS if is_short else FLOATS
-
-
-class Passes:
-    """Passes through one decoder structure. job: what the next pass reads; the caller fills in how
-    its rows see the text (kernels/pass.h). Tensors that it points at must outlive the pass."""
-
-    def __init__(self, decoder: structs.Decoder, threads: NativeThreads) -> None:
-        self._decoder, self._threads = decoder, threads
-        self.job = structs.Pass(pointer(decoder))
-        self._work = torch.empty(0)
-
-    def run(self, tokens: Tensor, places: int, keys: int) -> Tensor:
-        """tokens int64 [n], and the address of as many places int64 -> float32 [n, d] after the
-        final norm. keys: the most tokens that a row sees. Raises IndexError for a token or a place
-        out of range."""
-        rows, job = tokens.shape[0], self.job
-        job.threads = self._threads.count
-        self._make_room(rows, keys)
-        hidden = torch.empty(rows, self._decoder.hidden)
-        tokens = tokens.contiguous()
-        job.tokens, job.positions = tokens.data_ptr(), places
-        job.rows, job.hidden = rows, hidden.data_ptr()
-        if self._threads.c.run(byref(job)):
-            raise IndexError("a token id or its position is out of range")
-        return hidden
-
-    def _make_room(self, rows: int, keys: int) -> None:
-        """Allocate the work space of a pass of `rows` rows over `keys` tokens."""
-        keys = -(-keys // 256) * 256
-        threads = self._threads
-        needed = threads.c.work_size(byref(self._decoder), rows, keys, threads.count)
-        if self._work.numel() < needed:
-            self._work = torch.empty(needed)
-            self.job.work = self._work.data_ptr()

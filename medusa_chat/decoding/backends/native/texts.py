@@ -4,21 +4,20 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backends.native import structs
-from medusa_chat.decoding.backends.native.library import NativeThreads, Passes
+from medusa_chat.decoding.backends.native.decoder import NativeDecoder, Passes
 from medusa_chat.decoding.kv_cache import KVCache
 
 
 class NativeTexts:
     """Keys and values of `slots` texts of up to `capacity` tokens each, and passes over them.
 
-    A text's row has the bits that it has in a pass alone, whatever texts are beside it. decoder:
-    the structure of the pass over one text, whose weights these passes read.
+    A text's row has the bits that it has in a pass alone, whatever texts are beside it. native: the
+    decoder of one text, whose weights these passes read.
     """
 
-    def __init__(
-        self, decoder: structs.Decoder, slots: int, capacity: int, threads: NativeThreads
-    ) -> None:
+    def __init__(self, native: NativeDecoder, slots: int, capacity: int) -> None:
         """capacity: at most the decoder's own."""
+        decoder = native.structure
         shape = slots, decoder.kv_heads, capacity, decoder.head_dim
         # not zeros: memory is taken where a text writes, not for all that it might
         dtype = torch.bfloat16 if decoder.is_half else torch.float32
@@ -28,11 +27,12 @@ class NativeTexts:
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
         fields = {name: getattr(decoder, name) for name, *_ in decoder._fields_}
         fields |= {"capacity": capacity, "layers": self._layers}
-        self._passes = Passes(structs.Decoder(**fields), threads)
+        self._passes = Passes(structs.Decoder(**fields), native.threads)
 
     @staticmethod
-    def bytes_of(decoder: structs.Decoder, capacity: int) -> int:
+    def bytes_of(native: NativeDecoder, capacity: int) -> int:
         """Memory of one text of `capacity` tokens."""
+        decoder = native.structure
         numbers = 2 * decoder.count * decoder.kv_heads * capacity * decoder.head_dim
         return int(numbers * (2 if decoder.is_half else 4))
 

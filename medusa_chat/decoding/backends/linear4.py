@@ -18,20 +18,6 @@ import torch
 from torch import Tensor, nn
 
 
-class Rows(nn.Module):
-    """Some outputs of a merged linear, for a stock layer that calls its projections one by one:
-    [..., K] -> [..., stop - start]. It holds no weights of its own."""
-
-    def __init__(self, whole: nn.Module, start: int, stop: int) -> None:
-        super().__init__()
-        self.whole, self.start, self.stop = whole, start, stop
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., K] -> [..., stop - start], in the dtype of `hidden`."""
-        out: Tensor = self.whole(hidden)
-        return out[..., self.start : self.stop]
-
-
 def is_linear4(linear: nn.Module) -> bool:
     """Whether this is bitsandbytes' linear of 4 bits (known by name: nothing here imports it)."""
     return type(linear).__name__ == "Linear4bit"

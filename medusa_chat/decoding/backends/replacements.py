@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm, PackedLinear
-from medusa_chat.decoding.linear4 import Rows, can_merge, is_linear4, merge4, moved
+from medusa_chat.decoding.backends.linear4 import can_merge, is_linear4, merge4, moved
+from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm
 
 WIDE = 1024  # outputs from which oneDNN's layout pays in fp32
 # families whose norms are weight * x / rms(x) and nothing else
@@ -16,6 +16,38 @@ PLAIN_NORMS = {
 }
 # families whose layers are norm, rotary attention, norm, gated SiLU, and nothing else
 PLAIN_LAYERS = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2")}
+
+
+class PackedLinear(nn.Module):
+    """A linear whose weight is in oneDNN's layout, converted once instead of at every call
+    (CPU)."""
+
+    def __init__(self, linear: nn.Linear, rows: int = 16) -> None:
+        super().__init__()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), rows)
+        self.bias = linear.bias
+        self.weight = linear.weight  # shared with the embedding where those are tied
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., K] -> [..., N], in the dtype of the weight."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(
+            hidden, self.packed, self.bias, "none", [], ""
+        )
+        return out
+
+
+class Outputs(nn.Module):
+    """Some outputs of a merged linear, for a stock layer that calls its projections one by one:
+    [..., K] -> [..., stop - start]. It holds no weights of its own."""
+
+    def __init__(self, whole: nn.Module, start: int, stop: int) -> None:
+        super().__init__()
+        self.whole, self.start, self.stop = whole, start, stop
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., K] -> [..., stop - start], in the dtype of `hidden`."""
+        out: Tensor = self.whole(hidden)
+        return out[..., self.start : self.stop]
 
 
 def replace_submodules(model: Any, packs: bool = True) -> list[str]:
@@ -73,13 +105,13 @@ def _fits(linears: tuple[Any, ...]) -> bool:
 
 def merge(parent: Any, *names: str) -> Any:
     """One linear with the outputs of several linears of `parent` side by side. No weight is held
-    twice: the linears' weights become views of it; in 4 bits the linears become `Rows` of it."""
+    twice: the linears' weights become views of it; in 4 bits the linears become `Outputs` of it."""
     linears = [getattr(parent, name) for name in names]
     sizes = [linear.out_features for linear in linears]
     if is_linear4(linears[0]):
         whole, start = merge4(*linears), 0
         for name, size in zip(names, sizes, strict=True):
-            setattr(parent, name, Rows(whole, start, start + size))
+            setattr(parent, name, Outputs(whole, start, start + size))
             start += size
         for linear in linears:
             linear.weight = None  # in a reference cycle: freed now, not at the next collection

@@ -12,18 +12,17 @@ from support.quantised import opened, texts
 
 from medusa_chat.checkpoints import quantised
 from medusa_chat.checkpoints.memory import held_bytes
-from medusa_chat.decoding.fused_layers import FusedLayer
-from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.linear4 import (
-    Rows,
+from medusa_chat.checkpoints.tree_check import check_tree_step
+from medusa_chat.decoding.backends.linear4 import (
     absmax,
     can_merge,
     is_linear4,
     merge4,
     release,
 )
-from medusa_chat.decoding.probe import check_tree_step
-from medusa_chat.decoding.replacements import replace_submodules
+from medusa_chat.decoding.backends.replacements import Outputs, replace_submodules
+from medusa_chat.decoding.fused_layers import FusedLayer
+from medusa_chat.decoding.heads import MedusaHeads
 
 CASES = [("llama", torch.float32, True), ("qwen2", torch.float32, True)]
 CASES += [("mistral-window", torch.float32, False), ("llama", torch.bfloat16, True)]
@@ -109,7 +108,7 @@ def test_a_merged_model_of_4_bits_decodes_like_the_stock_one(folder, family, dty
     assert plain == expected[0]
     for drafter in drafters_of(engine, plain, TREES["dense"], 0.0):
         assert tokens(engine, drafter=drafter) == plain
-    assert tokens(engine_of(model, "sdpa")) == expected[1]  # by way of `Rows`
+    assert tokens(engine_of(model, "sdpa")) == expected[1]  # by way of `Outputs`
 
 
 def test_a_merged_layer_gives_what_the_stock_layer_gives(folder):
@@ -131,7 +130,7 @@ def test_nothing_is_held_twice(folder):
     replace_submodules(model)
     layer = model.model.layers[0]
     assert [ref() for ref in old] == [None, None]  # without waiting for the cycles to be found
-    assert isinstance(layer.stock.mlp.up_proj, Rows)
+    assert isinstance(layer.stock.mlp.up_proj, Outputs)
     assert layer.stock.mlp.up_proj.whole is layer.gate_up
     more = held_bytes(layer) - before
     assert more <= weights * 3 / 64 + 4096  # a scale of 4 bytes for 1, and what norms need
@@ -146,7 +145,7 @@ def test_rows_that_share_blocks_stay_as_they_are(tmp_path):
     tiny("llama").save_pretrained(tmp_path)  # 32 inputs
     model = quantised_model(tmp_path)
     assert not any("merged" in note for note in replace_submodules(model))
-    assert not any(isinstance(module, Rows) for module in model.modules())
+    assert not any(isinstance(module, Outputs) for module in model.modules())
 
 
 def test_the_kept_copy_is_the_stock_one_and_says_the_same(tmp_path):

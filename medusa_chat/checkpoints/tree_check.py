@@ -1,0 +1,49 @@
+"""Tree check: whether one tree step of a loaded backbone equals causal passes over its paths."""
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.draft import TreeTensors
+from medusa_chat.decoding.tree import Tree
+from medusa_chat.errors import ModelError
+
+
+@torch.no_grad()
+def check_tree_step(backbone: Backbone) -> float:
+    """Compare one tree step with causal passes over its paths, and our logits with the model's own.
+    Returns the largest difference over the largest logit; raises ModelError when it is more than
+    rounding."""
+    device, vocabulary = backbone.device, backbone.vocabulary
+    text = [(7 * i + 3) % vocabulary for i in range(min(8, backbone.context - 4))]
+    tree = Tree.from_choices([(0,), (1,), (0, 0), (0, 0, 0), (1, 0)])
+    nodes = [(11 * i + 5) % vocabulary for i in range(len(tree))]
+    backbone.cache.crop(0)
+    backbone.run_chunk(torch.tensor(text, device=device))
+    ids = torch.tensor(nodes, device=device)
+    mine = backbone.lm_head(backbone.run_tree(ids, TreeTensors.of(tree, device)))
+    worst = 0.0
+    for node in tree.leaves:
+        path = list(tree.paths[node])
+        whole = torch.tensor([text + [nodes[i] for i in path]], device=device)
+        logits = _reference(backbone, whole)[len(text) :]
+        scale = float(logits.abs().max()) or 1.0
+        worst = max(worst, float((mine[path] - logits).abs().max()) / scale)
+    backbone.cache.crop(0)
+    limit = 1e-3 if backbone.dtype == torch.float32 else 0.1
+    if not worst <= limit:
+        raise ModelError(
+            f"model family {backbone.config.model_type} is not supported: a tree step differs from "
+            f"a causal pass by {worst:.2g} of the largest logit, more than {limit:g}"
+        )
+    return worst
+
+
+def _reference(backbone: Backbone, ids: Tensor) -> Tensor:
+    """The model's own logits [t, V] of a causal pass with its eager attention."""
+    backbone.model.set_attn_implementation("eager")
+    try:
+        logits: Tensor = backbone.model(input_ids=ids, use_cache=False).logits[0]
+    finally:
+        backbone.model.set_attn_implementation(backbone.implementation)
+    return logits

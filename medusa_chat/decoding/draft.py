@@ -1,0 +1,132 @@
+"""Draft and Plan: what a step proposes, and what the host knows before; their cached shapes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.draft_budget import BOTH
+from medusa_chat.decoding.events import Source
+from medusa_chat.decoding.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class TreeTensors:
+    """A tree's constants on the device: parents, depths int64 [n] (the root's parent is 0),
+    ancestors bool [n, n]: whether a row's node sees a column's; others bool [n, n]: whether the
+    path from the root's child to a row's node is without a column's; paths int64 [n, depth + 1]:
+    to each node, padded with the root."""
+
+    parents: Tensor
+    depths: Tensor
+    ancestors: Tensor
+    others: Tensor
+    paths: Tensor
+
+    @classmethod
+    @lru_cache(maxsize=32)
+    def of(cls, tree: Tree, device: torch.device) -> "TreeTensors":
+        """The constants of `tree` on `device`, cached: callers find what they prepared for a tree
+        by the identity of this object."""
+        ancestors = torch.tensor(tree.ancestors, device=device)
+        others = ancestors.logical_not()
+        others[:, :1] = True
+        padded = [[*path, *[0] * (tree.depth + 1 - len(path))] for path in tree.paths]
+        rows = [0, *tree.parents[1:]], tree.depths, padded
+        parents, depths, paths = (torch.tensor(row, device=device) for row in rows)
+        return cls(parents, depths, ancestors, others, paths)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A proposal: tokens int64 [n] on the device, tokens[0] the root; the tree and its constants;
+    shares: probabilities [n] by the heads (any number where they did not draft), float32 on the
+    device or on the host, or None; guesses, sources: see DraftRecord.
+    """
+
+    tokens: Tensor
+    tree: Tree
+    tensors: TreeTensors
+    shares: Tensor | Sequence[float] | None = None
+    guesses: tuple[tuple[int, ...], ...] = ()
+    sources: tuple[Source | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The next draft as far as the host knows it.
+
+    tokens: of all nodes, the root first, where the host knows them. Else index int64 [n]: each
+    node's place in [root, the `width` best guesses of the first of `heads` heads, of the second,
+    ..., text]; None: the root alone. text int64 [t]: tokens that `Drafter.plan` puts there, on the
+    device. is_grown: `fill` keeps a part of the nodes, by numbers that it reads on the host.
+    reason: why so many nodes (draft_budget.py). sources: see DraftRecord.
+    """
+
+    tree: Tree
+    tensors: TreeTensors
+    tokens: Sequence[int] | None = None
+    index: Tensor | None = None
+    width: int = 0
+    is_grown: bool = False
+    reason: str = ""
+    heads: int = 0
+    text: Tensor | None = None
+    sources: tuple[Source | None, ...] = ()
+
+
+def known_draft(plan: Plan, device: torch.device) -> Draft:
+    """The draft of a plan with `tokens`."""
+    tokens = torch.tensor(plan.tokens, device=device)
+    return Draft(tokens, plan.tree, plan.tensors, sources=plan.sources)
+
+
+@lru_cache(maxsize=64)
+def indexed(
+    tree: Tree, nodes: int, depth: int, device: torch.device
+) -> tuple[Tree, TreeTensors, Tensor | None]:
+    """The first `nodes` nodes no deeper than `depth`, their constants, and Plan.index of them:
+    int64 [n], None where only the root is left."""
+    cut = tree.head(nodes).pruned(depth)
+    places = zip(cut.depths, cut.ranks, strict=True)
+    index = [0 if d == 0 else 1 + (d - 1) * tree.width + rank for d, rank in places]
+    found = torch.tensor(index, device=device) if len(cut) > 1 else None
+    return cut, TreeTensors.of(cut, device), found
+
+
+@lru_cache(maxsize=64)
+def with_chain(tree: Tree, nodes: int, depth: int, count: int, device: torch.device) -> Plan:
+    """The plan of the first `nodes` nodes no deeper than `depth`, and below the root a chain of
+    `count` tokens of the text; the same one each time, for recorded steps read its `text`."""
+    heads, _, index = indexed(tree, nodes, depth, device)
+    assert index is not None
+    own, width = len(heads), tree.width
+    parents = (*heads.parents, 0, *range(own, own + count - 1))
+    whole = Tree(parents, (*heads.ranks, width, *[0] * (count - 1)))
+    places = 1 + heads.depth * width + torch.arange(count, device=device)
+    return Plan(
+        whole,
+        TreeTensors.of(whole, device),
+        index=torch.cat((index, places)),
+        width=width,
+        reason=BOTH,
+        heads=heads.depth,
+        text=torch.zeros(count, dtype=torch.long, device=device),
+        sources=(None, *named("heads", own - 1), *named("text", count)),
+    )
+
+
+@lru_cache(maxsize=512)
+def shape_of(
+    parents: tuple[int, ...], ranks: tuple[int, ...], device: torch.device
+) -> tuple[Tree, TreeTensors]:
+    """A tree made for one step and its constants; few shapes come again and again."""
+    tree = Tree(parents, ranks)
+    return tree, TreeTensors.of(tree, device)
+
+
+def named(source: Source, count: int) -> tuple[Source, ...]:
+    """The sources of `count` nodes that one has proposed."""
+    return (source,) * count
