@@ -67,7 +67,9 @@ def literal_typical(tree, tokens, logits, settings) -> tuple[list[int], int]:
 def test_typical_equals_its_formula(seed, temperature, epsilon, alpha, scale):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(TREE), 7, generator=generator, dtype=torch.float64) * scale
-    tokens = torch.randint(0, 7, (len(TREE),), generator=generator).tolist()
+    orders = torch.rand(len(TREE), 7, generator=generator).argsort(-1)  # siblings are different
+    places = zip(TREE.parents[1:], TREE.ranks[1:], strict=True)
+    tokens = [1, *(int(orders[parent, rank]) for parent, rank in places)]
     settings = GenerationSettings(
         temperature=temperature, posterior_threshold=epsilon, posterior_alpha=alpha, seed=seed
     )

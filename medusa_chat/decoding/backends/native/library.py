@@ -56,7 +56,7 @@ class NativeThreads:
         what C is told of them, and the panels: in fp32 [n ceil(outs / P), ins, P], in bf16, which
         fp32 weights stay in where that changes none of them, [n ceil(outs / P), ceil(ins / 2), P,
         2]; 0 beyond the last output and input."""
-        whole, width, kind = weight.detach(), self._panel, kind_of(weight)
+        whole, width, kind = weight.detach(), self._panel, panel_kind(weight)
         *count, outs, ins = weight.shape
         shape = (ins, width) if kind == FLOATS else (-(-ins // 2), width, 2)
         dtype = torch.float32 if kind == FLOATS else torch.bfloat16
@@ -89,7 +89,7 @@ class NativeThreads:
         return made_of, panels
 
 
-def kind_of(weight: Tensor) -> int:
+def panel_kind(weight: Tensor) -> int:
     """How a weight [..., ins] of fp32 or bf16 lies in panels without a change of its numbers."""
     if weight.dtype == torch.bfloat16:
         return HALVES
