@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy
+from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy, divergence
 from medusa_chat.training.data import Batch, Example, PackedRows, collate, group_by_length
 from medusa_chat.training.events import Evaluated
 from medusa_chat.training.hidden_states import make_batch
@@ -121,9 +120,8 @@ def _lm_loss(
         if not goal.is_floating_point():
             return cross_entropy(logits, goal, IGNORED).sum() / count
         with torch.no_grad():
-            log_teacher = teacher(goal).float().log_softmax(-1)
-        log_student = logits.log_softmax(-1)
-        return F.kl_div(log_student, log_teacher, log_target=True, reduction="sum") / count
+            aim = teacher(goal).float()
+        return divergence(logits, aim) / count
 
     return chunked_sum(chunk_loss, hidden, at_once, trainable)
 
