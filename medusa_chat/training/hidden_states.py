@@ -1,6 +1,6 @@
 """HeadInputs: the backbone's hidden states with the heads' targets, a batch at a time."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from medusa_chat.training.loss import (
 )
 from medusa_chat.training.process_group import ProcessGroup
 from medusa_chat.training.stage_recipes import HeadRecipe
+from medusa_chat.training.teacher_states import TeacherStates
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,21 @@ class HeadInputs:
 
 
 def head_inputs(
-    model: Any, heads: int, batch: Batch, soft: int = 0, lm_head: LMHead | None = None
+    model: Any,
+    heads: int,
+    batch: Batch,
+    soft: int = 0,
+    lm_head: LMHead | None = None,
+    keep: Callable[[Tensor], None] | None = None,
 ) -> HeadInputs:
     """Run the frozen backbone over a batch. soft: number of its most probable tokens that are kept
     for each target (0: none), by `lm_head`, or by the model's own output layer if that is None.
+    keep: see hidden_and_targets; without soft targets.
     Returns hidden [n, d] in the model's dtype, roots [n] and targets [n, heads] int64, on its
     device."""
     names = tuple(example.place for example in batch.examples)
     if not soft:
-        return HeadInputs(*hidden_and_targets(model, batch, heads), names)
+        return HeadInputs(*hidden_and_targets(model, batch, heads, keep), names)
     lm_head = lm_head or model.get_output_embeddings()
     *tensors, targets = hidden_and_soft_targets(model, batch, heads, lm_head, soft)
     return HeadInputs(*tensors, names, targets)
@@ -106,14 +113,17 @@ def stream_inputs(
     start: int,
     group: ProcessGroup,
     lm_head: LMHead | None = None,
+    kept: TeacherStates | None = None,
 ) -> Iterator[tuple[int, HeadInputs]]:
-    """(step, inputs) from step `start` on, with a pass of the backbone at every step."""
+    """(step, inputs) from step `start` on, with a pass of the backbone at every step. kept: where
+    a joint stage follows that needs these passes again."""
     for step, rows in stream_batches(examples, recipe, start, group):
         if not rows:
             yield step, _no_inputs(model, heads)
             continue
         batch = make_batch(rows, recipe)
-        yield step, head_inputs(model, heads, batch, recipe.soft_targets, lm_head)
+        keep = None if kept is None else kept.keeper(step, batch)
+        yield step, head_inputs(model, heads, batch, recipe.soft_targets, lm_head, keep)
 
 
 def _no_inputs(model: Any, heads: int) -> HeadInputs:

@@ -21,6 +21,7 @@ from medusa_chat.training.optimizers import Optimizers, adamw
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import JointRecipe
+from medusa_chat.training.teacher_states import TeacherStates
 from medusa_chat.training.training_loop import optimizers_of, run_steps, with_evaluations
 from medusa_chat.training.training_state import restore_state, save_state
 
@@ -43,9 +44,10 @@ def train_jointly(
     state: Path | None = None,
     group: ProcessGroup = ALONE,
     short: ShortVocabulary | None = None,
+    kept: TeacherStates | None = None,
 ) -> Iterator[TrainStep | Evaluated]:
     """Train the adapter of `model` (see add_adapter) and `heads` in place. state, held_out, group,
-    short and errors: as in train_heads."""
+    short and errors: as in train_heads. kept: what its stage has kept."""
     if not examples:
         raise UsageError("there are no examples to train on: give other --data")
     heads.requires_grad_(True)
@@ -59,7 +61,7 @@ def train_jointly(
 
     steps = run_steps(
         stream_batches(examples, recipe.heads, start, group),
-        partial(_step_loss, model, heads, recipe, group, short),
+        partial(_step_loss, model, heads, recipe, group, short, kept),
         partial(_faulty, model, heads, recipe),
         *([*adapter, *heads.parameters()], optimizers, recipe.heads, save, group),
     )
@@ -73,6 +75,7 @@ def _step_loss(
     recipe: JointRecipe,
     group: ProcessGroup,
     short: ShortVocabulary | None,
+    kept: TeacherStates | None,
     step: int,
     rows: PackedRows,
 ) -> HeadLosses:
@@ -80,7 +83,8 @@ def _step_loss(
     training repeats it."""
     torch.manual_seed(recipe.heads.seed + SEED_STRIDE * step + group.rank)
     weight = weight_of_heads(step, recipe)
-    return joint_loss(model, heads, rows, recipe, weight, group, dropout=True, short=short)
+    states = None if kept is None else kept.take(step)
+    return joint_loss(model, heads, rows, recipe, weight, group, True, short, states)
 
 
 @torch.no_grad()

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy
+from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy, divergence
 from medusa_chat.training.data import Batch, Example, PackedRows, collate, group_by_length
 from medusa_chat.training.events import Evaluated
 from medusa_chat.training.hidden_states import make_batch
@@ -28,6 +27,7 @@ from medusa_chat.training.loss import (
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import JointRecipe
+from medusa_chat.training.teacher_states import next_tokens
 
 
 def joint_loss(
@@ -39,10 +39,12 @@ def joint_loss(
     group: ProcessGroup = ALONE,
     dropout: bool = False,
     short: ShortVocabulary | None = None,
+    teacher_states: Tensor | None = None,
 ) -> HeadLosses:
     """L_LM + weight x L_Medusa-1 (Medusa, arXiv 2401.10774, 2.2.2) over this process's rows; the
     means are over the labels of all processes. model: a peft model, see add_adapter. short: the
-    vocabulary of the heads' loss, of an LM head without an adapter."""
+    vocabulary of the heads' loss, of an LM head without an adapter. teacher_states: of these rows,
+    see TeacherStates, where they are known."""
     base = model.get_base_model()
     device, at_once = base.get_input_embeddings().weight.device, recipe.heads.rows_at_once
     if not rows:
@@ -53,7 +55,10 @@ def joint_loss(
     targets = targets if short is None else short.columns(targets)
     is_label, is_target = labels != IGNORED, (targets != IGNORED).any(-1)
     lm_count = group.sum(is_label.sum()).clamp(min=1)
-    wanted = _teacher_states(model, batch, is_label) if recipe.distill else labels[is_label]
+    wanted = labels[is_label]
+    if recipe.distill:
+        is_known = teacher_states is not None
+        wanted = teacher_states if is_known else _teacher_states(model, batch, is_label)
     set_dropout(model, dropout)
     hidden = run_decoder(base, batch)
     lm_head = LogitHead(base.get_output_embeddings(), base.config.get_text_config())
@@ -79,13 +84,6 @@ def _no_loss(
     hits = labels.new_zeros(len(heads), RANKS)
     losses = torch.zeros(len(heads), device=device)
     return HeadLosses(zero, losses, hits, labels, torch.zeros((), device=device))
-
-
-def next_tokens(batch: Batch) -> Tensor:
-    """[b, t] int64: the next token where it is a label, otherwise IGNORED."""
-    labels = torch.full_like(batch.ids, IGNORED)
-    labels[:, :-1] = batch.ids[:, 1:].masked_fill(~batch.is_label[:, 1:], IGNORED)
-    return labels
 
 
 @torch.no_grad()
@@ -121,9 +119,8 @@ def _lm_loss(
         if not goal.is_floating_point():
             return cross_entropy(logits, goal, IGNORED).sum() / count
         with torch.no_grad():
-            log_teacher = teacher(goal).float().log_softmax(-1)
-        log_student = logits.log_softmax(-1)
-        return F.kl_div(log_student, log_teacher, log_target=True, reduction="sum") / count
+            aim = teacher(goal).float()
+        return divergence(logits, aim) / count
 
     return chunked_sum(chunk_loss, hidden, at_once, trainable)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from medusa_chat.training.adapted_linear import fuse_adapters
 from medusa_chat.training.stage_recipes import JointRecipe
 
 
@@ -24,7 +25,9 @@ def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
         target_modules=list(names),
     )
     torch.manual_seed(recipe.heads.seed)
-    return get_peft_model(model.requires_grad_(False), config), names
+    wrapped = get_peft_model(model.requires_grad_(False), config)
+    fuse_adapters(wrapped)
+    return wrapped, names
 
 
 def linear_names(model: Any) -> tuple[str, ...]:

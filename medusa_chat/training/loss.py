@@ -64,15 +64,17 @@ def head_targets(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
 
 
 def hidden_and_targets(
-    model: Any, batch: Batch, heads: int
+    model: Any, batch: Batch, heads: int, keep: Callable[[Tensor], None] | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """At the n positions where any head has a target: hidden states after the final norm [n, d] in
     the model's dtype, roots [n] and targets [n, K] int64, and the index of the batch's example [n]
-    int64."""
+    int64. keep: is given the hidden states [b, t, d]."""
     device = model.get_input_embeddings().weight.device
     targets = head_targets(batch.ids.to(device), batch.is_label.to(device), heads)
     with torch.inference_mode():
         hidden = run_decoder(model, batch)
+    if keep is not None:
+        keep(hidden)
     chosen = (targets != IGNORED).any(-1)
     # indexing outside inference mode copies, so autograd may keep the result
     roots = batch.next_ids.to(device)[chosen]

@@ -17,6 +17,7 @@ from medusa_chat.training.setup import TrainingSetup
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import HeadRecipe
 from medusa_chat.training.step_timing import batch_seconds, joint_batch_seconds
+from medusa_chat.training.teacher_states import BYTES, needs_teacher_twice
 from medusa_chat.units import gb
 
 
@@ -101,6 +102,9 @@ def plan(
     labels = sum(sum(example.is_label) for example in examples)
     width = setup.config.get_text_config().hidden_size * model.dtype.itemsize
     cached = labels * width if stage.cache_hidden else 0
+    if needs_teacher_twice(recipe):
+        states = labels * width * stage.steps // len(epoch_batches(examples, stage, 0))
+        cached += min(states, BYTES.get(setup.device.type, 0))
     needed = disk_bytes(model, heads, adapter, is_joint and recipe.output == "merged")
     return Plan(
         backbone=request.backbone,
@@ -130,13 +134,15 @@ def _seconds(
     short: ShortVocabulary | None,
 ) -> float:
     """Seconds of all steps of the stages that the recipe has."""
-    seconds = 0.0
+    seconds = teacher = 0.0
     if recipe.method == "medusa-1" or recipe.stages == 2:
         timed = batch_seconds(setup.model, setup.lm_head, heads, examples, stage, short)
         seconds = head_stage_seconds(*timed, len(epoch_batches(examples, stage, 0)), stage)
+        teacher = timed[0] if needs_teacher_twice(recipe) else 0.0
     if recipe.method == "medusa-2":
         joint = joint_recipe(recipe, stage)
-        seconds += joint_batch_seconds(setup.model, heads, examples, joint, short) * stage.steps
+        both = joint_batch_seconds(setup.model, heads, examples, joint, short)
+        seconds += (both - teacher) * stage.steps
     return seconds
 
 

@@ -29,6 +29,7 @@ from medusa_chat.training.recipe import Recipe, TrainRequest
 from medusa_chat.training.resolve_recipe import head_recipe, joint_recipe
 from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
 from medusa_chat.training.short_vocabulary import learnt_vocabulary, shortlist
+from medusa_chat.training.teacher_states import teacher_states
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.training_output import Adapter, write_output
 from medusa_chat.training.work_folder import begin_training, end_training, work_folder
@@ -120,8 +121,7 @@ def _answers(
 ) -> Iterator[Answered]:
     """The backbone's answers, read from their files as far as they are there."""
     settings = _distill_recipe(setup, recipe), setup.length, folder / "answers", recipe.self_talk
-    answerer = answerer_of(setup)
-    return answer_conversations(answerer, setup.tokenizer, conversations, *settings)
+    return answer_conversations(answerer_of(setup), setup.tokenizer, conversations, *settings)
 
 
 def _distilled_examples(
@@ -154,16 +154,17 @@ def _train(
     tokens = shortlist((example.labels for example in examples), setup.vocabulary)
     short = learnt_vocabulary(setup, recipe, tokens)
     yield plan(request, setup, heads, examples, held_out, stage, short)
+    kept = teacher_states(recipe, setup.device)
     if recipe.method == "medusa-1" or recipe.stages == 2:
         yield Stage("heads alone")
-        alone = stage, held_out, folder / "heads.pt", group, None, short
+        alone = stage, held_out, folder / "heads.pt", group, None, short, kept
         yield from train_heads(setup.model, setup.lm_head, heads, examples, *alone)
     adapter = Adapter()
     if recipe.method == "medusa-2":
         yield Stage("backbone and heads")
         joint = joint_recipe(recipe, stage)
         wrapped, layers = add_adapter(setup.model, joint)
-        settings = held_out, folder / "joint.pt", group, short
+        settings = held_out, folder / "joint.pt", group, short, kept
         yield from train_jointly(wrapped, heads, examples, joint, *settings)
         adapter = Adapter(adapter_tensors(wrapped), layers)
         wrapped.eval()
@@ -191,9 +192,8 @@ def _finish(
 ) -> Iterator[Event]:
     """Calibrate the heads and write the checkpoint. data: examples learnt from, and held out;
     tokens: the shortlist."""
-    _, held_out = data
     yield Stage("calibration")
-    calibrated = calibrate_heads(setup, heads, conversations, held_out, folder)
+    calibrated = calibrate_heads(setup, heads, conversations, data[1], folder)
     calibrated = replace(calibrated, shortlist=tokens)
     yield calibrated
     size = write_output(request, setup, heads, calibrated, adapter)

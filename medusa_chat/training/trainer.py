@@ -24,6 +24,7 @@ from medusa_chat.training.loss import IGNORED, HeadLosses, LMHead, medusa_loss, 
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import HeadRecipe
+from medusa_chat.training.teacher_states import TeacherStates
 from medusa_chat.training.training_loop import optimizers_of, run_steps, with_evaluations
 from medusa_chat.training.training_state import restore_state, save_state
 
@@ -68,6 +69,7 @@ def train_heads(
     group: ProcessGroup = ALONE,
     cached: HeadInputs | None = None,
     short: ShortVocabulary | None = None,
+    kept: TeacherStates | None = None,
 ) -> Iterator[HiddenStates | TrainStep | Evaluated]:
     """Train `heads` in place to recipe.steps; the backbone is frozen and stays frozen.
 
@@ -75,7 +77,7 @@ def train_heads(
     which a training goes on; an interrupted training gives the same heads, bit for bit on a CPU.
     Several processes give the heads of a single one that does not cache hidden states. cached: the
     examples' inputs, where the caller has run the backbone already. short: the vocabulary of the
-    loss; evaluations are over all tokens. Raises UsageError without
+    loss; evaluations are over all tokens. kept: see stream_inputs. Raises UsageError without
     examples, MedusaChatError naming the example when a loss is not finite.
     """
     if not examples:
@@ -86,7 +88,7 @@ def train_heads(
     start = int(restore_state(state, heads, optimizers, recipe).get("step", 0))
     if recipe.cache_hidden and group.size == 1 and cached is None and start < recipe.steps:
         cached = yield from caching_inputs(model, len(heads), examples, recipe, lm_head)
-    batches = _batches(model, lm_head, heads, examples, recipe, start, group, cached)
+    batches = _batches(model, lm_head, heads, examples, recipe, start, group, cached, kept)
     learnt_by = lm_head
     if short is not None:
         learnt_by, vocabulary = short.lm_head, short
@@ -115,6 +117,7 @@ def _batches(
     start: int,
     group: ProcessGroup,
     cached: HeadInputs | None,
+    kept: TeacherStates | None,
 ) -> Iterator[tuple[int, HeadInputs]]:
     """(step, inputs) from step `start` on: from cached hidden states, or with a pass of the
     backbone at every step."""
@@ -122,7 +125,7 @@ def _batches(
         return iter(())
     if cached is not None:
         return draw_inputs(cached, recipe, start)
-    return stream_inputs(model, len(heads), examples, recipe, start, group, lm_head)
+    return stream_inputs(model, len(heads), examples, recipe, start, group, lm_head, kept)
 
 
 @torch.no_grad()

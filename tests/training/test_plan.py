@@ -31,14 +31,21 @@ def examples(count=9):
 
 
 @pytest.mark.parametrize(
-    ("method", "stages", "seconds"),
-    [("medusa-1", 1, 60 * 3), ("medusa-2", 1, 60 * 10), ("medusa-2", 2, 60 * (3 + 10))],
+    ("method", "stages", "distill", "seconds"),
+    [
+        ("medusa-1", 1, False, 60 * 3),
+        ("medusa-2", 1, True, 60 * 10),
+        ("medusa-2", 2, False, 60 * (3 + 10)),
+        ("medusa-2", 2, True, 60 * (3 + 10 - 1)),  # without the teacher's pass
+    ],
 )
-def test_each_stage_is_timed_by_a_batch_of_its_own(monkeypatch, model, method, stages, seconds):
+def test_each_stage_is_timed_by_a_batch_of_its_own(
+    monkeypatch, model, method, stages, distill, seconds
+):
     monkeypatch.setattr(plan, "batch_seconds", lambda *_: (1.0, 2.0))
     monkeypatch.setattr(plan, "joint_batch_seconds", lambda *_: 10.0)
     setup = SimpleNamespace(model=model, lm_head=None)
-    recipe = Recipe(method=method, stages=stages)
+    recipe = Recipe(method=method, stages=stages, distill=distill)
     found = plan._seconds(setup, None, examples(), recipe, STAGE, None)
     assert found == seconds
 

@@ -26,9 +26,9 @@ from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import Example, collate, encode, encode_prompt, group_by_length
 from medusa_chat.training.distill import DistillRecipe, answer_prompts
 from medusa_chat.training.examples import encode_all
-from medusa_chat.training.joint_loss import next_tokens
 from medusa_chat.training.loss import IGNORED, run_decoder
 from medusa_chat.training.path_search import Answer, search_paths, tokens_per_step
+from medusa_chat.training.teacher_states import next_tokens
 from medusa_chat.units import number
 
 MOST_PARAMETERS = 300_000_000
