@@ -71,10 +71,11 @@ def estimate(
     device: str = "cuda",
     cpu: Cpu = PLAIN_CPU,
     kept: int = 0,
+    is_adapted: bool = False,
 ) -> Estimate:
     """Memory for a context of `context` tokens and a tree of `nodes`. precision: fp32, bf16,
     fp16, int8 or nf4. kept: bytes of the matrices of a GGUF file as our C code keeps them in place
-    of bf16. Raises ModelError."""
+    of bf16. is_adapted: whether an adapter changes its weights. Raises ModelError."""
     size, plain = sizes(config), PLAIN[precision]
     is_native = device == "cpu" and runs_in_c(size, precision, cpu)
     is_cuda = device.startswith("cuda")  # where steps are recorded, in memory of their own
@@ -89,10 +90,11 @@ def estimate(
         words = size.vocabulary * size.hidden * plain  # the embeddings stay, for tokens are read
         loading, weights = weights, kept + words
         packed -= words if size.is_tied else 0
-    if is_native and precision == "fp32" and size.is_bf16:  # matrices lie in bf16, without loss
-        others = 0 if size.is_tied else size.vocabulary * size.hidden
-        loading = 2 * (size.linears + others)
-        weights, packed = weights - loading, packed // 2
+    if is_native and precision == "fp32" and size.is_bf16 and not is_adapted:
+        table = size.vocabulary * size.hidden  # as all matrices it lies in bf16, without loss
+        loading = 2 * (size.linears + (0 if size.is_tied else table))
+        weights, packed = weights - loading, packed - (2 * table if size.is_tied else 0)
+        packed -= 2 * _inner(heads) if heads and heads.dtype == "BF16" else 0
     return Estimate(
         weights=weights,
         heads=heads.parameters * plain if heads else 0,
@@ -119,13 +121,17 @@ def _packed(size: Sizes, heads: HeadsFile | None, precision: str, cpu: Cpu) -> i
     """Weights that a CPU keeps twice: where our C code decodes heads and tied embeddings; else in
     fp32 of wide linears, in bf16 all where it has AMX; of a quantised model the LM head."""
     if runs_in_c(size, precision, cpu):
-        inner = heads.heads * heads.layers * heads.hidden**2 if heads else 0
-        return inner + (size.vocabulary * size.hidden if size.is_tied else 0)
+        return _inner(heads) + (size.vocabulary * size.hidden if size.is_tied else 0)
     if precision != "fp32" and not (cpu.has_amx and precision != "fp16"):
         return 0
     copied = size.copied[:1] if precision in ("int8", "nf4") else size.copied
     least = WIDE if precision == "fp32" else 1
     return sum(rows * columns * count for rows, columns, count in copied if rows >= least)
+
+
+def _inner(heads: HeadsFile | None) -> int:
+    """Weights of the heads' own layers."""
+    return heads.heads * heads.layers * heads.hidden**2 if heads else 0
 
 
 def runs_in_c(size: Sizes, precision: str, cpu: Cpu) -> bool:

@@ -38,6 +38,7 @@ class MemoryNeeds:
                 self.device,
                 self.cpu,
                 self._kept,
+                self.found.adapter is not None,
             )
         except ModelError:
             return None

@@ -46,6 +46,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     """Read a transformers config, whatever its family calls things. Raises ModelError for one
     that lacks a number."""
     dtype = config.get("dtype") or config.get("torch_dtype")
+    is_quantised = bool(config.get("quantization_config"))
     config = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     hidden = _number(config, "hidden_size", "n_embd", "d_model")
     layers = _number(config, "num_hidden_layers", "n_layer", "num_layers")
@@ -79,7 +80,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         is_tied=_is_tied(config),
         is_reached=reaches(config),
         row=2 * (heads + key_values) * width + 3 * inner + 2 * hidden,
-        is_bf16=str(dtype).endswith("bfloat16"),
+        is_bf16=str(dtype).endswith("bfloat16") and not is_quantised,
     )
 
 

@@ -48,11 +48,11 @@ class Prices:
 class DraftBudget:
     """Decides step by step, from measured costs and what was accepted; it never looks at a clock.
 
-    *Trust* is the running ratio of accepted nodes to the number expected by the heads' accuracies.
-    It scales the expected nodes, and the size with the most expected tokens per second is chosen.
-    With candidates it only decides whether the heads run. `merge` (dynamic_tree.py) then
-    picks the nodes by this step's probabilities, those whose expected tokens are worth their time
-    at that size's tokens per second.
+    *Trust* is the running ratio of accepted nodes to the number expected by the heads' accuracies
+    (with candidates, of the whole tree). It scales the expected nodes, and the size with the most
+    expected tokens per second is chosen. With candidates that size decides whether the heads run,
+    and its tokens per second are what a node must bring: `merge` (dynamic_tree.py) picks those that
+    do, by this step's probabilities.
 
     *Credit*, in seconds by the measured costs, limits it: every step adds its tokens at plain
     decoding's time per token, plus SHARE of that, and subtracts its own cost. A size is used only

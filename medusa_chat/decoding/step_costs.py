@@ -42,9 +42,8 @@ class StepCosts:
     def drafted(self, usual: int, most: int, length: int) -> tuple[float, ...]:
         """Seconds of steps of 1, 2, ... `most` nodes, never falling. Each includes the heads' time
         of a step of `usual` nodes: the heads run before it is known how many nodes are kept."""
-        plain, whole = self.at(1, length), self.at(usual, length)
-        first = min(plain + self._heads(usual), whole)
-        near = [first + (whole - first) * m / (usual - 1) for m in range(usual - 1)]
+        whole, heads = self.at(usual, length), self._heads(usual)
+        near = [min(self.at(m, length) - self._heads(m) + heads, whole) for m in range(1, usual)]
         far = [self.at(m, length) for m in range(usual, most + 1)]
         return tuple(accumulate([*near, *far], max))[:most]
 

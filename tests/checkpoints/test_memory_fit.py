@@ -86,6 +86,24 @@ def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path, pre
     assert needs.at(precision).held == pytest.approx(held, rel=0.1)
 
 
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_the_estimate_knows_which_fp32_weights_lie_in_bf16(library, tmp_path, is_adapted):
+    """Those of bf16 files, unless an adapter was merged into them."""
+    tiny("llama", **SMALL).bfloat16().save_pretrained(tmp_path)
+    found = replace(bare(tmp_path), adapter="adapter" if is_adapted else None)
+    needs = MemoryNeeds(found, 96, "cpu", None, Cpu(has_compiler=True))
+    model = read(tmp_path, "fp32")
+    if is_adapted:
+        for layer in model.model.layers:
+            for linear in (m for m in layer.modules() if type(m) is torch.nn.Linear):
+                linear.weight.data += 1e-3 * torch.randn_like(linear.weight)
+    replace_submodules(model, packs=False)
+    backbone = Backbone(model, 96)
+    assert native.native_step(backbone, None, native.NativeThreads(library, 1))
+    held = held_bytes(model, *backbone.beside) + backbone.cache.nbytes
+    assert needs.at("fp32").held == pytest.approx(held, rel=0.1)
+
+
 # What is chosen, with pretended memory.
 
 

@@ -23,7 +23,7 @@ static size_t table_size(const Product *p) {
 float *totals_at(const Product *p) {
     return (float *)((char *)p->x + whole_lines((size_t)p->rows * (size_t)p->ins * 2));
 }
-float *scales_at(const Product *p) { return totals_at(p) + table_size(p) / 4; }
+static float *scales_at(const Product *p) { return totals_at(p) + table_size(p) / 4; }
 float *outputs_at(const Product *p) { return scales_at(p) + table_size(p) / 4; }
 
 size_t packed_room(const Product *p) {

@@ -47,7 +47,7 @@ static const line table = {
     0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
     0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
 
-/* As words_to_ints, to bf16. */
+/* Four pairs of inputs of a group to bf16; `apart` numbers between pairs. */
 INLINE void words_to_bf16(const uint8_t *words, uint16_t *to, ptrdiff_t apart) {
     const line x = line_at(words);
     _Pragma("GCC unroll 4") for (int j = 0; j < IN_A_WORD; j++) {

@@ -41,10 +41,12 @@ INLINE vec by_uppers(const float *x, int k, vec w, vec sum) {
             _Pragma("GCC unroll 8") for (int j = 0; j < COUNT; j++)                            \
                 ours[j] = load(w + j / VECTORS * panel + j % VECTORS * LANES);                 \
             _Pragma("GCC unroll 8") for (int j = 0; ROWS > 1 && j < COUNT; j++) HOLD(ours[j]); \
-            _Pragma("GCC unroll 8") for (int i = 0; i < ROWS; i++)                             \
-                _Pragma("GCC unroll 8") for (int j = 0; j < COUNT; j++)                        \
-                    sums[i * COUNT + j] =                                                      \
-                        MULTIPLY(x + i * stride, k, ours[j], sums[i * COUNT + j]);             \
+            _Pragma("GCC unroll 32") for (int t = 0; t < ROWS * COUNT; t++) {                  \
+                const int i = ROWS > 2 ? t / COUNT : t % ROWS;                                 \
+                const int j = ROWS > 2 ? t % COUNT : t / ROWS;                                 \
+                vec *sum = sums + i * COUNT + j;                                               \
+                *sum = MULTIPLY(x + i * stride, k, ours[j], *sum);                             \
+            }                                                                                  \
         }                                                                                      \
         _Pragma("GCC unroll 8") for (int i = 0; i < ROWS; i++)                                 \
             _Pragma("GCC unroll 8") for (int j = 0; j < COUNT; j++)                            \
@@ -68,24 +70,23 @@ INLINE vec by_uppers(const float *x, int k, vec w, vec sum) {
     SWEEP(MULTIPLY, 1, LONE) \
     SWEEP(MULTIPLY, 2, 2)    \
     SWEEP(MULTIPLY, 3, 1)    \
-    SWEEP(MULTIPLY, 4, 1)
-#define LONG_SWEEPS(MULTIPLY) \
-    SWEEPS(MULTIPLY)          \
-    SWEEP(MULTIPLY, 5, 1)     \
-    SWEEP(MULTIPLY, 6, 1)
-LONG_SWEEPS(by_floats)
-LONG_SWEEPS(by_halves)
+    SWEEP(MULTIPLY, 4, 1)    \
+    SWEEP(MULTIPLY, 5, 1)
+SWEEPS(by_floats)
+SWEEP(by_floats, 6, 1)
+SWEEPS(by_halves)
+SWEEP(by_halves, 6, 1)
 SWEEPS(by_uppers)
 
 #define MOST_ROWS 6 /* of a sweep */
 #define NEAR 6      /* panels that stay in a near cache until all rows had them */
 
 /* By kind of weights; of UPPERS both halves of a word stand in registers, too. */
-static const int most_rows[] = {6, 6, 4};
+static const int most_rows[] = {6, 6, 5};
 static void (*const sweeps[][MOST_ROWS])(const Product *, const float *, int, int, int) = {
     {by_floats_1, by_floats_2, by_floats_3, by_floats_4, by_floats_5, by_floats_6},
     {by_halves_1, by_halves_2, by_halves_3, by_halves_4, by_halves_5, by_halves_6},
-    {by_uppers_1, by_uppers_2, by_uppers_3, by_uppers_4},
+    {by_uppers_1, by_uppers_2, by_uppers_3, by_uppers_4, by_uppers_5},
 };
 
 /* Memory of a thread's own, kept until it ends. */

@@ -5,8 +5,8 @@
 #include "vectors.h"
 #include "weights.h"
 
-/* y [rows, outs] = x [rows, ins] w^T (+ bias) (+ y). x is rounded first, but for
-   FLOATS and UPPERS; sums are of floats all the same. stride: words of a row of x, which `ready` sets. */
+/* y [rows, outs] = x [rows, ins] w^T (+ bias) (+ y). x is rounded first, but for FLOATS and UPPERS;
+   sums are of floats all the same. stride: words of a row of x, which `ready` sets. */
 typedef struct {
     const void *x;
     Weights weights;
