@@ -13,6 +13,7 @@ from medusa_chat.trees.presets import load_tree, published_accuracies
 from medusa_chat.trees.tuning_store import Tuning
 
 CANDIDATES = 2  # candidate nodes for each node that pays on average
+LEAST = 4  # nodes of a tree of which only a part pays: each step drafts one, or nothing
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,10 @@ def auto_tree(
         )
     if nodes is None and tuned is not None and heads:
         accuracies = rank_accuracies(calibration)
-        tree = source.head(tuned.pick(source, accuracies).nodes)
+        count = tuned.pick(source, accuracies).nodes
+        if count == 1 and device.type == "cpu" and tuned.pays_with_few(source, accuracies):
+            count = LEAST
+        tree = source.head(count)
         why = f"{origin}, {tuned.reason(source, accuracies)}"
         found = candidates(calibration, heads, device, tree)
         if found is not None:

@@ -216,6 +216,13 @@ def test_auto_says_plainly_when_plain_decoding_is_faster(monkeypatch, loaded):
     assert "plain decoding is faster than Medusa here" in loaded.info.tree_reason
 
 
+def test_where_two_nodes_pay_and_four_do_not_each_step_decides(monkeypatch, loaded):
+    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.4))))
+    tree = resolve(loaded, GenerationSettings())[1].tree
+    assert len(tree) == 4
+    assert tuner.draft_budget(loaded).allow(100).reason == "the heads' probabilities"
+
+
 def test_explicit_nodes_and_trees_are_left_alone(monkeypatch, loaded):
     list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.9))))
     for asked, nodes in ((GenerationSettings(nodes=7), 7), (GenerationSettings(tree="chain-3"), 4)):
