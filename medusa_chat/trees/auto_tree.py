@@ -13,7 +13,7 @@ from medusa_chat.trees.presets import load_tree, published_accuracies
 from medusa_chat.trees.tuning_store import Tuning
 
 CANDIDATES = 2  # candidate nodes for each node that pays on average
-LEAST = 4  # nodes of a tree of which only a part pays: each step drafts one, or nothing
+LEAST = 4  # nodes of a tree of which only a part pays, which each step drafts, or nothing
 
 if TYPE_CHECKING:
     import torch
@@ -41,11 +41,12 @@ def auto_tree(
         )
     if nodes is None and tuned is not None and heads:
         accuracies = rank_accuracies(calibration)
-        count = tuned.pick(source, accuracies).nodes
-        if count == 1 and device.type == "cpu" and tuned.pays_with_few(source, accuracies):
+        count, reason = tuned.pick(source, accuracies).nodes, tuned.reason(source, accuracies)
+        if count == 1 and device.type == "cpu" and tuned.pays_below(LEAST, source, accuracies):
             count = LEAST
+            reason = f"of which fewer than {LEAST} nodes should pay (measured on {tuned.date[:10]})"
         tree = source.head(count)
-        why = f"{origin}, {tuned.reason(source, accuracies)}"
+        why = f"{origin}, {reason}"
         found = candidates(calibration, heads, device, tree)
         if found is not None:
             why += f"; each step drafts what the heads are sure of, among {len(found)} nodes"

@@ -58,12 +58,12 @@ class Tuning:
         length = self.costs.lengths[-1 if long else 0]
         return pick(self.costs, expected_lengths(tree, accuracies), length)
 
-    def pays_with_few(self, tree: Tree, accuracies: Accuracies) -> bool:
-        """Whether two or three nodes should pay behind the short text, by the costs between those
-        that were measured."""
+    def pays_below(self, nodes: int, tree: Tree, accuracies: Accuracies) -> bool:
+        """Whether some size under `nodes`, measured or between what was, should pay behind the
+        short text."""
         expected, length = expected_lengths(tree, accuracies), self.costs.lengths[0]
-        few = range(2, min(self.costs.sizes[-1], 4, len(expected)))
-        return any(expected[m - 1] > self.costs.overhead(m, length) for m in few)
+        sizes = range(2, min(self.costs.sizes[-1], nodes, len(expected)))
+        return any(expected[m - 1] > self.costs.overhead(m, length) for m in sizes)
 
     def budget(
         self, tree: Tree, accuracies: Accuracies, candidates: Tree | None = None

@@ -221,6 +221,7 @@ def test_where_two_nodes_pay_and_four_do_not_each_step_decides(monkeypatch, load
     tree = resolve(loaded, GenerationSettings())[1].tree
     assert len(tree) == 4
     assert tuner.draft_budget(loaded).allow(100).reason == "the heads' probabilities"
+    assert "faster than Medusa" not in loaded.info.tree_reason
 
 
 def test_explicit_nodes_and_trees_are_left_alone(monkeypatch, loaded):
