@@ -27,8 +27,9 @@ INLINE vec by_uppers(const float *x, int k, vec w, vec sum) {
     return fused(all(x[2 * k + 1]), (vec)((words)w >> 16 << 16), sum);
 }
 
-/* ROWS rows times COUNT vectors of outputs, from panel `at` on, which lies at w. Panels lie one behind the other as
-   they are read, so that the processor foresees it: asking for them as well would be in its way. */
+/* ROWS rows times COUNT vectors of outputs, from panel `at` on, which lies at w. Panels lie one behind
+   the other as they are read, so that the processor foresees it: asking for them as well would be in
+   its way. Two rows take the outputs one by one: both halves of all of them find no registers. */
 #define TILE(NAME, MULTIPLY, ROWS, COUNT)                                                      \
     INLINE void NAME(const Product *p, const float *w, int row, int at) {                      \
         const int ins = p->ins;                                                                \
