@@ -141,6 +141,8 @@ ELSEWHERE = {
     "medusa-chat bench --study heads": LONG,
     "medusa-chat bench --study heads --data ANSWERS.jsonl": LONG,
     "medusa-chat bench --study two-stage": LONG,
+    "medusa-chat bench --study two-stage --data ANSWERS.jsonl --checkpoint smollm2 --backbone DIR "
+    "--precision fp32": LONG,
     "python assets/benchmarks/heads.py": LONG,
     "medusa-chat train --backbone SmolLM2-135M-Instruct.Q4_1.gguf --data prompts.jsonl --no-root "
     "--max-steps 350 --recipe assets/heads/smollm2-135m-instruct/recipe.toml --precision bf16 "
