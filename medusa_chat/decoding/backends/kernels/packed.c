@@ -94,6 +94,9 @@ INLINE ints counted(ints a, ints b, ints sums) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
     return sums;
+#elif defined(__AVXVNNI__)
+    __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sums) : "x"(a), "x"(b));
+    return sums;
 #elif defined(__AVX2__)
     typedef int16_t pairs __attribute__((vector_size(32)));
     return sums + (ints)__builtin_ia32_pmaddwd256((pairs)a, (pairs)b);
