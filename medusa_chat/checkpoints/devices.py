@@ -6,6 +6,7 @@ import torch
 
 from medusa_chat.checkpoints.cpu import cpu_name
 from medusa_chat.checkpoints.precision import PRECISIONS
+from medusa_chat.decoding.backends import cpu_threads
 from medusa_chat.errors import DeviceError, UsageError
 
 
@@ -31,12 +32,13 @@ def choose_device(name: str) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device by name; for a CPU with its threads, on which step times depend too."""
+    """The device by name; for a CPU with the threads that this process may use, fewer beside a
+    page: step times depend on them."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
         return f"mps ({platform.machine()})"
-    threads = torch.get_num_threads()
+    threads = cpu_threads.most()
     return f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
 
 

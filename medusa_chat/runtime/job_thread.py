@@ -13,6 +13,7 @@ from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.scheduler import Queue, Ticket
 
 IDLE_SECONDS = 2.0  # without a request, before the model's steps are timed
+PATIENCE = 4.0  # seconds that a request waits at most for the timing that follows a load on a CPU
 OUT_OF_MEMORY = (
     "most likely out of memory: choose int8 or nf4, a smaller context or a smaller model"
 )
@@ -24,19 +25,30 @@ class JobThread:
     """Started by the first ticket. Where a request fails its ticket says why; the next one runs."""
 
     def __init__(self, queue: Queue, lifecycle: ModelLifecycle, tunes: bool) -> None:
-        """tunes: whether the model's steps are timed once after a load, when nobody asks."""
+        """tunes: whether the model's steps are timed once after a load: at once on a CPU, so that
+        the first answer, too, drafts only what pays there, else when nobody asks."""
         self._queue, self._lifecycle, self._runner = queue, lifecycle, lifecycle.runner
-        self._tunes, self._is_tuning = tunes, False
+        self._tunes = tunes
+        self._patience: float | None = None  # seconds that a request waits for the timing that runs
         self._must_check_worker = False
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
         """Run what waits in the queue, whose lock is held: timing that nobody asked for ends."""
-        if self._is_tuning:
-            self._runner.stop()
+        if self._patience:
+            later = threading.Timer(self._patience, self._stop_tuning)
+            later.daemon = True
+            later.start()
+        else:
+            self._stop_tuning()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, daemon=True)
             self._thread.start()
+
+    def _stop_tuning(self) -> None:
+        with self._queue.changed:
+            if self._patience is not None:
+                self._runner.stop()
 
     def check_worker(self) -> None:
         """Let the thread see whether the worker is gone; returns at once. From any thread."""
@@ -54,7 +66,7 @@ class JobThread:
                     self._replace_dead_worker()
                     continue
                 ticket = self._queue.next_ticket()
-                self._is_tuning = ticket is None
+                self._patience = 0.0 if ticket is None else None
             if ticket is None:
                 self._tune_unasked()
             else:
@@ -64,9 +76,7 @@ class JobThread:
     def _wait(self) -> None:
         """Until there is something to do, or the time to tune."""
         while not (self._queue or self._must_check_worker or self._queue.is_closed):
-            is_ready = self._lifecycle.state.status == "ready"
-            wants = self._tunes and self._lifecycle.is_untuned and is_ready
-            if not self._queue.changed.wait(IDLE_SECONDS if wants else None):
+            if not self._queue.changed.wait(IDLE_SECONDS if self._wants_tuning() else None):
                 return
 
     def _replace_dead_worker(self) -> None:
@@ -87,8 +97,10 @@ class JobThread:
         match ticket.request:
             case LoadRequest():
                 self._load(ticket)
+                self._tune_at_once()
             case Switch(load):
                 self._switch(ticket, load)
+                self._tune_at_once()
             case _:
                 self._ask(ticket)
 
@@ -165,6 +177,19 @@ class JobThread:
         if is_lost and before is not None and not self._queue.is_closed:
             self._load(Ticket(before))
 
+    def _tune_at_once(self) -> None:
+        """Time the steps of a model that was just loaded on a CPU, where drafts may cost more than
+        they save: with one thread, untimed first answers had 0.7 of plain decoding's speed."""
+        state = self._lifecycle.state
+        if self._wants_tuning() and state.model is not None and state.model.device == "cpu":
+            with self._queue.changed:
+                self._patience = PATIENCE
+            self._tune_unasked()
+
+    def _wants_tuning(self) -> bool:
+        is_ready = self._lifecycle.state.status == "ready"
+        return self._tunes and self._lifecycle.is_untuned and is_ready
+
     def _tune_unasked(self) -> None:
         """Time the steps while nobody asks; a ticket that comes stops it, and it begins anew later.
 
@@ -180,7 +205,7 @@ class JobThread:
             logging.getLogger(__name__).warning("the steps could not be timed: %s", error)
         finally:
             with self._queue.changed:
-                self._is_tuning = False
+                self._patience = None
 
 
 def _sentence(error: Exception) -> str:

@@ -358,14 +358,21 @@ class Tuned:
 
     on_gone = None
 
-    def __init__(self, holds: int) -> None:
+    def __init__(self, holds: int, device: str = "cpu") -> None:
         from support.scripted import ScriptedRunner
 
         self.script = ScriptedRunner(delay=0, prefill=0, steps=2)
+        self.device, self.asked = device, []
         self.holds, self.calls, self.stopped = holds, 0, threading.Event()
         self.began = threading.Event()
 
     def run(self, request):
+        self.asked.append(type(request))
+        if isinstance(request, LoadRequest):
+            for phase in self.script.run(request):
+                model = phase.model and replace(phase.model, device=self.device)
+                yield replace(phase, model=model)
+            return
         if not isinstance(request, Tune):
             yield from self.script.run(request)
             return
@@ -387,6 +394,7 @@ class Tuned:
 @pytest.fixture
 def session_of(monkeypatch):
     monkeypatch.setattr("medusa_chat.runtime.job_thread.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("medusa_chat.runtime.job_thread.PATIENCE", 0.05)
     made = []
 
     def make(runner, **options):
@@ -409,8 +417,20 @@ def test_an_idle_session_tunes_once_and_shows_it(session_of):
     assert runner.calls == 1
 
 
-def test_a_job_stops_the_tuner_and_runs_and_tuning_comes_back(session_of):
-    runner = Tuned(holds=1)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_first_answer_waits_for_the_timing_on_a_cpu_alone(session_of, device):
+    """Without it, drafts had no floor there: 0.7 of plain decoding's speed with one thread."""
+    runner = Tuned(holds=0, device=device)
+    session = session_of(runner, tunes=True)
+    assert session.submit(Reply("hello", GenerationSettings())).done.wait(240)
+    wait_for(lambda: Tune in runner.asked)
+    order = [LoadRequest, Tune, Reply] if device == "cpu" else [LoadRequest, Reply, Tune]
+    assert runner.asked == order
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_job_stops_the_tuner_and_runs_and_tuning_comes_back(session_of, device):
+    runner = Tuned(holds=1, device=device)
     session = session_of(runner, tunes=True)
     assert runner.began.wait(240)
     job = session.submit(Reply("hello", GenerationSettings()))
