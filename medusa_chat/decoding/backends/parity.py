@@ -26,6 +26,8 @@ def agrees(instead: str, difference: Callable[[], float], tolerance: float) -> b
     except torch.AcceleratorError:
         raise
     except Exception as error:  # no Triton, no compiler, an architecture it does not know
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # raises on a lost device: Triton tells of one otherwise
         logging.getLogger(__name__).warning("%s: %s", instead, error)
         return False
     if not worst < tolerance:
