@@ -14,36 +14,37 @@ from pathlib import Path
 from gpu_runner import DONE, Part, run_parts
 
 QUANTISED = ("bitsandbytes",)
+MODEL = "exactness-model"  # needs --model
 SHORT, LONG = [1000, 4000], [8000, 32000]  # tokens before a step
 FP16 = {"shape": "7b", "precision": "fp16"}
 BF16 = {"shape": "8b", "precision": "bf16"}
 
-PARTS = (
+PARTS = (  # what tells most first: the last ones may find no time
     Part("machine", "gpu_reading:machine", 60),
+    Part("kernels", "gpu_kernels:parity", 150),
+    Part("recorded", "gpu_kernels:recorded_parity", 120),
     Part("ceiling", "gpu_reading:ceiling", 60),
-    Part("attention-probe", "gpu_attention:probe", 120),
-    Part("kernels", "gpu_kernels:parity", 90),
     Part("7b-fp16", "gpu_steps:steps", 150, {**FP16, "lengths": SHORT}),
     Part("7b-nf4", "gpu_nf4:steps", 150, {"lengths": SHORT}, QUANTISED),
-    Part("generate", "gpu_generate:dynamic", 90),
-    Part("generate-compiled", "gpu_generate:static", 200),
     Part("exactness-demo", "gpu_divergence:demo", 120),
-    Part("exactness-model", "gpu_divergence:model", 120),
-    Part("recorded", "gpu_kernels:recorded_parity", 90),
+    Part("generate", "gpu_generate:dynamic", 90),
     Part("8b-bf16", "gpu_steps:steps", 120, {**BF16, "lengths": LONG}),
+    Part("attention-probe", "gpu_attention:probe", 120),
+    Part("layer-times", "gpu_kernels:layer_times", 60),
+    Part("attention-times", "gpu_kernels:attention_times", 60),
+    Part(MODEL, "gpu_divergence:model", 120),
+    Part("generate-compiled", "gpu_generate:static", 200),
     Part("7b-shortlist", "gpu_steps:steps", 90, {**FP16, "lengths": SHORT[:1], "shortlist": 8192}),
     Part("nf4-merged", "gpu_nf4:merged", 60, {}, QUANTISED),
     Part("nf4-products", "gpu_nf4:product_times", 60, {}, QUANTISED),
     Part("7b-int8", "gpu_nf4:steps", 90, {"lengths": SHORT[:1], "bits": 8}, QUANTISED),
-    Part("attention-times", "gpu_kernels:attention_times", 40),
-    Part("layer-times", "gpu_kernels:layer_times", 40),
     Part("nf4-settings", "gpu_nf4:settings_times", 60, {}, QUANTISED),
 )
 
 
 def main() -> None:
     asked = arguments()
-    parts = chosen(asked.parts)
+    parts = chosen(asked.parts, asked.model)
     options = {
         "device": "cpu" if asked.dry_run else "cuda",
         "is_dry": asked.dry_run,
@@ -61,15 +62,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), metavar="FILE.json")
     parser.add_argument("--parts", metavar="A,B", help=f"of {names}")
     parser.add_argument("--minutes", type=float, default=10.0, help="for all parts")
-    parser.add_argument("--model", metavar="FOLDER", help="a small model, for exactness-model")
+    parser.add_argument("--model", metavar="FOLDER", help=f"a small model, for {MODEL}")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
     return parser.parse_args()
 
 
-def chosen(names: str | None) -> tuple[Part, ...]:
+def chosen(names: str | None, model: str | None) -> tuple[Part, ...]:
     """The parts that --parts names, in our order; always the machine that their figures are of."""
     if names is None:
-        return PARTS
+        return tuple(part for part in PARTS if model or part.name != MODEL)
     wanted = {"machine", *names.split(",")}
     if unknown := wanted - {part.name for part in PARTS}:
         sys.exit(f"there is no part {min(unknown)!r}: see --help")

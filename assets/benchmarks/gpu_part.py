@@ -1,6 +1,8 @@
 """The process of one part of gpu.py, which writes each figure as soon as it has it."""
 
+import faulthandler
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -48,6 +50,8 @@ def run(asked: str, before: Path, into: Path) -> None:
     if missing := [name for name in needs if find_spec(name) is None]:
         written(into, {"outcome": f"left out: {', '.join(missing)} is not installed"})
         return
+    logging.basicConfig()
+    logging.getLogger("medusa_chat").setLevel(logging.DEBUG)  # where what was refused came from
     bench = Bench(**fields, known=json.loads(before.read_text("utf-8")))
     module, _, function = call.partition(":")
     found: dict[str, Any] = {}
@@ -60,5 +64,6 @@ def run(asked: str, before: Path, into: Path) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # a signal that ends the process shows where it was
     sys.path.insert(0, str(Path(__file__).parents[2]))
     run(sys.argv[1], *map(Path, sys.argv[2:]))

@@ -18,7 +18,8 @@ from gpu_part import written
 CHILD = Path(__file__).parent / "gpu_part.py"
 DONE, NOT_RUN = "done", "not run: time was up"
 LEAST = 1 / 3  # a part begins only where so much of its time limit is left
-SAID = 2000  # characters of what a part printed that are kept
+LAST_WORDS = 5  # seconds that a part has to say where it was when its time was up
+SAID = 12_000  # characters of what a part printed that are kept
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,10 @@ def _run(
             outcome = _outcome(child.wait(limit))
         except subprocess.TimeoutExpired:
             outcome = f"stopped at its time limit of {limit:.0f} s"
+            child.send_signal(signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(LAST_WORDS)
+            _end(child)
         finally:
             if child.poll() is None:
                 _end(child)

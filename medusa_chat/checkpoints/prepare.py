@@ -48,6 +48,7 @@ def prepare(
     backend: StepBackend = TorchStep(backbone)
     why = ""
     if device.type == "cuda":
+        torch.cuda.set_device(backbone.device)  # Triton launches a kernel on the current one
         notes += try_kernels(backbone)
     if device.type == "cuda" and os.environ.get(GRAPHS) != "0":
         backend, why = cuda_graph_trial.try_cuda_graphs(backbone, heads)

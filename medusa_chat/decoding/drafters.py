@@ -71,12 +71,14 @@ class PromptLookup:
         self._text.read(tokens)
         found = self._merged(depth)
         tree = Tree.from_choices(found)
-        made = [tokens[-1], *found.values()]
+        made = [tokens[-1], *found.values()] if found else None  # as plain decoding plans the root
         reason = "all" if found else "off: no match"
         return Plan(tree, TreeTensors.of(tree, self._device), made, reason=reason)
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
-        """The planned tokens int64 [n]; root [1] and hidden [1, d] are not read."""
+        """The planned tokens int64 [n], or root int64 [1] alone; hidden [1, d] is not read."""
+        if plan.tokens is None:
+            return Draft(root, plan.tree, plan.tensors)
         return known_draft(plan, self._device)
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:

@@ -82,9 +82,15 @@ def _handled(worker: Any, request: Request[Any], pipe: Connection) -> End:
 
 def is_sticky(error: Exception) -> bool:
     """Whether the error is the device's: a CUDA context that met one fails in all that follows,
-    until its process has ended."""
+    until its process has ended. Where Triton meets it first it is another one, and waiting for the
+    device tells."""
     import torch
 
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except torch.AcceleratorError:
+        return True
     return isinstance(error, torch.AcceleratorError)
 
 

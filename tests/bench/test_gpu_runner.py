@@ -29,6 +29,14 @@ def hangs(bench, of_child):
         yield "before", 1
     time.sleep(600)
 
+def refuses(bench):
+    from medusa_chat.decoding.backends.parity import agrees
+
+    def computes():
+        raise RuntimeError("of this kernel")
+
+    yield "agrees", agrees("torch's instead", computes, 1.0)
+
 def leaves(bench):
     yield "before", 1
     raise SystemExit("left out: for a reason")
@@ -75,6 +83,7 @@ def test_a_part_that_dies_leaves_what_it_found_and_the_other_parts(faults, numbe
     found = faults(("first", "dies", 30, {"number": number}), ("then", "works", 30, {}))
     assert found["first"]["outcome"] == f"killed by {'SIGKILL' if number == 9 else 'SIGSEGV'}"
     assert found["first"]["found"] == {"before": 1}
+    assert number == 9 or "in dies" in found["first"]["said"]  # of SIGKILL nobody is told
     assert found["then"]["outcome"] == "done" and found["then"]["found"] == {"value": 1}
     assert found["then"]["seconds"] >= 0
 
@@ -86,12 +95,20 @@ def test_a_part_that_fails_says_why(faults):
     assert found["then"]["found"] == {"value": 2}
 
 
+def test_a_kernel_that_is_refused_shows_where_it_failed(faults):
+    found = faults(("first", "refuses", 60, {}))
+    assert found["first"]["found"] == {"agrees": False}
+    assert "torch's instead: of this kernel" in found["first"]["said"]
+    assert "in computes" in found["first"]["said"]
+
+
 def test_a_part_that_hangs_is_stopped_with_its_children(faults, tmp_path):
     of_child = tmp_path / "pid"
     options = {"of_child": str(of_child)}
     found = faults(("first", "hangs", 4, options), ("then", "works", 30, {}))
     assert found["first"]["outcome"] == "stopped at its time limit of 4 s"
     assert found["first"]["found"] == {"before": 1} and found["then"]["outcome"] == "done"
+    assert "in hangs" in found["first"]["said"]
     wait_for(lambda: is_over(of_child.read_text()))
 
 

@@ -182,6 +182,17 @@ def test_the_script_writes_the_parts_that_were_asked_for(tmp_path):
     assert report["parts"]["ceiling"]["found"]["GB/s"] > 0
 
 
+def test_a_part_that_needs_a_folder_is_run_where_one_is_given_or_it_is_asked_for():
+    import gpu
+
+    def names(*asked):
+        return [part.name for part in gpu.chosen(*asked)]
+
+    assert gpu.MODEL not in names(None, None) and len(names(None, None)) == len(gpu.PARTS) - 1
+    assert gpu.MODEL in names(None, "folder")
+    assert names(gpu.MODEL, None) == ["machine", gpu.MODEL]
+
+
 def test_an_unknown_part_is_refused_in_one_line(tmp_path):
     asked = ["--parts", "ceilings", "--out", str(tmp_path / "gpu.json")]
     done = subprocess.run(

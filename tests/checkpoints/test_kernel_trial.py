@@ -267,3 +267,20 @@ def test_a_lost_device_is_no_disagreement(caplog):
     with pytest.raises(torch.AcceleratorError):
         agrees("torch", lose, 1.0)
     assert not caplog.records
+
+
+def test_a_lost_device_that_triton_meets_first_is_none_either(monkeypatch, caplog):
+    """The mark of the kernel at fault stays, and not that of the next one."""
+
+    def launch():
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    assert not agrees("torch", launch, 1.0) and len(caplog.records) == 1
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    with pytest.raises(torch.AcceleratorError):
+        agrees("torch", launch, 1.0)
+
+
+def lost():
+    raise torch.AcceleratorError("CUDA error: an illegal memory access")

@@ -8,7 +8,7 @@ from support.engines import TREES, decode, engine_of
 from support.families import FAMILIES, tiny
 from torch.nn import functional as F
 
-from medusa_chat.checkpoints import devices, weights
+from medusa_chat.checkpoints import devices, prepare, weights
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.attention import aligned, keep_cudnn_out
@@ -127,6 +127,18 @@ def test_a_quantised_bf16_model_computes_in_bf16_where_the_card_has_it(
     config = SimpleNamespace(dtype=source)
     assert weights._half(torch.device("cuda"), config) == half
     assert weights._half(torch.device("cpu"), config) == torch.bfloat16
+
+
+def test_kernels_are_tried_on_the_models_own_device(monkeypatch):
+    """Triton launches on the current device, whatever device its tensors are on."""
+    done = []
+    model = tiny("llama")
+    monkeypatch.setenv(prepare.GRAPHS, "0")
+    monkeypatch.setattr(prepare.native, "can_run", lambda model: False)
+    monkeypatch.setattr(torch.cuda, "set_device", done.append)
+    monkeypatch.setattr(prepare, "try_kernels", lambda backbone: done.append("kernels") or [])
+    prepare.prepare(model, None, torch.device("cuda:1"), 64)
+    assert done == [model.device, "kernels"]
 
 
 @pytest.mark.parametrize(("device", "index"), [("cuda:1", 1), ("cuda", 3)])

@@ -57,9 +57,22 @@ def answer(pipe) -> End:
     return pipe.recv()
 
 
-def test_a_device_error_is_told_and_ends_the_worker(loop):
+def lost():
+    raise torch.AcceleratorError("CUDA error: an illegal memory access\nmore")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access\nmore"),
+        RuntimeError("Triton Error [CUDA]: (an illegal memory access)"),
+    ],
+)
+def test_a_device_error_is_told_and_ends_the_worker(monkeypatch, loop, error):
     """The worker reported it and lived on with a dead CUDA context: every later load failed."""
-    Failing.error = torch.AcceleratorError("CUDA error: an illegal memory access\nmore")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    Failing.error = error
     pipe, thread = loop
     end = answer(pipe)
     assert isinstance(end.error, ModelError) and "illegal memory access)" in str(end.error)

@@ -55,7 +55,7 @@ class Launches:
         """Bytes of shared memory of the last launch on a GPU of compute capability 8.6 for 86."""
         given = {name: self.values[name] for name in self.names}
         constants = {p.name for p in self.kernel.params if p.is_constexpr}
-        constants |= {name for name, value in given.items() if value is None}
+        constants |= {p.name for p in self.kernel.params if _is_constant(p, given[p.name])}
         signature = {n: "constexpr" if n in constants else _type(v) for n, v in given.items()}
         source = ASTSource(
             fn=self.kernel,
@@ -85,6 +85,12 @@ def _type(value: Any) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
+def _is_constant(parameter: Any, value: Any) -> bool:
+    """Whether Triton compiles this argument of a launch as a constant, as it does a count of 1."""
+    is_one = type(value) is int and value == 1 and not parameter.do_not_specialize
+    return value is None or is_one
+
+
 def _is_round(value: Any) -> bool:
     """Whether Triton takes it for divisible by 16, as it does at a launch."""
     return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
@@ -98,13 +104,18 @@ def compiled() -> Iterator[list[Any]]:
         split.run(query, key, key, torch.zeros(16, 3, dtype=torch.int64), 0.1)
         launch = f"{NAMES[dtype]}, width {width}"
         yield ["split", launch, architecture, launches.shared(architecture)]
+    for dtype, groups in ((HALF, 1), (BRAIN, 4)):  # plain decoding: one row
+        query, key = (torch.zeros(1, heads, 1, 128, dtype=dtype) for heads in (2 * groups, 2))
+        split.run(query, key, key, torch.zeros(1, 3, dtype=torch.int64), 0.1)
+        yield ["split", f"{NAMES[dtype]}, {groups} rows", 90, launches.shared(90)]
     for name in fused_kernels.IN_LAYERS:
         launches = kept(layers, name)
         for is_fixed in (True, False) if name == "turned" else (True,):
             for dtype, architecture in LAYERS:
-                given = name, SIZES, 16, CPU, dtype, dtype, is_fixed
-                fused_kernels.own(name)(*fused_kernels.arguments(*given))
-                yield [name, NAMES[dtype], architecture, launches.shared(architecture)]
+                for count in (16, 1):
+                    given = name, SIZES, count, CPU, dtype, dtype, is_fixed
+                    fused_kernels.own(name)(*fused_kernels.arguments(*given))
+                    yield [name, NAMES[dtype], architecture, launches.shared(architecture)]
     for name in fused_kernels.ON_LOGITS:
         launches = kept(rows, name)
         fused_kernels.own(name)(*fused_kernels.arguments(name, SIZES, 16, CPU, FULL, FULL))

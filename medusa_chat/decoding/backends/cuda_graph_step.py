@@ -191,10 +191,12 @@ class CudaGraphStep:
             self._has_said = True
             cause = error.__context__ or error  # a failed capture hides the error that caused it
             said = str(cause).strip().partition("\n")[0]
-            logging.getLogger(__name__).warning(
+            log = logging.getLogger(__name__)
+            log.warning(
                 "steps of %d nodes cannot be recorded as a CUDA graph and run by operators: %s",
                 len(kind.plan.tree),
                 said,
+                exc_info=error if log.isEnabledFor(logging.DEBUG) else None,
             )
 
 

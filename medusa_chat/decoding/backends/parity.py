@@ -21,15 +21,19 @@ def agrees(instead: str, difference: Callable[[], float], tolerance: float) -> b
     """Whether the kernel differs from its reference by less than `tolerance`. Where it does not, or
     cannot run, a warning is logged that says what is used `instead`. An error after which the
     device cannot be used is raised."""
+    log = logging.getLogger(__name__)
     try:
         worst = difference()
     except torch.AcceleratorError:
         raise
     except Exception as error:  # no Triton, no compiler, an architecture it does not know
-        logging.getLogger(__name__).warning("%s: %s", instead, error)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # raises on a lost device: Triton tells of one otherwise
+        is_traced = log.isEnabledFor(logging.DEBUG)
+        log.warning("%s: %s", instead, error, exc_info=is_traced)
         return False
     if not worst < tolerance:
-        logging.getLogger(__name__).warning("%s: our kernel is off by %.2g", instead, worst)
+        log.warning("%s: our kernel is off by %.2g", instead, worst)
         return False
     return True
 

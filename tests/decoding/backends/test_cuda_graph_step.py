@@ -57,6 +57,18 @@ def test_merged_layers_give_it_too():
     assert_same(answer(engine, CudaGraphStep(engine.backbone), tree, settings_of()), wanted)
 
 
+def test_steps_that_copy_from_the_text_record_plain_ones_without_its_tokens():
+    """A step without a match is recorded as plain decoding's: no token of it may stay in there."""
+    engine, settings = engine_of(tiny("llama")), settings_of(drafter="prompt-lookup")
+    prompt, events = list(range(2, 12)), []
+    recorded = CudaGraphStep(engine.backbone)
+    for way in (None, recorded):
+        drafter = engine.drafter(settings, chain(3))
+        events.append(answer(engine, way, ROOT, settings, drafter=drafter, prompt=prompt))
+    assert_same(events[1], events[0])
+    assert recorded.seconds > 0
+
+
 class Knowing(Medusa):
     """Heads that know the answer by the state behind each of its tokens: whole paths are accepted,
     through other nodes than the first."""
