@@ -30,7 +30,7 @@ IMPLEMENTATIONS = ("medusa_tree", "sdpa", "eager")
 def test_every_drafter_gives_plain_tokens(family, implementation):
     engine = engine_of(tiny(family), implementation)
     assert check_tree_step(engine.backbone) < 1e-4
-    for temperature in (0.0, 0.8, 1.5):
+    for temperature in (0.0, 1.2):
         plain = tokens(engine, temperature=temperature)
         assert len(set(plain)) > 3
         for name, tree in TREES.items():
