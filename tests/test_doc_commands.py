@@ -127,7 +127,7 @@ ELSEWHERE = {
     "medusa-chat bench --study reference --reference DIR": NETWORK,
     "python assets/benchmarks/vllm_heads.py --vllm PYTHON --checkpoint demo --tokens 32": NETWORK,
     "accelerate launch --num_processes N -m medusa_chat train ...": GPU,
-    "python assets/benchmarks/gpu.py --out gpu.json [--minutes 10] "
+    "python assets/benchmarks/gpu.py --out gpu.json [--minutes 9] "
     "[--parts 7b-fp16,generate] [--model FOLDER]": GPU,
     "medusa-chat bench --rounds 6": LONG,
     "medusa-chat bench --shape 7b --study steps --max-context 2048 --rounds 3": LONG,

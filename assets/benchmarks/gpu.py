@@ -61,7 +61,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), metavar="FILE.json")
     parser.add_argument("--parts", metavar="A,B", help=f"of {names}")
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all parts")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for all parts")
     parser.add_argument("--model", metavar="FOLDER", help=f"a small model, for {MODEL}")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
     return parser.parse_args()
