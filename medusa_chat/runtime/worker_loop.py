@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
@@ -43,16 +44,22 @@ class End:
 
 def serve(pipe: Connection) -> None:
     """Take a Request or Stop from the pipe, send Values and one End for each request, until the
-    other side of the pipe is gone, or the device is lost."""
+    other side of the pipe is gone, the device is lost, or Ctrl-C ends the app."""
     end_with_parent()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    _import_heavy_packages()
-    from medusa_chat.decoding.backends import cpu_threads
+    with suppress(KeyboardInterrupt):
+        _import_heavy_packages()
+        from medusa_chat.decoding.backends import cpu_threads
+
+        cpu_threads.leave_one()  # the page, and mostly its browser, run beside
+        _serve(pipe)
+
+
+def _serve(pipe: Connection) -> None:
     from medusa_chat.runtime.worker import Worker
 
-    cpu_threads.leave_one()  # the page, and mostly its browser, run beside
     worker = Worker()
-    try:
+    with suppress(EOFError, OSError):  # the app is gone, and with it the reason to live
         while True:
             request = pipe.recv()
             if isinstance(request, Stop):
@@ -61,8 +68,6 @@ def serve(pipe: Connection) -> None:
             pipe.send(end)
             if end.is_last:
                 return
-    except (EOFError, OSError, KeyboardInterrupt):
-        return  # the app is gone, and with it the reason to live
 
 
 def _handled(worker: Any, request: Request[Any], pipe: Connection) -> End:
