@@ -151,7 +151,8 @@ class NativeStep(TorchStep):
     def __init__(self, backbone: Backbone, decoder: NativeDecoder, threads: NativeThreads) -> None:
         super().__init__(backbone)
         self.rows: NativeRows = NativeRows(threads)
-        self.name = f"the pass in C, by {threads.count} threads"
+        count = threads.count
+        self.name = f"the pass in C, by {count} thread{'s' if count > 1 else ''}"
         self.decoder, self._window = decoder, backbone.windows[0]
         self._lm_head: Any = backbone.lm_head.linear
 
