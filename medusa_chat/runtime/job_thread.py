@@ -35,15 +35,17 @@ class JobThread:
 
     def wake(self) -> None:
         """Run what waits in the queue, whose lock is held: timing that nobody asked for ends."""
-        if self._patience:
-            later = threading.Timer(self._patience, self._stop_tuning)
-            later.daemon = True
-            later.start()
-        else:
-            self._stop_tuning()
+        self._end_tuning()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, daemon=True)
             self._thread.start()
+
+    def _end_tuning(self) -> None:
+        """Stop the timing that runs when a request has waited for it long enough."""
+        if self._patience is not None:
+            later = threading.Timer(self._patience, self._stop_tuning)
+            later.daemon = True
+            later.start()
 
     def _stop_tuning(self) -> None:
         with self._queue.changed:
@@ -184,6 +186,8 @@ class JobThread:
         if self._wants_tuning() and state.model is not None and state.model.device == "cpu":
             with self._queue.changed:
                 self._patience = PATIENCE
+                if self._queue:  # asked for during the load
+                    self._end_tuning()
             self._tune_unasked()
 
     def _wants_tuning(self) -> bool:

@@ -428,6 +428,15 @@ def test_the_first_answer_waits_for_the_timing_on_a_cpu_alone(session_of, device
     assert runner.asked == order
 
 
+def test_an_answer_that_was_asked_for_during_the_load_waits_no_longer(session_of):
+    runner = Tuned(holds=1)
+    session = session_of(runner, tunes=True)
+    job = session.submit(Reply("hello", GenerationSettings()))
+    assert job.done.wait(20) and not job.error and job.trace
+    wait_for(lambda: session.state.model.nodes == 24)
+    assert runner.asked == [LoadRequest, Tune, Reply, Tune]
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_job_stops_the_tuner_and_runs_and_tuning_comes_back(session_of, device):
     runner = Tuned(holds=1, device=device)
