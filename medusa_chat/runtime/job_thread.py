@@ -25,8 +25,7 @@ class JobThread:
     """Started by the first ticket. Where a request fails its ticket says why; the next one runs."""
 
     def __init__(self, queue: Queue, lifecycle: ModelLifecycle, tunes: bool) -> None:
-        """tunes: whether the model's steps are timed once after a load: at once on a CPU, so that
-        the first answer, too, drafts only what pays there, else when nobody asks."""
+        """tunes: whether steps are timed after a load: on a CPU at once, else when nobody asks."""
         self._queue, self._lifecycle, self._runner = queue, lifecycle, lifecycle.runner
         self._tunes = tunes
         self._patience: float | None = None  # seconds that a request waits for the timing that runs
@@ -195,10 +194,8 @@ class JobThread:
         return self._tunes and self._lifecycle.is_untuned and is_ready
 
     def _tune_unasked(self) -> None:
-        """Time the steps while nobody asks; a ticket that comes stops it, and it begins anew later.
-
-        A failure is only logged: the model works as before.
-        """
+        """Time the steps; a ticket that comes stops it, and it begins anew later. A failure is only
+        logged: the model works as before."""
         try:
             for _ in self._lifecycle.run(Tune(again=False)):
                 pass
