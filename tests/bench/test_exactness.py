@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from medusa_chat.bench import run
-from medusa_chat.bench.harness.answers import questions, spread, spread_order
+from medusa_chat.bench.harness.answers import page_answer, questions, spread, spread_order
 from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.hf_baseline import matching_baseline
 from medusa_chat.bench.studies import exactness
@@ -48,6 +48,28 @@ def test_after_its_minutes_no_question_is_asked(request_of, monkeypatch):
     monkeypatch.setattr(exactness, "LONG", 60)
     named = rows_of(replace(request_of, precision="fp32"), questions=3, minutes=1e-6)
     assert {row["unit"] for row in named.values()} == {"of 1"}
+
+
+def test_a_second_run_asks_what_the_first_had_no_time_for(request_of, monkeypatch):
+    """Together the two ask each question; a kind of which none is left has no rows."""
+    monkeypatch.setattr(exactness, "LONG", 60)
+    monkeypatch.setattr(exactness, "LONG_COUNT", 1)
+    asked = []
+
+    def spy(context, question, settings, **more):
+        asked.append(question.ids)
+        return page_answer(context, question, settings, **more)
+
+    monkeypatch.setattr(exactness, "page_answer", spy)
+    of = replace(request_of, precision="bf16")
+    rows_of(of, questions=3, minutes=1e-6)
+    first = set(map(tuple, asked))
+    asked.clear()
+    rows = rows_of(of, questions=3, after=1)
+    second = set(map(tuple, asked))
+    assert {row["unit"] for row in rows.values()} == {"of 2"}
+    assert len(rows) == len(MODES) * len(DRAFTERS)
+    assert len(second) == 2 and not first & second
 
 
 @pytest.mark.parametrize("count", [1, 5, 80])

@@ -60,7 +60,8 @@ class Part(NamedTuple):
 def exactness(context: BenchContext) -> Iterator[Row]:
     """Rows of how many answers are the same, of the file's questions and of long prompts made of
     them; each difference is in the note of its row. In both precisions, or in that of
-    --precision. With --minutes the questions asked by then count, spread over the file."""
+    --precision. With --minutes the questions asked by then count, spread over the file; with
+    --after those that an earlier run had no time for."""
     asked_for, started = context.request.precision, monotonic()
     for precision in PRECISIONS if asked_for == "auto" else (asked_for,):
         of = context
@@ -82,10 +83,10 @@ def _measured(context: BenchContext, started: float) -> Iterator[Row]:
     found: list[dict[str, list[Run]]] = [
         {drafter: [] for drafter in ("none", *DRAFTERS)} for _ in parts
     ]
-    for turn in range(max(len(part.asked) for part in parts)):
+    for turn in range(context.after, max(len(part.asked) for part in parts)):
         for part, runs in zip(parts, found, strict=True):
             is_over = context.minutes and monotonic() - started > 60 * context.minutes
-            if turn >= len(part.asked) or (is_over and turn):
+            if turn >= len(part.asked) or (is_over and turn > context.after):
                 continue
             context.progress(f"{part.name}: question {turn + 1} of {len(part.asked)}")
             question = part.asked[spread_order(len(part.asked))[turn]]
@@ -93,11 +94,12 @@ def _measured(context: BenchContext, started: float) -> Iterator[Row]:
                 runs[drafter] += one
     baseline = matching_baseline(context) if precision == "fp32" else None
     for part, runs in zip(parts, found, strict=True):
-        yield from _rows(part, runs, baseline if part.settings.is_greedy else None)
+        if runs["none"]:
+            yield from _rows(part, runs, baseline if part.settings.is_greedy else None)
 
 
 def _rows(part: Part, runs: dict[str, list[Run]], baseline: HFBaseline | None) -> Iterator[Row]:
-    plain, order = runs["none"], spread_order(len(part.asked))
+    plain, order = runs["none"], spread_order(len(part.asked))[part.context.after :]
     for drafter in DRAFTERS:
         found = differences(part.context, plain, runs[drafter], part.settings)
         steps = sum(run.steps for run in runs[drafter])
