@@ -1,7 +1,7 @@
 """Every drafter on the same prompts, in turns within one process: speed, tokens a step, texts.
 
     python assets/benchmarks/drafters.py FILE.jsonl [--checkpoint NAME] [--backbone PLACE]
-        [--count N] [--tokens N] [--rounds N] [--max-context N] [--json]
+        [--precision NAME] [--count N] [--tokens N] [--rounds N] [--max-context N] [--json]
 
 FILE.jsonl: rows with a "prompt", or with "turns", of which the first is asked, as benchmarks have
 them; of many rows `count` are taken, evenly spread. Temperature 0, the page's way of decoding
@@ -73,13 +73,18 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--checkpoint", default="smollm2")
     parser.add_argument("--backbone")
+    parser.add_argument("--precision", default="auto")
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-context", type=int, default=4096)
     parser.add_argument("--json", action="store_true")
     wish = parser.parse_args()
-    request = LoadRequest(wish.checkpoint, backbone=wish.backbone, max_context=wish.max_context)
+    request = LoadRequest(
+        *(wish.checkpoint, wish.backbone),
+        precision=wish.precision,
+        max_context=wish.max_context,
+    )
     loaded = [model for _, model in load(request)][-1]
     assert loaded is not None
     for _ in tune(loaded):

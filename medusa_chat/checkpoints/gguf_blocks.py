@@ -4,37 +4,49 @@ Formats: ggml's quants (ggml-common.h), the ones most files are made of. A file 
 weights unpacked to bf16 alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from medusa_chat.checkpoints.gguf_weights import GgufWeights
 from medusa_chat.checkpoints.layouts.gguf_types import TYPES
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.decoding.backends.native.blocks import Blocks, Stored, nothing_stored
+from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Blocks, Keep
 from medusa_chat.errors import ModelError
 
 Array = np.ndarray
 Parts = tuple[Array, Array, Array | None]  # numbers [n, weights], scales [n, blocks], floors
 
 
-def stored_blocks(found: Checkpoint) -> Stored:
-    """The stored weights of the GGUF file that the backbone was converted from, where there is
-    one. Raises ModelError."""
+def stored_blocks(found: Checkpoint) -> Keep:
+    """The Keep of weights as the GGUF file has them that the backbone was converted from, where
+    there is one. Raises ModelError."""
     if found.original is None or found.adapter is not None:
-        return nothing_stored
+        return AS_IT_IS
     return StoredBlocks(GgufWeights.of(found.original, found.weights.config, "bf16"))
 
 
 class StoredBlocks:
-    """The weights of one file, tensor by tensor."""
+    """The weights of one file, tensor by tensor: a Keep."""
+
+    dtype: torch.dtype | None = None
 
     def __init__(self, weights: GgufWeights) -> None:
         self._weights = weights
         self._places = {name: key for key, name in weights.names.items()}
 
-    def __call__(self, name: str) -> Blocks | None:
+    def __call__(self, names: Sequence[str], weight: Tensor) -> Blocks | Tensor:
+        """The blocks of the tensors of these names side by side; the weight [outs, ins] itself
+        where one is not stored so, or where they are not that weight. Raises ModelError."""
+        parts = [part for part in map(self.blocks, names) if part is not None]
+        if len(parts) < len(names):
+            return weight
+        blocks = Blocks.joined(parts)
+        return blocks if blocks.stands_for(weight) else weight
+
+    def blocks(self, name: str) -> Blocks | None:
         """The blocks of a tensor by its name in transformers; None where the file has no such
         tensor or stores it otherwise. Raises ModelError."""
         key = self._places.get(name)

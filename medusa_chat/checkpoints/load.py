@@ -14,8 +14,8 @@ from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.first_answers import first_answers
 from medusa_chat.checkpoints.gguf_backbone import converted
-from medusa_chat.checkpoints.gguf_blocks import stored_blocks
 from medusa_chat.checkpoints.head_weights import read_heads
+from medusa_chat.checkpoints.keeping import keep_of
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
@@ -25,11 +25,12 @@ from medusa_chat.checkpoints.shipped_heads import are_shipped
 from medusa_chat.checkpoints.tokenizer import add_known_template, end_tokens, read_tokenizer
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.checkpoints.usual_nodes import usual_nodes
-from medusa_chat.decoding.backends.native.blocks import nothing_stored
+from medusa_chat.decoding.backends.native.blocks import Keep, Rounded
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.step import StepBackend
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
 from medusa_chat.trees import tuning_store
@@ -67,13 +68,21 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     calibration = Calibration.read(found.calibration) if found.calibration else None
     found = _without_unused_heads(request, found, calibration, plan)
     with refuse_out_of_memory(plan.advice):
-        if plan.precision in QUANTISED and not weights.is_kept(
-            found, config, plan.precision, plan.device
-        ):
+        keep = keep_of(found, plan)
+        is_made = plan.precision in QUANTISED and not isinstance(keep, Rounded)
+        if is_made and not weights.is_kept(found, config, plan.precision, plan.device):
             yield LoadPhase("quantise"), None
-        parts = _read(found, config, plan)
+        parts = _read(found, config, plan, keep)
+        if isinstance(keep, Rounded):
+            yield LoadPhase("quantise"), None
+        backend, notes = prepare(
+            *(parts.model, parts.heads, plan.device, plan.context, calibration),
+            is_spread=plan.device_map is not None,
+            keep=keep,
+        )
+        parts.notes += notes
         yield LoadPhase("check"), None
-        engine = _engine(found, plan, parts, calibration)
+        engine = _engine(found, plan, parts, backend)
     loaded, tree = _loaded_model(found, plan, parts, engine, calibration)
     yield LoadPhase("warm up"), None
     with refuse_out_of_memory(plan.advice):
@@ -102,40 +111,31 @@ def _without_unused_heads(
     return replace(found, heads=found.heads.first(tree.depth), notes=(*found.notes, note))
 
 
-def _read(found: Checkpoint, config: Any, plan: DevicePlan) -> _ReadParts:
+def _read(found: Checkpoint, config: Any, plan: DevicePlan, keep: Keep) -> _ReadParts:
     """Heads, tokenizer and backbone, the adapter merged. Raises ModelError."""
     heads, padding = read_heads(found, config)
     tokenizer = read_tokenizer(found.backbone)
     template = add_known_template(tokenizer, found.template)
     template += missing_limits() if tokenizer.chat_template else []
     model, reading = weights.read_backbone(
-        found, config, plan.precision, plan.device, plan.device_map
+        found, config, plan.precision, plan.device, plan.device_map, keep.dtype is not None
     )
     notes = [*found.notes, *padding, *template, *plan.notes, *reading]
     if found.adapter is not None:
         model = merge_adapter(model, found.adapter)
         notes.append(f"the LoRA adapter {found.adapter.name} is merged into the backbone")
     if heads is not None:
-        heads = heads.to(device=plan.device, dtype=model.dtype)
+        heads = heads.to(device=plan.device, dtype=keep.dtype or model.dtype)
     return _ReadParts(model, heads, tokenizer, model.num_parameters(), notes)
 
 
-def _engine(
-    found: Checkpoint, plan: DevicePlan, parts: _ReadParts, calibration: Calibration | None
-) -> Engine:
+def _engine(found: Checkpoint, plan: DevicePlan, parts: _ReadParts, backend: StepBackend) -> Engine:
     """The engine, its tree step checked against plain steps. Adds to parts.notes. Raises
     ModelError for a backbone that decodes a tree otherwise."""
-    model = parts.model
-    is_spread = plan.device_map is not None
-    stored = stored_blocks(found) if plan.is_native and plan.precision == "bf16" else nothing_stored
-    backend, notes = prepare(
-        model, parts.heads, plan.device, plan.context, calibration, is_spread, stored
-    )
-    backbone = backend.backbone
-    difference = check_tree_step(backbone)
+    difference = check_tree_step(backend.backbone)
     agrees = f"a tree step agrees with plain steps (logits within {difference:.1g})"
-    parts.notes += [*notes, f"attention {backbone.implementation}; {agrees}"]
-    engine = Engine(backend, parts.heads, end_tokens(model, parts.tokenizer))
+    parts.notes.append(f"attention {backend.backbone.implementation}; {agrees}")
+    engine = Engine(backend, parts.heads, end_tokens(parts.model, parts.tokenizer))
     engine.name, engine.precision = found.name, plan.precision
     return engine
 
@@ -189,8 +189,7 @@ def _usual_nodes(
 def tuning_key(name: str, precision: str, device: torch.device) -> tuning_store.TuningKey:
     """Under what the tuner's result for a model is kept."""
     software = f"torch {torch.__version__}"
-    is_plain = precision in ("fp32", "bf16")
-    if device.type == "cpu" and is_plain and native_build.compiler() is not None:
+    if device.type == "cpu" and precision != "fp16" and native_build.compiler() is not None:
         software += " and C"
     return tuning_store.TuningKey(name, precision, describe_device(device), software)
 

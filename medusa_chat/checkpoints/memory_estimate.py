@@ -26,7 +26,8 @@ LEAST_GAPS = 100_000_000
 LINEAR = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0, "nf4": 0.5 + 1 / 64 + 4 / 16_384}
 PLAIN = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2, "nf4": 2}
 WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
-IN_C = ("fp32", "bf16")  # what our C code decodes (decoding/native); keys and values are fp32 there
+# what our C code makes of a linear's weight on a CPU: 32 numbers with a scale, and a floor
+ROUNDED = {"int8": 1 + 2 / 32, "nf4": 0.5 + 4 / 32}
 BLOCK = 64  # weights of nf4 that share a scale
 # what a weight of nf4 takes more in a merged linear, where its scale is in fp32 again
 UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
@@ -79,21 +80,28 @@ def estimate(
     size, plain = sizes(config), PLAIN[precision]
     is_native = device == "cpu" and runs_in_c(size, precision, cpu)
     is_cuda = device.startswith("cuda")  # where steps are recorded, in memory of their own
-    scales = 4 * size.linears // size.hidden if precision == "int8" else 0
-    if precision == "nf4" and size.hidden % BLOCK == 0:
+    in_c = device == "cpu" and is_rounded(precision, cpu)
+    scales = 4 * size.linears // size.hidden if precision == "int8" and not in_c else 0
+    if precision == "nf4" and size.hidden % BLOCK == 0 and not in_c:
         scales = int(size.merged * UNNESTED)
     rows = 1 + (heads.heads if heads else 0)
-    weights = int(size.linears * LINEAR[precision]) + (size.experts + size.rest) * plain + scales
+    linear = (ROUNDED if in_c else LINEAR)[precision]
+    weights = int(size.linears * linear) + (size.experts + size.rest) * plain + scales
     packed = _packed(size, heads, precision, cpu) * plain if device == "cpu" else 0
-    loading = 0
+    loading, words = 0, size.vocabulary * size.hidden
     if kept and is_native and precision == "bf16":
-        words = size.vocabulary * size.hidden * plain  # the embeddings stay, for tokens are read
-        loading, weights = weights, kept + words
-        packed -= words if size.is_tied else 0
+        loading, weights = _read(size, True), kept + words * plain  # tokens are read from the table
+        packed -= words * plain if size.is_tied else 0
+    if in_c:
+        loading = _read(size, not is_adapted)
+        if is_native:  # the LM head has 8 bits; the table of a tied one stays as well
+            table = int(words * ROUNDED["int8"])
+            packed += table - words * plain if size.is_tied else 0
+            weights += 0 if size.is_tied else table - words * plain
     if is_native and precision == "fp32" and size.is_bf16 and not is_adapted:
-        table = size.vocabulary * size.hidden  # as all matrices it lies in bf16, without loss
-        loading = 2 * (size.linears + (0 if size.is_tied else table))
-        weights, packed = weights - loading, packed - (2 * table if size.is_tied else 0)
+        short = 2 * (size.linears + (0 if size.is_tied else words))  # they lie in bf16
+        weights, packed = weights - short, packed - (2 * words if size.is_tied else 0)
+        loading = 3 * _read(size, True)  # one layer in bf16, and in fp32
         packed -= 2 * _inner(heads) if heads and heads.dtype == "BF16" else 0
     return Estimate(
         weights=weights,
@@ -107,6 +115,12 @@ def estimate(
         gaps=int(weights * GAPS[precision]) + LEAST_GAPS if is_cuda else 0,
         loading=loading,
     )
+
+
+def _read(size: Sizes, is_mapped: bool) -> int:
+    """Bytes of bf16 that a load holds at a time of what it packs: of one layer where files are
+    mapped into memory as they are, else of all."""
+    return 2 * size.linears // (size.layers if is_mapped else 1)
 
 
 def _unpacked(size: Sizes, precision: str) -> int:
@@ -137,4 +151,9 @@ def _inner(heads: HeadsFile | None) -> int:
 def runs_in_c(size: Sizes, precision: str, cpu: Cpu) -> bool:
     """Whether a model of this size will be decoded by our C code on a CPU, as far as its config
     tells (native.can_run sees the model)."""
-    return cpu.has_compiler and precision in IN_C and size.is_reached
+    return cpu.has_compiler and precision != "fp16" and size.is_reached
+
+
+def is_rounded(precision: str, cpu: Cpu) -> bool:
+    """Whether our C code multiplies what is quantised to this precision on a CPU."""
+    return cpu.has_compiler and precision in ROUNDED

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from medusa_chat.checkpoints.cpu import Cpu
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory_estimate import Estimate, estimate, runs_in_c
+from medusa_chat.checkpoints.memory_estimate import Estimate, estimate, is_rounded, runs_in_c
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.precision import QUANTISED, smaller_precisions
 from medusa_chat.errors import ModelError
@@ -62,6 +62,21 @@ class MemoryNeeds:
             return False
         return self.device == "cpu" and runs_in_c(size, precision, self.cpu)
 
+    def rounds(self, precision: str) -> bool:
+        """Whether our C code would multiply its weights, rounded to this precision."""
+        return self.device == "cpu" and is_rounded(precision, self.cpu)
+
+    def widens(self, precision: str) -> bool:
+        """Whether our C code would multiply weights of bf16 in fp32, which they stay in memory."""
+        if precision != "fp32" or self.found.adapter is not None or not self.runs_in_c("fp32"):
+            return False
+        size = sizes(self.found.weights.config)
+        return size.is_bf16 and self.found.weights.bytes < 3 * size.parameters  # as its files say
+
+    def smaller(self, precision: str) -> tuple[str, ...]:
+        """See smaller_precisions."""
+        return smaller_precisions(precision, self.rounds("int8"))
+
     def fits(self, precision: str, context: int | None = None) -> bool:
         """Whether it fits; True where that is unknown."""
         parts = self.at(precision, context)
@@ -69,7 +84,7 @@ class MemoryNeeds:
 
     def choose(self, preferred: str) -> str | None:
         """The first precision that fits: the preferred one, else a smaller one; None for none."""
-        return next((p for p in (preferred, *smaller_precisions(preferred)) if self.fits(p)), None)
+        return next((p for p in (preferred, *self.smaller(preferred)) if self.fits(p)), None)
 
     def remarks(self, precision: str) -> tuple[str, ...]:
         """Notes on what a precision does to this model."""
@@ -79,14 +94,14 @@ class MemoryNeeds:
         if precision == "int8" and self.device.startswith("cuda"):
             notes = ("int8 only saves memory: it is slower than 16 bits",)
         size = 2 * sizes(self.found.weights.config).experts
-        experts = f"the experts stay in 16 bits ({gb(size)}): bitsandbytes does not quantise them"
+        experts = f"the experts stay in 16 bits ({gb(size)}): they are not quantised"
         return (*notes, experts) if size else notes
 
     def advice(self, precision: str) -> str:
         """One line: that it does not fit at `precision`, and what would."""
         parts = self.at(precision)
         if parts is None or self.free is None:
-            tries = [f"--precision {p}" for p in smaller_precisions(precision)[-1:]]
+            tries = [f"--precision {p}" for p in self.smaller(precision)[-1:]]
             tries += ["a smaller --max-context", "a smaller model"]
             return f"{self._start(precision)}: try {', '.join(tries[:-1])} or {tries[-1]}"
         needs = f"it needs {gb(parts.total)} and {gb(self.free)} are free"
@@ -99,10 +114,10 @@ class MemoryNeeds:
         """Advice from the estimate on what would fit; if it says that this fits, it was too low."""
         if self.fits(precision):
             return "close other programs, or try a smaller --max-context or --precision nf4"
-        for other in smaller_precisions(precision):
+        for other in self.smaller(precision):
             if self.fits(other):
                 return f"--precision {other} would fit ({_size(self.at(other))})"
-        last = (precision, *smaller_precisions(precision))[-1]
+        last = (precision, *self.smaller(precision))[-1]
         if (tokens := self._longest(last)) >= SHORTEST:
             option = f"--precision {last} " if last != precision else ""
             return f"{option}--max-context {tokens} would fit"

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -31,14 +32,17 @@ def compiler() -> list[str] | None:
     return next(([found, *c[1:]] for c in tried if (found := shutil.which(c[0]))), None)
 
 
-@cache
 def library() -> ctypes.CDLL | None:
     """The library, compiled the first time (a few seconds) and opened; None, with a line in the
     log, where that cannot be done: torch's operators then do its work. Raises UsageError for a
     MEDUSA_CHAT_NATIVE that is no folder."""
     command = compiler()
-    if command is None:
-        return None
+    return None if command is None else opened(tuple(command))
+
+
+@cache
+def opened(command: Sequence[str]) -> ctypes.CDLL | None:
+    """The same, by this compiler; asked once in a process."""
     try:
         folder = _folder()
         file = folder / f"{_name(command)}.so"
@@ -74,7 +78,7 @@ def _flags() -> list[str]:
     ]
 
 
-def _name(command: list[str]) -> str:
+def _name(command: Sequence[str]) -> str:
     """The cache key of the library: its sources, the compiler, all flags and this CPU."""
     version = subprocess.run([*command, "--version"], capture_output=True, timeout=SECONDS).stdout
     parts = [version, *(f.encode() for f in (*command[1:], *_flags())), _cpu()]
@@ -93,7 +97,7 @@ def _cpu() -> bytes:
         return f"{sys.platform} {platform.machine()} {platform.processor()}".encode()
 
 
-def _compile(command: list[str], file: Path) -> None:
+def _compile(command: Sequence[str], file: Path) -> None:
     """Write the library whole or not at all: two programs may compile at the same time."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")

@@ -29,13 +29,13 @@ def usual_nodes(
 ) -> tuple[int, str]:
     """Nodes of the auto tree, and the reason as the end of a sentence.
 
-    On a CPU few in fp32 and with the pass in C, where each row costs its whole computation, and
-    twice as many where AMX multiplies rows of bf16. On a GPU those with the most tokens a second,
+    On a CPU few in fp32 and in C, where each row costs its whole computation, and twice as many
+    where AMX multiplies rows of bf16. On a GPU those with the most tokens a second,
     by the time that weights and products take of a step. config: the backbone's. expected[m - 1]:
     tokens a step with m nodes. head_parameters: of the Medusa heads."""
     if device.type == "cpu":
-        dear = 8 if precision == "bf16" and this_cpu().has_amx else 4
-        return (dear if is_native or precision == "fp32" else 16), "for cpu"
+        dear = 8 if precision != "fp32" and this_cpu().has_amx else 4
+        return (16 if precision in ("bf16", "fp16") and not is_native else dear), "for cpu"
     gpu = gpu_of(torch.cuda.get_device_properties(device)) if device.type == "cuda" else None
     try:
         size = sizes(config)

@@ -65,18 +65,20 @@ def read_backbone(
     precision: str,
     device: torch.device,
     device_map: Mapping[str, int | str] | None = None,
+    is_mapped: bool = False,
 ) -> tuple[Any, list[str]]:
-    """The backbone, frozen, and what to tell of it. Pickled weights go through the sandbox first; a
-    quantised one is read from what was kept of it, else kept. device_map: module -> where it lies,
-    for a model on several devices; None for all on `device`. Raises ModelError."""
+    """The backbone, frozen, and what to tell of it. Pickled weights go through the sandbox first;
+    what bitsandbytes quantises is read from what was kept of it, else kept. device_map: module ->
+    where it lies; None for all on `device`. is_mapped: read in the dtype of its files, whatever the
+    precision, so that weights stay there until our C packs them. Raises ModelError."""
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     half = _half(device, config)
     options = {
         "generation_config": _generation_config(found.backbone, config),
-        "dtype": kinds.get(precision, half),
+        "dtype": config.dtype or half if is_mapped else kinds.get(precision, half),
         "device_map": dict(device_map) if device_map else {"": device},
     }
-    if precision not in QUANTISED:
+    if is_mapped or precision not in QUANTISED:
         return _frozen(_read(_safe_folder(found), found.backbone, config=config, **options)), []
     kept = quantised.find(found, precision, str(half))
     if kept is not None:
@@ -206,15 +208,13 @@ def weight_files(found: Checkpoint) -> list[Path]:
     return [found.backbone / name for name in found.weights.files]
 
 
-def _quantization(precision: str, half: torch.dtype) -> Any:
-    """bitsandbytes' configuration for int8 and nf4 (double quantisation), else None."""
+def _quantization(precision: str, half: torch.dtype) -> BitsAndBytesConfig:
+    """bitsandbytes' configuration for int8 or nf4 (double quantisation)."""
     if precision == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
-    if precision == "nf4":
-        return BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=half,
-        )
-    return None
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=half,
+    )

@@ -169,10 +169,12 @@ def native_step(model: Any, context: int) -> native.NativeStep | None:
     assert library is not None
     shared = {id(p): p for p in model.parameters()}
     copied = deepcopy(model, shared).eval()
-    replace_submodules(copied, packs=False)
-    backbone = Backbone(copied, context)
     threads = native.NativeThreads(library, cpu_threads.of_native(copied))
-    return native.native_step(backbone, None, threads)
+    lay_out = native.layout(copied, threads)
+    if lay_out is None:
+        return None
+    replace_submodules(copied, packs=False, lay_out=lay_out)
+    return native.native_step(Backbone(copied, context), None, threads)
 
 
 def require_finite(logits: Tensor) -> None:

@@ -142,14 +142,12 @@ def test_a_number_that_is_none_stays_none(bad, cpu, request):
     assert found[0].isfinite().all() and not found[1].isfinite().any()
 
 
-def test_other_weights_than_the_files_stay_bf16(library):
+def test_other_weights_than_the_files_are_told_apart():
     """As after a LoRA adapter was merged into them."""
     blocks, weight = stored(8)
+    assert blocks.stands_for(weight)
     weight[7, 5] += 1
-    threads = native.NativeThreads(library, 1)
-    ours = NativeLinear(linear_of(weight), threads, blocks)
-    assert ours.weights.kind == HALVES
-    assert torch.equal(ours(torch.eye(INS)[5:6])[0, 7], (weight[7, 5] + ours._bias[7]).float())
+    assert not blocks.stands_for(weight)
 
 
 @pytest.mark.parametrize("kind", [3, 8, 14])
@@ -216,10 +214,11 @@ def test_every_matrix_of_a_file_is_found_by_its_name(tmp_path):
     whole, blocks = load_file(tmp_path / "whole.safetensors"), StoredBlocks(weights)
     assert files.kept > 0
     for name, weight in whole.items():
-        found = blocks(name)
+        found = blocks.blocks(name)
         assert (found is None) == (weight.dim() == 1), name
         if found is not None:
-            scales = found.scales.float().repeat_interleave(found.block, 1)
-            floors = found.floors.float().repeat_interleave(found.block, 1)
-            assert torch.equal((found.numbers * scales + floors).bfloat16(), weight), name
-    assert blocks("nothing.weight") is None
+            assert torch.equal(found.values(slice(None)).bfloat16(), weight), name
+            changed = weight + 1
+            assert blocks([name], changed) is changed
+            assert isinstance(blocks([name], weight), Blocks)
+    assert blocks.blocks("nothing.weight") is None

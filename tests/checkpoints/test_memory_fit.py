@@ -13,6 +13,7 @@ from support.engines import engine_of, tokens
 from support.families import tiny
 from support.inspected import VICUNA
 from support.loading import answer, loaded
+from support.native_engines import lay_out
 
 from medusa_chat.checkpoints import device_plan, weights
 from medusa_chat.checkpoints.layer_split import split_layers
@@ -26,6 +27,7 @@ from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Rounded
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.settings import GenerationSettings
@@ -74,14 +76,17 @@ def test_the_estimate_is_within_a_tenth_of_what_a_model_holds(family, tmp_path):
         assert needs.at(precision).held == pytest.approx(held, rel=0.1), precision
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path, precision):
-    tiny("llama", **SMALL).save_pretrained(tmp_path)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "nf4"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path, precision, is_tied):
+    tiny("llama", **SMALL, tie_word_embeddings=is_tied).save_pretrained(tmp_path)
     needs = MemoryNeeds(bare(tmp_path), 96, "cpu", None, Cpu(has_compiler=True))
-    model = read(tmp_path, precision)
-    replace_submodules(model, packs=False)
+    assert needs.rounds(precision) == (precision in ("int8", "nf4"))
+    keep = Rounded(4 if precision == "nf4" else 8) if needs.rounds(precision) else AS_IT_IS
+    model = read(tmp_path, "bf16" if needs.rounds(precision) else precision)
+    lay_out(model, library, keep)
     backbone = Backbone(model, 96)
-    assert native.native_step(backbone, None, native.NativeThreads(library, 1))
+    assert native.native_step(backbone, None, native.NativeThreads(library, 1), keep)
     held = held_bytes(model, *backbone.beside) + backbone.cache.nbytes
     assert needs.at(precision).held == pytest.approx(held, rel=0.1)
 
@@ -97,7 +102,7 @@ def test_the_estimate_knows_which_fp32_weights_lie_in_bf16(library, tmp_path, is
         for layer in model.model.layers:
             for linear in (m for m in layer.modules() if type(m) is torch.nn.Linear):
                 linear.weight.data += 1e-3 * torch.randn_like(linear.weight)
-    replace_submodules(model, packs=False)
+    lay_out(model, library)
     backbone = Backbone(model, 96)
     assert native.native_step(backbone, None, native.NativeThreads(library, 1))
     held = held_bytes(model, *backbone.beside) + backbone.cache.nbytes
@@ -119,6 +124,33 @@ def vicuna(free: int | None) -> MemoryNeeds:
 )
 def test_auto_takes_the_largest_precision_that_fits(free, chosen):
     assert vicuna(free).choose("bf16") == chosen
+
+
+def on_cpu(bytes: int = 0, **config: Any) -> MemoryNeeds:
+    """Those of a 7B model on a CPU with a compiler. bytes: of its files."""
+    weights = SimpleNamespace(config=VICUNA | config, kept=0, bytes=bytes)
+    found: Any = SimpleNamespace(name="vicuna", weights=weights, heads=None, adapter=None)
+    return MemoryNeeds(found, 4096, "cpu", None, Cpu(has_compiler=True))
+
+
+def test_where_our_c_rounds_int8_comes_before_4_bits():
+    needs = on_cpu(dtype="bfloat16")
+    sizes = {p: needs.at(p).total for p in ("fp32", "bf16", "int8", "nf4")}
+    assert sizes["nf4"] < sizes["int8"] < sizes["bf16"] < sizes["fp32"]
+    for precision, total in sizes.items():
+        tight = replace(needs, free=int(total / SHARE) + 1)
+        assert tight.choose("fp32") == precision
+    assert replace(needs, cpu=Cpu()).smaller("bf16") == ("nf4",)
+
+
+def test_a_bf16_model_in_fp32_needs_its_bf16_and_a_layer():
+    """Unless its files have other numbers than its config says."""
+    needs = on_cpu(dtype="bfloat16")
+    assert needs.widens("fp32")
+    wide, short = needs.at("fp32"), needs.at("bf16")
+    assert wide.weights + wide.loading < 1.15 * short.weights
+    assert not on_cpu(bytes=4 * 6_738_415_616, dtype="bfloat16").widens("fp32")
+    assert not replace(needs, cpu=Cpu()).widens("fp32")
 
 
 def test_int8_is_nobodys_fallback_and_says_its_price_on_a_gpu():

@@ -10,10 +10,16 @@ from support.checkpoints import write_checkpoint
 from support.quantised import opened, texts
 
 from medusa_chat import paths
-from medusa_chat.checkpoints import quantised
+from medusa_chat.checkpoints import native_build, quantised
 from medusa_chat.cli.main import main
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.model_slot import ModelSlot
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch):
+    """With one, our C multiplies on a CPU, and nothing is kept."""
+    monkeypatch.setenv(native_build.PLACE, "0")
 
 
 def blank(file):

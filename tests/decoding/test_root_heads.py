@@ -5,12 +5,11 @@ import torch
 from support.engines import PROMPT, TREES, decode, engine_of, tokens
 from support.families import VOCABULARY, tiny
 from support.graphs import answer, assert_same, settings_of
-from support.native_engines import made_native
+from support.native_engines import lay_out, made_native
 from support.shortlists import LISTED
 
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
-from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
@@ -24,7 +23,7 @@ def root_engine(family="llama", library=None, is_short=False, dtype=torch.float3
     """An engine whose random heads read the root."""
     model = tiny(family).to(dtype)
     if library is not None:
-        replace_submodules(model, packs=False)
+        lay_out(model, library)
     engine = engine_of(model)
     heads = MedusaHeads(4, model.config.hidden_size, dtype=dtype, has_root=True)
     torch.manual_seed(2)

@@ -8,13 +8,12 @@ import torch
 from support.engines import TREES, decode, engine_of, tokens
 from support.families import VOCABULARY, tiny
 from support.graphs import answer, assert_same, settings_of
-from support.native_engines import made_native
+from support.native_engines import lay_out, made_native
 from support.shortlists import LISTED, shortened
 
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
-from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
@@ -70,7 +69,7 @@ def test_a_tree_wider_than_the_list_drafts_from_all(library):
     for known in (None, library):
         model = tiny("llama")
         if known is not None:
-            replace_submodules(model, packs=False)
+            lay_out(model, known)
         engine = engine_of(model)
         assert engine.heads.shorten([5], engine.backbone.lm_head)
         if known is not None:

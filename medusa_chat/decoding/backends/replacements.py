@@ -1,5 +1,6 @@
 """Replacements: which submodules of a loaded model make way for faster ones with equal results."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,15 +51,21 @@ class Outputs(nn.Module):
         return out[..., self.start : self.stop]
 
 
-def replace_submodules(model: Any, packs: bool = True) -> list[str]:
+def replace_submodules(
+    model: Any, packs: bool = True, lay_out: Callable[[str, FusedLayer], None] | None = None
+) -> list[str]:
     """Replace norms, layers and the LM head in place where a faster module gives the same; returns
-    a sentence for each kind. packs: whether linears may be converted to oneDNN's layout."""
+    a sentence for each kind. packs: whether linears may be converted to oneDNN's layout. lay_out:
+    called with the name of each layer and the merged one before the next is merged."""
     norms = [name for name, m in model.named_modules() if type(m).__name__ in PLAIN_NORMS]
     for name in norms:
         model.set_submodule(name, FusedRMSNorm(model.get_submodule(name)))
     layers = [name for name, m in model.named_modules() if is_plain_layer(m)]
     for name in layers:
-        model.set_submodule(name, fused(model.get_submodule(name), packs))
+        layer = fused(model.get_submodule(name), packs)
+        model.set_submodule(name, layer)
+        if lay_out is not None:
+            lay_out(name, layer)
         torch.cuda.empty_cache()  # no merged linear fits where its parts were
     head = model.get_output_embeddings()
     if packs and (wide := packed(head)) is not head:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.engines import TREES, decode, drafters_of, engine_of, on, tokens
 from support.families import CONTEXT, VOCABULARY, tiny
-from support.native_engines import made_native, native_engine
+from support.native_engines import lay_out, made_native, native_engine
 
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.model_sizes import sizes
@@ -17,7 +17,6 @@ from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
-from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
@@ -329,7 +328,7 @@ def test_fp16_a_mixture_of_numbers_and_growing_angles_are_not_its():
 
 def test_wrong_numbers_leave_torchs_operators(library, monkeypatch, caplog):
     model = tiny("llama")
-    replace_submodules(model, packs=False)
+    lay_out(model, library)
     engine = engine_of(model)
     threads = native.NativeThreads(library, 1)
     monkeypatch.setattr(threads.c, "run", lambda job: 0)  # it leaves what memory holds
@@ -375,7 +374,7 @@ def test_what_a_killed_compiler_left_is_cleared_away(library, tmp_path, monkeypa
     for file in (old, young):
         file.touch()
     os.utime(old, (0, 0))
-    assert native_build.library.__wrapped__() is not None
+    assert native_build.opened.__wrapped__(native_build.compiler()) is not None
     assert not old.exists() and young.exists(), "the young one may still be written"
 
 
@@ -389,7 +388,7 @@ def test_its_folder_is_the_cache_or_a_whole_path(library, tmp_path, monkeypatch)
     for place in ("true", "on", "./native"):
         monkeypatch.setenv(native_build.PLACE, place)
         with pytest.raises(UsageError, match=f"{native_build.PLACE} is '{place}': give 0, 1 or"):
-            native_build.library.__wrapped__()
+            native_build.opened.__wrapped__(native_build.compiler())
     assert not list(tmp_path.iterdir())
 
 
@@ -541,7 +540,7 @@ def test_a_long_text_is_mixed_in_stretches_to_the_same_bits(library):
     engine = engine_of(model, context=300)
     ids = torch.arange(280) * 11 % VOCABULARY
     expected = engine.backbone.run_chunk(ids)
-    replace_submodules(model, packs=False)
+    lay_out(model, library)
     engine = engine_of(model, context=300)
     engine = made_native(engine, library, 2)
     found = []

@@ -6,9 +6,24 @@ plain decoding's. The rules of a step are not here (step.py). Its reference is t
 merged layers (fused_layers.py), which also runs whatever this one does not support.
 """
 
-from medusa_chat.decoding.backends.native.attach import can_run, native_step
+from medusa_chat.decoding.backends.native.attach import (
+    can_run,
+    convert,
+    layout,
+    native_step,
+    round_linears,
+)
 from medusa_chat.decoding.backends.native.decoder import NativeStep
 from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.texts import NativeTexts
 
-__all__ = ["NativeStep", "NativeTexts", "NativeThreads", "can_run", "native_step"]
+__all__ = [
+    "NativeStep",
+    "NativeTexts",
+    "NativeThreads",
+    "can_run",
+    "convert",
+    "layout",
+    "native_step",
+    "round_linears",
+]

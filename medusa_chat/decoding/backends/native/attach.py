@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.native.blocks import Blocks, Stored, joined, nothing_stored
+from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Blocks, Keep
 from medusa_chat.decoding.backends.native.decoder import NativeDecoder, NativeStep
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThreads
@@ -29,84 +29,119 @@ TOLERANCES = {
 }  # of the difference from the reference, as a share of the largest number
 
 
-def can_run(model: Any) -> bool:
+def can_run(model: Any, keep: Keep = AS_IT_IS) -> bool:
     """Whether the C library can run this model's decoder, asked before any module is replaced: a
-    supported config, fp32 or bf16 on a CPU, layers that merge, a plain LM head."""
+    supported config, on a CPU in fp32 or bf16 or to be kept so, layers that merge, a plain LM
+    head."""
     decoder, config = model.get_decoder(), model.config.get_text_config()
     layers = list(getattr(decoder, "layers", ()))
     if not layers or not all(is_plain_layer(layer) for layer in layers):
         return False
     if type(model.get_output_embeddings()) is not nn.Linear:
         return False
-    weights = [p for p in model.parameters()]
-    return (
-        len({p.dtype for p in weights} & set(DTYPES)) == 1
-        and all(p.dtype == weights[0].dtype and p.device.type == "cpu" for p in weights)
-        and reaches(config.to_dict())
-    )
+    dtypes, devices = {p.dtype for p in model.parameters()}, {p.device for p in model.parameters()}
+    is_one = keep.dtype is not None or (len(dtypes) == 1 and dtypes <= set(DTYPES))
+    return is_one and devices == {torch.device("cpu")} and reaches(config.to_dict())
+
+
+def layout(
+    model: Any, threads: NativeThreads, keep: Keep = AS_IT_IS
+) -> Callable[[str, Any], None] | None:
+    """What lays a merged layer of a model for which `can_run` holds out for C, given its name too:
+    one by one, so that no weight has to be in memory twice. keep: how its weights are kept. None
+    where a product by C differs from torch's."""
+    first = model.get_decoder().layers[0].self_attn.o_proj
+    dtype = keep.dtype or first.weight.dtype
+    if not _is_right(dtype, lambda: _off_by(first, threads, dtype)):
+        return None
+    return partial(_lay_out, threads, keep)
 
 
 def native_step(
     backbone: Backbone,
     heads: MedusaHeads | None,
     threads: NativeThreads,
-    stored: Stored = nothing_stored,
+    keep: Keep = AS_IT_IS,
 ) -> NativeStep | None:
-    """Replace the decoder of a backbone for which `can_run` holds, its LM head and the products of
+    """Replace the decoder of a backbone whose layers are laid out, its LM head and the products of
     its Medusa heads by the C library's -> its steps; None where the results differ from the
-    reference's. Converted weights are not kept in their old layout. stored: the weights of the
-    tensor of a name as its file has them; where they stand for the backbone's very numbers they
-    stay so in memory too, and are multiplied so."""
+    reference's. keep: how the LM head's weight is kept."""
     twin = backbone.decoder
     if not isinstance(twin, FusedDecoder):
         return None
-    if not _is_right(backbone.dtype, lambda: _off_by(twin.stock.layers[0].qkv, threads)):
-        return None
-    names = {id(module): name for name, module in backbone.model.named_modules()}
-    for layer in twin.stock.layers:
-        _lay_out(layer, threads, partial(joined, stored, names[id(layer)]))
     native = NativeDecoder(twin, list(backbone.cache.layers.layers), threads)
     if not _is_right(backbone.dtype, lambda: _difference(backbone, twin, native)):
         backbone.decoder = twin
         return None
     backbone.decoder = native
-    is_tied = backbone.lm_head.linear.weight is backbone.model.get_input_embeddings().weight
-    place = "model.embed_tokens" if is_tied else "lm_head"
-    table = stored(f"{place}.weight")
-    lm_head = NativeLinear(backbone.lm_head.linear, threads, table)
+    head: Any = backbone.lm_head.linear
+    is_tied = head.weight is backbone.model.get_input_embeddings().weight
+    place, weight = "model.embed_tokens" if is_tied else "lm_head", head.weight.detach()
+    table = keep([f"{place}.weight"], weight)
+    lm_head = NativeLinear(head, threads, table)
     backbone.lm_head.linear = lm_head
     backbone.model.set_output_embeddings(lm_head)
     if heads is not None and heads.weight.dtype == backbone.dtype:
-        heads.twin = NativeHeads(heads, threads, table)
+        heads.twin = NativeHeads(heads, threads, table if isinstance(table, Blocks) else None)
     return NativeStep(backbone, native, threads)
 
 
-def _lay_out(layer: Any, threads: NativeThreads, stored: Callable[..., Blocks | None]) -> None:
-    """Put native linears into a merged layer and the stock layer that it wraps. The gated products
-    are padded to whole panels with outputs of 0, and the next product's weights with columns of
-    0. stored: the weight of these linears side by side, as it is stored."""
+def convert(model: Any, dtype: torch.dtype) -> None:
+    """The numbers of a model to a dtype, but for those of its layers' linears, which are kept one
+    by one."""
+    head = model.get_output_embeddings()
+    for module in model.modules():
+        if type(module) is not nn.Linear or module is head:
+            for number in module.parameters(recurse=False):
+                number.data = number.data.to(dtype)
+
+
+def _lay_out(threads: NativeThreads, keep: Keep, place: str, layer: Any) -> None:
+    """Put native linears into the merged layer at `place` and the stock layer that it wraps. The
+    gated products are padded to whole panels with outputs of 0, and the next product's weights with
+    columns of 0."""
     attention, mlp = layer.stock.self_attn, layer.stock.mlp
     inner = layer.down.in_features
     more = -inner % WIDEST_PANEL
-    gate_up = SimpleNamespace(
-        weight=F.pad(layer.gate_up.weight.view(2, inner, -1), (0, 0, 0, more)).flatten(0, 1),
-        bias=layer.gate_up.bias,
-    )
-    if gate_up.bias is not None:
-        gate_up.bias = F.pad(gate_up.bias.view(2, inner), (0, more)).flatten()
-    down = SimpleNamespace(weight=F.pad(layer.down.weight, (0, more)), bias=layer.down.bias)
+    gate_up, down = layer.gate_up, layer.down
+    if more:
+        gate_up = SimpleNamespace(
+            weight=F.pad(gate_up.weight.view(2, inner, -1), (0, 0, 0, more)).flatten(0, 1),
+            bias=None
+            if gate_up.bias is None
+            else F.pad(gate_up.bias.view(2, inner), (0, more)).flatten(),
+        )
+        down = SimpleNamespace(weight=F.pad(down.weight, (0, more)), bias=down.bias)
     sizes = [getattr(attention, name).out_features for name in ("q_proj", "k_proj", "v_proj")]
-    attend, gate = (f"self_attn.{name}_proj" for name in "qkv"), ("mlp.gate_proj", "mlp.up_proj")
-    layer.qkv = NativeLinear(layer.qkv, threads, stored(*attend))
-    layer.out = NativeLinear(layer.out, threads, stored("self_attn.o_proj"))
-    layer.gate_up = NativeLinear(gate_up, threads, None if more else stored(*gate))
-    layer.down = NativeLinear(down, threads, None if more else stored("mlp.down_proj"))
+
+    def laid(linear: Any, *names: str) -> NativeLinear:
+        kept = keep([f"{place}.{name}_proj.weight" for name in names], linear.weight.detach())
+        return NativeLinear(linear, threads, kept)
+
+    layer.qkv = laid(layer.qkv, *(f"self_attn.{name}" for name in "qkv"))
+    layer.out = laid(layer.out, "self_attn.o")
+    layer.gate_up = laid(gate_up, "mlp.gate", "mlp.up")
+    layer.down = laid(down, "mlp.down")
     attention.o_proj, mlp.down_proj = layer.out, layer.down
     q, k, v = accumulate(sizes)
     attention.q_proj = Outputs(layer.qkv, 0, q)
     attention.k_proj, attention.v_proj = Outputs(layer.qkv, q, k), Outputs(layer.qkv, k, v)
     mlp.gate_proj = Outputs(layer.gate_up, 0, inner + more)
     mlp.up_proj = Outputs(layer.gate_up, inner + more, 2 * (inner + more))
+
+
+def round_linears(model: Any, threads: NativeThreads, keep: Keep) -> int:
+    """Replace the linears of a model of any family, but for its LM head, by products with blocks
+    in C where `keep` makes some -> how many there are. All else is in its dtype afterwards."""
+    head, count = model.get_output_embeddings(), 0
+    for name, linear in list(model.named_modules()):
+        if type(linear) is nn.Linear and linear is not head:
+            blocks = keep([f"{name}.weight"], linear.weight.detach())
+            if isinstance(blocks, Blocks):
+                model.set_submodule(name, NativeLinear(linear, threads, blocks))
+                count += 1
+    model.to(keep.dtype)
+    return count
 
 
 def _is_right(dtype: torch.dtype, difference: Callable[[], float]) -> bool:
@@ -129,9 +164,12 @@ def _difference(backbone: Backbone, *decoders: Any) -> float:
     return float((found[0] - found[1]).abs().max() / found[0].abs().max())
 
 
-def _off_by(linear: Any, threads: NativeThreads) -> float:
-    """The largest difference of our product from torch's, as a share of the largest output."""
+def _off_by(linear: Any, threads: NativeThreads, dtype: torch.dtype) -> float:
+    """The largest difference of our product with the weight as this dtype from torch's, as a share
+    of the largest output."""
     x = torch.randn(7, linear.in_features, generator=torch.Generator().manual_seed(0))
-    found = NativeLinear(linear, threads)(x)
-    expected = linear(x.to(linear.weight.dtype)).float()
+    weight = linear.weight.detach().to(dtype)
+    found = NativeLinear(linear, threads, weight)(x)
+    bias = None if linear.bias is None else linear.bias.to(dtype)
+    expected = F.linear(x.to(dtype), weight, bias).float()
     return float((found - expected).abs().max() / expected.abs().max())

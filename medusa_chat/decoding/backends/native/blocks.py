@@ -1,12 +1,16 @@
-"""Blocks: a quantised weight as a file stores it, which C multiplies so."""
+"""Blocks: a quantised weight, as a file stores it or made of 16 bits, which C multiplies so."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-ROWS = 1024  # of a weight that are compared at once: a few MB of fp32
+ROWS = 256  # of a weight that are looked at together: a few MB of fp32
+INPUTS = 32  # with one scale, of blocks that are made here
+TINY = 1e-30  # in place of a scale of 0
+TABLES = {"lm_head.weight", "model.embed_tokens.weight"}  # of which an LM head is made
 
 
 @dataclass(frozen=True)
@@ -29,21 +33,20 @@ class Blocks:
         """Whether every number has 4 bits."""
         return bool(self.numbers.min() >= 0 and self.numbers.max() <= 15)
 
+    def values(self, rows: slice) -> Tensor:
+        """The weights of some rows, float32 [n, ins]."""
+        numbers = self.numbers[rows].unflatten(1, (-1, self.block))
+        found: Tensor = numbers * self.scales[rows, :, None].float()
+        if self.floors is not None:
+            found += self.floors[rows, :, None].float()
+        return found.flatten(1)
+
     def stands_for(self, weight: Tensor) -> bool:
         """Whether a weight [outs, ins] is this one, rounded to bf16."""
         if weight.dtype != torch.bfloat16 or weight.shape != self.numbers.shape:
             return False
-        starts = torch.arange(0, len(weight), ROWS)
-        return all(self._has(weight, slice(at, at + ROWS)) for at in starts.tolist())
-
-    def _has(self, weight: Tensor, rows: slice) -> bool:
-        """The same of some rows."""
-        found = (
-            self.numbers[rows].unflatten(1, (-1, self.block)) * self.scales[rows, :, None].float()
-        )
-        if self.floors is not None:
-            found += self.floors[rows, :, None].float()
-        return torch.equal(found.flatten(1).bfloat16(), weight[rows])
+        parts = (slice(at, at + ROWS) for at in range(0, len(weight), ROWS))
+        return all(torch.equal(self.values(rows).bfloat16(), weight[rows]) for rows in parts)
 
     def rows(self, places: Tensor) -> "Blocks":
         """The rows at `places` int64 [n] alone."""
@@ -51,12 +54,13 @@ class Blocks:
         return Blocks(self.numbers[places], self.scales[places], floors)
 
     @classmethod
-    def of(cls, weight: Tensor, block: int) -> "Blocks":
-        """The nearest blocks of 8 bits to a weight [outs, ins] of whole blocks, scales float32."""
-        parts = weight.float().unflatten(1, (-1, block))
-        scales = (parts.abs().amax(2) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        numbers = (parts / scales.unsqueeze(2)).round().to(torch.int8)
-        return cls(numbers.flatten(1), scales)
+    def of(cls, weight: Tensor, bits: int = 8) -> "Blocks":
+        """Blocks of INPUTS near a weight [outs, ins], ins a multiple of INPUTS: of 8 bits, or of 4
+        with floors."""
+        round_part = _nearest_bytes if bits == 8 else _nearest_nibbles
+        parts = [round_part(part.float().unflatten(1, (-1, INPUTS))) for part in weight.split(ROWS)]
+        numbers, *tables = (torch.cat(found) for found in zip(*parts, strict=True))
+        return cls(numbers.flatten(1), *tables)
 
     @classmethod
     def joined(cls, parts: Sequence["Blocks"]) -> "Blocks":
@@ -85,16 +89,74 @@ class Blocks:
         return cls(torch.cat([part.numbers for part in parts]), scales, floors)
 
 
-Stored = Callable[[str], Blocks | None]  # the weight of a tensor's name, where it is stored so
+def _nearest_bytes(x: Tensor) -> tuple[Tensor, ...]:
+    """x float32 [n, blocks, INPUTS] -> whole numbers int8 and scales float16 [n, blocks]."""
+    scales = (x.abs().amax(2) / 127).half()
+    steps = scales.float().clamp(min=TINY).unsqueeze(2)
+    return (x / steps).round().clamp(-127, 127).to(torch.int8), scales
 
 
-def nothing_stored(_: str) -> None:
-    """The Stored of a model whose file holds floats."""
+def _nearest_nibbles(x: Tensor) -> tuple[Tensor, ...]:
+    """x float32 [n, blocks, INPUTS] -> whole numbers from 0 to 15 int8, scales and floors float16
+    [n, blocks]: those of the line by least squares through x and its places in its range, which is
+    a fifth nearer to normal weights than nf4's 16 values."""
+    least = x.amin(2, True)
+    step = ((x.amax(2, True) - least) / 15).clamp_(min=TINY)
+    numbers = ((x - least) / step).round_()
+    mean, middle = x.mean(2, True), numbers.mean(2, True)
+    away = numbers - middle
+    spread = away.square().sum(2, True).clamp_(min=TINY)
+    scales = ((away * x).sum(2, True) / spread).half()
+    floors = (mean - scales.float() * middle).half()
+    numbers = ((x - floors.float()) / scales.float().clamp_(min=TINY)).round_().clamp_(0, 15)
+    return numbers.to(torch.int8), scales.squeeze(2), floors.squeeze(2)
 
 
-def joined(stored: Stored, place: str, *linears: str) -> Blocks | None:
-    """The weights of several linears of the module at `place`, side by side; None where one is not
-    stored as blocks."""
-    found = [stored(f"{place}.{name}.weight") for name in linears]
-    parts = [part for part in found if part is not None]
-    return Blocks.joined(parts) if len(parts) == len(found) else None
+class Keep(Protocol):
+    """How the weights of a model lie in memory where C multiplies them. dtype: what all else of it
+    is in; None: as it was read."""
+
+    dtype: torch.dtype | None
+
+    def __call__(self, names: Sequence[str], weight: Tensor) -> Blocks | Tensor:
+        """What is multiplied in place of a weight [outs, ins], that of the tensors of these names
+        side by side: blocks, or numbers of fp32 or bf16."""
+        ...
+
+
+class AsItIs:
+    """The Keep of a model that was read in fp32 or bf16 and stays so."""
+
+    dtype: torch.dtype | None = None
+
+    def __call__(self, names: Sequence[str], weight: Tensor) -> Tensor:
+        """The weight."""
+        return weight
+
+
+class Widened:
+    """The Keep of a model that is computed in fp32 and was read in 16 bits."""
+
+    dtype: torch.dtype | None = torch.float32
+
+    def __call__(self, names: Sequence[str], weight: Tensor) -> Tensor:
+        """The weight in fp32."""
+        return weight.float()
+
+
+class Rounded:
+    """The Keep that makes blocks of a model's weights: of 8 bits, or of 4 but for the LM head."""
+
+    dtype: torch.dtype | None = torch.bfloat16
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+    def __call__(self, names: Sequence[str], weight: Tensor) -> Blocks | Tensor:
+        """The blocks nearest to a weight; in bf16 where its inputs are not whole blocks."""
+        if weight.shape[1] % INPUTS:
+            return weight.bfloat16()
+        return Blocks.of(weight, 8 if set(names) & TABLES else self.bits)
+
+
+AS_IT_IS: Keep = AsItIs()

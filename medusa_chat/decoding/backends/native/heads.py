@@ -17,8 +17,6 @@ from medusa_chat.decoding.backends.native.structs import (
 )
 from medusa_chat.decoding.heads import MedusaHeads
 
-EACH = 32  # numbers with one scale
-
 
 class NativeHeads(nn.Module):
     """The heads in C: the heads' residual layers at one position, and the best of logits.
@@ -83,7 +81,7 @@ class NativeHeads(nn.Module):
             and matrices.dtype == torch.bfloat16
             and matrices.shape[2] % WIDEST_PANEL == 0
         ):
-            packed = self._threads.packed(Blocks.of(matrices.flatten(0, 1), EACH))
+            packed = self._threads.packed(Blocks.of(matrices.flatten(0, 1)))
             assert packed is not None
             return packed
         return self._threads.panels(matrices)

@@ -11,7 +11,7 @@ from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.structs import Product
 from medusa_chat.decoding.backends.parity import agrees
 
-OTHERWISE = "a weight of the file is unpacked to bf16"  # what happens where C's product is wrong
+OTHERWISE = "a weight of whole numbers is unpacked to bf16"  # where C's product is wrong
 TOLERANCE, SAMPLE = 0.02, 64  # of the difference from torch's product; outputs that are compared
 
 
@@ -26,32 +26,33 @@ class NativeLinear(nn.Module):
     """A linear of fp32 or bf16 on a CPU, its weight in panels: [..., ins] -> [..., outs], summed in
     fp32, in the input's dtype. It keeps no reference to the linear that it replaces."""
 
-    def __init__(self, linear: Any, threads: NativeThreads, blocks: Blocks | None = None) -> None:
-        """blocks: the weight as it is stored, which then stays so: what is multiplied is
-        scale * number + floor, which the weight is when it is rounded to bf16."""
+    def __init__(
+        self, linear: Any, threads: NativeThreads, kept: Blocks | Tensor | None = None
+    ) -> None:
+        """kept: what is multiplied in place of its weight; None: that."""
         super().__init__()
         self.outs, self.ins = linear.weight.shape
         self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
         self._threads = threads
         self.panels: Tensor
         self.register_buffer("panels", None, persistent=False)
-        if blocks is not None and blocks.stands_for(linear.weight):
-            packed = threads.packed(blocks)
+        if isinstance(kept, Blocks):
+            packed, some = threads.packed(kept), kept.values(slice(SAMPLE))
             if packed is not None:
                 self.weights, self.panels = packed
-                if agrees(OTHERWISE, lambda: self._off_by(linear.weight), TOLERANCE):
+                if agrees(OTHERWISE, lambda: self._off_by(some), TOLERANCE):
                     return
-        self.weights, self.panels = threads.panels(linear.weight)
+            kept = None
+        self.weights, self.panels = threads.panels(linear.weight if kept is None else kept)
 
     def _off_by(self, weight: Tensor) -> float:
-        """The largest difference of some outputs from torch's product with the weight, without a
-        bias, as a share of the largest."""
-        x = torch.randn(2, self.ins, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-        some = slice(0, SAMPLE)
-        expected = x.float() @ weight[some].detach().float().t()
-        found = self(x.float())[:, some]
+        """The largest difference of the first outputs from torch's product with their weight
+        float32 [n, ins], without a bias, as a share of the largest."""
+        x = torch.randn(2, self.ins, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+        expected = x @ weight.t()
+        found = self(x)[:, : len(weight)]
         if self._bias is not None:
-            found = found - self._bias[some]
+            found = found - self._bias[: len(weight)]
         return float((found - expected).abs().max() / expected.abs().max())
 
     @property
