@@ -20,6 +20,7 @@ from support.checkpoints import (
     write_checkpoint,
 )
 from support.loading import answer, loaded
+from support.pickles import pickles_here  # noqa: F401
 
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
 from medusa_chat.checkpoints.layouts.contents import survey

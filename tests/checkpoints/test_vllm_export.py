@@ -23,6 +23,7 @@ from support.checkpoints import (
 from support.families import FAMILIES, tiny
 from support.gguf_models import tiny_model, write_gguf
 from support.loading import answer, loaded
+from support.pickles import pickles_here  # noqa: F401
 
 from medusa_chat.checkpoints import vllm_export
 from medusa_chat.checkpoints.head_tensors import tensors_of

@@ -25,17 +25,20 @@ from medusa_chat import hub
 from medusa_chat.cli.main import main
 
 TINY, TINY_HEADS, TINY_BASE = "tiny/medusa-whole", "tiny/medusa-heads", "tiny/base"
-# Every way to the network raises, and says so; nothing is imported before.
+# Commands one after another, whose exit codes come last. Every way to the network raises, and says
+# so; nothing is imported before.
 WATCHED = """
-import sys
+import json, sys
 def watch(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
         print("NETWORK", event, arguments, file=sys.stderr)
         raise OSError("the network was used")
 sys.addaudithook(watch)
 from medusa_chat.cli.main import main
-sys.exit(main(sys.argv[1:]))
+codes = [main(command) for command in json.loads(sys.argv[1])]
+print(json.dumps(codes), file=sys.stderr)
 """
+NOT_HERE = ("generate", "--prompt", "x", "--checkpoint", "a/b")
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +98,16 @@ def run(
     )
 
 
+def run_watched(server: Hub, folder: Path, commands: Any, codes: list[int], **env: str) -> str:
+    """stdout of commands that end with these codes and use no network."""
+    asked = len(server.requests)
+    done = run(server, folder, json.dumps(commands), code=WATCHED, env=env)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stderr.splitlines()[-1]) == codes, done.stderr
+    assert len(server.requests) == asked and "NETWORK" not in done.stderr
+    return done.stdout
+
+
 def one_line(code: int, stderr: str, says: str) -> None:
     assert code == 4, stderr
     last = stderr.strip().splitlines()[-1]
@@ -108,30 +121,21 @@ def test_a_pulled_checkpoint_decodes_offline(server: Hub, tmp_path: Path) -> Non
     told = json.loads(pulled.stdout)
     assert told["id"] == TINY and told["base"] is None
     assert told["fetched_bytes"] == told["total_bytes"] > 10_000
-    asked = len(server.requests)
-    answered = run(
-        *(server, tmp_path, "generate", "--checkpoint", TINY, "--offline", "--json"),
-        *("--prompt", "hello", "--max-new-tokens", "8", "--tree", "dense-2-2"),
-        code=WATCHED,
-    )
-    assert answered.returncode == 0, answered.stderr
-    events = [json.loads(line) for line in answered.stdout.splitlines()]
+    options = ("--json", "--max-new-tokens", "8", "--tree", "dense-2-2", "--offline")
+    here = ("generate", "--checkpoint", TINY, "--prompt", "hello", *options)
+    said = run_watched(server, tmp_path, [here, (*NOT_HERE, "--offline")], [0, 4])
+    events = [json.loads(line) for line in said.splitlines()]
     assert events[0]["model"] == TINY and events[0]["settings"]["drafter"] == "auto"
     assert len(events[-1]["token_ids"]) == 8
-    assert len(server.requests) == asked and "NETWORK" not in answered.stderr
 
 
 def test_pulled_heads_decode_on_their_pulled_base_offline(server: Hub, tmp_path: Path) -> None:
     pulled = run(server, tmp_path, "models", "pull", TINY_HEADS)
     assert pulled.returncode == 0, pulled.stderr
     assert f"the base of these heads: {TINY_BASE}" in pulled.stderr
-    answered = run(
-        *(server, tmp_path, "generate", "--checkpoint", TINY_HEADS, "--backbone", TINY_BASE),
-        *("--prompt", "hello", "--max-new-tokens", "8", "--tree", "dense-2-2"),
-        code=WATCHED,
-        env={"HF_HUB_OFFLINE": "1"},
-    )
-    assert answered.returncode == 0, answered.stderr
+    here = ("generate", "--checkpoint", TINY_HEADS, "--backbone", TINY_BASE, "--prompt", "hello")
+    options = ("--max-new-tokens", "8", "--tree", "dense-2-2")
+    run_watched(server, tmp_path, [(*here, *options), NOT_HERE], [0, 4], HF_HUB_OFFLINE="1")
 
 
 def test_generate_downloads_what_is_not_here(here: Hub) -> None:
@@ -141,23 +145,12 @@ def test_generate_downloads_what_is_not_here(here: Hub) -> None:
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (("models", "list"), 0),
-        (("models", "search", "vicuna"), 4),
-        (("models", "pull", "a/b"), 4),
-        (("generate", "--prompt", "x", "--checkpoint", "a/b"), 4),
-    ],
-)
-def test_offline_opens_no_socket(
-    server: Hub, tmp_path: Path, arguments: tuple[str, ...], code: int, how: str
-) -> None:
+def test_offline_opens_no_socket(server: Hub, tmp_path: Path, how: str) -> None:
     option = ("--offline",) if how == "option" else ()
     variable = {} if how == "option" else {"HF_HUB_OFFLINE": "1"}
-    result = run(server, tmp_path, *arguments, *option, code=WATCHED, env=variable)
-    assert result.returncode == code, result.stderr
-    assert "NETWORK" not in result.stderr and not server.requests
+    named = (("list",), ("search", "vicuna"), ("pull", "a/b"))
+    commands = [("models", *arguments, *option) for arguments in named]
+    run_watched(server, tmp_path, commands, [0, 4, 4], **variable)
 
 
 def begun_bytes(folder: Path) -> int:

@@ -258,16 +258,16 @@ def steps_of(events) -> list[Step]:
     return [event for event in events if isinstance(event, Step)]
 
 
-@pytest.mark.parametrize("make", [Tuned, lambda: Tuned(1.5), lambda: None])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_text_is_plain_decodings(family, temperature, make):
+def test_the_text_is_plain_decodings(family, temperature):
     engine = engine_of(tiny(family))
     prompt = [*PROMPT, *tokens(engine, temperature=temperature)] * 2
     plain = tokens(engine, prompt, temperature=temperature)
-    for details in (True, False):
-        drafter = drafter_of(engine, make(), details)
-        assert tokens(engine, prompt, drafter, temperature=temperature) == plain
+    for make in (Tuned, lambda: Tuned(1.5), lambda: None):
+        for details in (True, False):
+            drafter = drafter_of(engine, make(), details)
+            assert tokens(engine, prompt, drafter, temperature=temperature) == plain
 
 
 @pytest.mark.parametrize("acceptance", ["typical", "typical-sampled"])

@@ -90,6 +90,8 @@ def test_special_tokens_in_a_message_stay_text(fp32):
 
 def test_bench_compares_all_contestants_in_one_run(monkeypatch):
     monkeypatch.setattr(speed, "no_compiler", lambda device: "this test has no time for it")
+    monkeypatch.setattr(speed, "TURNS", 2)
+    monkeypatch.setattr(speed, "HOSTILE_ROUNDS", 2)
     result = run(
         LoadRequest("demo", device="cpu"),
         rounds=1,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.checkpoints import write_checkpoint
 from support.waiting import wait_for
+from support.warm_workers import warm_workers  # noqa: F401
 
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings

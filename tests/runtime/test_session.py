@@ -9,11 +9,13 @@ import pytest
 from support.checkpoints import write_checkpoint
 from support.scripted import ScriptedRunner
 from support.waiting import wait_for
+from support.warm_workers import warm_workers  # noqa: F401
 
 from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.messages import LoadPhase, LoadRequest, PeekRequest
+from medusa_chat.runtime import model_lifecycle
 from medusa_chat.runtime.requests import Reply, Switch, Tune, UseTree
 from medusa_chat.runtime.runner import InProcess, WorkerGone
 from medusa_chat.runtime.session import Session
@@ -43,8 +45,9 @@ def shared(folder):
 
 
 @pytest.fixture
-def child(shared):
-    """A child that is ready, whatever the tests before did to it: its start takes seconds."""
+def child(shared, monkeypatch):
+    """A child that is ready, whatever the tests before did to it: they are no row of ends."""
+    monkeypatch.setattr(model_lifecycle, "STABLE_SECONDS", 0)
     wait_for(lambda: is_ready(shared))
     return shared
 

@@ -32,7 +32,6 @@ from medusa_chat.runtime.session import Session
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPTS = (
     FRANCE[0]["content"],
-    "Write a haiku about rain.",
     "Repeat: the cat sat on the mat, the cat sat on the hat, the cat sat on the bat.",
     "How many legs do two spiders have? Think step by step.",
 )
@@ -71,7 +70,7 @@ def test_the_chat_template_is_the_models_and_its_turn_ends(model):
 def test_every_drafter_gives_the_text_of_plain_decoding(model, converted, mode):
     """As `bench --study exactness` says it; in fp32 with transformers beside it."""
     request, settings = LoadRequest(NAME, str(converted), device="cpu"), MODES[mode]
-    context = BenchContext(request, model, "auto", 1, 32, lambda message: None)
+    context = BenchContext(request, model, "auto", 1, 24, lambda message: None)
     runs = answers(context, [question_of(context, text) for text in PROMPTS], settings)
     for drafter in DRAFTERS:
         assert differences(context, runs["none"], runs[drafter], settings) == [], drafter

@@ -23,6 +23,7 @@ ARGUMENTS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 SLOW = 180_000  # milliseconds for a busy machine
+DESK = {"width": 1280, "height": 900}
 
 
 def browser_or_skip() -> None:
@@ -84,32 +85,122 @@ def browser(served) -> Iterator:
         chrome.close()
 
 
+@dataclass
+class Person:
+    """A profile of the browser. Kept between tests, as is a tab of it that is as it was opened: a
+    page takes two seconds of a processor to open, and what it has just said a tenth to clear."""
+
+    context: Any
+    tab: Any = None
+
+
+@pytest.fixture(scope="module")
+def people(browser) -> Iterator[dict[int, Person]]:
+    found: dict[int, Person] = {}
+    yield found
+    for person in found.values():
+        person.context.close()
+
+
 @pytest.fixture
-def open_tab(served, browser) -> Iterator:
+def open_tab(request, served, browser, people) -> Iterator:
     """Opens tabs in which every request to an outside address is a failure. person: tabs of one
-    number share a browser, its storage and so its conversation."""
-    contexts, asked, faults = {}, [], []
+    number share a browser, its storage and so its conversation. is_new: not a tab of before."""
+    here, asked, faults = {}, [], []
+    failed = request.session.testsfailed
 
-    def context_of(person):
-        if person not in contexts:
-            contexts[person] = browser.new_context(viewport={"width": 1280, "height": 900})
-            contexts[person].set_default_timeout(SLOW)
-            contexts[person].on("request", lambda request: asked.append(request))
-        return contexts[person]
+    def note(request):
+        asked.append(request)
 
-    def opened(person=0):
-        tab = context_of(person).new_page()
-        tab.on("pageerror", lambda error: faults.append(str(error)))
-        tab.goto(served.url)
-        tab.wait_for_selector('.status-line[data-status="ready"]')
-        wait_attached(tab)
+    def fault(error):
+        faults.append(str(error))
+
+    def come(number):
+        if number not in people:
+            context = browser.new_context(viewport=DESK)
+            context.set_default_timeout(SLOW)
+            people[number] = Person(context)
+        here[number] = people[number]
+        here[number].context.on("request", note)
+
+    def opened(person=0, is_new=False):
+        is_first = person not in here
+        if is_first:
+            come(person)
+        known = here[person]
+        if is_first and known.tab and not is_new:
+            tab = known.tab
+            start_anew(tab)
+        else:
+            if is_first and known.tab:
+                known.tab.close()
+            tab = known.context.new_page()
+            if is_first:
+                forget(tab, served.url)
+                known.tab = tab
+            tab.goto(served.url)
+            tab.wait_for_selector('.status-line[data-status="ready"]')
+            wait_attached(tab)
+        tab.on("pageerror", fault)
         return tab
 
     yield opened
-    for context in contexts.values():
-        context.close()
+    is_well = request.session.testsfailed == failed
+    for person in here.values():
+        person.context.remove_listener("request", note)
+        for tab in person.context.pages:
+            if tab is not person.tab or not is_well or not is_as_opened(tab):
+                tab.close()
+        if person.tab.is_closed():
+            person.tab = None
+        else:
+            person.tab.remove_listener("pageerror", fault)
     assert outside(served, asked) == [], "the page asked for something outside this machine"
     assert faults == [], "a script of the page failed"
+
+
+def forget(tab, url: str) -> None:
+    """Clear what the page stored in the profile of an empty tab."""
+    client = tab.context.new_cdp_session(tab)
+    kinds = {"origin": url.rstrip("/"), "storageTypes": "cookies,local_storage"}
+    client.send("Storage.clearDataForOrigin", kinds)
+    client.detach()
+
+
+def is_as_opened(tab) -> bool:
+    """Whether nothing but its conversation was changed in a tab: no setting, pace or colours. That
+    the list of conversations is open is no change."""
+    return tab.evaluate(
+        """usual => Object.keys(localStorage).every(key => usual.includes(key)) &&
+          !document.querySelector('#vanilla input')?.checked""",
+        ["medusa-chat", "medusa-chat-list"],
+    )
+
+
+def start_anew(tab) -> None:
+    """An empty conversation on the chat's tab, at the size of a new tab."""
+    tab.set_viewport_size(DESK)
+    tab.mouse.move(0, 0)
+    if tab.locator("#stop").is_visible():
+        tab.click("#stop")
+        wait_end(tab)
+    tab.get_by_role("tab", name="Chat").click()
+    if tab.locator("#settings .label-wrap.open").count():
+        tab.click("#settings button")
+    tab.click("#clear")
+    tab.wait_for_selector("#examples", state="visible")
+    tab.wait_for_function("() => !document.querySelector('#history .message-row')")
+    tab.fill("#box textarea", "")
+    # What is hidden now is drawn over by the next answer: no test may take it for that.
+    tab.evaluate(
+        """() => {
+          document.querySelector('#voice').replaceChildren();
+          for (const node of document.querySelectorAll('#tree [data-step]')) {
+            delete node.dataset.step;
+            delete node.drawn;
+          }
+        }"""
+    )
 
 
 def outside(served: Served, asked: list[Any]) -> list[str]:

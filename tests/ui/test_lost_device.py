@@ -6,6 +6,7 @@ from support.checkpoints import write_checkpoint
 from support.conversations import TREES, ended, roles, turn
 from support.lost_device import MARK, TOKENS, serve_until_lost
 from support.waiting import wait_for
+from support.warm_workers import warm_workers  # noqa: F401
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime import worker_process

@@ -4,6 +4,7 @@ Triton is wanted, but not beside torch: on a machine without a GPU other librari
 compile with it. TRITON_FOLDER names where it lies (`pip install --target`); CI sets it.
 """
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,6 @@ for rows in (1, 8, 16, 32):
 """
 SPLIT = """
 import torch
-import support.triton_interpreter
 from medusa_chat.decoding.backends import split_attention
 cases = ((torch.float32, 16, 1e-5), (torch.float32, 128, 1e-5), (torch.float16, 64, 2e-3))
 for dtype, width, limit in cases:
@@ -39,7 +39,6 @@ for dtype, width, limit in cases:
 """
 LAYERS = """
 import torch
-import support.triton_interpreter
 from medusa_chat.decoding.backends import fused_kernels
 odd = fused_kernels.Sizes(0, hidden=96, heads=(6, 2), width=24, gate=1100)
 plain = fused_kernels.Sizes(0, hidden=64, heads=(2, 2), width=16, gate=80)
@@ -51,7 +50,6 @@ for dtype, limit in ((torch.float32, 1e-6), (torch.float16, 2e-3)):
 """
 ROWS = """
 import torch
-import support.triton_interpreter
 from medusa_chat.decoding.backends import fused_kernels
 from medusa_chat.decoding.acceptance import TORCH
 device = torch.device("cpu"), torch.float32
@@ -69,13 +67,32 @@ assert int(draw(bad, depths[:2], 1, 0, 0).max()) < 5003
 """
 
 
-@pytest.mark.parametrize(
-    "program", [NF4, SPLIT, LAYERS, ROWS], ids=["nf4", "split", "layers", "rows"]
-)
-def test_a_kernel_gives_what_its_twin_gives(program):
+PROGRAMS = {"nf4": NF4, "split": SPLIT, "layers": LAYERS, "rows": ROWS}
+# All of them in one process, which imports torch and Triton once: what went wrong in each.
+EACH = f"""
+import json, traceback
+import support.triton_interpreter
+wrong = {{}}
+for name, program in {PROGRAMS!r}.items():
+    try:
+        exec(program, {{}})
+    except Exception:
+        wrong[name] = traceback.format_exc()
+print(json.dumps(wrong))
+"""
+
+
+@pytest.fixture(scope="module")
+def wrong() -> dict[str, str]:
     """In a process of its own: Triton asks for its interpreter when it is imported. It multiplies
     no bf16 (it would multiply their bits)."""
     environment = triton_or_skip(TESTS) | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", EACH]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_kernel_gives_what_its_twin_gives(wrong, name):
+    assert name not in wrong, wrong[name]

@@ -21,6 +21,7 @@ WRITTEN = "n => (document.querySelector('#live-text .md')?.textContent.length ||
 WATCH = """() => {
   window.lengths = [];
   const look = () => {
+    if (!window.lengths) return;
     window.lengths.push(document.querySelector('#live-text .md')?.textContent.length || 0);
     requestAnimationFrame(look);
   };
@@ -205,6 +206,7 @@ def test_the_text_only_grows_while_it_comes(served, open_tab, monkeypatch):
     wait_end(tab)
     tab.wait_for_function("() => window.lengths.at(-1) === 0")
     lengths = tab.evaluate("window.lengths")
+    tab.evaluate("delete window.lengths")
     shown = [n for n in lengths if n]
     assert len(set(shown)) > 5, "it is seen to grow"
     # markup that is drawn at last takes less chat than the signs it was written with
@@ -365,7 +367,7 @@ def test_a_reload_and_a_second_tab_follow_the_same_answer(slow, open_tab, monkey
 
 def test_keys_focus_and_finished_sentences(quick, open_tab, monkeypatch):
     monkeypatch.setattr(quick, "steps", 20)
-    tab = open_tab()
+    tab = open_tab(is_new=True)
     tab.evaluate("document.activeElement.blur()")
     tab.keyboard.press("?")
     tab.wait_for_selector("#shortcuts[open]")

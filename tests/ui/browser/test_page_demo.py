@@ -63,7 +63,8 @@ def tab(served, open_tab):
     """An open tab, once the model is there, at full speed: the show has tests of its own."""
     tab = open_tab()
     tab.select_option(".mode", "full")
-    return tab
+    yield tab
+    tab.evaluate("localStorage.removeItem('medusa-chat-pace')")  # so that the tab is kept
 
 
 def test_the_demo_answers_and_its_tree_is_the_traces(served, tab):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from support.page import Served, browser_or_skip, send, wait_attached, wait_end
+from support.page import Served, browser_or_skip, page_of, send, wait_attached, wait_end
 from support.scripted import ScriptedRunner
 
 from medusa_chat.messages import LoadRequest
@@ -40,20 +40,16 @@ GPU = {
     **{"mode": "gpu", "size": "7B", "gpu": "RTX 4090", "precision": "fp16"},
     **{"nodes": 16, "clock": "slow"},
 }
+USUAL = GPU | {"mode": None, "nodes": 64}
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     browser_or_skip()
-    from medusa_chat.ui.app import PageOptions, open_page
-
-    runner = ScriptedRunner(delay=0.002, prefill=0.01, steps=STEPS, nodes=16)
-    session = Session(runner)
+    session = Session(ScriptedRunner(delay=0.002, prefill=0.01, steps=STEPS, nodes=16))
     session.submit(LoadRequest())
-    page = open_page(session, PageOptions(trees=("chain",)))
-    yield Served(page.url, session, runner)
-    page.close()
-    session.close()
+    with page_of(session, trees=("chain",)) as page:
+        yield page
 
 
 @pytest.fixture
@@ -65,23 +61,38 @@ def runner(served) -> Iterator[ScriptedRunner]:
 
 
 @pytest.fixture
-def tab(served, open_tab):
-    return open_tab()
+def tab(open_tab) -> Iterator:
+    """A tab at full speed, and so again after the test."""
+    opened = open_tab()
+    yield opened
+    if opened.evaluate("Boolean(medusaPace.now().mode)"):
+        set_pace(opened, USUAL)
+        opened.evaluate("localStorage.removeItem('medusa-chat-pace'); delete window.medusaClock")
+
+
+def set_pace(tab, pace: dict) -> None:
+    with tab.expect_response(is_pace):
+        tab.evaluate("pace => medusaPace.set(pace)", pace)
 
 
 def at_pace(tab, **changes) -> None:
-    """Choose a pace as a visitor of before: it is in the browser's storage, and told on load."""
+    tab.evaluate(CLOCK)
+    set_pace(tab, GPU | changes)
+
+
+def come_back_at_pace(tab, **changes) -> None:
+    """As a visitor of before: the pace is in the browser's storage, and told on load."""
     tab.add_init_script(CLOCK)
     tab.evaluate(
         "pace => localStorage.setItem('medusa-chat-pace', pace)", json.dumps(GPU | changes)
     )
-    with tab.expect_response(lambda answer: "gradio_api" in answer.url and is_pace(answer)):
+    with tab.expect_response(is_pace):
         tab.reload()
     wait_attached(tab)
 
 
 def is_pace(answer) -> bool:
-    return '"paced"' in (answer.request.post_data or "")
+    return "gradio_api" in answer.url and '"paced"' in (answer.request.post_data or "")
 
 
 def turn_clock(tab, ms: float) -> None:
@@ -274,8 +285,9 @@ def test_a_stream_that_begins_anew_keeps_the_clock(tab, runner):
     wait_shown(tab, 5)
 
 
-def test_a_reload_goes_on_at_the_shown_step(tab, runner):
-    at_pace(tab, clock="own")
+def test_a_reload_goes_on_at_the_shown_step(open_tab, runner):
+    tab = open_tab(is_new=True)
+    come_back_at_pace(tab, clock="own")
     begin(tab, runner)
     turn_clock(tab, modelled_ms(tab) * 4 + 0.5)
     wait_shown(tab, 4)
@@ -314,7 +326,8 @@ def test_a_machine_slower_than_the_gpu_says_so_and_replays(tab, runner):
     assert drawn(tab) == STEPS - 1
 
 
-def test_other_models_start_at_full_speed(tab, runner):
+def test_other_models_start_at_full_speed(open_tab, runner):
+    tab = open_tab(is_new=True)
     assert tab.locator(".mode").input_value() == "full"
     assert tab.locator(".gpu-table").is_hidden()
     send(tab, "hello")

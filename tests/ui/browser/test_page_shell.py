@@ -1,12 +1,14 @@
 """What is around the chat, in a real browser: header, first paint, Share, guests, a lost server."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -24,6 +26,8 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.ui.access.share import qr_of
 from medusa_chat.ui.access.tunnel import NO_INTERNET, ShareError, Tunnel
 from medusa_chat.ui.app import PageOptions, open_page
+
+TESTS = Path(__file__).parents[2]
 
 
 def shows(tab, selector: str, text: str) -> None:
@@ -200,15 +204,28 @@ def test_the_qr_codes_link_lets_in_without_the_password_and_expires(opened, visi
 
 # ---- the server is gone and comes back ----
 
+# The page of the program with what was said before; but a scripted model answers, at once.
+AGAIN = """
+import sys
+from support.shell import scripted
+from medusa_chat import paths
+from medusa_chat.runtime.history import FILE, History
+from medusa_chat.ui.app import PageOptions, launch
+options = PageOptions(port=int(sys.argv[1]), history=History(paths.data_dir() / FILE))
+launch(scripted(), options, lambda line: print(line, flush=True))
+"""
+
 
 @contextlib.contextmanager
-def program(port: int) -> Iterator[subprocess.Popen]:
-    """The program as people start it; killed at the end, as when a laptop is closed."""
-    command = [sys.executable, "-m", "medusa_chat", "--no-browser", "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+def program(*command: str) -> Iterator[None]:
+    """A process with the page; killed at the end, as when a laptop is closed."""
+    places = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
+    command = sys.executable, *command
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         try:
             assert "is open at" in child.stdout.readline()
-            yield child
+            yield
         finally:
             child.kill()
 
@@ -217,7 +234,7 @@ def test_a_lost_server_is_said_and_the_page_comes_back_with_what_was_said(visito
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with program(port):
+    with program("-m", "medusa_chat", "--no-browser", "--port", str(port)):  # as people start it
         tab = visitor(f"http://127.0.0.1:{port}/")
         tab.fill("#box textarea", "What is the capital of Spain?")
         tab.click("#send")  # the answer may be over before its Stop is seen
@@ -228,7 +245,7 @@ def test_a_lost_server_is_said_and_the_page_comes_back_with_what_was_said(visito
     tab.wait_for_selector("#lost >> text=No connection to medusa-chat")
     assert not tab.locator(".toast-wrap").is_visible()
     tab.evaluate("window.isOld = true")
-    with program(port):
+    with program("-c", AGAIN, str(port)):
         tab.wait_for_function("!window.isOld && document.querySelector('#header')")
         tab.wait_for_function("document.querySelector('#box textarea')?.value.startsWith('half')")
         assert not tab.is_visible("#lost")
