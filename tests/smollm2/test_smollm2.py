@@ -32,6 +32,7 @@ from medusa_chat.runtime.session import Session
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPTS = (
     FRANCE[0]["content"],
+    "Write a haiku about rain.",
     "Repeat: the cat sat on the mat, the cat sat on the hat, the cat sat on the bat.",
     "How many legs do two spiders have? Think step by step.",
 )
