@@ -25,6 +25,7 @@ from medusa_chat.bench.studies.speed import OURS, Steps, _ours
 from medusa_chat.bench.studies.step_times import bytes_read
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
 from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.checkpoints.prepare import is_native
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
@@ -192,7 +193,14 @@ def test_a_plain_step_reads_every_weight_but_the_embedding():
     assert bytes_read(context) == whole - TINY.vocabulary * TINY.hidden * 4
 
 
-def test_a_shape_in_4_bit_is_refused_in_words():
+def test_a_shape_in_4_bits_is_multiplied_in_c(library):
+    loaded = load_shape(TINY, replace(CPU, precision="nf4"))
+    assert is_native(loaded.engine.backend) and loaded.info.precision == "nf4"
+    assert any("rounded to 4 bits" in note for note in loaded.info.notes)
+
+
+def test_a_shape_in_4_bits_is_refused_in_words_without_a_compiler(monkeypatch):
+    monkeypatch.setenv("MEDUSA_CHAT_NATIVE", "0")
     with pytest.raises(UsageError, match="--shape takes"):
         load_shape(TINY, replace(CPU, precision="nf4"))
 
