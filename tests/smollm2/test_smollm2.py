@@ -135,13 +135,13 @@ def test_one_click_downloads_the_model_switches_and_answers(tab, page):
     assert "a toy" in tab.inner_text("#offer")
     assert findings(tab) == []
     tab.click("#offer button")
-    tab.wait_for_function("document.querySelector('#live-text')?.textContent.length > 20")
+    tab.wait_for_function("document.querySelector('#live-text')?.textContent.trim()")
     tab.evaluate("document.querySelector('#stop')?.click()")  # it may end by itself as well
     tab.wait_for_selector("#history .bot .message-content")
     tab.wait_for_selector("#stop", state="hidden")
     assert page.session.state.model.name == NAME
     assert page.session.state.model.parameters == 134_515_008
-    assert len(tab.inner_text("#history .bot .message-content")) > 20
+    assert tab.inner_text("#history .bot .message-content").strip()  # however short it is
     assert not tab.is_visible("#offer")
     tab.get_by_role("tab", name="Models").click()
     first = tab.locator(".model").first
