@@ -116,7 +116,7 @@ def _on_cpu(
     if isinstance(keep, Rounded) and (threads is None or can_run and lay_out is None):
         raise ModelError(UNROUNDED)
     if keep.dtype is not None and lay_out is None:
-        model.to(keep.dtype)
+        native.convert(model, keep.dtype, is_whole=True)
     notes = replace_submodules(model, packs=lay_out is None, lay_out=lay_out) + release(model)
     backbone = Backbone(model, context)
     notes += [*_use_shortlist(backbone, heads, calibration), settled]

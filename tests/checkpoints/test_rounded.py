@@ -159,6 +159,19 @@ def test_where_no_pass_in_c_is_a_model_to_be_widened_is_fp32(library, monkeypatc
         assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_rotary_frequencies_stay_in_fp32(family, library):
+    """In 16 bits they would turn far positions by wrong angles."""
+    model = tiny(family).half()
+    rotary = [name for name, _ in model.named_buffers() if "inv_freq" in name]
+    for name in rotary:
+        owner, _, last = name.rpartition(".")
+        setattr(model.get_submodule(owner), last, torch.rand(4) + 1e-4)
+    wanted = {name: model.get_buffer(name).clone() for name in rotary}
+    prepare.prepare(model, None, torch.device("cpu"), 96, keep=Rounded(8))
+    assert rotary and all(torch.equal(model.get_buffer(name), wanted[name]) for name in rotary)
+
+
 def test_a_linear_of_no_whole_blocks_stays(library):
     model = torch.nn.Sequential(torch.nn.Linear(48, 64), torch.nn.Linear(64, 32))
     model.get_output_embeddings = lambda: None

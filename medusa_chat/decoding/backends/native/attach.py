@@ -86,12 +86,12 @@ def native_step(
     return NativeStep(backbone, native, threads)
 
 
-def convert(model: Any, dtype: torch.dtype) -> None:
-    """The numbers of a model to a dtype, but for those of its layers' linears, which are kept one
-    by one."""
+def convert(model: Any, dtype: torch.dtype, is_whole: bool = False) -> None:
+    """The parameters of a model to a dtype, but unless it is whole for those of its layers'
+    linears, which are kept one by one. Buffers stay: rotary frequencies are in fp32."""
     head = model.get_output_embeddings()
     for module in model.modules():
-        if type(module) is not nn.Linear or module is head:
+        if is_whole or type(module) is not nn.Linear or module is head:
             for number in module.parameters(recurse=False):
                 number.data = number.data.to(dtype)
 
@@ -132,7 +132,7 @@ def _lay_out(threads: NativeThreads, keep: Keep, place: str, layer: Any) -> None
 
 def round_linears(model: Any, threads: NativeThreads, keep: Keep) -> int:
     """Replace the linears of a model of any family, but for its LM head, by products with blocks
-    in C where `keep` makes some -> how many there are. All else is in its dtype afterwards."""
+    in C where `keep` makes some -> how many there are."""
     head, count = model.get_output_embeddings(), 0
     for name, linear in list(model.named_modules()):
         if type(linear) is nn.Linear and linear is not head:
@@ -140,7 +140,6 @@ def round_linears(model: Any, threads: NativeThreads, keep: Keep) -> int:
             if isinstance(blocks, Blocks):
                 model.set_submodule(name, NativeLinear(linear, threads, blocks))
                 count += 1
-    model.to(keep.dtype)
     return count
 
 
