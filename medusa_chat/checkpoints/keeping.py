@@ -10,17 +10,17 @@ from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Keep, Rounded,
 BITS = {"int8": 8, "nf4": 4}
 
 
-def rounding(precision: str, device: str) -> Rounded | None:
-    """The Keep of what this precision is on a device, where our C multiplies it."""
+def rounding(precision: str, device: str) -> Keep:
+    """Rounded for a quantised precision where our C multiplies it on this device; else as it is."""
     is_ours = device == "cpu" and is_rounded(precision, this_cpu())
-    return Rounded(BITS[precision]) if is_ours else None
+    return Rounded(BITS[precision]) if is_ours else AS_IT_IS
 
 
 def keep_of(found: Checkpoint, plan: DevicePlan) -> Keep:
     """Rounded for a quantised precision, a GGUF file's own numbers in bf16, in fp32 bf16 where the
     files have it; as it is in all else, and where our C does not multiply. Raises ModelError."""
     rounded = rounding(plan.precision, plan.needs.device)
-    if rounded is not None:
+    if isinstance(rounded, Rounded):
         return rounded
     if plan.needs.widens(plan.precision):
         return Widened()

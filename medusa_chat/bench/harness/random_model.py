@@ -16,7 +16,6 @@ from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.prepare import is_native, prepare
 from medusa_chat.checkpoints.usual_nodes import usual_nodes
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.native.blocks import AS_IT_IS
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
@@ -57,13 +56,13 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
     """
     device = choose_device(request.device)
     precision, reason = choose_precision(request.precision, device)
-    rounded = rounding(precision, str(device))
-    if precision not in DTYPES and rounded is None:
+    keep = rounding(precision, str(device))
+    if precision not in DTYPES and keep.dtype is None:
         raise UsageError(
             f"precision is {precision!r}: --shape takes fp32, bf16 or fp16, and on a CPU with a C "
             "compiler int8 and nf4"
         )
-    dtype = torch.bfloat16 if rounded else getattr(torch, DTYPES[precision])
+    dtype = keep.dtype or getattr(torch, DTYPES[precision])
     name = f"shape {shape.name}, {shape.layers} layers, random weights"
     with refuse_out_of_memory(
         lambda: f"{name} does not fit on {device} at {precision}: give fewer --layers"
@@ -71,7 +70,7 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         model, heads = random_weights(shape, device, dtype)
         parameters = sum(p.numel() for p in model.parameters())
         context = min(request.max_context or CONTEXT, shape.context)
-        backend, notes = prepare(model, heads, device, context, keep=rounded or AS_IT_IS)
+        backend, notes = prepare(model, heads, device, context, keep=keep)
     usual = usual_nodes(
         *(device, precision, is_native(backend), model.config.to_dict()),
         *(expected_tokens(None, shape.heads), sum(p.numel() for p in heads.parameters())),
