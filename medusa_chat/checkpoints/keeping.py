@@ -1,12 +1,18 @@
 """Keeping: how the weights of a checkpoint will lie in memory where our C multiplies them."""
 
+import torch
+
+from medusa_chat.checkpoints import weights
 from medusa_chat.checkpoints.cpu import this_cpu
 from medusa_chat.checkpoints.device_plan import DevicePlan
 from medusa_chat.checkpoints.gguf_blocks import stored_blocks
+from medusa_chat.checkpoints.layouts.headers import read_header
+from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_estimate import is_rounded
 from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Keep, Rounded, Widened
 
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BITS = {"int8": 8, "nf4": 4}
 
 
@@ -16,12 +22,28 @@ def rounding(precision: str, device: str) -> Keep:
     return Rounded(BITS[precision]) if is_ours else AS_IT_IS
 
 
+def file_dtype(found: Checkpoint) -> torch.dtype | None:
+    """The dtype of all floats in the backbone's files, whatever its config says; None where there
+    are several or another. Raises ModelError."""
+    kinds = set()
+    for file in weights.weight_files(found):
+        header = read_header(LocalFolder(file.parent), file.name)
+        kinds |= {entry.dtype for entry in header.values() if entry.dtype[0] in "FB"}
+    return DTYPES.get(kinds.pop()) if len(kinds) == 1 else None
+
+
+def read_dtype(found: Checkpoint, keep: Keep) -> torch.dtype | None:
+    """In what the backbone is read, whatever the precision, so that its weights stay in their files
+    until our C packs them; None where they are not packed so. Raises ModelError."""
+    return None if keep.dtype is None else file_dtype(found) or torch.bfloat16
+
+
 def keep_of(found: Checkpoint, plan: DevicePlan) -> Keep:
     """Rounded for a quantised precision, a GGUF file's own numbers in bf16, in fp32 bf16 where the
     files have it; as it is in all else, and where our C does not multiply. Raises ModelError."""
     rounded = rounding(plan.precision, plan.needs.device)
     if isinstance(rounded, Rounded):
         return rounded
-    if plan.needs.widens(plan.precision):
+    if plan.needs.widens(plan.precision) and file_dtype(found) == torch.bfloat16:
         return Widened()
     return stored_blocks(found) if plan.is_native and plan.precision == "bf16" else AS_IT_IS

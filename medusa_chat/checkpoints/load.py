@@ -15,7 +15,7 @@ from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.first_answers import first_answers
 from medusa_chat.checkpoints.gguf_backbone import converted
 from medusa_chat.checkpoints.head_weights import read_heads
-from medusa_chat.checkpoints.keeping import keep_of
+from medusa_chat.checkpoints.keeping import keep_of, read_dtype
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
@@ -118,7 +118,8 @@ def _read(found: Checkpoint, config: Any, plan: DevicePlan, keep: Keep) -> _Read
     template = add_known_template(tokenizer, found.template)
     template += missing_limits() if tokenizer.chat_template else []
     model, reading = weights.read_backbone(
-        found, config, plan.precision, plan.device, plan.device_map, keep.dtype is not None
+        *(found, config, plan.precision, plan.device, plan.device_map),
+        dtype=read_dtype(found, keep),
     )
     notes = [*found.notes, *padding, *template, *plan.notes, *reading]
     if found.adapter is not None:

@@ -65,20 +65,20 @@ def read_backbone(
     precision: str,
     device: torch.device,
     device_map: Mapping[str, int | str] | None = None,
-    is_mapped: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Any, list[str]]:
     """The backbone, frozen, and what to tell of it. Pickled weights go through the sandbox first;
     what bitsandbytes quantises is read from what was kept of it, else kept. device_map: module ->
-    where it lies; None for all on `device`. is_mapped: read in the dtype of its files, whatever the
-    precision, so that weights stay there until our C packs them. Raises ModelError."""
+    where it lies; None for all on `device`. dtype: it is read in this one, not
+    quantised, whatever the precision. Raises ModelError."""
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     half = _half(device, config)
     options = {
         "generation_config": _generation_config(found.backbone, config),
-        "dtype": config.dtype or half if is_mapped else kinds.get(precision, half),
+        "dtype": dtype or kinds.get(precision, half),
         "device_map": dict(device_map) if device_map else {"": device},
     }
-    if is_mapped or precision not in QUANTISED:
+    if dtype is not None or precision not in QUANTISED:
         return _frozen(_read(_safe_folder(found), found.backbone, config=config, **options)), []
     kept = quantised.find(found, precision, str(half))
     if kept is not None:

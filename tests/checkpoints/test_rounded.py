@@ -1,7 +1,10 @@
 """On a CPU int8 and nf4 are blocks of whole numbers, made at the load and multiplied in C."""
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.checkpoints import write_checkpoint
 from support.engines import TREES, drafters_of, engine_of, on, tokens
 from support.families import tiny
@@ -71,9 +74,8 @@ def test_every_drafter_gives_plain_tokens(family, precision, library):
     is_native = native.can_run(tiny(family))
     assert prepare.is_native(backend) == is_native
     linears = sum(type(m) is NativeLinear for m in model.modules())
-    has_linears = family != "gpt2"  # its projections are no linears
-    assert (linears > 0) == has_linears
-    assert any(f"rounded to {BITS[precision]} bits" in n for n in notes) == has_linears
+    assert linears > 0
+    assert any(f"rounded to {BITS[precision]} bits" in n for n in notes)
     engine = on(engine_of(model), backend)
     for temperature in (0.0, 0.8):
         settings = {"temperature": temperature, "seed": 1}
@@ -157,6 +159,27 @@ def test_where_no_pass_in_c_is_a_model_to_be_widened_is_fp32(library, monkeypatc
         backend, _ = prepare.prepare(model, None, torch.device("cpu"), 96, keep=Widened())
         assert not prepare.is_native(backend)
         assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", ["float16", "mixed"])
+def test_a_config_that_calls_other_weights_bf16_rounds_none_in_fp32(kind, tmp_path, library):
+    """fp32 is that of the files: with fp16, or with norms of fp32, nothing goes through bf16."""
+    folder = write_checkpoint(tmp_path / "model")
+    wide = load_file(folder / "model.safetensors")
+    short = {n: w.half() if kind == "float16" else w.bfloat16() for n, w in wide.items()}
+    if kind == "mixed":
+        short |= {n: w + 1e-4 for n, w in wide.items() if "norm" in n}
+    save_file(short, folder / "model.safetensors", {"format": "pt"})
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "bfloat16"}))
+    _, model = opened(folder, "fp32")
+    norms = dict(model.engine.backbone.model.named_parameters())
+    name = "model.norm.weight"
+    assert torch.equal(norms[name], short[name].float())
+    embedded = norms["model.embed_tokens.weight"]
+    assert torch.equal(embedded, short["model.embed_tokens.weight"].float())
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float16"}))
+    assert texts(opened(folder, "int8")[1])
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])

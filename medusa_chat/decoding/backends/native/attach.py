@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Blocks, Keep
@@ -134,8 +135,11 @@ def round_linears(model: Any, threads: NativeThreads, keep: Keep) -> int:
     """Replace the linears of a model of any family, but for its LM head, by products with blocks
     in C where `keep` makes some -> how many there are."""
     head, count = model.get_output_embeddings(), 0
-    for name, linear in list(model.named_modules()):
-        if type(linear) is nn.Linear and linear is not head:
+    for name, module in list(model.named_modules()):
+        linear: Any = module
+        if type(module) is Conv1D:  # of gpt2: its weight is [ins, outs]
+            linear = SimpleNamespace(weight=module.weight.t(), bias=module.bias)
+        if type(module) in (nn.Linear, Conv1D) and module is not head:
             blocks = keep([f"{name}.weight"], linear.weight.detach())
             if isinstance(blocks, Blocks):
                 model.set_submodule(name, NativeLinear(linear, threads, blocks))
