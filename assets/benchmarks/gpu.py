@@ -1,10 +1,11 @@
 """On a machine with an NVIDIA GPU: `python assets/benchmarks/gpu.py --out FILE.json`, ten minutes.
 
-What the GPU reads at most, which attention of torch's is right there, our kernels' parity, the
-steps of a 7B and an 8B shape (random weights, no download) with a profile, `generate` of
-transformers beside them, and where Medusa's text parts from plain decoding's in each number format.
-Every part runs in a process of its own, and the file is written after each. This was written
-without a GPU at hand: it has never been run on one. --dry-run runs the same code on a CPU.
+What the GPU reads at most, which attention of torch's is right there, our kernels' parity, every
+model family's answers, the steps of a 7B and an 8B shape (random weights, no download) with a
+profile, `generate` of transformers beside them, the app's own process, and where Medusa's text
+parts from plain decoding's in each number format. Every part runs in a process of its own, those
+whose time does not matter side by side, and the file is written after each. --dry-run runs the same
+code on a CPU.
 """
 
 import argparse
@@ -14,30 +15,39 @@ from pathlib import Path
 from gpu_runner import DONE, Part, run_parts
 
 QUANTISED = ("bitsandbytes",)
-MODEL = "exactness-model"  # needs --model
+MODEL, EXACT = "model", "exactness-model"  # need --model
 SHORT, LONG = [1000, 4000], [8000, 32000]  # tokens before a step
 FP16 = {"shape": "7b", "precision": "fp16"}
 BF16 = {"shape": "8b", "precision": "bf16"}
 
 PARTS = (  # what tells most first: the last ones may find no time
     Part("machine", "gpu_reading:machine", 60),
-    Part("kernels", "gpu_kernels:parity", 150),
-    Part("recorded", "gpu_kernels:recorded_parity", 120),
+    *(
+        Part(f"kernels-{name}", "gpu_kernels:parity", 150, {"name": name}, is_timed=False)
+        for name in ("fp16", "bf16", "fp32")
+    ),
+    *(
+        Part(f"families-{name}", "gpu_families:answers", 150, {"name": name}, is_timed=False)
+        for name in ("fp16", "bf16", "fp32")
+    ),
+    Part("recorded", "gpu_kernels:recorded_parity", 150, is_timed=False),
+    Part("attention-probe", "gpu_attention:probe", 120, is_timed=False),
+    Part("nf4-merged", "gpu_nf4:merged", 90, {}, QUANTISED, is_timed=False),
     Part("ceiling", "gpu_reading:ceiling", 60),
     Part("7b-fp16", "gpu_steps:steps", 150, {**FP16, "lengths": SHORT}),
+    Part("app", "gpu_app:worker", 150),
+    Part(MODEL, "gpu_app:speeds", 120, {"precision": "bf16"}),
     Part("7b-nf4", "gpu_nf4:steps", 150, {"lengths": SHORT}, QUANTISED),
     Part("exactness-demo", "gpu_divergence:demo", 120),
+    Part(EXACT, "gpu_divergence:model", 120),
     Part("generate", "gpu_generate:dynamic", 90),
     Part("8b-bf16", "gpu_steps:steps", 120, {**BF16, "lengths": LONG}),
-    Part("attention-probe", "gpu_attention:probe", 120),
     Part("layer-times", "gpu_kernels:layer_times", 60),
     Part("attention-times", "gpu_kernels:attention_times", 60),
-    Part(MODEL, "gpu_divergence:model", 120),
-    Part("generate-compiled", "gpu_generate:static", 200),
-    Part("7b-shortlist", "gpu_steps:steps", 90, {**FP16, "lengths": SHORT[:1], "shortlist": 8192}),
-    Part("nf4-merged", "gpu_nf4:merged", 60, {}, QUANTISED),
     Part("nf4-products", "gpu_nf4:product_times", 60, {}, QUANTISED),
+    Part("7b-shortlist", "gpu_steps:steps", 90, {**FP16, "lengths": SHORT[:1], "shortlist": 8192}),
     Part("7b-int8", "gpu_nf4:steps", 90, {"lengths": SHORT[:1], "bits": 8}, QUANTISED),
+    Part("generate-compiled", "gpu_generate:static", 200),
     Part("nf4-settings", "gpu_nf4:settings_times", 60, {}, QUANTISED),
 )
 
@@ -62,7 +72,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), metavar="FILE.json")
     parser.add_argument("--parts", metavar="A,B", help=f"of {names}")
     parser.add_argument("--minutes", type=float, default=9.0, help="for all parts")
-    parser.add_argument("--model", metavar="FOLDER", help=f"a small model, for {MODEL}")
+    parser.add_argument("--model", metavar="CHECKPOINT[,BACKBONE]", help=f"for {MODEL} and {EXACT}")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
     return parser.parse_args()
 
@@ -70,7 +80,7 @@ def arguments() -> argparse.Namespace:
 def chosen(names: str | None, model: str | None) -> tuple[Part, ...]:
     """The parts that --parts names, in our order; always the machine that their figures are of."""
     if names is None:
-        return tuple(part for part in PARTS if model or part.name != MODEL)
+        return tuple(part for part in PARTS if model or part.name not in (MODEL, EXACT))
     wanted = {"machine", *names.split(",")}
     if unknown := wanted - {part.name for part in PARTS}:
         sys.exit(f"there is no part {min(unknown)!r}: see --help")

@@ -15,12 +15,18 @@ def prompt_of(engine: Engine, length: int) -> list[int]:
 
 
 def events_of(
-    engine: Engine, ids: Sequence[int], tree: Tree, count: int, temperature: float = 0.0
+    engine: Engine,
+    ids: Sequence[int],
+    tree: Tree,
+    count: int,
+    temperature: float = 0.0,
+    drafter: str = "medusa",
 ) -> list[Any]:
     """The events of an answer of at most `count` tokens, with the details that users get. A tree of
     one node is plain decoding."""
-    drafter = "medusa" if len(tree) > 1 else "none"
-    settings = GenerationSettings(drafter, temperature=temperature, max_new_tokens=count, seed=0)
+    name = drafter if len(tree) > 1 else "none"
+    chosen = {"temperature": temperature, "max_new_tokens": count, "seed": 0}
+    settings = GenerationSettings(name, nodes=len(tree), **chosen)
     return list(engine.generate(ids, engine.drafter(settings, tree), settings))
 
 

@@ -24,30 +24,35 @@ from medusa_chat.trees.auto_tree import source_tree
 QUESTIONS = Path(__file__).parent / "questions.jsonl"
 FORMATS = ("fp16", "bf16", "nf4", "fp32")
 NODES = (16, 64)
-ASKED, TOKENS = 48, 128  # questions, and tokens of an answer
+ASKED, TOKENS = 24, 128  # questions, and tokens of an answer
 HEADS = 4  # where a model has none
 
 
 def demo(bench: Bench) -> Iterator[tuple[str, Any]]:
     """Of the demo, with its heads."""
-    yield from _by_format(bench, "demo")
+    yield from _by_format(bench, ("demo",))
 
 
 def model(bench: Bench) -> Iterator[tuple[str, Any]]:
-    """Of the model in the folder --model, with heads that repeat the backbone's own guesses where
-    it has none: little they draft is accepted, but every step is a tree's."""
+    """Of --model; without heads, with ones that repeat the backbone's own guesses: little they
+    draft is accepted, but every step is a tree's."""
+    yield from _by_format(bench, place_of(bench))
+
+
+def place_of(bench: Bench) -> Sequence[str]:
+    """LoadRequest's first fields, of --model."""
     if bench.model is None:
-        sys.exit("left out: give a folder as --model")
-    yield from _by_format(bench, bench.model)
+        sys.exit("left out: give a small model as --model")
+    return bench.model.split(",")
 
 
-def _by_format(bench: Bench, checkpoint: str) -> Iterator[tuple[str, Any]]:
+def _by_format(bench: Bench, place: Sequence[str]) -> Iterator[tuple[str, Any]]:
     count, length = bench.either((ASKED, TOKENS), (2, 12))
     for precision in FORMATS:
         if precision == "nf4" and find_spec("bitsandbytes") is None:
             yield precision, "left out: bitsandbytes is not installed"
             continue
-        request = LoadRequest(checkpoint, device=bench.device, precision=precision)
+        request = LoadRequest(*place, device=bench.device, precision=precision)
         loaded = read_model(request, lambda said: None)
         yield from divergence(precision, loaded, count, length)
         del loaded

@@ -31,26 +31,22 @@ PROMPT = 200  # tokens
 NONE = "no kernel runs here: torch computes in its place"
 
 
-def parity(bench: Bench) -> Iterator[tuple[str, Any]]:
-    """The largest difference of our kernels from their twins in fp32: of split attention by width
-    of a head and number format, of the NF4 product, and of the kernels of an 8B's layer and of its
-    logits."""
-    device = torch.device(bench.device)
+def parity(bench: Bench, name: str) -> Iterator[tuple[str, Any]]:
+    """The largest difference of our kernels from their twins in fp32, in one number format: of the
+    kernels of an 8B's layer (and of its logits, with fp32), of split attention by width of a head,
+    of the NF4 product."""
+    device, dtype = torch.device(bench.device), FORMATS[name]
 
     def of(difference: Callable[..., float], *asked: Any) -> float | str:
         return _said(partial(difference, *asked)) if device.type == "cuda" else NONE
 
-    for kernel, what in fused_kernels.ON_LOGITS.items():
-        yield what, of(fused_kernels.difference, kernel, SIZES, device, torch.float32)
-    for name, dtype in FORMATS.items():
-        for kernel, what in fused_kernels.IN_LAYERS.items():
-            off = of(fused_kernels.difference, kernel, SIZES, device, dtype)
-            yield f"{what}, {name}", off
-        for width in WIDTHS:
-            off = of(split_attention.difference, device, dtype, width)
-            yield f"split attention, D = {width}, {name}", off
-        if dtype != torch.float32:  # no load computes 4 bits in fp32, and it takes long to compile
-            yield f"nf4 product, {name}", of(nf4.difference, device, dtype)
+    own = fused_kernels.IN_LAYERS
+    for kernel, what in (fused_kernels.NAMES if dtype == torch.float32 else own).items():
+        yield what, of(fused_kernels.difference, kernel, SIZES, device, dtype)
+    for width in WIDTHS:
+        yield f"split attention, D = {width}", of(split_attention.difference, device, dtype, width)
+    if dtype != torch.float32:  # no load computes 4 bits in fp32, and it takes long to compile
+        yield "nf4 product", of(nf4.difference, device, dtype)
 
 
 def _said(work: Callable[[], float]) -> float | str:

@@ -22,7 +22,9 @@ from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import nf4
+from medusa_chat.decoding.backends.kernels import processors
 from medusa_chat.decoding.backends.linear4 import hold
+from medusa_chat.decoding.backends.nf4_tiles import LEAST_ROWS
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
@@ -149,20 +151,16 @@ def off(ours: Tensor, others: Tensor) -> float:
 
 
 def settings_times(bench: Bench) -> Iterator[tuple[str, Any]]:
-    """Milliseconds of our kernel by how it decodes, how many programs it fills and its stages."""
+    """Milliseconds of our kernel by how many programs it fills and its stages."""
     device = torch.device(bench.device)
     if not nf4.has_kernel(device):
         sys.exit("left out: our kernel for 4-bit products does not run here")
     from medusa_chat.decoding.backends.kernels.nf4 import run
 
-    for name in ("q", "gate_up"):
+    for name in ("q", "gate_up", "down"):
         tiles = nf4.tiles_of(random_linear(*LINEARS[name], device, torch.float16))
-        for rows in (16, 64):
-            x = torch.randn(rows, tiles.inputs, device=device, dtype=torch.float16)
-            for use_prmt, programs, stages in (
-                *((False, 264, 4), (True, 132, 4), (True, 264, 3), (True, 264, 4)),
-                *((True, 264, 5), (True, 528, 4), (True, 1056, 4)),
-            ):
-                call = partial(run, tiles, x, use_prmt, programs, stages)
-                words = f"{'prmt' if use_prmt else 'table'}, {programs} programs, {stages} stages"
-                yield f"{name}, {rows} rows, {words}", cold(bench.device, call)
+        x = torch.randn(LEAST_ROWS, tiles.inputs, device=device, dtype=torch.float16)
+        for each, stages in ((1, 4), (2, 4), (4, 4), (8, 4), (8, 3), (16, 4)):
+            call = partial(run, tiles, x, None, each * processors(device), stages)
+            words = f"{each} programs a multiprocessor, {stages} stages"
+            yield f"{name}, {words}", cold(bench.device, call)

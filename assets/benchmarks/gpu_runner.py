@@ -1,4 +1,6 @@
-"""The runner of gpu.py: every part in a process of its own, within its time; JSON after each."""
+"""The runner of gpu.py: every part in a process of its own, within its time; JSON after each.
+
+Neighbouring parts whose times do not matter run side by side."""
 
 import json
 import os
@@ -7,8 +9,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from time import monotonic, strftime
 from typing import Any
@@ -19,19 +23,22 @@ CHILD = Path(__file__).parent / "gpu_part.py"
 DONE, NOT_RUN = "done", "not run: time was up"
 LEAST = 1 / 3  # a part begins only where so much of its time limit is left
 LAST_WORDS = 5  # seconds that a part has to say where it was when its time was up
+SIDE_BY_SIDE = os.cpu_count() or 1  # parts that are not timed
 SAID = 12_000  # characters of what a part printed that are kept
 
 
 @dataclass(frozen=True)
 class Part:
     """call: "module:function", a generator of (name, value) in a file beside this one. seconds: its
-    time limit. options: of the function. needs: packages without which it is left out."""
+    time limit. options: of the function. needs: packages without which it is left out. is_timed:
+    whether nothing else may run meanwhile."""
 
     name: str
     call: str
     seconds: float
     options: dict[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    is_timed: bool = True
 
 
 def run_parts(
@@ -47,18 +54,31 @@ def run_parts(
     report: dict[str, Any] = {"began": strftime("%Y-%m-%dT%H:%M:%S%z"), **options, "parts": {}}
     with tempfile.TemporaryDirectory(prefix="medusa-chat-gpu-") as folder:
         environment = _environment(Path(folder), options["is_dry"])
-        for part in parts:
+
+        def run(part: Part, known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
             left = end - monotonic()
             if left < part.seconds * LEAST:
-                found: dict[str, Any] = {"outcome": NOT_RUN}
-            else:
-                progress(f"{part.name} ...")
-                limit = min(part.seconds, left)
-                found = _run(part, options, report["parts"], Path(folder), limit, environment)
-            progress(f"{part.name}: {found['outcome']}, {found.get('seconds', 0)} s")
-            report["parts"][part.name] = found
-            written(out, report)
-            yield report
+                return part.name, {"outcome": NOT_RUN}
+            progress(f"{part.name} ...")
+            limit = min(part.seconds, left)
+            return part.name, _run(part, options, known, Path(folder), limit, environment)
+
+        for side_by_side in _groups(parts):
+            with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+                known = dict(report["parts"])
+                for done in as_completed([pool.submit(run, one, known) for one in side_by_side]):
+                    name, found = done.result()
+                    progress(f"{name}: {found['outcome']}, {found.get('seconds', 0)} s")
+                    report["parts"][name] = found
+                    written(out, report)
+                    yield report
+
+
+def _groups(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """Neighbours that may run side by side; each part that is timed alone."""
+    for is_timed, group in groupby(parts, lambda part: part.is_timed):
+        beside = list(group)
+        yield from ([part] for part in beside) if is_timed else [beside]
 
 
 def _environment(folder: Path, is_dry: bool) -> dict[str, str]:

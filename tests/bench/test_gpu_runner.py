@@ -41,6 +41,14 @@ def leaves(bench):
     yield "before", 1
     raise SystemExit("left out: for a reason")
 
+def meets(bench, mine, other):
+    open(mine, "w").close()
+    for _ in range(600):
+        if os.path.exists(other):
+            yield "met", True
+            return
+        time.sleep(0.05)
+
 def reads(bench, file):
     with open(file) as report:
         yield "written", report.read()
@@ -56,12 +64,12 @@ def faults(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     from gpu_runner import Part, run_parts
 
-    def run(*parts, minutes=1.0):
+    def run(*parts, minutes=1.0, beside=0):  # of the first parts so many side by side
         out = tmp_path / "out.json"
         fields = {"device": "cpu", "is_dry": True, "model": None}
         made = [
-            Part(name, f"faults:{function}", seconds, options, needs)
-            for name, function, seconds, options, *needs in parts
+            Part(name, f"faults:{function}", seconds, options, needs, number >= beside)
+            for number, (name, function, seconds, options, *needs) in enumerate(parts)
         ]
         for report in run_parts(made, out, fields, minutes, print):
             assert json.loads(out.read_text()) == report  # written after each part
@@ -129,3 +137,13 @@ def test_a_part_knows_what_was_found_before_it(faults, tmp_path):
     found = faults(("works", "works", 30, {"value": 3}), ("reads", "reads", 30, {"file": out}))
     assert found["reads"]["found"]["known"] == 3
     assert json.loads(found["reads"]["found"]["written"])["parts"]["works"]["outcome"] == "done"
+
+
+def test_neighbours_that_are_not_timed_run_side_by_side(faults, tmp_path):
+    """And what they found is known to the parts after them."""
+    one, two, out = (str(tmp_path / name) for name in ("one", "two", "out.json"))
+    both = ({"mine": one, "other": two}, {"mine": two, "other": one})
+    parts = [(name, "meets", 60, given) for name, given in zip("ab", both, strict=True)]
+    found = faults(*parts, ("reads", "reads", 30, {"file": out}), beside=2)
+    assert all(found[name]["found"] == {"met": True} for name in "ab")
+    assert set(json.loads(found["reads"]["found"]["written"])["parts"]) == {"a", "b"}

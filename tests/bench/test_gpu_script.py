@@ -62,7 +62,8 @@ def test_every_part_runs_to_its_end_without_packages_that_may_be_missing(dry_run
     needing = {part.name for part in gpu.PARTS if part.needs}
     assert {outcomes.pop(name) for name in needing} == {"left out: bitsandbytes is not installed"}
     assert outcomes.pop("generate-compiled").startswith("left out: torch.compile needs")
-    assert outcomes.pop("exactness-model") == "left out: give a folder as --model"
+    for name in (gpu.MODEL, gpu.EXACT):
+        assert outcomes.pop(name) == "left out: give a small model as --model"
     assert set(outcomes.values()) == {None}
     assert all(dry_run[name]["found"] for name in outcomes)
 
@@ -188,9 +189,10 @@ def test_a_part_that_needs_a_folder_is_run_where_one_is_given_or_it_is_asked_for
     def names(*asked):
         return [part.name for part in gpu.chosen(*asked)]
 
-    assert gpu.MODEL not in names(None, None) and len(names(None, None)) == len(gpu.PARTS) - 1
-    assert gpu.MODEL in names(None, "folder")
-    assert names(gpu.MODEL, None) == ["machine", gpu.MODEL]
+    assert len(names(None, None)) == len(gpu.PARTS) - 2
+    assert not {gpu.MODEL, gpu.EXACT} & {*names(None, None)}
+    assert {gpu.MODEL, gpu.EXACT} <= {*names(None, "folder")}
+    assert names(gpu.EXACT, None) == ["machine", gpu.EXACT]
 
 
 def test_an_unknown_part_is_refused_in_one_line(tmp_path):

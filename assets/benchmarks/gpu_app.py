@@ -1,0 +1,127 @@
+"""The part of gpu.py about the app: the process that holds the model, as the page asks it; and each
+drafter's answers in the page's way of decoding."""
+
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import drafters
+from gpu_divergence import QUESTIONS, place_of
+from gpu_part import Bench
+
+from medusa_chat.checkpoints.load import load
+from medusa_chat.decoding.events import Finished, Prefilled, Step
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.prompt_ids import encode
+from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune
+from medusa_chat.runtime.tuner import tune
+from medusa_chat.runtime.worker_process import WorkerProcess
+
+CHAT = [{"role": "user", "content": "What is 5 + 99"}]
+TOKENS = 64  # of an answer of the worker
+ASKED, LENGTH, ROUNDS = 12, 256, 2  # questions of `speeds`, tokens of an answer, rounds
+
+
+def worker(bench: Bench) -> Iterator[tuple[str, Any]]:
+    """Loads, answers, stops, timing and memory of a worker process; then commands of the app."""
+    process = WorkerProcess()
+    try:
+        for precision in bench.either(("fp16", "bf16", "fp32"), ("fp32",)):
+            yield f"{precision}, load", _loaded(process, bench, precision)
+            for drafter in ("none", "medusa", "auto"):
+                yield f"{precision}, {drafter}", _answered(process, drafter)
+        yield "stopped", _stopped(process)
+        yield "tuned", [info.tree_reason for info in process.run(Tune())]
+        yield "after it", _answered(process, "auto")
+        memory = [found.__dict__ for found in process.run(MeasureMemory())]
+        yield "memory", memory
+        yield "gone", str(process.gone())
+    finally:
+        process.close()
+    flag = ["--device", bench.device]
+    for command in (
+        ["doctor"],
+        ["generate", "--prompt", "What is 5 + 99", *flag, "--max-new-tokens", "32"],
+    ):
+        yield " ".join(command[:1]), _said([sys.executable, "-m", "medusa_chat", *command])
+
+
+def _loaded(process: WorkerProcess, bench: Bench, precision: str) -> dict[str, Any]:
+    began = perf_counter()
+    *_, last = process.run(LoadRequest("demo", device=bench.device, precision=precision))
+    spent, info = perf_counter() - began, last.model
+    assert info is not None
+    return {"seconds": spent, "memory": info.memory_bytes, "estimated": info.estimated_bytes} | {
+        "device": info.device,
+        "notes": info.notes,
+    }
+
+
+def _answered(process: WorkerProcess, drafter: str) -> dict[str, Any]:
+    settings = GenerationSettings(drafter, temperature=0.0, max_new_tokens=TOKENS, seed=0)
+    began = perf_counter()
+    events = list(process.run(Reply(CHAT, settings)))
+    first, last = events[0], events[-1]
+    assert isinstance(first, Prefilled) and isinstance(last, Finished)
+    return {
+        "text": last.text,
+        "reason": last.reason,
+        "tokens a second": last.stats.tokens_per_second,
+        "tokens a step": last.stats.acceleration_rate,
+        "seconds until all was here": perf_counter() - began,
+        "runs by": first.backend,
+    }
+
+
+def _stopped(process: WorkerProcess) -> dict[str, Any]:
+    """An answer that is stopped after its fifth step."""
+    settings = GenerationSettings("auto", temperature=0.7, max_new_tokens=900, seed=0)
+    story = [{"role": "user", "content": "Tell me a long story."}]
+    count, asked = 0, 0.0
+    for event in process.run(Reply(story, settings)):
+        count += isinstance(event, Step)
+        if count == 5 and not asked:
+            asked = perf_counter()
+            threading.Thread(target=process.stop).start()
+    return {"steps": count, "reason": event.reason, "seconds": perf_counter() - asked}
+
+
+def _said(command: list[str]) -> dict[str, Any]:
+    folder = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=80, cwd=folder)
+    return {"exit": done.returncode, "out": done.stdout[-3000:], "err": done.stderr[-3000:]}
+
+
+def speeds(bench: Bench, precision: str) -> Iterator[tuple[str, Any]]:
+    """Of --model: every drafter on the same questions, see drafters.py."""
+    count, length, rounds = bench.either((ASKED, LENGTH, ROUNDS), (1, 12, 1))
+    request = LoadRequest(*place_of(bench), device=bench.device, precision=precision)
+    began = perf_counter()
+    loaded = [model for _, model in load(request)][-1]
+    assert loaded is not None
+    yield "seconds of the load", perf_counter() - began
+    yield "notes", loaded.info.notes
+    for _ in tune(loaded):
+        pass
+    yield "tuned", loaded.info.tree_reason
+    if loaded.tuned is not None:
+        costs = loaded.tuned.costs
+        yield "costs", [costs.sizes, costs.lengths, costs.seconds]
+    asked = drafters.questions(QUESTIONS, count)
+    prompts = [encode(loaded, [{"role": "user", "content": text}])[0] for text in asked]
+    found: Any = {name: defaultdict(list) for name in drafters.DRAFTERS}
+    for _ in range(rounds):
+        for number, ids in enumerate(prompts):
+            for name in drafters.DRAFTERS:
+                found[name][number].append(drafters.answer(loaded, ids, name, length))
+    fastest = {
+        name: [min(tries, key=drafters.seconds_of) for _, tries in sorted(by_prompt.items())]
+        for name, by_prompt in found.items()
+    }
+    yield "drafters", drafters.table(fastest)
