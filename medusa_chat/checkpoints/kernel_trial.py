@@ -3,12 +3,17 @@
 It is used where its results agree and it is faster."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import ceil
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
+import psutil
 import torch
 from torch.nn import functional as F
 
@@ -27,7 +32,8 @@ OFF = 1e-3  # its largest difference from fp32, as a share of the largest number
 LOSS = 0.9  # times as fast as the product in 16 bits with the sum's conversion, at least
 REPEATS = 15
 WARM_UPS = 3
-LEAST = 2**26  # bytes that are written before a call, so that it is queued when the device begins
+LEAST = 2**26  # bytes that are written at once before a call
+MOST_WRITES = 64
 
 
 def try_kernels(backbone: Backbone) -> list[str]:
@@ -88,18 +94,35 @@ def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
 
 @contextmanager
 def _marked(mark: Path, device: torch.device) -> Iterator[bool]:
-    """Whether the last trial on this device came to its end. The mark says that one runs."""
+    """Whether the last trial on this device came to its end, or still runs in another process. The
+    mark says that one runs, and in which process."""
     here = {"device": describe_device(device), "torch": str(torch.__version__)}
-    if _read(mark) == here:
+    found = _read(mark)
+    if _is_of(found, here) and not _runs(found):
         yield False
         return
+    process = psutil.Process()
     try:
-        paths.write_text(mark, json.dumps(here))
+        mine = {"pid": process.pid, "started": process.create_time()}
+        paths.write_text(mark, json.dumps(here | mine))
     except OSError:
         yield True  # a disk that is full or read-only: without a mark
         return
     yield True  # an error leaves the mark: the device is lost
     mark.unlink(missing_ok=True)
+
+
+def _is_of(found: Any, here: dict[str, str]) -> bool:
+    return isinstance(found, dict) and here.items() <= found.items()
+
+
+def _runs(found: dict[str, Any]) -> bool:
+    """Whether another process that left this mark is still there."""
+    try:
+        pid, started = found["pid"], found["started"]
+        return pid != os.getpid() and psutil.Process(pid).create_time() == started
+    except (KeyError, TypeError, ValueError, psutil.Error):
+        return False
 
 
 def _read(mark: Path) -> Any:
@@ -111,17 +134,33 @@ def _read(mark: Path) -> Any:
 
 def cuda_seconds(call: Callable[[], Any]) -> float:
     """Median seconds of a call on the current CUDA device, by its own clock. A buffer larger than
-    its cache is written before each, so that weights come from memory as in a step."""
+    its cache is written before each, so that weights come from memory as in a step, and so often
+    that the host has queued the call when the device comes to it: recorded steps wait for no
+    host."""
     cache = torch.cuda.get_device_properties().L2_cache_size
     buffer = torch.empty(max(4 * cache, LEAST), dtype=torch.uint8, device="cuda")
-    spans = []
-    for _ in range(WARM_UPS + REPEATS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        buffer.zero_()
+    call()  # it may be compiled here
+    torch.cuda.synchronize()
+    began = perf_counter()
+    call()
+    queueing = perf_counter() - began
+    (write,) = _spans(buffer.zero_, buffer.zero_, 1)
+    writes = min(1 + ceil(2 * queueing / write), MOST_WRITES)
+
+    def before() -> None:
+        for _ in range(writes):
+            buffer.zero_()
+
+    return median(_spans(before, call, WARM_UPS + REPEATS)[WARM_UPS:])
+
+
+def _spans(before: Callable[[], Any], call: Callable[[], Any], count: int) -> list[float]:
+    """The device's seconds of each of `count` calls, each after `before`, which is not timed."""
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+    for begin, end in marks:
+        before()
         begin.record()
         call()
         end.record()
-        spans.append((begin, end))
     torch.cuda.synchronize()
-    seconds = sorted(begin.elapsed_time(end) / 1e3 for begin, end in spans[WARM_UPS:])
-    return seconds[REPEATS // 2]
+    return [begin.elapsed_time(end) / 1e3 for begin, end in marks]

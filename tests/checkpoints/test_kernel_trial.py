@@ -1,10 +1,13 @@
 """The trial of our kernels at a load: what agrees and is faster is used, and a lost device is
 remembered. There is no GPU here: kernels are their torch references, and clocks are scripted."""
 
+import json
+import subprocess
 import sys
 from collections import Counter
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from support.engines import decode, engine_of, on
@@ -109,6 +112,22 @@ def test_a_kernel_that_lost_the_device_is_not_tried_again_there(monkeypatch):
     monkeypatch.setattr(kernel_trial, "describe_device", lambda device: "another card")
     monkeypatch.setattr(kernel_trial, "_nf4_product", lambda *asked: ["tried"])
     assert kernel_trial.try_kernels(backbone) == ["tried", "tried"] and marks() == []
+
+
+def test_a_trial_that_runs_in_another_process_hinders_none(monkeypatch):
+    """Two programs that load at once; once the other is gone, its mark tells of a lost device."""
+    backbone = engine_of(tiny("llama")).backbone
+    monkeypatch.setattr(kernel_trial, "_nf4_product", lambda *asked: ["tried"])
+    mark = paths.state_dir() / "kernels" / "nf4-product.json"
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    left = {"device": kernel_trial.describe_device(backbone.device), "torch": torch.__version__}
+    left |= {"pid": other.pid, "started": psutil.Process(other.pid).create_time()}
+    for is_over in (False, True):
+        paths.write_text(mark, json.dumps(left))
+        assert ("tried" in kernel_trial.try_kernels(backbone)) is not is_over
+        assert marks() == [mark] * is_over
+        other.kill()
+        other.wait()
 
 
 def wide_product(monkeypatch, factor=1.0):
