@@ -1,6 +1,6 @@
 """Continuation: what the text itself says comes next, and how often that was right. No torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DEPTH = 15  # tokens of a guess: with the root the rows of one tile
@@ -9,7 +9,6 @@ LEAST = 0.05  # a token that is less probable is not guessed
 # hit rates by the number of tokens that match, before anything was measured; the last one: or more
 PRIOR = (0.0, 0.1, 0.3, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8)
 LONG = 4  # tokens of a match that is followed while it is right, and looked for before shorter ones
-MOST_PLACES = 256  # that are looked at for all continuations
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,7 @@ class Continuation:
     the next match is the latest place of the last LONG tokens, of the last two, or of the last one;
     without one nothing is guessed. Every token of an answer tells whether the match was right,
     drafted or not, so the hit rates by the match's length are measured without a draft. It takes a
-    few microseconds a token: a small model's step takes some hundred. What followed at all other
-    places of the last token is looked up only where it is asked for.
+    few microseconds a token: a small model's step takes some hundred.
     """
 
     def __init__(self) -> None:
@@ -38,7 +36,6 @@ class Continuation:
         self._rates = list(PRIOR)
         self._place = self._length = 0  # of the match: the place after it, and its tokens
         self._latest: dict[tuple[int, ...], int] = {}  # place after these one, two or LONG tokens
-        self._earlier: list[int] = []  # by token: the place after it where it stood before
 
     def read(self, tokens: Sequence[int]) -> None:
         """Add the next tokens of the text, at first the prompt, whose hits are not counted."""
@@ -56,8 +53,7 @@ class Continuation:
                 self._place, self._length = place, self._matching(place) if place else 0
 
     def guess(self, depth: int) -> Guess | None:
-        """At most `depth` tokens, of which each is probable enough; None where none is. A match
-        that overlaps the text's end goes on as the period that it is."""
+        """At most `depth` tokens, of which each is probable enough; None where none is."""
         rates: list[float] = []
         reached: list[float] = []
         probability = 1.0
@@ -70,24 +66,20 @@ class Continuation:
             reached.append(probability)
         if not rates:
             return None
-        count = len(rates)
-        span = self._ids[self._place : self._place + count]
-        tokens = (span * -(-count // len(span)))[:count]
+        tokens = self._followed(len(rates))
         return Guess(tuple(tokens), tuple(rates), tuple(reached))
 
-    def continuations(self, depth: int) -> Iterator[Sequence[int]]:
-        """What followed at the earlier places of the last token, at most `depth` tokens each: the
-        match that is followed first, then the longest match, of equal ones the latest."""
-        places: list[int] = []
-        place = self._earlier[-1]
-        while place and len(places) < MOST_PLACES:
-            places.append(place)
-            place = self._earlier[place - 1]
-        places.sort(key=self._matching, reverse=True)
-        if self._length >= LONG:
-            places.insert(0, self._place)
-        for place in places:
-            yield self._ids[place : place + min(depth, DEPTH)]
+    def following(self, count: int) -> Sequence[int]:
+        """The next `count` tokens by the match, at most DEPTH; none without a match of which one is
+        probable enough."""
+        rate = self._rates[min(self._length, len(PRIOR) - 1)]
+        return self._followed(min(count, DEPTH)) if rate >= LEAST else ()
+
+    def _followed(self, count: int) -> Sequence[int]:
+        """What came after the match's place; one that overlaps the text's end goes on as the period
+        that it is."""
+        span = self._ids[self._place : self._place + count]
+        return (span * -(-count // max(len(span), 1)))[:count]
 
     def _append(self, token: int) -> int:
         """Add a token -> the latest earlier place after the last LONG tokens, else the last two,
@@ -95,9 +87,7 @@ class Continuation:
         ids, latest = self._ids, self._latest
         ids.append(token)
         last, pair, one = tuple(ids[-LONG:]), tuple(ids[-2:]), (token,)
-        before = latest.get(one, 0)
-        self._earlier.append(before)
-        place = latest.get(last) or latest.get(pair) or before
+        place = latest.get(last) or latest.get(pair) or latest.get(one, 0)
         latest[last] = latest[pair] = latest[one] = len(ids)
         return place
 

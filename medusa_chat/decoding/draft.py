@@ -58,16 +58,15 @@ class Draft:
 class Plan:
     """The next draft as far as the host knows it.
 
-    tokens: of all nodes, the root first, where the host knows them. Else index int64 [n]: each
-    node's place in [root, the `width` best guesses of the first of `heads` heads, of the second,
-    ..., text]; None: the root alone. text int64 [t]: tokens that `Drafter.plan` puts there, on the
-    device. is_grown: `fill` keeps a part of the nodes, by numbers that it reads on the host.
+    index int64 [n]: each node's place in [root, the `width` best guesses of the first of `heads`
+    heads, of the second, ..., text]; None: the root alone. text int64 [t]: tokens that
+    `Drafter.plan` puts there, on the device. is_grown: `fill` keeps a part of the nodes, by numbers
+    that it reads on the host.
     reason: why so many nodes (draft_budget.py). sources: see DraftRecord.
     """
 
     tree: Tree
     tensors: TreeTensors
-    tokens: Sequence[int] | None = None
     index: Tensor | None = None
     width: int = 0
     is_grown: bool = False
@@ -77,9 +76,9 @@ class Plan:
     sources: tuple[Source | None, ...] = ()
 
 
-def known_draft(plan: Plan, device: torch.device) -> Draft:
-    """The draft of a plan with `tokens`."""
-    tokens = torch.tensor(plan.tokens, device=device)
+def text_draft(plan: Plan, root: Tensor) -> Draft:
+    """The draft of a plan without heads: root int64 [1], then the text's tokens if it has some."""
+    tokens = root if plan.text is None else torch.cat((root, plan.text))
     return Draft(tokens, plan.tree, plan.tensors, sources=plan.sources)
 
 
@@ -116,6 +115,22 @@ def with_chain(tree: Tree, nodes: int, depth: int, count: int, device: torch.dev
         text=torch.zeros(count, dtype=torch.long, device=device),
         sources=(None, *named("heads", own - 1), *named("text", count)),
     )
+
+
+def text_chain(tokens: Sequence[int], device: torch.device) -> Plan:
+    """The plan of a chain of tokens of the text; for as many tokens with the same `text` each time,
+    for recorded steps read it."""
+    made = _chain(len(tokens), device)
+    assert made.text is not None
+    made.text.copy_(torch.tensor(tokens))
+    return made
+
+
+@lru_cache(maxsize=64)
+def _chain(count: int, device: torch.device) -> Plan:
+    tree, tensors = shape_of((-1, *range(count)), (-1, *[0] * count), device)
+    text = torch.zeros(count, dtype=torch.long, device=device)
+    return Plan(tree, tensors, torch.arange(count + 1, device=device), reason="all", text=text)
 
 
 @lru_cache(maxsize=512)

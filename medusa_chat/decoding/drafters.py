@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.continuation import Continuation
-from medusa_chat.decoding.draft import Draft, Plan, TreeTensors, known_draft
-from medusa_chat.decoding.tree import ROOT, Choice, Tree
+from medusa_chat.decoding.draft import Draft, Plan, TreeTensors, text_chain, text_draft
+from medusa_chat.decoding.tree import ROOT
 
 
 class Drafter(Protocol):
@@ -58,44 +58,24 @@ class Autoregressive:
 
 
 class PromptLookup:
-    """Drafter "prompt-lookup": what followed the last tokens earlier in the text, merged into one
-    tree of at most `nodes` nodes."""
+    """Drafter "prompt-lookup": what followed the text's end where it stood before, as a chain of
+    one length (`nodes` with the root, at most DEPTH + 1): recorded steps are of one kind then."""
 
     name = "prompt-lookup"
 
     def __init__(self, nodes: int, device: torch.device) -> None:
         self.nodes, self._device = nodes, device
         self._text = Continuation()
+        self._root = Plan(ROOT, TreeTensors.of(ROOT, device), reason="off: no match")
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._text.read(tokens)
-        found = self._merged(depth)
-        tree = Tree.from_choices(found)
-        made = [tokens[-1], *found.values()] if found else None  # as plain decoding plans the root
-        reason = "all" if found else "off: no match"
-        return Plan(tree, TreeTensors.of(tree, self._device), made, reason=reason)
+        found = self._text.following(min(self.nodes - 1, depth))
+        return text_chain(found, self._device) if found else self._root
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
-        """The planned tokens int64 [n], or root int64 [1] alone; hidden [1, d] is not read."""
-        if plan.tokens is None:
-            return Draft(root, plan.tree, plan.tensors)
-        return known_draft(plan, self._device)
+        """root int64 [1], the planned tokens after it; hidden [1, d] is not read."""
+        return text_draft(plan, root)
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
-        """Does nothing: a match is proposed again however often it was refused."""
-
-    def _merged(self, depth: int) -> dict[Choice, int]:
-        """Choice -> token, parents first, at most nodes - 1 of them."""
-        found: dict[Choice, int] = {}
-        children: dict[Choice, dict[int, Choice]] = {}
-        for continuation in self._text.continuations(depth):
-            at: Choice = ()
-            for token in continuation:
-                known = children.setdefault(at, {})
-                if token not in known:
-                    if len(found) >= self.nodes - 1:
-                        return found
-                    known[token] = (*at, len(known))
-                    found[known[token]] = token
-                at = known[token]
-        return found
+        """Does nothing: the hit rates of matches are those of every token, drafted or not."""

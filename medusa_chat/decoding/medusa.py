@@ -14,9 +14,10 @@ from medusa_chat.decoding.draft import (
     Draft,
     Plan,
     indexed,
-    known_draft,
     named,
     shape_of,
+    text_chain,
+    text_draft,
     with_chain,
 )
 from medusa_chat.decoding.draft_budget import WHOLE, Allowance, DraftBudget
@@ -84,7 +85,7 @@ class Medusa:
         if self._guess is None:
             made = self._by_heads(depth, self._is_grown)
         elif not self._allowance.by_heads:
-            made = self._by_text(tokens[-1], self._guess)
+            made = self._by_text(self._guess)
         elif self._is_recorded:
             made = self._of_fixed_shape(self._guess, depth)
         else:
@@ -112,14 +113,13 @@ class Medusa:
         nodes = len(widest) if self._is_grown and nodes > 1 else nodes
         tree, tensors, index = indexed(widest, nodes, min(depth, widest.depth), self._device)
         is_grown = is_grown and index is not None
-        return Plan(tree, tensors, None, index, widest.width, is_grown, reason, tree.depth)
+        return Plan(tree, tensors, index, widest.width, is_grown, reason, tree.depth)
 
-    def _by_text(self, root: int, guess: Guess) -> Plan:
+    def _by_text(self, guess: Guess) -> Plan:
         """The plan of a continuation without the heads."""
-        count, reason = self._allowance.nodes - 1, self._allowance.reason
-        tree, tensors = shape_of((-1, *range(count)), (-1, *[0] * count), self._device)
-        sources, tokens = (None, *named("text", count)), (root, *guess.tokens[:count])
-        return Plan(tree, tensors, tokens, reason=reason, sources=sources)
+        made = text_chain(guess.tokens[: self._allowance.nodes - 1], self._device)
+        sources = (None, *named("text", len(made.tree) - 1))
+        return replace(made, reason=self._allowance.reason, sources=sources)
 
     def _of_fixed_shape(self, guess: Guess, depth: int) -> Plan:
         """The plan of the heads' first nodes and a chain of the text's."""
@@ -136,10 +136,8 @@ class Medusa:
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         """root int64 [1], hidden [1, d]: see Drafter.fill."""
-        if plan.tokens is not None:
-            return known_draft(plan, self._device)
-        if plan.index is None:
-            return Draft(root, plan.tree, plan.tensors)
+        if plan.index is None or not plan.heads:
+            return text_draft(plan, root)
         values, candidates, sums = self._heads.guesses(
             hidden, root, self._lm_head, plan.heads, plan.width
         )

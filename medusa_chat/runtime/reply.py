@@ -8,6 +8,7 @@ from dataclasses import replace
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory import refuse_out_of_memory
 from medusa_chat.checkpoints.precision import smaller_precisions
+from medusa_chat.decoding.continuation import DEPTH
 from medusa_chat.decoding.detokenizer import with_text
 from medusa_chat.decoding.drafters import Drafter
 from medusa_chat.decoding.events import Event, Finished, changed
@@ -98,8 +99,9 @@ def resolve(
     else:
         tree, name = loaded.auto_tree(settings.nodes)[0], "auto"
         budget = draft_budget(loaded) if settings.nodes is None else None
-    if drafter == "prompt-lookup":
-        name = "prompt-lookup"  # its tree is made anew at every step; only the size was chosen
+    nodes = len(tree)
+    if drafter == "prompt-lookup":  # a chain; only its length was chosen
+        name, nodes = "prompt-lookup", min(nodes, DEPTH + 1)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
-    settings = replace(settings, drafter=drafter, tree=name, nodes=len(tree), seed=seed)
+    settings = replace(settings, drafter=drafter, tree=name, nodes=nodes, seed=seed)
     return settings, loaded.engine.drafter(settings, tree, budget=budget)

@@ -86,30 +86,27 @@ def test_a_guess_is_what_stood_after_the_same_tokens(ids, depth):
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 12))
-def test_continuations_are_the_text_after_its_last_token_the_longest_match_first(ids, depth):
+def test_what_follows_is_as_long_as_asked_and_goes_on_as_a_period(ids, count):
     text = Continuation()
     text.read(ids)
-    places = [n for n in range(len(ids) - 1, 0, -1) if ids[n - 1] == ids[-1]]
-
-    def matching(place: int) -> int:
-        pairs = zip(reversed(ids[:place]), reversed(ids), strict=False)
-        same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-        return min(len(list(same)), len(texts.PRIOR) - 1)
-
-    places.sort(key=matching, reverse=True)
-    found = list(text.continuations(depth))
-    assert found[-len(places) or len(found) :] == [
-        ids[n : n + min(depth, texts.DEPTH)] for n in places
-    ]
-    assert len(found) - len(places) in (0, 1), "the match that is followed may come first"
+    found = list(text.following(count))
+    assert len(found) in (0, count)
+    places = [n for n in range(1, len(ids)) if ids[n - 1] == ids[-1]]
+    assert bool(found) == bool(places), "every token is looked for"
+    ways = [ids[n:] * count for n in places]
+    assert not found or found in [way[:count] for way in ways]
 
 
-def test_prompt_lookup_drafts_different_continuations_as_branches_of_one_tree():
+def test_prompt_lookup_drafts_a_chain_of_one_length_after_the_longest_match():
     drafter = PromptLookup(6, torch.device("cpu"))
-    made = drafter.plan([1, 2, 7, 8, 0, 1, 2, 7, 9, 0, 3, 2, 5, 0, 1, 2], 2)
-    paths = {tuple(made.tokens[node] for node in path) for path in made.tree.paths}
-    assert paths == {(2,), (2, 7), (2, 7, 9), (2, 7, 8), (2, 5), (2, 5, 0)}
-    assert made.tokens[:3] == [2, 7, 9], "of equal matches the latest comes first"
+    made = drafter.plan([1, 2, 7, 8, 0, 1, 2, 7, 9, 0, 3, 2, 5, 0, 1, 2], 20)
+    assert made.tree == chain(5) and made.text.tolist() == [7, 9, 0, 3, 2]
+    draft = drafter.fill(made, torch.tensor([2]), None)
+    assert draft.tokens.tolist() == [2, 7, 9, 0, 3, 2]
+    again = drafter.plan([7, 9], 20)
+    assert again.tensors is made.tensors and again.text.tolist() == [0, 3, 2, 5, 0]
+    assert drafter.plan([7], 3).tree == chain(3), "the context has room for no more"
+    assert len(drafter.plan([4], 20).tree) == 1, "no match"
     assert len(PromptLookup(1, torch.device("cpu")).plan([1, 1, 1], 5).tree) == 1
 
 

@@ -47,11 +47,12 @@ class Oracle:
             right = self.answer[place] if place < len(self.answer) else 3
             is_right = tree.ranks[node] == place % 2 and place % self.period
             ids.append(right if is_right else (right + 1 + tree.ranks[node]) % VOCABULARY)
-        return Plan(tree, TreeTensors.of(tree, torch.device("cpu")), ids)
+        self.ids = ids
+        return Plan(tree, TreeTensors.of(tree, torch.device("cpu")))
 
     def fill(self, plan, root, hidden):
-        assert int(root) == plan.tokens[0]
-        return Draft(torch.tensor(plan.tokens), plan.tree, plan.tensors)
+        assert int(root) == self.ids[0]
+        return Draft(torch.tensor(self.ids), plan.tree, plan.tensors)
 
     def learn(self, nodes, path): ...
 

@@ -113,7 +113,7 @@ def idle(values: Mapping[str, Any]) -> dict[str, str]:
     if is_plain:
         why |= dict.fromkeys(("drafter", "tree", "nodes"), "no effect: plain decoding has no draft")
     elif is_lookup:
-        why["tree"] = "no effect: prompt lookup grows its own tree; Nodes is its size"
+        why["tree"] = "no effect: prompt lookup drafts a chain; Nodes is its length, at most 16"
     if values["temperature"] < 1e-3:
         names = ("acceptance", "top_p", "top_k", "posterior_threshold", "locked")
         return why | dict.fromkeys((*names, "posterior_alpha", "seed"), GREEDY)

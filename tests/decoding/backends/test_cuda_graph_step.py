@@ -76,6 +76,18 @@ def test_steps_that_copy_from_the_text_record_plain_ones_without_its_tokens():
     assert recorded.seconds > 0
 
 
+def test_prompt_lookup_is_recorded_as_one_kind_of_step():
+    engine, settings = engine_of(tiny("llama")), settings_of(drafter="prompt-lookup", nodes=5)
+    prompt = [5, 9, 13] * 6
+    recorded, events = CudaGraphStep(engine.backbone), []
+    for way in (None, recorded):
+        drafter = engine.drafter(settings, ROOT)
+        events.append(answer(engine, way, ROOT, settings, drafter=drafter, prompt=prompt))
+    assert_same(events[1], events[0])
+    kinds = [kind for kind in recorded._kinds.values() if kind.plan.text is not None]
+    assert [len(kind.plan.tree) for kind in kinds if kind.steps] == [5]
+
+
 class Knowing(Medusa):
     """Heads that know the answer by the state behind each of its tokens: whole paths are accepted,
     through other nodes than the first."""
