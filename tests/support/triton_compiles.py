@@ -98,7 +98,7 @@ def _is_round(value: Any) -> bool:
 
 def compiled() -> Iterator[list[Any]]:
     """What is printed, line by line."""
-    launches = kept(split, "split")
+    launches, merges = kept(split, "split"), kept(split, "merge")
     for dtype, width, architecture in SPLIT:
         query, key = (torch.zeros(1, *sizes, width, dtype=dtype) for sizes in ((8, 16), (2, 512)))
         split.run(query, key, key, torch.zeros(16, 3, dtype=torch.int64), 0.1)
@@ -108,6 +108,7 @@ def compiled() -> Iterator[list[Any]]:
         query, key = (torch.zeros(1, heads, 1, 128, dtype=dtype) for heads in (2 * groups, 2))
         split.run(query, key, key, torch.zeros(1, 3, dtype=torch.int64), 0.1)
         yield ["split", f"{NAMES[dtype]}, {groups} rows", 90, launches.shared(90)]
+        yield ["merge", f"{NAMES[dtype]}, {groups} rows", 90, merges.shared(90)]
     for name in fused_kernels.IN_LAYERS:
         launches = kept(layers, name)
         for is_fixed in (True, False) if name == "turned" else (True,):

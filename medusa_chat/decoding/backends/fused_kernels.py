@@ -1,6 +1,6 @@
 """Fused kernels: each beside the torch operators that it replaces in a step, and adopted alone.
 
-They were tested in Triton's interpreter and never ran on a GPU: every load tries each of them.
+Every load on a CUDA device tries each of them.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Nf4Linear: products of few rows with NF4 weights by a Triton kernel, and its torch reference.
 
-The kernel was tested in Triton's interpreter and never timed on a GPU: every load tries it, and
-`replace_where_faster` uses it where it measures as faster than bitsandbytes.
+Every load tries the kernel, and `replace_where_faster` uses it where it measures as faster than
+bitsandbytes.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,6 @@ from medusa_chat.decoding.backends.linear4 import absmax, is_linear4
 from medusa_chat.decoding.backends.nf4_tiles import BLOCK, BUCKETS, OUTPUTS, TABLE, Tiles
 from medusa_chat.decoding.backends.parity import GAIN, Timer, agrees, largest
 
-FEWEST = 8  # rows; fewer are bitsandbytes' own fused kernel's
 TOLERANCE = 2e-2  # of half precision against its reference in fp32, of the largest output
 
 
@@ -45,8 +44,7 @@ def decoded(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tensor
 
 def bucket_of(rows: int) -> int | None:
     """The kernel's bucket for so many rows; None where the kernel is not used for them."""
-    fitting = [size for size in BUCKETS if FEWEST <= rows <= size]
-    return fitting[0] if fitting else None
+    return next((size for size in BUCKETS if rows <= size), None)
 
 
 class Nf4Linear(nn.Module):

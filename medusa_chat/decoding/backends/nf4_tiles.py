@@ -14,7 +14,8 @@ TABLE = (
 )
 BLOCK = 64  # weights that share a scale
 OUTPUTS = 64  # of one tile; it has 2 * BLOCK inputs
-BUCKETS = (16, 32, 64)  # rows for which the kernel is compiled
+BUCKETS = (1, 16, 32, 64)  # rows for which the kernel is tried
+LEAST_ROWS = 16  # of a tensor core's product
 
 
 @dataclass(frozen=True)

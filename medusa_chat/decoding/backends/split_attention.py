@@ -1,8 +1,7 @@
 """Attention of a draft's nodes in parts, by a node mask: by the kernel where it runs, else torch.
 
-The length of the text is read on the device, so that one recorded step serves all lengths. The
-kernel was tested in Triton's interpreter and never ran on a GPU: every load tries it, and attention
-"medusa_split" is used where it measures as faster.
+The length of the text is read on the device, so that one recorded step serves all lengths. Every
+load tries the kernel, and attention "medusa_split" is used where it measures as faster.
 """
 
 from collections.abc import Callable

@@ -60,11 +60,11 @@ def in_a_layer(tree, *ours, **options) -> Counter[str]:
 
 @pytest.mark.parametrize("tree", TREES)
 def test_attention_in_splits_needs_no_mask_and_copies_no_rows(monkeypatch, tree):
-    """A layer has one kernel for the parts and their merging, instead of torch's attention and, in
-    a tree, two copies of rows."""
+    """A layer has one kernel for the parts and one that merges them, instead of torch's attention
+    and, in a tree, two copies of rows."""
     ours = adopt_split_attention(monkeypatch)
     layer = in_a_layer(tree, ours, implementation=split_attention.NAME)
-    assert layer["split"] == 1 and layer.total() == LAYER["plain"]
+    assert layer["split"] == layer["merge"] == 1 and layer.total() == LAYER["plain"] + 1
     whole = counted(2, TREES[tree], ours=[ours], implementation=split_attention.NAME)
     assert whole.total() - 2 * layer.total() <= FIXED[tree, "greedy"][0] - 9
 
@@ -76,12 +76,12 @@ def test_each_kernel_of_a_layer_takes_the_place_of_several(monkeypatch, name, le
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_a_layer_with_all_kernels_launches_five_beside_its_products(monkeypatch, tree):
+def test_a_layer_with_all_kernels_launches_six_beside_its_products(monkeypatch, tree):
     ours = adopt_layer_kernels(monkeypatch, *fused_kernels.IN_LAYERS)
     split = adopt_split_attention(monkeypatch)
     layer = in_a_layer(tree, ours, split, implementation=split_attention.NAME)
-    five = {"add_norm": 2, "turned": 1, "split": 1, "gated": 1}
-    assert layer == {"linear": 4, **five}
+    six = {"add_norm": 2, "turned": 1, "split": 1, "merge": 1, "gated": 1}
+    assert layer == {"linear": 4, **six}
 
 
 @pytest.mark.parametrize("tree", TREES)

@@ -39,9 +39,9 @@ def test_the_twin_multiplies_by_what_bitsandbytes_dequantises(seed, dtype):
         assert torch.equal(found.to(dtype), weights_of(linear))  # to the last bit
 
 
-def test_the_kernel_is_for_8_to_64_rows():
-    buckets = {rows: nf4.bucket_of(rows) for rows in (1, 7, 8, 16, 17, 32, 33, 64, 65)}
-    assert list(buckets.values()) == [None, None, 16, 16, 32, 32, 64, 64, None]
+def test_the_kernel_is_for_1_to_64_rows():
+    buckets = {rows: nf4.bucket_of(rows) for rows in (1, 2, 16, 17, 32, 33, 64, 65)}
+    assert list(buckets.values()) == [1, 16, 16, 32, 32, 64, 64, None]
 
 
 def test_by_default_no_model_has_the_kernel_and_without_one_none_gets_it(folder):

@@ -1,11 +1,22 @@
 """Kernels in Triton, and the C library's source."""
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
+
+import torch
 
 
 def kernel(file: str, name: str) -> Callable[..., Any]:
     """The function of a file of this folder. Raises ImportError without Triton."""
     found: Callable[..., Any] = getattr(import_module(f"{__name__}.{file}"), name)
     return found
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of the device; 16 for Triton's interpreter."""
+    if device.type != "cuda":
+        return 16
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -7,10 +7,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from medusa_chat.decoding.backends.nf4_tiles import BLOCK, BUCKETS, OUTPUTS, TABLE, Tiles, decoder
+from medusa_chat.decoding.backends.kernels import processors
+from medusa_chat.decoding.backends.nf4_tiles import (
+    BLOCK,
+    BUCKETS,
+    LEAST_ROWS,
+    OUTPUTS,
+    TABLE,
+    Tiles,
+    decoder,
+)
 
-PROGRAMS = 264  # at least so many, by splitting the inputs: two for each of 132 multiprocessors
-MOST_PARTS = 8
+PER_PROCESSOR = 8  # programs for each multiprocessor of the device, by splitting the inputs
+MOST_PARTS = 16
+MOST_BLOCKS = 8192  # of outputs
 
 
 @triton.jit
@@ -20,6 +30,8 @@ def _nf4_kernel(
     x,
     table,
     out,
+    summed,
+    done,
     rows,
     outputs,
     inputs,
@@ -33,7 +45,8 @@ def _nf4_kernel(
 ):
     """One part of the inputs for one block of outputs: W x^T, the weights on the side of the
     product that has 64 rows at least, so that few tokens leave nothing of it unused. Decoded
-    weights go to it from registers (seen in the compiled code for sm_80 and sm_90)."""
+    weights go to it from registers (seen in the compiled code for sm_80 and sm_90). The program
+    that is the last to end of those of a block sums its parts, in their order."""
     first = tl.program_id(0) * block_outputs
     part = tl.program_id(1)
     n = first + tl.arange(0, block_outputs)
@@ -71,33 +84,52 @@ def _nf4_kernel(
         # a scale for each product of one block, so that no weight is ever multiplied by one
         acc += tl.dot(low, x_low, input_precision="ieee") * s_low[:, None]
         acc += tl.dot(high, x_high, input_precision="ieee") * s_high[:, None]
-    where = out + (part * rows + m[None, :]) * outputs + n[:, None]
-    tl.store(where, acc, (m[None, :] < rows) & (n[:, None] < outputs))
+    inside = (m[None, :] < rows) & (n[:, None] < outputs)
+    there = m[None, :] * outputs + n[:, None]
+    parts = tl.num_programs(1)
+    if parts == 1:
+        tl.store(summed + there, acc, inside)
+    else:
+        tl.store(out + part * rows * outputs + there, acc, inside)
+        tl.debug_barrier()  # all of this program is written before it says so
+        mine = done + tl.program_id(0)
+        if tl.atomic_add(mine, 1) == parts - 1:
+            tl.store(mine, 0)  # for the next launch
+            whole = tl.zeros([block_outputs, block_rows], tl.float32)
+            for number in range(0, parts):
+                here = out + number * rows * outputs + there
+                # other programs wrote them just now: not from this multiprocessor's own cache
+                whole += tl.load(here, inside, 0.0, cache_modifier=".cg")
+            tl.store(summed + there, whole, inside)
 
 
 def run(
     tiles: Tiles,
     x: Tensor,
     use_prmt: bool | None = None,
-    programs: int = PROGRAMS,
+    programs: int | None = None,
     stages: int = 4,
 ) -> Tensor:
     """`product` by the kernel: x [m, K] contiguous, fp32 or 16 bits, 1 to 64 rows -> [m, N] in that
     dtype. use_prmt: decode by `decoder` instead of reading a table; None: where that is possible.
 
-    Parts are summed in order, so the same numbers give the same result at every call. How the
-    inputs are split does not depend on the number of rows.
+    The same numbers give the same result at every call. How the inputs are split does not depend on
+    the number of rows.
     """
     rows, inputs = x.shape
     assert x.is_contiguous() and inputs == tiles.inputs and rows <= BUCKETS[-1]
     if use_prmt is None:
         use_prmt = x.is_cuda and not torch.version.hip and x.dtype.itemsize == 2
-    block_rows = next(size for size in BUCKETS if rows <= size)
-    block_outputs = OUTPUTS if block_rows == BUCKETS[0] else 2 * OUTPUTS
-    count, steps, parts = _split(tiles, programs)
+    block_rows = next(size for size in BUCKETS if max(rows, LEAST_ROWS) <= size)
+    block_outputs = OUTPUTS if block_rows == LEAST_ROWS else 2 * OUTPUTS
+    count, steps, parts = _split(tiles, programs or processors(x.device) * PER_PROCESSOR)
+    blocks = triton.cdiv(tiles.outputs, block_outputs)
+    assert blocks <= MOST_BLOCKS
     out = torch.empty(parts, rows, tiles.outputs, dtype=torch.float32, device=x.device)
-    _nf4_kernel[(triton.cdiv(tiles.outputs, block_outputs), parts)](
-        *(tiles.codes, tiles.scales, x, _table(x.device, x.dtype), out),
+    summed = torch.empty(rows, tiles.outputs, dtype=x.dtype, device=x.device)
+    _nf4_kernel[(blocks, parts)](
+        *(tiles.codes, tiles.scales, x, _table(x.device, x.dtype)),
+        *(out, summed, _counts(x.device)),
         *(rows, tiles.outputs, inputs, count),
         steps=steps,
         decoder=_decoder(x.dtype) if use_prmt else None,
@@ -108,7 +140,7 @@ def run(
         num_warps=block_outputs // 16,  # 64 outputs, a product's least, for each four of them
         num_stages=stages,
     )
-    return out.sum(0).to(x.dtype) if parts > 1 else out[0].to(x.dtype)
+    return summed
 
 
 def _split(tiles: Tiles, programs: int) -> tuple[int, int, int]:
@@ -117,6 +149,13 @@ def _split(tiles: Tiles, programs: int) -> tuple[int, int, int]:
     wanted = min(MOST_PARTS, count, -(-programs // beside))
     steps = -(-count // wanted)
     return count, steps, -(-count // steps)
+
+
+@cache
+def _counts(device: torch.device) -> Tensor:
+    """How many parts of each block have ended: zeros between launches, which are one after another
+    on a device."""
+    return torch.zeros(MOST_BLOCKS, dtype=torch.int32, device=device)
 
 
 @cache

@@ -1,17 +1,19 @@
 """The Triton kernel of attention in parts; imported only where it is about to run."""
 
-from functools import cache
+from math import e, log2
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from medusa_chat.decoding.backends.kernels import processors
+
 STAGES = 2  # of keys and values that are in shared memory at once
 TILE_BYTES = 16_384  # of the keys of a tile
 PER_PROCESSOR = 2  # programs for each multiprocessor of the device
 MOST_PARTS = 32  # of the keys; the last one is the draft
-MOST_TILES = 4096  # of the rows of all heads
+LOG2_E = log2(e)
 
 
 def tile_of(width: int, itemsize: int) -> tuple[int, int]:
@@ -23,26 +25,49 @@ def tile_of(width: int, itemsize: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _merged(out, sums, at, whole, parts, is_row, width: tl.constexpr):
-    """The parts of the rows `at`, by their logs of sums; what saw nothing was not written. Other
-    programs wrote them just now, so they are not read from this multiprocessor's own cache."""
+def _read(
+    state,
+    q,
+    key,
+    value,
+    words,
+    low,
+    begin,
+    end,
+    length,
+    is_row,
+    k_row,
+    v_row,
+    scaling,
+    is_draft: tl.constexpr,
+    block_keys: tl.constexpr,
+    width: tl.constexpr,
+):
+    """Attention state (largest score, sum of weights, weighted values; base 2) after the keys from
+    `begin` to `end`: the draft's own, that its words name, or a text's, from `low` on."""
+    top, norm, acc = state
     d = tl.arange(0, width)
-    top = tl.full([at.shape[0]], -1e30, tl.float32)
-    norm = tl.zeros([at.shape[0]], tl.float32)
-    acc = tl.zeros([at.shape[0], width], tl.float32)
-    for part in range(0, parts):
-        here = at + part * whole
-        log = tl.load(sums + here, is_row, -float("inf"), cache_modifier=".cg")
-        has_seen = (log > -float("inf"))[:, None]
-        place = out + here[:, None] * width + d[None, :]
-        values = tl.load(place, has_seen, 0.0, cache_modifier=".cg")
-        best = tl.maximum(top, log)
-        share = tl.exp(log - best)
-        fade = tl.exp(top - best)
-        acc = acc * fade[:, None] + values * share[:, None]
-        norm = norm * fade + share
+    for start in range(begin, end, block_keys):
+        s = start + tl.arange(0, block_keys)
+        inside = s < end
+        at = s.to(tl.int64)[:, None]
+        k = tl.load(key + at * k_row + d[None, :], inside[:, None], 0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+        if is_draft:
+            word = tl.load(words + 2 + (start - length) // 64, is_row, 0)
+            bit = (word[:, None] >> ((s - length) & 63).to(tl.int64)[None, :]) & 1
+            seen = (bit != 0) & inside[None, :]
+        else:
+            seen = (s[None, :] >= low[:, None]) & inside[None, :]
+        scores = tl.where(seen, scores, -float("inf"))
+        best = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - best[:, None])
+        fade = tl.exp2(top - best)
+        v = tl.load(value + at * v_row + d[None, :], inside[:, None], 0.0)
+        acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        norm = norm * fade + tl.sum(weights, 1)
         top = best
-    return acc / tl.where(is_row, norm, 1.0)[:, None]
+    return top, norm, acc
 
 
 @triton.jit
@@ -53,8 +78,6 @@ def _split_kernel(
     words,
     out,
     sums,
-    merged,
-    done,
     scaling,
     rows,
     total,
@@ -69,65 +92,68 @@ def _split_kernel(
     block_keys: tl.constexpr,
     width: tl.constexpr,
 ):
-    """One part of the keys for one tile of rows of one key-value head. The last part is the draft's
-    own nodes; the others share the text, whose length is read here. The program that is the last to
-    end of those of a tile merges the tile's parts, in their order."""
+    """One part of the keys for one tile of rows of one key head: `total` rows, those of its groups
+    under each other. The last part is the draft's own nodes; the others share the text, whose
+    length is read here. What a row sees nothing of is not written."""
     head = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    is_draft = part == tl.num_programs(1) - 1
+    parts = tl.num_programs(1)
+    is_draft = part == parts - 1
     r = tl.program_id(2) * block_rows + tl.arange(0, block_rows)
     is_row = r < total
     node = r % rows
     at = head * total + r  # among the rows of all heads
     d = tl.arange(0, width)
+    mine = words + node * word_row
 
-    length = tl.load(words + 1)
-    first = tl.maximum(tl.load(words), 0)  # the root's, the lowest
+    length = tl.load(words + 1).to(tl.int32)
+    first = tl.maximum(tl.load(words), 0).to(tl.int32)  # the root's, the lowest
     blocks = tl.cdiv(tl.maximum(length - first, 0), block_keys)
-    share = tl.cdiv(blocks, tl.num_programs(1) - 1) * block_keys
-    begin = tl.where(is_draft, length, first + part * share)
-    end = tl.where(is_draft, length + rows, tl.minimum(begin + share, length))
-    low = tl.load(words + node * word_row, is_row, 0)
-    low = tl.where(is_draft, length, low)  # the draft's words know the window
+    share = tl.cdiv(blocks, parts - 1) * block_keys
+    begin = first + part * share
+    low = tl.maximum(tl.load(mine, is_row, 0), 0).to(tl.int32)
 
     q_at = query + (at // rows) * q_head + node * q_row
     q = tl.load(q_at[:, None] + d[None, :], is_row[:, None], 0.0)
+    k_at, v_at = key + head * k_head, value + head * v_head
     top = tl.full([block_rows], -1e30, tl.float32)
     norm = tl.zeros([block_rows], tl.float32)
     acc = tl.zeros([block_rows, width], tl.float32)
-    for start in range(begin, end, block_keys):
-        s = start + tl.arange(0, block_keys)
-        inside = s < end
-        k = tl.load(key + head * k_head + s[:, None] * k_row + d[None, :], inside[:, None], 0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
-        here = words + node * word_row + 2 + (start - length) // 64
-        word = tl.load(here, is_row & is_draft, -1)  # all is seen of a text, but for the window
-        bit = (word[:, None] >> ((s - length) & 63)[None, :]) & 1
-        seen = (bit != 0) & (s[None, :] >= low[:, None]) & inside[None, :]
-        scores = tl.where(seen, scores, -float("inf"))
-        best = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp(scores - best[:, None])
-        fade = tl.exp(top - best)
-        v = tl.load(value + head * v_head + s[:, None] * v_row + d[None, :], inside[:, None], 0.0)
-        acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        norm = norm * fade + tl.sum(weights, 1)
-        top = best
-    parts = tl.num_programs(1)
+    state = (top, norm, acc)
+    if is_draft:
+        top, norm, acc = _read(
+            *(state, q, k_at, v_at, mine, low, length, length + rows, length, is_row),
+            *(k_row, v_row, scaling, True, block_keys, width),
+        )
+    else:
+        top, norm, acc = _read(
+            *(state, q, k_at, v_at, mine, low, begin, tl.minimum(begin + share, length)),
+            *(length, is_row, k_row, v_row, scaling, False, block_keys, width),
+        )
     whole = tl.num_programs(0).to(tl.int64) * total  # rows of all heads, of one part
     has_seen = norm > 0
     norm = tl.where(has_seen, norm, 1.0)
     here = at + part * whole
     there = out + here[:, None] * width + d[None, :]
     tl.store(there, acc / norm[:, None], (is_row & has_seen)[:, None])
-    tl.store(sums + here, tl.where(has_seen, top + tl.log(norm), -float("inf")), is_row)
+    tl.store(sums + here, tl.where(has_seen, top + tl.log2(norm), -float("inf")), is_row)
 
-    tl.debug_barrier()  # all of this program is written before it says so
-    mine = done + head * tl.num_programs(2) + tl.program_id(2)
-    if tl.atomic_add(mine, 1) == parts - 1:
-        tl.store(mine, 0)  # for the next launch
-        mixed = _merged(out, sums, at, whole, parts, is_row, width)
-        row = node * (tl.num_programs(0) * (total // rows)) + at // rows  # [n, H]
-        tl.store(merged + row[:, None] * width + d[None, :], mixed, is_row[:, None])
+
+@triton.jit
+def _merge_kernel(out, sums, merged, rows, parts, block_parts: tl.constexpr, width: tl.constexpr):
+    """The parts of one row of one head, by their logs of sums."""
+    at = tl.program_id(0).to(tl.int64)
+    whole = tl.num_programs(0).to(tl.int64)
+    part = tl.arange(0, block_parts)
+    d = tl.arange(0, width)
+    here = part * whole + at
+    log = tl.load(sums + here, part < parts, -float("inf"))
+    share = tl.exp2(log - tl.max(log, 0))
+    has_seen = (log > -float("inf"))[:, None]
+    values = tl.load(out + here[:, None] * width + d[None, :], has_seen, 0.0)
+    mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
+    row = (at % rows) * (whole // rows) + at // rows  # [n, H]
+    tl.store(merged + row * width + d, mixed)
 
 
 def run(query: Tensor, key: Tensor, value: Tensor, words: Tensor, scaling: float) -> Tensor:
@@ -140,22 +166,24 @@ def run(query: Tensor, key: Tensor, value: Tensor, words: Tensor, scaling: float
     most, block_keys = tile_of(width, query.element_size())
     block_rows = max(16, min(most, triton.next_power_of_2(total)))
     tiles = triton.cdiv(total, block_rows)
-    parts = parts_of(key_heads * tiles, programs(query.device))
+    parts = parts_of(key_heads * tiles, processors(query.device) * PER_PROCESSOR)
     out, sums = (
         torch.empty(parts, heads, rows, size, dtype=torch.float32, device=query.device)
         for size in (width, 1)
     )
     merged = torch.empty(1, rows, heads, width, dtype=query.dtype, device=query.device)
-    assert key_heads * tiles <= MOST_TILES
     _split_kernel[(key_heads, parts, tiles)](
-        *(query, key, value, words, out, sums, merged, _counts(query.device)),
-        *(scaling, rows, total),
+        *(query, key, value, words, out, sums, scaling * LOG2_E, rows, total),
         *(query.stride(1), query.stride(2), key.stride(1), key.stride(2)),
         *(value.stride(1), value.stride(2), words.stride(0)),
         block_rows=block_rows,
         block_keys=block_keys,
         width=width,
         num_stages=STAGES,
+    )
+    block_parts = triton.next_power_of_2(parts)
+    _merge_kernel[(heads * rows,)](
+        *(out, sums, merged, rows, parts), block_parts=block_parts, width=width
     )
     return merged
 
@@ -164,18 +192,3 @@ def parts_of(programs_each: int, wanted: int) -> int:
     """Parts of the keys, for about `wanted` programs where each part takes `programs_each`; how
     long the text is does not count, for a recorded step serves all lengths."""
     return 1 + min(MOST_PARTS - 1, max(1, wanted // programs_each))
-
-
-@cache
-def programs(device: torch.device) -> int:
-    """How many programs fill the device."""
-    if device.type != "cuda":
-        return 32  # of Triton's interpreter
-    return PER_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@cache
-def _counts(device: torch.device) -> Tensor:
-    """How many parts of each tile have ended: zeros between launches, which are one after another
-    on a device."""
-    return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
