@@ -69,8 +69,7 @@ def read_backbone(
 ) -> tuple[Any, list[str]]:
     """The backbone, frozen, and what to tell of it. Pickled weights go through the sandbox first;
     what bitsandbytes quantises is read from what was kept of it, else kept. device_map: module ->
-    where it lies; None for all on `device`. dtype: it is read in this one, not
-    quantised, whatever the precision. Raises ModelError."""
+    where it lies; None for all on `device`. dtype: to read it in, instead. Raises ModelError."""
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     half = _half(device, config)
     options = {
@@ -169,8 +168,9 @@ def _in_pieces() -> Iterator[None]:
 @contextmanager
 def _silent() -> Iterator[None]:
     """Hide the bars and tables of transformers: heads among the weights are no news to us."""
-    # it advises a package that would fetch its kernel from the Hub; bitsandbytes has one itself
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    # advice to install a package that fetches kernels from the Hub; a line for each 8-bit product
+    for name in ("backends.cpu.ops", "autograd._functions"):
+        logging.getLogger(f"bitsandbytes.{name}").setLevel(logging.ERROR)
     before = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
