@@ -14,6 +14,7 @@ from medusa_chat.checkpoints import native_build
 from medusa_chat.paths import DATA_DIR_VARIABLE
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # the tests are a CPU's on every machine
 # Before anything imports torch: threads that wait for each other without sleeping would take the
 # cores from the other test processes, for models that are too small to need them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

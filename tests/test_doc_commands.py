@@ -128,7 +128,7 @@ ELSEWHERE = {
     "python assets/benchmarks/vllm_heads.py --vllm PYTHON --checkpoint demo --tokens 32": NETWORK,
     "accelerate launch --num_processes N -m medusa_chat train ...": GPU,
     "python assets/benchmarks/gpu.py --out gpu.json [--minutes 9] "
-    "[--parts 7b-fp16,generate] [--model FOLDER]": GPU,
+    "[--parts 7b-fp16,generate] [--model CHECKPOINT,BACKBONE]": GPU,
     "medusa-chat bench --rounds 6": LONG,
     "medusa-chat bench --shape 7b --study steps --max-context 2048 --rounds 3": LONG,
     "medusa-chat bench --study peers": LONG,
