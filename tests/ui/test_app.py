@@ -17,7 +17,7 @@ from gradio.queueing import Queue
 from support.scripted import ScriptedRunner, best_tree
 from support.waiting import wait_for
 
-from medusa_chat.decoding.events import Step
+from medusa_chat.decoding.events import Finished, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import PortInUseError, UsageError
 from medusa_chat.runtime.requests import Reply
@@ -361,6 +361,11 @@ def test_speedup_is_rate_over_overhead():
     answer = Answer()
     answer.add([Step(n, (7, 8, 9), "", 0.02, (0,)) for n in range(10)])
     found = figures(answer, 75.0)
+    assert found["per_step"] / found["overhead"] == pytest.approx(found["ratio"], rel=1e-3)
+    stats = Stats.of(30, 11, 31, 0.22, 0.1)  # the last step gave the end token alone
+    answer.add([Step(10, (), "", 0.02, (0,)), Finished("eos", (7, 8, 9) * 10, "", "", stats)])
+    found = figures(answer, 75.0)
+    assert found["per_step"] == pytest.approx(31 / 11, rel=1e-3)
     assert found["per_step"] / found["overhead"] == pytest.approx(found["ratio"], rel=1e-3)
 
 

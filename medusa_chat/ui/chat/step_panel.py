@@ -21,13 +21,12 @@ def figures(answer: Answer, plain: float | None) -> dict[str, Any]:
     on this model. split_ms: mean per step of SPLIT, which adds up to ms; null without a record."""
     first, steps = answer.prefilled, len(answer.steps)
     used = first.prompt_tokens + len(first.token_ids) + answer.tokens if first else None
-    per_step = answer.tokens / steps if steps else None
     ms = answer.seconds / steps * 1000 if steps else None
     pays = plain and not answer.is_plain
     return {
         "rate": _round(answer.rate),
         "recent": _round(recent_rate(answer)),
-        "per_step": _round(per_step),
+        "per_step": _round(tokens_per_step(answer)),
         "ms": _round(ms),
         "split_ms": split_ms(answer),
         "steps": steps,
@@ -43,6 +42,13 @@ def figures(answer: Answer, plain: float | None) -> dict[str, Any]:
         "reused": first.reused_tokens if first else None,
         "first_ms": _round(_first_ms(answer)),
     }
+
+
+def tokens_per_step(answer: Answer) -> float | None:
+    """The end token counts once the answer is over, as it does in its rate."""
+    if answer.finished is not None and answer.finished.stats.acceleration_rate:
+        return answer.finished.stats.acceleration_rate
+    return answer.tokens / len(answer.steps) if answer.steps else None
 
 
 def recent_rate(answer: Answer) -> float | None:
@@ -71,10 +77,10 @@ def verdict(answer: Answer, plain: float | None) -> str:
 
     speedup = tokens per step / overhead, and overhead = ms per step / ms per plain step.
     """
-    steps, rate = len(answer.steps), answer.rate
-    if not plain or not rate or not steps or answer.is_plain or rate >= (1 - NOISE) * plain:
+    steps, rate, per_step = len(answer.steps), answer.rate, tokens_per_step(answer)
+    if not plain or not rate or not per_step or answer.is_plain or rate >= (1 - NOISE) * plain:
         return ""
-    per_step, overhead = answer.tokens / steps, answer.seconds / steps * plain
+    overhead = answer.seconds / steps * plain
     low = f"low acceptance, {per_step:.2f} tokens per step"
     dear = f"the tree's overhead, a step costs {overhead:.2f} plain ones"
     advice = " Try fewer nodes." if max(s.nodes for s in answer.steps) > MANY_NODES else ""
