@@ -16,7 +16,7 @@ from medusa_chat.trees.pick import pick
 MODELLED = (1, 4, 8, 16, 32, 64)  # nodes
 LEAST = 4  # also where plain decoding looks faster: a second later the tuner has measured
 CAUTIOUS = 16  # where the device or the model is not known well enough
-FUSED_ROWS = 32  # most rows that bitsandbytes multiplies with packed weights on all of these GPUs
+PACKED = 16  # most rows whose products with packed weights take the time of one (on an H200)
 
 
 def usual_nodes(
@@ -43,8 +43,9 @@ def usual_nodes(
         gpu = None
     if gpu is None or size.experts:  # a tree's rows go to more experts than one row
         return CAUTIOUS, f"for {device.type}, a default until step times are measured"
-    seconds = tuple(_seconds(gpu, size, precision, m, head_parameters) for m in MODELLED)
-    best = pick(StepCosts(MODELLED, (1,), (seconds,)), expected, 1)
+    tried = tuple(m for m in MODELLED if m <= PACKED or LINEAR[precision] >= 1)
+    seconds = tuple(_seconds(gpu, size, precision, m, head_parameters) for m in tried)
+    best = pick(StepCosts(tried, (1,), (seconds,)), expected, 1)
     return max(LEAST, best.nodes), f"modelled from the bandwidth and compute of {gpu.name}"
 
 
@@ -52,9 +53,6 @@ def _seconds(gpu: Gpu, size: Sizes, precision: str, nodes: int, head_parameters:
     """A step of `nodes` nodes by the roofline; attention, which depends on the text, left out."""
     plain = PLAIN[precision]
     linears = gpu.seconds(2.0 * size.linears * nodes, LINEAR[precision] * size.linears)
-    if LINEAR[precision] < 1 and nodes > FUSED_ROWS:  # written out in 16 bits, and read again
-        linears = gpu.seconds(2.0 * size.linears * nodes, plain * size.linears)
-        linears += gpu.seconds(0.0, (LINEAR[precision] + plain) * size.linears)
     words = size.vocabulary * size.hidden
     step = linears + gpu.seconds(2.0 * words * nodes, plain * words)
     if nodes > 1:  # heads without an LM head of their own read the backbone's

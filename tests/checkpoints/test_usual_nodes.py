@@ -34,7 +34,8 @@ def nodes_on(monkeypatch, properties, precision, config=VICUNA, device=CUDA, hea
     [
         ("NVIDIA GeForce RTX 3060", "nf4", 8, 16),
         ("NVIDIA GeForce RTX 3090", "fp16", 32, 64),
-        ("NVIDIA GeForce RTX 4090", "nf4", 16, 32),
+        ("NVIDIA GeForce RTX 4090", "nf4", 16, 16),
+        ("NVIDIA H200", "nf4", 16, 16),
         ("NVIDIA A100-SXM4-80GB", "fp16", 64, 64),
         ("NVIDIA H100 80GB HBM3", "fp16", 64, 64),
         ("NVIDIA H200", "bf16", 64, 64),
