@@ -73,7 +73,12 @@ class Page:
         self.files.cleanup()
 
 
-def launch(session: Session, options: PageOptions, tell: Callable[[str], None] = print) -> int:
+def say(line: str) -> None:
+    """Print a line at once, also into a pipe or a log."""
+    print(line, flush=True)
+
+
+def launch(session: Session, options: PageOptions, tell: Callable[[str], None] = say) -> int:
     """Open the page and serve it until Ctrl-C; returns the exit code.
 
     tell gets each line the user must see: the address, a generated password, a share that failed.
