@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from gpu_answers import events_of, parted_at, prompt_of
-from gpu_clock import timed
+from gpu_clock import cold
 from gpu_part import Bench
 
 from medusa_chat.bench.harness.random_model import RandomModel, load_shape
@@ -98,7 +98,7 @@ def attention_times(bench: Bench) -> Iterator[tuple[str, Any]]:
         words = nodes.behind(keys - 64)[None, None]
         for name, way, seen in (("plain", tree_attention, mask), ("split", by_words, words)):
             call = partial(way, query, key, key, seen, 0.1)
-            yield f"{name}, {keys} keys", timed(device, call, bench.either(30, 1))
+            yield f"{name}, {keys} keys", cold(device, call, bench.either(15, 1))
 
 
 def layer_times(bench: Bench) -> Iterator[tuple[str, Any]]:
@@ -113,5 +113,5 @@ def layer_times(bench: Bench) -> Iterator[tuple[str, Any]]:
             if not bench.is_dry:
                 ways["ours"] = fused_kernels.own(name)
             for way, call in ways.items():
-                spent = timed(bench.device, partial(call, *given), bench.either(30, 1))
+                spent = cold(bench.device, partial(call, *given), bench.either(15, 1))
                 yield f"{what}, {rows} rows, {way}", spent

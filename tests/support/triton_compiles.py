@@ -104,6 +104,8 @@ def compiled() -> Iterator[list[Any]]:
         split.run(query, key, key, torch.zeros(16, 3, dtype=torch.int64), 0.1)
         launch = f"{NAMES[dtype]}, width {width}"
         yield ["split", launch, architecture, launches.shared(architecture)]
+        if (dtype, width) == (HALF, 128):
+            yield ["merge", launch, architecture, merges.shared(architecture)]
     for dtype, groups in ((HALF, 1), (BRAIN, 4)):  # plain decoding: one row
         query, key = (torch.zeros(1, heads, 1, 128, dtype=dtype) for heads in (2 * groups, 2))
         split.run(query, key, key, torch.zeros(1, 3, dtype=torch.int64), 0.1)

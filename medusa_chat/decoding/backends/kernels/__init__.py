@@ -20,3 +20,9 @@ def processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 16
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def each_of(units: int, most: int, device: torch.device) -> int:
+    """How many of these units of work one program does: a power of two, at most `most`, so that
+    there is a program for every multiprocessor."""
+    return 1 << (max(min(units // processors(device), most), 1).bit_length() - 1)

@@ -7,10 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from medusa_chat.decoding.backends.kernels import each_of
 from medusa_chat.decoding.fused_layers import TORCH
 from medusa_chat.decoding.kv_cache import Layer
 
 BLOCK = 1024  # numbers of one program of `gated`
+MOST_HEADS = 8  # of one program of `turned`
 
 
 @triton.jit
@@ -45,32 +47,31 @@ def _turned_kernel(
     v_head,
     v_row,
     width,
+    block_heads: tl.constexpr,
     block: tl.constexpr,
 ):
-    """One head of one row: a query, a key or a value. places: of the rows in the cache; None: they
+    """Some heads of one row: queries, keys and values. places: of the rows in the cache; None: they
     follow each other from `start` on."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    d = tl.arange(0, block)
-    inside = d < width
-    here = qkv + (row * tl.num_programs(1) + head) * width
+    head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)[:, None]
+    d = tl.arange(0, block)[None, :]
+    inside = (head < heads + 2 * key_heads) & (d < width)
+    here = qkv + (row * (heads + 2 * key_heads) + head) * width
     x = tl.load(here + d, inside, 0.0)
     swapped = tl.load(here + (d + width // 2) % width, inside, 0.0).to(tl.float32)
-    cosine = tl.load(cos + row * width + d, inside, 0.0).to(tl.float32)
-    sine = tl.load(sin + row * width + d, inside, 0.0).to(tl.float32)
+    cosine = tl.load(cos + row * width + d, d < width, 0.0).to(tl.float32)
+    sine = tl.load(sin + row * width + d, d < width, 0.0).to(tl.float32)
     moved = (x.to(tl.float32) * cosine + swapped * sine).to(x.dtype)
     if places is None:
         place = start + row
     else:
         place = tl.load(places + row)
-    if head < heads:
-        tl.store(query + (head * tl.num_programs(0) + row) * width + d, moved, inside)
-    elif head < heads + key_heads:
-        at = (head - heads).to(tl.int64) * k_head + place * k_row
-        tl.store(key + at + d, moved, inside)
-    else:
-        at = (head - heads - key_heads).to(tl.int64) * v_head + place * v_row
-        tl.store(value + at + d, x, inside)
+    tl.store(query + (head * tl.num_programs(0) + row) * width + d, moved, inside & (head < heads))
+    at = head - heads  # among the keys
+    is_key = inside & (at >= 0) & (at < key_heads)
+    tl.store(key + at.to(tl.int64) * k_head + place * k_row + d, moved, is_key)
+    at -= key_heads
+    tl.store(value + at.to(tl.int64) * v_head + place * v_row + d, x, inside & (at >= 0))
 
 
 @triton.jit
@@ -110,12 +111,15 @@ def turned(
     rows, width = cos.shape[1:]
     key, value = layer.read(rows)
     query = torch.empty(1, heads[0], rows, width, dtype=qkv.dtype, device=qkv.device)
-    _turned_kernel[(rows, heads[0] + 2 * heads[1])](
+    whole = heads[0] + 2 * heads[1]
+    each = each_of(rows * whole, MOST_HEADS, qkv.device)
+    _turned_kernel[(rows, triton.cdiv(whole, each))](
         *(qkv.contiguous(), cos.contiguous(), sin.contiguous(), query, key, value),
         *(layer.places, layer.start, *heads),
         *(key.stride(1), key.stride(2), value.stride(1), value.stride(2), width),
+        block_heads=each,
         block=triton.next_power_of_2(width),
-        num_warps=1,
+        num_warps=max(each // 2, 1),
     )
     return query, key, value
 

@@ -42,6 +42,7 @@ def _nf4_kernel(
     tile: tl.constexpr,
     block_outputs: tl.constexpr,
     block_rows: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """One part of the inputs for one block of outputs: W x^T, the weights on the side of the
     product that has 64 rows at least, so that few tokens leave nothing of it unused. Decoded
@@ -55,7 +56,7 @@ def _nf4_kernel(
     row = (n // tile) * tiles  # the first tile of each output
     is_output = row < tl.cdiv(outputs, tile) * tiles
     acc = tl.zeros([block_outputs, block_rows], tl.float32)
-    for i in range(0, steps):
+    for i in tl.range(0, steps, num_stages=stages):
         step = part * steps + i
         at = row + step
         is_there = is_output & (step < tiles)  # the last part may have fewer
@@ -138,7 +139,7 @@ def run(
         block_outputs=block_outputs,
         block_rows=block_rows,
         num_warps=block_outputs // 16,  # 64 outputs, a product's least, for each four of them
-        num_stages=stages,
+        stages=stages,
     )
     return summed
 

@@ -7,12 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from medusa_chat.decoding.backends.kernels import processors
+from medusa_chat.decoding.backends.kernels import each_of, processors
 
 STAGES = 2  # of keys and values that are in shared memory at once
 TILE_BYTES = 16_384  # of the keys of a tile
 PER_PROCESSOR = 2  # programs for each multiprocessor of the device
 MOST_PARTS = 32  # of the keys; the last one is the draft
+MERGED = 8192  # numbers of parts that a program merges at once
 LOG2_E = log2(e)
 
 
@@ -140,20 +141,31 @@ def _split_kernel(
 
 
 @triton.jit
-def _merge_kernel(out, sums, merged, rows, parts, block_parts: tl.constexpr, width: tl.constexpr):
-    """The parts of one row of one head, by their logs of sums."""
-    at = tl.program_id(0).to(tl.int64)
-    whole = tl.num_programs(0).to(tl.int64)
+def _merge_kernel(
+    out,
+    sums,
+    merged,
+    whole,
+    rows,
+    parts,
+    block_rows: tl.constexpr,
+    block_parts: tl.constexpr,
+    width: tl.constexpr,
+):
+    """The parts of some rows of all `whole`, those of every head, by their logs of sums."""
+    at = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    is_row = at < whole
     part = tl.arange(0, block_parts)
     d = tl.arange(0, width)
-    here = part * whole + at
-    log = tl.load(sums + here, part < parts, -float("inf"))
-    share = tl.exp2(log - tl.max(log, 0))
-    has_seen = (log > -float("inf"))[:, None]
-    values = tl.load(out + here[:, None] * width + d[None, :], has_seen, 0.0)
-    mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
+    here = part.to(tl.int64)[None, :] * whole + at[:, None]
+    log = tl.load(sums + here, is_row[:, None] & (part < parts)[None, :], -float("inf"))
+    top = tl.where(is_row, tl.max(log, 1), 0.0)
+    share = tl.exp2(log - top[:, None])
+    has_seen = (log > -float("inf"))[:, :, None]
+    values = tl.load(out + here[:, :, None] * width + d[None, None, :], has_seen, 0.0)
+    mixed = tl.sum(values * share[:, :, None], 1) / tl.sum(share, 1)[:, None]
     row = (at % rows) * (whole // rows) + at // rows  # [n, H]
-    tl.store(merged + row * width + d, mixed)
+    tl.store(merged + row[:, None] * width + d[None, :], mixed, is_row[:, None])
 
 
 def run(query: Tensor, key: Tensor, value: Tensor, words: Tensor, scaling: float) -> Tensor:
@@ -182,8 +194,13 @@ def run(query: Tensor, key: Tensor, value: Tensor, words: Tensor, scaling: float
         num_stages=STAGES,
     )
     block_parts = triton.next_power_of_2(parts)
-    _merge_kernel[(heads * rows,)](
-        *(out, sums, merged, rows, parts), block_parts=block_parts, width=width
+    whole = heads * rows
+    each = each_of(whole, MERGED // (block_parts * width), query.device)
+    _merge_kernel[(triton.cdiv(whole, each),)](
+        *(out, sums, merged, whole, rows, parts),
+        block_rows=each,
+        block_parts=block_parts,
+        width=width,
     )
     return merged
 
