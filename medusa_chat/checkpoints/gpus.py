@@ -1,12 +1,19 @@
-"""GPUs: arithmetic, bandwidth, and an operator's time by these. Plain numbers, no torch."""
+"""GPUs: arithmetic, bandwidth, and what a step takes by these. Plain numbers, no torch.
+
+The constants are those of an H200, by the steps of a 7B and an 8B (docs/benchmarks.md, "On a GPU");
+other GPUs are modelled alike.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
-SHARE = 0.9  # of the data sheet's bandwidth: what large reads reach
+SHARE = 0.93  # of the data sheet's bandwidth: what large reads reach
 PEAK_SHARE = 0.75  # of the FLOP/s
-KERNEL_SECONDS = 2e-6  # of a kernel that has little to do
-SMALL_KERNELS = 13  # of a layer, between its products
+LAYER_SECONDS = 44e-6  # of a layer beside what it reads: its kernels begin and end, attention waits
+NODE_SECONDS = 0.18e-6  # of a layer, for each node of a tree
+TREE_SECONDS = 0.12e-3  # of a step with a tree: its draft and its acceptance
+DECODED = 10.8  # NF4 weights a cycle and multiprocessor, for as many rows as cost what one does
+FREE_ROWS, MORE_ROWS = 16, 34  # those, and how many more take as long again
 
 # FLOP a cycle and multiprocessor of dense 16-bit products with 32-bit sums, by compute capability;
 # of a GeForce card where those of one capability differ, which are the slower ones
@@ -19,28 +26,39 @@ CYCLE = {
 @dataclass(frozen=True)
 class Gpu:
     """flops: the peak of dense 16-bit products with 32-bit sums, in FLOP/s; bandwidth: in bytes/s;
-    both from the vendor's data sheet."""
+    both from the vendor's data sheet. cycles: of all multiprocessors together, a second."""
 
     name: str
     flops: float
     bandwidth: float
+    cycles: float
 
     def seconds(self, flops: float, moved: float) -> float:
         """An operator by the roofline, at what a GPU reaches of its data sheet. moved: bytes."""
         return max(flops / (PEAK_SHARE * self.flops), moved / (SHARE * self.bandwidth))
 
+    def decoding_seconds(self, weights: float, rows: int) -> float:
+        """Products of `rows` rows with NF4 weights, by our kernel, whatever it reads."""
+        return weights / (DECODED * self.cycles) * (1 + max(rows - FREE_ROWS, 0) / MORE_ROWS)
+
+
+def beside_seconds(layers: int, nodes: int) -> float:
+    """What a step of `nodes` nodes, root included, takes beside reading and arithmetic."""
+    seconds = layers * LAYER_SECONDS
+    return seconds if nodes == 1 else seconds + layers * nodes * NODE_SECONDS + TREE_SECONDS
+
 
 GPUS = tuple(
-    Gpu(name, tera * 1e12, giga * 1e9)
-    for name, tera, giga in (
-        ("RTX 3090", 71, 936),
-        ("RTX 4090", 165, 1008),
-        ("RTX 5090", 210, 1792),
-        ("A40", 150, 696),
-        ("A6000", 155, 768),
-        ("A100-80GB-PCIe", 312, 1935),
-        ("H100", 989, 3350),
-        ("H200", 989, 4800),
+    Gpu(name, tera * 1e12, giga * 1e9, tera * 1e12 / cycle)
+    for name, tera, giga, cycle in (
+        ("RTX 3090", 71, 936, 512),
+        ("RTX 4090", 165, 1008, 512),
+        ("RTX 5090", 210, 1792, 512),
+        ("A40", 150, 696, 1024),
+        ("A6000", 155, 768, 1024),
+        ("A100-80GB-PCIe", 312, 1935, 2048),
+        ("H100", 989, 3350, 4096),
+        ("H200", 989, 4800, 4096),
     )
 )
 
@@ -55,5 +73,6 @@ def gpu_of(properties: Any) -> Gpu | None:
     cycle = CYCLE.get((properties.major, properties.minor), 0)
     numbers = ("multi_processor_count", "clock_rate", "memory_clock_rate", "memory_bus_width")
     count, clock, memory, width = (getattr(properties, name, 0) for name in numbers)
-    flops, bandwidth = cycle * count * clock * 1e3, 2 * memory * 1e3 * width / 8  # clocks in kHz
-    return Gpu(properties.name, flops, bandwidth) if flops and bandwidth else None
+    cycles, bandwidth = count * clock * 1e3, 2 * memory * 1e3 * width / 8  # clocks in kHz
+    flops = cycle * cycles
+    return Gpu(properties.name, flops, bandwidth, cycles) if flops and bandwidth else None

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from medusa_chat.checkpoints.cpu import this_cpu
-from medusa_chat.checkpoints.gpus import KERNEL_SECONDS, SMALL_KERNELS, Gpu, gpu_of
+from medusa_chat.checkpoints.gpus import Gpu, beside_seconds, gpu_of
 from medusa_chat.checkpoints.memory_estimate import LINEAR, PLAIN
 from medusa_chat.checkpoints.model_sizes import Sizes, sizes
 from medusa_chat.decoding.step_costs import StepCosts
@@ -16,7 +16,6 @@ from medusa_chat.trees.pick import pick
 MODELLED = (1, 4, 8, 16, 32, 64)  # nodes
 LEAST = 4  # also where plain decoding looks faster: a second later the tuner has measured
 CAUTIOUS = 16  # where the device or the model is not known well enough
-PACKED = 16  # most rows whose products with packed weights take the time of one (on an H200)
 
 
 def usual_nodes(
@@ -43,9 +42,8 @@ def usual_nodes(
         gpu = None
     if gpu is None or size.experts:  # a tree's rows go to more experts than one row
         return CAUTIOUS, f"for {device.type}, a default until step times are measured"
-    tried = tuple(m for m in MODELLED if m <= PACKED or LINEAR[precision] >= 1)
-    seconds = tuple(_seconds(gpu, size, precision, m, head_parameters) for m in tried)
-    best = pick(StepCosts(tried, (1,), (seconds,)), expected, 1)
+    seconds = tuple(_seconds(gpu, size, precision, m, head_parameters) for m in MODELLED)
+    best = pick(StepCosts(MODELLED, (1,), (seconds,)), expected, 1)
     return max(LEAST, best.nodes), f"modelled from the bandwidth and compute of {gpu.name}"
 
 
@@ -53,9 +51,11 @@ def _seconds(gpu: Gpu, size: Sizes, precision: str, nodes: int, head_parameters:
     """A step of `nodes` nodes by the roofline; attention, which depends on the text, left out."""
     plain = PLAIN[precision]
     linears = gpu.seconds(2.0 * size.linears * nodes, LINEAR[precision] * size.linears)
+    if precision == "nf4":
+        linears = max(linears, gpu.decoding_seconds(size.linears, nodes))
     words = size.vocabulary * size.hidden
     step = linears + gpu.seconds(2.0 * words * nodes, plain * words)
     if nodes > 1:  # heads without an LM head of their own read the backbone's
         read = head_parameters if head_parameters > words else head_parameters + words
         step += gpu.seconds(2.0 * read, plain * read)
-    return step + size.layers * SMALL_KERNELS * KERNEL_SECONDS
+    return step + beside_seconds(size.layers, nodes)

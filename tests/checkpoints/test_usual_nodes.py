@@ -34,7 +34,7 @@ def nodes_on(monkeypatch, properties, precision, config=VICUNA, device=CUDA, hea
     [
         ("NVIDIA GeForce RTX 3060", "nf4", 8, 16),
         ("NVIDIA GeForce RTX 3090", "fp16", 32, 64),
-        ("NVIDIA GeForce RTX 4090", "nf4", 16, 16),
+        ("NVIDIA GeForce RTX 4090", "nf4", 16, 32),
         ("NVIDIA H200", "nf4", 16, 16),
         ("NVIDIA A100-SXM4-80GB", "fp16", 64, 64),
         ("NVIDIA H100 80GB HBM3", "fp16", 64, 64),
@@ -53,11 +53,11 @@ def test_a_7b_starts_with_what_its_card_can_pay(monkeypatch, name, precision, le
 def test_less_arithmetic_never_means_more_nodes(precision):
     expected, found = expected_tokens(None, 5), []
     for flops in (1e12, 5e12, 20e12, 80e12, 300e12, 1e15):
-        asked = (Gpu("a card", flops, 1e12), usual.sizes(VICUNA), precision)
+        asked = (Gpu("a card", flops, 1e12, flops / 512), usual.sizes(VICUNA), precision)
         seconds = tuple(usual._seconds(*asked, m, OWN_LM_HEADS) for m in usual.MODELLED)
         costs = usual.StepCosts(usual.MODELLED, (1,), (seconds,))
         found.append(usual.pick(costs, expected, 1).nodes)
-    assert found == sorted(found) and len(set(found)) > 2
+    assert found == sorted(found) and len(set(found)) > 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.messages import ModelInfo
 from medusa_chat.runtime.session import Session
-from medusa_chat.training.gpu_step import PRECISIONS, step_time
+from medusa_chat.training.gpu_step import PRECISIONS, step_seconds
 from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.ui.page.inputs import Inputs
 
@@ -74,8 +74,7 @@ def gpu_times() -> dict[str, Any]:
         "precisions": PRECISIONS,
         "ms": {
             f"{shape.name}|{gpu.name}|{precision}": [
-                float(f"{step_time(shape, gpu, precision, n, LENGTH).seconds * 1000:.4g}")
-                for n in SIZES
+                float(f"{step_seconds(shape, gpu, precision, n, LENGTH) * 1000:.4g}") for n in SIZES
             ]
             for shape in SHAPES
             for gpu in GPUS

@@ -200,7 +200,7 @@ def test_gpu_precision_and_nodes_show_at_once_what_they_do(tab, runner):
     assert row(tab, 64)[0] < ms and row(tab, 1)[2] > 100
     fp16 = row(tab, 64)[3]
     tab.get_by_label("Precision").select_option("4 bit")
-    assert row(tab, 64)[3] < fp16 / 2  # 64 rows pay for their unpacking
+    assert row(tab, 64)[3] < 0.7 * fp16  # decoding 4 bits for 64 rows takes longer than for one
     assert tab.locator('.gpu-table [data-nodes="64"] .slower').count() == (row(tab, 64)[3] < 1)
     tab.get_by_label("Nodes in every step").select_option("16")
     assert tab.locator(".gpu-table .now").get_attribute("data-nodes") == "16"
