@@ -10,9 +10,11 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from medusa_chat.checkpoints import native_build
+from medusa_chat.checkpoints.memory import device_memory, held_bytes
 from medusa_chat.checkpoints.tokenizer import end_tokens
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.families import windows
+from medusa_chat.decoding.kv_cache import layer_shapes
 from medusa_chat.errors import UsageError
 from medusa_chat.training.engine_answerer import (
     EngineAnswerer,
@@ -21,6 +23,8 @@ from medusa_chat.training.engine_answerer import (
     require_finite,
 )
 from medusa_chat.training.setup import TrainingSetup
+
+ROWS, MOST_ROWS = 16, 512  # prompts of a batch
 
 
 class Answerer(Protocol):
@@ -142,6 +146,17 @@ def _plain_generation(model: Any) -> Iterator[None]:
             yield
     finally:
         model.generation_config = kept
+
+
+def rows_of(setup: TrainingSetup) -> int:
+    """Prompts of a batch: on a GPU, where a row costs little, as many as fit into half of the
+    memory that the model leaves, their keys and values held twice as they grow."""
+    if setup.device.type == "cpu":
+        return ROWS
+    shapes = layer_shapes(setup.model.get_decoder(), setup.config.get_text_config(), setup.device)
+    token = sum(shape.heads * shape.width for shape in shapes) * setup.model.dtype.itemsize
+    room = device_memory(setup.device).total - held_bytes(setup.model)
+    return max(ROWS, min(MOST_ROWS, room // 2 // (2 * token * setup.length)))
 
 
 def answerer_of(setup: TrainingSetup) -> Answerer:

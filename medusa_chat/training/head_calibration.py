@@ -7,7 +7,7 @@ from pathlib import Path
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.accuracy import count_ranks, ranks_of_answer
-from medusa_chat.training.answerers import answerer_of
+from medusa_chat.training.answerers import answerer_of, rows_of
 from medusa_chat.training.checkpoint_writer import TREE_NODES, Calibrated
 from medusa_chat.training.conversations import Conversation
 from medusa_chat.training.data import Example
@@ -53,7 +53,9 @@ def _held_out_answers(
     places = {example.place for example in held_out}
     prompts = [found for found in conversations if found.place in places and found.messages]
     greedy = DistillRecipe(
-        max_new_tokens=min(CALIBRATION_TOKENS, setup.length // 2), temperatures=(0.0,), rows=16
+        max_new_tokens=min(CALIBRATION_TOKENS, setup.length // 2),
+        temperatures=(0.0,),
+        rows=rows_of(setup),
     )
     shutil.rmtree(folder, ignore_errors=True)  # a resumed training may answer in another way
     try:

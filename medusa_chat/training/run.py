@@ -12,7 +12,7 @@ import torch
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, OutOfMemoryError, UsageError
-from medusa_chat.training.answerers import answerer_of
+from medusa_chat.training.answerers import answerer_of, rows_of
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import Example
@@ -93,7 +93,7 @@ def _distill_recipe(setup: TrainingSetup, recipe: Recipe) -> DistillRecipe:
     return DistillRecipe(
         max_new_tokens=min(recipe.answer_tokens, setup.length // 2),
         temperatures=(recipe.temperature,),
-        rows=16 if setup.device.type == "cpu" else 64,
+        rows=rows_of(setup),
         seed=recipe.seed,
     )
 

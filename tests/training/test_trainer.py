@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ from support.training_models import LETTERS, letter_tokenizer, random_llama
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.kv_cache import layer_shapes
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.messages import DeviceMemory
 from medusa_chat.training import answerers
 from medusa_chat.training.accuracy import count_ranks, rank_accuracies
-from medusa_chat.training.answerers import BatchAnswerer, fastest_answerer
+from medusa_chat.training.answerers import BatchAnswerer, fastest_answerer, rows_of
 from medusa_chat.training.chunked_loss import cross_entropy
 from medusa_chat.training.conversations import read_conversations
 from medusa_chat.training.data import (
@@ -486,6 +489,25 @@ def test_answers_of_batches_that_are_skipped_are_not_made():
     whole = list(answerer.answer(batches, 6))
     for skip in range(len(PROMPTS) + 1):
         assert list(answerer.answer(batches, 6, skip)) == whole[skip:]
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "least", "most"), [(0.001, 16, 16), (0.2, 17, 511), (80, 512, 512)]
+)
+def test_a_gpu_answers_as_many_prompts_at_once_as_its_memory_holds(
+    monkeypatch, gigabytes, least, most
+):
+    model = make_model()
+    memory = DeviceMemory("cuda", 0, int(gigabytes * 1e9))
+    monkeypatch.setattr(answerers, "device_memory", lambda device: memory)
+    shapes = layer_shapes(model.get_decoder(), model.config, torch.device("cpu"))
+    monkeypatch.setattr(answerers, "layer_shapes", lambda *asked: shapes)
+    card = SimpleNamespace(
+        model=model, config=model.config, device=torch.device("cuda"), length=2048
+    )
+    assert least <= rows_of(card) <= most
+    card.device = torch.device("cpu")
+    assert rows_of(card) == 16
 
 
 def test_where_our_c_gives_other_numbers_batches_answer(library, monkeypatch):
