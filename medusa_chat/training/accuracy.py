@@ -12,6 +12,7 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example, collate, group_by_length
 from medusa_chat.training.loss import IGNORED, LMHead, hidden_and_targets
+from medusa_chat.training.path_search import Answer
 
 RANKS = 10  # predictions of a head that are counted
 ROWS = 256  # whose logits exist at a time
@@ -57,6 +58,18 @@ def count_ranks(
         labels += (targets != IGNORED).sum(0).cpu()
         rows = tuple(tuple(row) for row in hits.tolist())
         yield RankCounts(rows, tuple(labels.tolist()), done, len(groups))
+
+
+def counts_of(answers: Sequence[Answer], heads: int, ranks: int = RANKS) -> RankCounts:
+    """The same counts from the ranks of whole answers (`ranks_after`), whose labels are all their
+    tokens."""
+    hits, labels = [[0] * ranks for _ in range(heads)], [0] * heads
+    for row in (row for answer in answers for row in answer):
+        for head, rank in enumerate(row):
+            labels[head] += 1
+            if rank is not None:
+                hits[head][rank] += 1
+    return RankCounts(tuple(map(tuple, hits)), tuple(labels), len(answers), len(answers))
 
 
 @torch.inference_mode()

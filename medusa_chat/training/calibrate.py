@@ -19,14 +19,13 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, MedusaChatError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.training.accuracy import count_hits, ranks_after, states_of
+from medusa_chat.training.accuracy import counts_of, ranks_after, states_of
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import encode_prompt
 from medusa_chat.training.distill_conversations import Answered
 from medusa_chat.training.events import Stage, Written
 from medusa_chat.training.examples import require_template
-from medusa_chat.training.loss import IGNORED, head_targets
 from medusa_chat.training.path_search import Answer as AnswerRanks
 from medusa_chat.training.short_vocabulary import shortlist
 
@@ -44,18 +43,12 @@ class Measured:
 
 
 class RankCounter:
-    """The heads' predictions over the greedy answers so far.
-
-    hits [K, R] int64: how often each rank alone was right; labels [K] int64. prompts: token ids of
-    each; said: those of each answer; answers: the rank of every token of it, for the search of the
-    tree.
-    """
+    """The heads' predictions over the greedy answers so far. prompts: token ids of each; said:
+    those of each answer; answers: the rank of every token of it, for the search of the tree."""
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self._loaded = loaded
-        ranks = min(RANKS, loaded.engine.backbone.vocabulary)
-        self.hits = torch.zeros(loaded.info.heads, ranks, dtype=torch.long)
-        self.labels = torch.zeros(loaded.info.heads, dtype=torch.long)
+        self._engine = loaded.engine
+        self.ranks = min(RANKS, loaded.engine.backbone.vocabulary)
         self.prompts: list[list[int]] = []
         self.said: list[list[int]] = []
         self.answers: list[AnswerRanks] = []
@@ -64,28 +57,16 @@ class RankCounter:
         """Count one answer to a prompt, both token ids."""
         self.prompts.append(prompt)
         self.said.append(answer)
-        engine, ranks = self._loaded.engine, self.hits.shape[1]
-        heads, lm_head = engine.heads, engine.backbone.lm_head
+        heads, backbone = self._engine.heads, self._engine.backbone
         assert heads is not None
-        ids = torch.tensor(prompt + answer, device=engine.backbone.device)
-        hidden = states_of(engine, ids)
-        is_label = torch.arange(len(ids), device=ids.device) >= len(prompt)
-        targets = head_targets(ids[None], is_label[None], len(heads))[0]
-        self.labels += (targets != IGNORED).sum(0).cpu()
-        self.hits += count_hits(heads, lm_head, hidden, ids.roll(-1), targets, ranks)
+        hidden = states_of(self._engine, torch.tensor(prompt + answer, device=backbone.device))
         before = hidden[len(prompt) - 1 : -1]
-        self.answers.append(ranks_after(before, answer, heads, lm_head, ranks))
+        self.answers.append(ranks_after(before, answer, heads, backbone.lm_head, self.ranks))
 
     @property
     def tokens(self) -> int:
         """How many tokens all answers have."""
         return sum(map(len, self.said))
-
-    @property
-    def accuracies(self) -> list[list[float]]:
-        """a[k][i], each head over its own number of labels (Medusa, arXiv 2401.10774, 2.3.3)."""
-        pairs = zip(self.hits.tolist(), self.labels.tolist(), strict=True)
-        return [[hit / max(count, 1) for hit in row] for row, count in pairs]
 
 
 def calibrate(
@@ -144,11 +125,13 @@ def _sources(data: Sequence[Path], chats: Sequence[Conversation]) -> str:
 def _search(loaded: LoadedModel, counter: RankCounter, nodes: int, sources: str) -> Calibrated:
     """The calibration with the best tree, and with the checkpoint's shortlist, or a first one where
     the answers are enough for it."""
-    if not int(counter.labels.sum()):
+    counts = counts_of(counter.answers, loaded.info.heads, counter.ranks)
+    if not any(counts.labels):
         raise UsageError("the answers are too short to measure the heads on: give other prompts")
     measured_on = f"{len(counter.prompts)} greedy answers of the backbone to {sources}"
-    positions = int(counter.labels[0])
-    found = Calibrated.search(counter.accuracies, nodes, measured_on, positions, counter.answers)
+    found = Calibrated.search(
+        counts.accuracies, nodes, measured_on, counts.labels[0], counter.answers
+    )
     kept = loaded.calibration.shortlist if loaded.calibration is not None else ()
     vocabulary = loaded.engine.backbone.vocabulary
     return replace(found, shortlist=kept or shortlist(counter.said, vocabulary))
@@ -167,7 +150,7 @@ def _answers(
 ) -> Iterator[tuple[list[int], list[int]]]:
     """(prompt ids, answer ids) of every question, each conversation's in order. A conversation ends
     where its next prompt does not fit into the context."""
-    tree = loaded.calibration.tree if loaded.calibration else None
+    tree, _ = loaded.auto_tree()  # not the whole: on a CPU its nodes cost more than they bring
     for conversation in conversations:
         messages = conversation.system_messages
         for text in conversation.asked:
@@ -182,17 +165,13 @@ def _answers(
             messages.append({"role": "assistant", "content": reply})
 
 
-def _generate(loaded: LoadedModel, prompt: list[int], tree: Tree | None) -> Iterator[Event]:
-    """A greedy answer with exact acceptance, so the backbone's own. tree: None decodes plainly."""
+def _generate(loaded: LoadedModel, prompt: list[int], tree: Tree) -> Iterator[Event]:
+    """A greedy answer with exact acceptance, so the backbone's own."""
     engine = loaded.engine
     settings = GenerationSettings(
-        drafter="medusa" if tree else "none",
-        max_new_tokens=ANSWER_TOKENS,
-        nodes=len(tree) if tree else 1,
-        seed=0,
+        drafter="medusa", max_new_tokens=ANSWER_TOKENS, nodes=len(tree), seed=0
     )
-    shape = (tree or Tree.from_choices([])).pruned(loaded.info.heads)
-    drafter = engine.drafter(settings, shape, details=False)
+    drafter = engine.drafter(settings, tree.pruned(loaded.info.heads), details=False)
     return engine.generate(prompt, drafter, settings, details=False)
 
 

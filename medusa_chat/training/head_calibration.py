@@ -6,7 +6,7 @@ from pathlib import Path
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
-from medusa_chat.training.accuracy import count_ranks, ranks_of_answer
+from medusa_chat.training.accuracy import count_ranks, counts_of, ranks_of_answer
 from medusa_chat.training.answerers import answerer_of, rows_of
 from medusa_chat.training.checkpoint_writer import TREE_NODES, Calibrated
 from medusa_chat.training.conversations import Conversation
@@ -34,8 +34,11 @@ def calibrate_heads(
     measured = answers or list(held_out)
     source = "greedy answers of the backbone to held-out prompts" if answers else "held-out rows"
     ranks = min(RANKS, setup.vocabulary)
-    *_, counts = count_ranks(setup.model, heads, measured, ranks, lm_head=setup.lm_head)
     found = [ranks_of_answer(setup.model, heads, one, ranks, setup.lm_head) for one in answers]
+    if answers:
+        counts = counts_of(found, len(heads), ranks)
+    else:
+        *_, counts = count_ranks(setup.model, heads, measured, ranks, lm_head=setup.lm_head)
     if not any(row and row[0] is not None for answer in found for row in answer):
         found = []  # the heads predicted no token: the accuracies still give a tree
     what = f"{len(measured)} {source}"

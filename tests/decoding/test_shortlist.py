@@ -215,7 +215,6 @@ def test_calibrate_keeps_a_shortlist_or_makes_the_first_one(kept):
     )
     loaded.engine.backbone.vocabulary = 4096
     counter = RankCounter(loaded)
-    counter.labels += 1
     counter.prompts, counter.said = [[1]], [list(range(256)) * 16]
     counter.answers = [[(0, 0, 0)] * 8]
     found = _search(loaded, counter, 4, "here").shortlist

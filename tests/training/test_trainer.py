@@ -15,7 +15,12 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import DeviceMemory
 from medusa_chat.training import answerers
-from medusa_chat.training.accuracy import count_ranks, rank_accuracies
+from medusa_chat.training.accuracy import (
+    count_ranks,
+    counts_of,
+    rank_accuracies,
+    ranks_of_answer,
+)
 from medusa_chat.training.answerers import BatchAnswerer, fastest_answerer, rows_of
 from medusa_chat.training.chunked_loss import cross_entropy
 from medusa_chat.training.conversations import read_conversations
@@ -571,6 +576,19 @@ def test_rank_accuracies_equal_a_count_by_hand():
     torch.testing.assert_close(measured, hits / asked[:, None])
     *_, last = count_ranks(model, heads, examples, 4, batch_tokens=50)
     assert last.labels == tuple(asked.int().tolist()) and last.done == last.total
+
+
+def test_ranks_of_whole_answers_give_the_same_counts():
+    model = make_model()
+    heads = new_heads(model.lm_head, 3).requires_grad_(False)
+    torch.nn.init.normal_(heads.weight, std=0.3)
+    answers = [
+        Example((4, 5, *range(6, 6 + count)), (False,) * 2 + (True,) * count, str(count))
+        for count in (2, 3, 9)
+    ]
+    *_, wanted = count_ranks(model, heads, answers, 4)
+    found = counts_of([ranks_of_answer(model, heads, one, 4) for one in answers], len(heads), 4)
+    assert (found.hits, found.labels) == (wanted.hits, wanted.labels) and any(map(any, found.hits))
 
 
 # ----------------------------------------------------------------------------- tree search
