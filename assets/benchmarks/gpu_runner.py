@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -25,6 +26,8 @@ LEAST = 1 / 3  # a part begins only where so much of its time limit is left
 LAST_WORDS = 5  # seconds that a part has to say where it was when its time was up
 SIDE_BY_SIDE = os.cpu_count() or 1  # parts that are not timed
 SAID = 12_000  # characters of what a part printed that are kept
+# of this machine, which a file that is passed on need not tell
+PLACES = tuple(f"{place}{os.sep}" for place in (CHILD.parents[2], sysconfig.get_path("purelib")))
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ def _run(
     if into.exists():
         found |= json.loads(into.read_text("utf-8"))
     if text := said.read_text("utf-8", "replace").strip():
+        for place in PLACES:
+            text = text.replace(place, "")
         found["said"] = text[-SAID:]
     return found
 

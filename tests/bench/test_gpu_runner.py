@@ -99,7 +99,9 @@ def test_a_part_that_dies_leaves_what_it_found_and_the_other_parts(faults, numbe
 def test_a_part_that_fails_says_why(faults):
     found = faults(("first", "fails", 30, {}), ("then", "works", 30, {"value": 2}))
     assert found["first"]["outcome"] == "failed" and found["first"]["found"] == {"before": 1}
-    assert "ValueError: of this part" in found["first"]["said"]
+    said = found["first"]["said"]
+    assert "ValueError: of this part" in said and "assets/benchmarks/gpu_part.py" in said
+    assert str(FOLDER) not in said  # where this machine has it is nobody's business
     assert found["then"]["found"] == {"value": 2}
 
 

@@ -57,7 +57,8 @@ def test_less_arithmetic_never_means_more_nodes(precision):
         seconds = tuple(usual._seconds(*asked, m, OWN_LM_HEADS) for m in usual.MODELLED)
         costs = usual.StepCosts(usual.MODELLED, (1,), (seconds,))
         found.append(usual.pick(costs, expected, 1).nodes)
-    assert found == sorted(found) and len(set(found)) > 1
+    least = 2 if precision == "nf4" else 3  # decoding is as slow for 1 to 16 rows
+    assert found == sorted(found) and len(set(found)) >= least
 
 
 @pytest.mark.parametrize(
