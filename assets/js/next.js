@@ -6,20 +6,22 @@ let seen = "";
 let asked = 0;
 let newest = 0; // of the views that came
 let mine = ""; // the key of this tab, which counts them
+let [taken, given] = [0, 0]; // of what was in the box, and what goes back into it
+window.medusaTaken = "";
 
-function line(text, place) {
-  const row = document.createElement("div");
+function row(text, place) {
+  const node = document.createElement("div");
   const what = document.createElement("span");
   const drop = document.createElement("button");
-  row.className = "next-line";
+  node.className = "next-line";
   what.textContent = `next: ${text}`;
   drop.type = "button";
   drop.textContent = "×";
   drop.title = "Do not send it";
   drop.setAttribute("aria-label", `Do not send: ${text.slice(0, 60)}`);
   drop.addEventListener("click", () => trigger("drop", { place }));
-  row.append(what, drop);
-  return row;
+  node.append(what, drop);
+  return node;
 }
 
 function skipButton() {
@@ -41,17 +43,34 @@ function keep(conversation, guest) {
   }
 }
 
+// What is typed while the server answers stays.
+function settleBox(line) {
+  const box = document.querySelector("#box textarea");
+  let text = box.value;
+  if (line.taken > taken && text.startsWith(window.medusaTaken)) {
+    text = text.slice(window.medusaTaken.length);
+  }
+  if (line.taken > taken) window.medusaTaken = "";
+  if (line.given > given) text = text.trim() ? `${line.back}\n\n${text}` : line.back;
+  [taken, given] = [Math.max(taken, line.taken), Math.max(given, line.given)];
+  if (text === box.value) return;
+  box.value = text;
+  box.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
 function show() {
   const value = props.value || "";
   if (!value || value === seen) return;
   seen = value;
-  const { pending, ask, number, conversation, guest, key, is_demo, view } = JSON.parse(value);
-  if (key !== mine) [mine, newest] = [key, 0];
+  const line = JSON.parse(value);
+  const { pending, ask, number, conversation, guest, key, is_demo, view } = line;
+  if (key !== mine) [mine, newest, taken, given] = [key, 0, 0, 0];
+  settleBox(line);
   // it came late, and has put older things in the place of what the stream brought
   if (view && view < newest) following?.abort();
   newest = Math.max(newest, view);
   if (conversation) keep(conversation, guest);
-  root.replaceChildren(...pending.map(line));
+  root.replaceChildren(...pending.map(row));
   if (pending.length && window.medusaShow.isOn()) root.append(skipButton());
   if (window.medusaModel?.isDemo !== is_demo) {
     window.medusaModel = { isDemo: is_demo, isGuest: Boolean(guest) };

@@ -9,11 +9,11 @@ import pytest
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
+from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.session_store import OWNER
 from medusa_chat.ui.chat.settings_panel import build_settings
-from medusa_chat.ui.chat.view import Tab
 from medusa_chat.ui.page.inputs import checked
 from support.scripted import ScriptedRunner
 from support.waiting import wait_for

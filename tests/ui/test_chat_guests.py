@@ -8,8 +8,8 @@ from support.conversations import ended, event, guest, known, owner, turn
 
 from medusa_chat.errors import UsageError
 from medusa_chat.ui.chat import session_store as store_module
+from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.session_store import OWNER
-from medusa_chat.ui.chat.view import Tab
 
 
 def test_other_guests_never_see_a_conversation(controller):

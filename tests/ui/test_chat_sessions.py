@@ -174,9 +174,10 @@ def test_a_failure_before_any_text_gives_the_messages_back(controller):
     chat = controller.session_of(tab)
     ended(chat)
     assert chat.transcript.messages == ()
-    view = controller.refresh(tab, "typed since")
-    assert view.box == "keep me\n\ntyped since" and "wanted failure" in view.live
-    assert controller.refresh(tab).box["__type__"] == "update"  # given back once
+    view = controller.refresh(tab)
+    line = json.loads(view.next)
+    assert (line["given"], line["back"]) == (1, "keep me") and "wanted failure" in view.live
+    assert json.loads(controller.refresh(tab).next)["given"] == 1  # given back once
 
 
 def test_a_failure_in_the_middle_keeps_the_text_and_gives_back_what_waits(chat):

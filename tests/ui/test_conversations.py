@@ -16,9 +16,9 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.stored_conversation import StoredConversation
 from medusa_chat.ui.access.guard import GUEST_HEADER
 from medusa_chat.ui.chat import conversation_list as list_module
+from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.session_store import MAX_GUEST_SESSIONS, MAX_SESSIONS, OWNER
-from medusa_chat.ui.chat.view import Tab
 
 
 @pytest.fixture

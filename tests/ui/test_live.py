@@ -12,8 +12,8 @@ from support.scripted import ScriptedRunner
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.app import PageOptions, open_page
+from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.controller import ChatController
-from medusa_chat.ui.chat.view import Tab
 from medusa_chat.ui.page.inputs import checked
 from medusa_chat.ui.page.live import TAB_HEADER, Update, packed
 

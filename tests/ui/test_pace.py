@@ -12,8 +12,8 @@ from support.waiting import wait_for
 from medusa_chat.decoding.events import Step
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.requests import Reply
+from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.tab import EXAMPLES
-from medusa_chat.ui.chat.view import Tab
 from medusa_chat.ui.page.pace import Pace, usual_pace
 
 PACED = {"paced": True, "nodes": 20}

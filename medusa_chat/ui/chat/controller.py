@@ -7,10 +7,11 @@ import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.chat.answer import Row
+from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_events import ConversationEvents
 from medusa_chat.ui.chat.node_card import card_line
-from medusa_chat.ui.chat.view import Tab, View, error_line, rows_of
+from medusa_chat.ui.chat.view import View, error_line, rows_of
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import Inputs, checked
 from medusa_chat.ui.page.pace import Pace, usual_pace
@@ -25,7 +26,8 @@ class ChatController(ConversationEvents):
             self.session_of(tab).ask(self._at_pace(tab, inputs))
         except MedusaChatError as error:
             return self.refuse(tab, error)
-        return self._view(tab)._replace(box="")
+        tab.take()
+        return self._view(tab)
 
     def regenerate(self, tab: Tab, inputs: Inputs) -> View:
         """Answer the last message again."""
@@ -38,10 +40,10 @@ class ChatController(ConversationEvents):
     def undo(self, tab: Tab) -> View:
         """Take the last turn back into the box."""
         try:
-            text = self.session_of(tab).undo()
+            tab.give(self.session_of(tab).undo())
         except MedusaChatError as error:
             return self.refuse(tab, error)
-        return self._view(tab)._replace(box=text)
+        return self._view(tab)
 
     def edit(self, tab: Tab, inputs: Inputs) -> View:
         """A row of the conversation was edited: it is drawn anew, whatever becomes of it."""

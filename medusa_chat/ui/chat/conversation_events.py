@@ -5,8 +5,9 @@ from typing import Any
 import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
+from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
-from medusa_chat.ui.chat.view import Tab, View, rows_of
+from medusa_chat.ui.chat.view import View, rows_of
 from medusa_chat.ui.chat.viewer import ChatViewer
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import ListInputs, checked, checked_list
@@ -26,7 +27,8 @@ class ConversationEvents(ChatViewer):
             chat = self.sessions.open(tab.scope)
             chat.set_settings(settings)
             self._turn(tab, chat)
-        return self._view(tab)._replace(box="")
+        tab.take()
+        return self._view(tab)
 
     def open_conversation(self, tab: Tab, event: gr.EventData) -> View:
         """Show a conversation of the list."""

@@ -5,9 +5,10 @@ from typing import Any
 
 import gradio as gr
 
+from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.conversation_events import ConversationEvents
 from medusa_chat.ui.chat.settings_panel import SettingsPanel
-from medusa_chat.ui.chat.view import Tab, View
+from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, page, script_block
 
 HEADING = (
@@ -36,6 +37,11 @@ FROM_BROWSER = """(tab, known, settings, vanilla) => {
     guest: read('localStorage', 'medusa-chat-guest'),
   };
   return [tab, JSON.stringify(kept), read('localStorage', 'medusa-chat-settings'), vanilla];
+}"""
+# What the box holds when this is clicked goes out of it once the server has answered (next.js).
+TAKES_BOX = """(...posted) => {
+  window.medusaTaken = document.querySelector('#box textarea').value;
+  return posted;
 }"""
 # A second click before the first was answered must not be dropped.
 EACH: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
@@ -81,7 +87,8 @@ def connect_conversations(
 
     asked = [tab, parts["next"], parts["heading"], vanilla]
     page().load(come, asked, everything, js=FROM_BROWSER, **AT_ONCE)
-    parts["clear"].click(new, {tab, *settings.components.values()}, view, **AT_ONCE)
+    asked = {tab, *settings.components.values()}
+    parts["clear"].click(new, asked, view, js=TAKES_BOX, **AT_ONCE)
     _connect_turns(controller, tab, rows, everything, settings)
     rows.rename_conversation(controller.rename_conversation, [tab], view, **EACH)
     rows.search_conversations(controller.search_conversations, [tab], view, **EACH)

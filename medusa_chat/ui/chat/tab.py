@@ -8,15 +8,17 @@ import gradio as gr
 
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
+from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.conversation_panel import (
+    TAKES_BOX,
     build_heading,
     build_list,
     connect_conversations,
 )
 from medusa_chat.ui.chat.maths import DELIMITERS
 from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
-from medusa_chat.ui.chat.view import Tab, View
+from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
 from medusa_chat.ui.page.pace import gpu_times
 from medusa_chat.ui.page.settings_form import Act, Refuse
@@ -35,6 +37,7 @@ WELCOME = (
 STEADY: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
 # The last input of Stop: of how many steps it is, where they are shown one by one (show.js).
 SHOWN = "(tab, _) => [tab, String(window.medusaShow?.shown() ?? '')]"
+LEAVES_BOX = "(...posted) => { window.medusaTaken = ''; return posted; }"
 TEXT_SO_FAR = "() => window.medusaSaid"  # follow.js puts it there
 
 
@@ -152,9 +155,9 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
     """Which event does what. Every view may ask the tab's script, through `next`, to refresh
     or to follow the answer that runs: so an answer is followed whoever began it."""
     view = [parts[name] for name in View._fields]
-    box, history, following = parts["box"], parts["history"], parts["next"]
+    history, following = parts["history"], parts["next"]
     following.tick(controller.tick, [tab, following], [following], **AT_ONCE)
-    following.refresh(controller.refresh, [tab, box], view, **AT_ONCE)
+    following.refresh(controller.refresh, [tab], view, **AT_ONCE)
     following.write(None, None, [parts["text"]], js=TEXT_SO_FAR, **STEADY)
     following.shown(controller.end_show, [tab], None, **STEADY)
     following.drop(controller.drop, [tab], view, **STEADY)
@@ -177,19 +180,24 @@ def _connect_answers(
     posted = {tab, *settings.components.values()}
 
     def on(
-        event: Any, name: str, act: Act, refuse: Refuse, how: Any = AT_ONCE, **sources: Any
+        event: Any,
+        name: str,
+        act: Act,
+        refuse: Refuse,
+        how: Mapping[str, Any] = AT_ONCE,
+        **sources: Any,
     ) -> None:
         boxes = {source for source in sources.values() if not isinstance(source, str)}
         handle = settings.handler(act, refuse, tab, **sources)
         event(handle, posted | boxes, view, api_name=name, **how)
 
     box, refuse = parts["box"], controller.refuse
-    for event, source in (
-        (box.submit, box),
-        (parts["send"].click, box),
-        *((example.click, example) for example in parts["examples"]),
+    for event, source, js in (
+        (box.submit, box, TAKES_BOX),
+        (parts["send"].click, box, TAKES_BOX),
+        *((example.click, example, LEAVES_BOX) for example in parts["examples"]),
     ):
-        on(event, "send", controller.send, refuse, text=source)
+        on(event, "send", controller.send, refuse, {**AT_ONCE, "js": js}, text=source)
     on(parts["regenerate"].click, "regenerate", controller.regenerate, refuse)
     on(parts["proceed"].click, "proceed", controller.proceed, refuse)
     # The browser draws an edit before it is answered: a second one meanwhile must not be dropped.

@@ -1,71 +1,20 @@
 """View: what a tab draws of its chat. Only what it does not show yet is sent."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import gradio as gr
 
-from medusa_chat.ui.chat.answer import Answer, Row, chatbot_row, rows
+from medusa_chat.ui.chat.answer import Row, chatbot_row, rows
+from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.reasoning_spans import visible_text
 from medusa_chat.ui.chat.transcript import Transcript
-from medusa_chat.ui.page.pace import Pace, is_demo
+from medusa_chat.ui.page.pace import is_demo
 from medusa_chat.ui.page.tree_view import to_line
 
 MAX_SHOWN = 200  # messages; a longer conversation is kept, but drawing it all would be slow
 MAX_TINTED = 40  # answers, the latest: the tint of an older one is not worth its bytes
-
-
-@dataclass
-class Tab:
-    """One browser tab: whose chat it shows, what it has drawn, and which answer it shows.
-
-    scope: whose conversations it may show; empty until it has come. conversation: the id of the
-    one it shows. key: a secret of this tab, by which it asks for the stream of an answer.
-    chosen_answer: an earlier answer; None is the latest. number: of the latest it knows. awaits:
-    of the one whose end it has not told. has_live: whether it shows what a stream wrote. tinted:
-    keys of the pieces it has. list_version, search, listed: of the list of conversations.
-    pace: as chosen; None is the model's usual one. views: how many it was sent. behind: the one it
-    showed at the last look, where that was not the last one sent. turns: how often it was drawn
-    anew, which ends the stream of before.
-    """
-
-    scope: str = ""
-    conversation: str = ""
-    key: str = ""
-    version: int = 0
-    transcript_version: int = 0
-    system: tuple[str, str] | None = None
-    asks: int = 0
-    is_streaming: bool = False
-    has_live: bool = False
-    chosen_answer: Answer | None = None
-    number: int = 0
-    awaits: int = 0
-    tinted: set[str] = field(default_factory=set)
-    pace: Pace | None = None
-    list_version: int = -1
-    search: str = ""
-    listed: int = 200
-    views: int = 0
-    behind: int = 0
-    turns: int = 0
-
-    def is_behind(self, shown: object) -> bool:
-        """Whether it has shown an older view than the last one for two looks: the answers to two
-        requests may come in another order than they were made. shown: the number of its view."""
-        is_older = isinstance(shown, int) and 0 < shown < self.views
-        before, self.behind = self.behind, shown if isinstance(shown, int) and is_older else 0
-        return is_older and shown == before
-
-    def turn_to(self, chat: ChatSession) -> None:
-        """Show another conversation from now on: nothing of it is on the page yet."""
-        self.scope, self.conversation = chat.scope, chat.id
-        self.version = self.transcript_version = self.awaits = 0
-        self.number, self.chosen_answer, self.system = chat.answer.number, None, None
-        self.has_live, self.list_version = True, -1
-        self.turns += 1
 
 
 class View(NamedTuple):
@@ -74,7 +23,6 @@ class View(NamedTuple):
     history: Any
     live: Any
     text: Any
-    box: Any
     empty: Any
     send: Any
     stop: Any
@@ -114,7 +62,6 @@ def view_of(
         history=_history(transcript, shown_rows) if is_transcript_new else gr.skip(),
         live=_ending(tab, chat) if is_still else gr.skip(),
         text="" if is_still else gr.skip(),
-        box=gr.skip(),
         empty=gr.update(visible=not has_messages and not is_running) if is_new else gr.skip(),
         send=gr.update(value="Send next" if is_running else "Send") if is_new else gr.skip(),
         stop=gr.update(visible=is_running) if is_new else gr.skip(),
@@ -138,9 +85,11 @@ def rows_of(transcript: Transcript) -> list[Row]:
 
 def next_line(tab: Tab, chat: ChatSession, ask: str, view: int) -> str:
     """What waits, what the tab's script shall ask for, once per number, which conversation it shows
-    and in which view."""
+    and in which view, and what becomes of its box. The server never writes the box itself: what
+    was typed since it was asked would be lost."""
     tab.asks += bool(ask)
     line = {"pending": [inputs.text[:200] for inputs in chat.pending], "ask": ask}
+    line |= {"taken": tab.taken, "given": tab.given, "back": tab.back}
     line |= {"number": tab.asks, "key": tab.key, "is_demo": is_demo(chat.session), "view": view}
     return to_line({**line, "conversation": chat.id, "guest": "" if chat.is_kept else chat.scope})
 
@@ -148,13 +97,6 @@ def next_line(tab: Tab, chat: ChatSession, ask: str, view: int) -> str:
 def error_line(line: str) -> str:
     """A line where the answer would be."""
     return to_line({"error": line}) + "\n"
-
-
-def returned(text: str, box: object) -> Any:
-    """A message that comes back goes before what is being written."""
-    if not text:
-        return gr.skip()
-    return f"{text}\n\n{box}" if isinstance(box, str) and box.strip() else text
 
 
 def _notice_answer(tab: Tab, chat: ChatSession) -> None:

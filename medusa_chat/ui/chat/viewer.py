@@ -17,12 +17,13 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.step_store import FOLDER, StepStore
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.chat.answer import Answer
+from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_list import ConversationList, list_line
 from medusa_chat.ui.chat.reasoning_spans import visible_text
 from medusa_chat.ui.chat.session_store import OWNER, SessionStore
 from medusa_chat.ui.chat.step_panel import panel_line, show_line
-from medusa_chat.ui.chat.view import Tab, View, next_line, returned, view_of
+from medusa_chat.ui.chat.view import View, next_line, view_of
 from medusa_chat.ui.page.live import Update, Updates
 from medusa_chat.ui.page.status import phase_text
 
@@ -121,10 +122,10 @@ class ChatViewer:
             tab.turn_to(chat)  # it is drawn anew
         return next_line(tab, chat, "refresh", view if isinstance(view, int) else 0)
 
-    def refresh(self, tab: Tab, box: object = "") -> View:
-        """Show what has changed; box: what is being written."""
-        view = self._view(tab)
-        return view._replace(box=returned(self.session_of(tab).pop_returned(), box))
+    def refresh(self, tab: Tab) -> View:
+        """Show what has changed; a message that came to nothing goes back into the box."""
+        tab.give(self.session_of(tab).pop_returned())
+        return self._view(tab)
 
     async def stream(self, tab: Tab) -> Updates:
         """About 25 updates a second until the answer has ended. Any number of tabs may; closing

@@ -365,6 +365,38 @@ def test_a_reload_and_a_second_tab_follow_the_same_answer(slow, open_tab, monkey
     rows(other, 4)
 
 
+def test_what_is_typed_while_the_server_answers_stays(quick, open_tab):
+    tab, held, is_held = open_tab(), [], threading.Event()
+
+    def meet(route):
+        if is_held.is_set():
+            held.append(route)
+        else:
+            route.continue_()
+
+    def type_while_it_waits(act, text):
+        is_held.set()
+        act()
+        tab.type("#box textarea", text)
+        is_held.clear()
+        while held:
+            held.pop().continue_()
+
+    tab.route("**/run/predict*", meet)
+    tab.fill("#box textarea", "the first")
+    type_while_it_waits(lambda: tab.press("#box textarea", "Enter"), "the second")
+    tab.wait_for_function("document.querySelector('#box textarea').value === 'the second'")
+    rows(tab, 2)
+    wait_end(tab)
+    type_while_it_waits(lambda: tab.click("#clear"), ", then this")
+    tab.wait_for_function("document.querySelector('#box textarea').value === ', then this'")
+    rows(tab, 0)
+    tab.press("#box textarea", "Enter")
+    rows(tab, 2)
+    assert ", then this" in tab.inner_text("#history .user")
+    tab.unroute("**/run/predict*")
+
+
 def test_keys_focus_and_finished_sentences(quick, open_tab, monkeypatch):
     monkeypatch.setattr(quick, "steps", 20)
     tab = open_tab(is_new=True)
