@@ -3,15 +3,22 @@
 import os
 import resource
 import weakref
+from contextlib import nullcontext
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from support.checkpoints import write_checkpoint
+from support.families import tiny
 from support.quantised import opened, texts
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from medusa_chat import paths
-from medusa_chat.checkpoints import native_build, quantised
+from medusa_chat.checkpoints import native_build, quantised, tree_check
+from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.cli.main import main
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.model_slot import ModelSlot
 
@@ -20,6 +27,21 @@ from medusa_chat.runtime.model_slot import ModelSlot
 def no_compiler(monkeypatch):
     """With one, our C multiplies on a CPU, and nothing is kept."""
     monkeypatch.setenv(native_build.PLACE, "0")
+
+
+def test_what_int8_does_to_activations_is_no_fault_of_the_tree(tmp_path, monkeypatch):
+    tiny("llama", num_hidden_layers=16).save_pretrained(tmp_path)
+    rounded = BitsAndBytesConfig(load_in_8bit=True)
+    kinds = {"dtype": torch.float16, "quantization_config": rounded}
+    backbone = Backbone(AutoModelForCausalLM.from_pretrained(tmp_path, **kinds).eval(), 64)
+    assert check_tree_step(backbone) < 0.03
+    with monkeypatch.context() as patch, pytest.raises(ModelError, match=r"0\.16 .* than 0\.1"):
+        patch.setattr(tree_check, "_whole_activations", nullcontext)
+        check_tree_step(backbone)
+    assert not any(module._forward_hooks for module in backbone.model.modules())
+    backbone.windows = (3,)  # a window that the model does not have
+    with pytest.raises(ModelError, match="differs from a causal pass"):
+        check_tree_step(backbone)
 
 
 def blank(file):
