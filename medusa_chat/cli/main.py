@@ -10,11 +10,13 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Exit, Option, Typer
 from typer.exceptions import Abort, TyperException
+from typer.main import get_command
 
 from medusa_chat import __version__
 from medusa_chat.checkpoints import inspection
@@ -72,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character
     try:
         _end_in_order()
-        command = app(arguments, prog_name="medusa-chat", standalone_mode=False)
+        command = _parser()(arguments, prog_name="medusa-chat", standalone_mode=False)
         return (command.run() if isinstance(command, Command) else command) or 0
     except TyperException as error:
         note(" ".join(error.format_message().split()))
@@ -88,6 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+@cache
+def _parser() -> Any:
+    """All commands with their options; `app` itself would make them anew for each command line."""
+    return get_command(app)
 
 
 def _end_in_order() -> None:
