@@ -36,14 +36,22 @@ class Warm(ForkServerContext):
         return super().Process(target=_run_in, args=arguments, **options)
 
 
+def warm_context() -> Any:
+    """Where warm processes come from; None on machines that do not fork."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return None
+    context = Warm()
+    context.set_forkserver_preload(HEAVY)
+    return context
+
+
 @contextmanager
 def warm_starts() -> Iterator[None]:
     """While the block runs workers start warm, on machines that fork."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    context = warm_context()
+    if context is None:
         yield
         return
-    context = Warm()
-    context.set_forkserver_preload(HEAVY)
     with pytest.MonkeyPatch.context() as patch:
         stand_in = SimpleNamespace(get_context=lambda kind: context)
         patch.setattr(worker_process, "multiprocessing", stand_in)

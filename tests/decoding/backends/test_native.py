@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from support.child_loads import load_demo
 from support.engines import TREES, decode, drafters_of, engine_of, on, tokens
 from support.families import CONTEXT, VOCABULARY, tiny
 from support.native_engines import lay_out, made_native, native_engine
@@ -337,34 +338,18 @@ def test_wrong_numbers_leave_torchs_operators(library, monkeypatch, caplog):
     assert tokens(engine) == tokens(engine_of(tiny("llama")))
 
 
-LOAD = """
-from medusa_chat.checkpoints.load import load
-from medusa_chat.messages import LoadRequest
-for phase, loaded in load(LoadRequest()):
-    pass
-print(" ".join(loaded.info.notes))
-"""
-
-
-def load_demo(tmp_path, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD],
-        env=os.environ
-        | {"MEDUSA_CHAT_DATA_DIR": str(tmp_path), "MEDUSA_CHAT_NATIVE": ""}
-        | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+def load_with(place, **environment):
+    """The demo in a process that has a folder and a cache of its own at `place`."""
+    place.joinpath("said").mkdir(exist_ok=True)
+    own = {"MEDUSA_CHAT_DATA_DIR": str(place), "MEDUSA_CHAT_NATIVE": ""}
+    return load_demo(place / "said", **own | environment)
 
 
 def test_the_demo_is_decoded_by_it_and_the_library_kept(library, tmp_path):
-    assert "each step runs by the pass in C" in load_demo(tmp_path).stdout
+    assert "each step runs by the pass in C" in load_with(tmp_path).stdout
     (file,) = (tmp_path / "cache" / "native").iterdir()
     before = file.stat().st_mtime_ns
-    assert "each step runs by the pass in C" in load_demo(tmp_path).stdout
+    assert "each step runs by the pass in C" in load_with(tmp_path).stdout
     assert file.stat().st_mtime_ns == before
 
 
@@ -423,13 +408,13 @@ def test_the_estimate_and_the_model_agree_on_what_c_decodes(family, changes, is_
 
 @pytest.mark.parametrize("variables", [{"MEDUSA_CHAT_NATIVE": "0"}, {"CC": "no-such-compiler"}])
 def test_without_a_compiler_torch_does_it(variables, tmp_path):
-    done = load_demo(tmp_path, **variables)
+    done = load_with(tmp_path, **variables)
     assert "the pass in C" not in done.stdout and "Traceback" not in done.stderr
     assert "with a C compiler (gcc or clang) several times faster" in done.stdout
 
 
 def test_a_compiler_that_fails_is_told_once_and_torch_does_it(tmp_path):
-    done = load_demo(tmp_path, CC=shutil.which("false") or "false")
+    done = load_with(tmp_path, CC=shutil.which("false") or "false")
     assert "the pass in C" not in done.stdout
     assert done.stderr.count("the C library cannot be compiled") == 1
     assert not list((tmp_path / "cache" / "native").iterdir())
