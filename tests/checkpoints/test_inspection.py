@@ -28,6 +28,7 @@ from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.errors import ModelError
+from medusa_chat.paths import DATA_DIR_VARIABLE
 
 
 @pytest.fixture(scope="module")
@@ -165,10 +166,20 @@ def test_parameters_and_cache_are_counted_right_for_every_family(family):
     assert parts.cache == backbone.cache.nbytes
 
 
+@pytest.fixture(scope="module")
+def pickled(backbone, tmp_path_factory):
+    """A folder with pickled heads and their backbone, and a data folder: the sandbox's process
+    makes safetensors of them once."""
+    folder = tmp_path_factory.mktemp("pickled")
+    shutil.copytree(backbone, folder / "backbone")
+    layout_a_pt(folder / "heads", folder / "backbone")
+    return folder
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "nf4"])
-def test_the_estimate_is_within_a_tenth_of_what_loads(precision, beside):
-    layout_a_pt(beside / "heads", beside / "backbone")
-    model = loaded(beside / "heads", precision=precision, max_context=200)
+def test_the_estimate_is_within_a_tenth_of_what_loads(precision, pickled, monkeypatch):
+    monkeypatch.setenv(DATA_DIR_VARIABLE, str(pickled / "data"))
+    model = loaded(pickled / "heads", precision=precision, max_context=200)
     near = 0.12 if precision == "nf4" else 0.1  # whole blocks weigh most in the smallest model
     assert model.info.memory_bytes == pytest.approx(model.info.estimated_bytes, rel=near)
 
