@@ -191,8 +191,7 @@ class ChatViewer:
     def _waiting_for(self, job: Ticket[Event]) -> str:
         if job.state == "running":
             return "prefill: reading the conversation …"
-        ahead = self.session.position(job)
-        if ahead:
+        if ahead := self.session.position(job):
             return f"waiting: {ahead} ahead"
         state = self.session.state
         if state.status == "loading":
