@@ -199,6 +199,18 @@ def test_page_and_command_line_import_nothing_heavy() -> None:
             assert not found, f"{start} imports {module}, which imports {found}"
 
 
+def test_the_page_starts_without_parsing_the_source_of_gradios_components() -> None:
+    code = (
+        "import ast, inspect, sys; parse, real, parsed = ast.parse, inspect.getfile, [];"
+        "ast.parse = lambda text, *more, **by: parsed.append(text) or parse(text, *more, **by);"
+        "from medusa_chat.cli.ui import _page; _page();"
+        "assert inspect.getfile is real and 'gradio' in sys.modules;"
+        "print(sum('class Textbox(' in str(text) for text in parsed))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+
+
 def test_page_itself_knows_no_torch() -> None:
     names = ("ui", "hub", "trees.presets", "trees.acceptance_counts", "trees.suggestion")
     runtime = ("session", "job_thread", "scheduler", "requests", "model_lifecycle", "runner")

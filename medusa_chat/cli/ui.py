@@ -2,7 +2,7 @@
 
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -45,9 +45,8 @@ class Ui(LoadOptions, UiOptions):
         login = parse_auth(self.auth)
         with closing(Session(WorkerProcess(), tunes=True)) as session:
             session.submit(request)  # the worker loads while gradio is imported
-            from medusa_chat.ui.app import PageOptions, launch
-
-            options = PageOptions(
+            options_of, launch = _page()
+            options = options_of(
                 trees=tree_names(),
                 host=self.host,
                 port=self.port,
@@ -57,7 +56,20 @@ class Ui(LoadOptions, UiOptions):
                 root_path=self.root_path,
                 history=History(paths.data_dir() / FILE),
             )
-            return launch(session, options)
+            code: int = launch(session, options)
+            return code
+
+
+def _page() -> tuple[Any, Any]:
+    """The page's options and what opens it, from a module that imports Gradio."""
+    from medusa_chat.ui.stubs import no_stubs
+
+    try:
+        with no_stubs():
+            from medusa_chat.ui.app import PageOptions, launch
+    except OSError:  # a Gradio that cannot do without a file
+        from medusa_chat.ui.app import PageOptions, launch
+    return PageOptions, launch
 
 
 def parse_auth(auth: str | None) -> tuple[str, str] | None:
