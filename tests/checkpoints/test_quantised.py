@@ -30,12 +30,16 @@ def no_compiler(monkeypatch):
 
 
 def test_what_int8_does_to_activations_is_no_fault_of_the_tree(tmp_path, monkeypatch):
-    tiny("llama", num_hidden_layers=16).save_pretrained(tmp_path)
+    model = tiny("llama", num_hidden_layers=16)
+    for name, weight in model.model.layers.named_parameters():
+        if "norm" not in name:
+            weight.data *= 1.5  # 0.25 of the largest logit by rounding alone
+    model.save_pretrained(tmp_path)
     rounded = BitsAndBytesConfig(load_in_8bit=True)
     kinds = {"dtype": torch.float16, "quantization_config": rounded}
     backbone = Backbone(AutoModelForCausalLM.from_pretrained(tmp_path, **kinds).eval(), 64)
-    assert check_tree_step(backbone) < 0.03
-    with monkeypatch.context() as patch, pytest.raises(ModelError, match=r"0\.16 .* than 0\.1"):
+    assert check_tree_step(backbone) < 0.05
+    with monkeypatch.context() as patch, pytest.raises(ModelError, match="more than 0.1"):
         patch.setattr(tree_check, "_whole_activations", nullcontext)
         check_tree_step(backbone)
     assert not any(module._forward_hooks for module in backbone.model.modules())

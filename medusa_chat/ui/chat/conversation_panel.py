@@ -87,8 +87,8 @@ def connect_conversations(
 
     asked = [tab, parts["next"], parts["heading"], vanilla]
     page().load(come, asked, everything, js=FROM_BROWSER, **AT_ONCE)
-    asked = {tab, *settings.components.values()}
-    parts["clear"].click(new, asked, view, js=TAKES_BOX, **AT_ONCE)
+    posted = {tab, *settings.components.values()}
+    parts["clear"].click(new, posted, view, js=TAKES_BOX, **AT_ONCE)
     _connect_turns(controller, tab, rows, everything, settings)
     rows.rename_conversation(controller.rename_conversation, [tab], view, **EACH)
     rows.search_conversations(controller.search_conversations, [tab], view, **EACH)

@@ -380,7 +380,7 @@ def test_what_is_typed_while_the_server_answers_stays(quick, open_tab):
         tab.type("#box textarea", text)
         is_held.clear()
         while held:
-            held.pop().continue_()
+            held.pop(0).continue_()
 
     tab.route("**/run/predict*", meet)
     tab.fill("#box textarea", "the first")
