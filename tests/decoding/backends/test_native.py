@@ -518,16 +518,18 @@ def test_a_team_whose_cores_are_taken_computes_the_same(library):
             other.wait()
 
 
-def test_a_long_text_is_mixed_in_stretches_to_the_same_bits(library):
+@pytest.mark.parametrize("threads", [2, 3])
+def test_a_long_text_is_mixed_in_stretches_to_the_same_bits(library, threads):
     """Values of so many dimensions leave the near cache, so that all pairs have some of the text
-    before they have the rest: sums go on as they would have, in a tree too."""
+    before they have the rest: sums go on as they would have, in a tree too. By two threads, of
+    which each has a key head, and by three, which share the keys and the dimensions of both."""
     model = tiny("llama", head_dim=256, max_position_embeddings=400)
     engine = engine_of(model, context=300)
     ids = torch.arange(280) * 11 % VOCABULARY
     expected = engine.backbone.run_chunk(ids)
     lay_out(model, library)
     engine = engine_of(model, context=300)
-    engine = made_native(engine, library, 2)
+    engine = made_native(engine, library, threads)
     found = []
     for count in (280, 1, 5):
         engine.backbone.cache.crop(0)

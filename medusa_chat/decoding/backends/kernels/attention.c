@@ -14,6 +14,7 @@
 #define MOST_SCORED 4 /* pairs of a tile of scores */
 #define NEAR 32768    /* numbers that stay in a near cache until all pairs had them */
 #define NEARER 8192   /* the same of bf16, once they are floats */
+#define AHEAD 2048    /* bytes of keys and of values */
 #if defined(__AVX512VL__)
 #define MOST_MIXED 4 /* pairs of a tile of what is mixed, whose sums are to stay in registers */
 #else
@@ -31,17 +32,18 @@ int free_columns(const Pass *pass) {
     return free;
 }
 
+ptrdiff_t scores_size(ptrdiff_t keys) { return (keys + GROUP) * BLOCK; }
+
 ptrdiff_t attention_size(const Decoder *m, ptrdiff_t keys) {
-    const ptrdiff_t width = keys + GROUP;
-    return (2 * m->head_dim + width) * BLOCK + (m->is_half ? NEARER + width * BLOCK / 2 : 0);
+    const ptrdiff_t scores = scores_size(keys);
+    return 2 * m->head_dim * BLOCK + scores + (m->is_half ? NEARER + scores / 2 : 0);
 }
 
-static Block block_at(const Pass *pass, int kv, int first, float *scratch, float *mixed,
-                      float *whole) {
-    const Decoder *m = pass->decoder;
+static Block block_at(const Attention *a, float *scores, float *scratch, float *whole) {
+    const Decoder *m = a->pass.decoder;
     const int groups = (int)(m->heads / m->kv_heads), size = (int)m->head_dim;
-    const int keys = (int)(pass->start + pass->rows);
-    Block b = {.pairs = least(BLOCK, (int)pass->rows * groups - first),
+    const int keys = (int)(a->pass.start + a->pass.rows);
+    Block b = {.pairs = least(BLOCK, (int)a->pass.rows * groups - a->first),
                .size = size,
                .words = m->is_half ? size / 2 : size,
                .keys = keys,
@@ -49,14 +51,16 @@ static Block block_at(const Pass *pass, int kv, int first, float *scratch, float
                .is_half = (int)m->is_half,
                .whole = whole,
                .q = scratch,
-               .turned = scratch + size * BLOCK};
-    b.s = b.turned + size * WIDE;
-    b.near_by = b.s + (ptrdiff_t)b.width * BLOCK;
+               .turned = scratch + size * BLOCK,
+               .s = scores,
+               .dims = size,
+               .stride = size};
+    b.near_by = b.turned + size * WIDE;
     b.shares = (uint16_t *)(b.near_by + NEARER);
     for (int l = 0; l < b.pairs; l++) {
-        b.row[l] = (first + l) / groups;
-        b.head[l] = kv * groups + (first + l) % groups;
-        b.to[l] = mixed + ((ptrdiff_t)b.row[l] * m->heads + b.head[l]) * size;
+        b.row[l] = (a->first + l) / groups;
+        b.head[l] = a->kv * groups + (a->first + l) % groups;
+        b.to[l] = a->mixed + ((ptrdiff_t)b.row[l] * m->heads + b.head[l]) * size;
     }
     return b;
 }
@@ -76,6 +80,8 @@ static void scale(const Block *b, const Decoder *m, const float *qkv) {
 static void turn_all(const Block *b, const float *keys, int at) {
     const float *k[WIDE];
     for (int j = 0; j < WIDE; j++) k[j] = keys + (ptrdiff_t)least(at + j, b->keys - 1) * b->words;
+    const char *next = (const char *)k[0] + AHEAD;
+    for (int i = 0; i < WIDE * b->words * 4; i += 64) __builtin_prefetch(next + i);
     int d = 0;
     for (; d + LANES <= b->words; d += LANES)
         for (int j = 0; j < WIDE; j += LANES) turn(k + j, d, b->turned + d * WIDE + j, WIDE);
@@ -109,11 +115,13 @@ static void turn_all(const Block *b, const float *keys, int at) {
 SCORES(fused)
 SCORES(paired)
 
-static void score(const Block *b, const float *keys) {
+/* Scores of one part's keys. */
+static void score(const Block *b, const float *keys, int part, int parts) {
     static void (*const scores[2][MOST_SCORED])(const Block *, int, int) = {
         {fused_1, fused_2, fused_3, fused_4}, {paired_1, paired_2, paired_3, paired_4}};
     const int tiles = (b->pairs + MOST_SCORED - 1) / MOST_SCORED;
-    for (int at = 0; at < b->keys; at += WIDE) {
+    const int all_keys = b->width / WIDE, end_key = first(all_keys, part + 1, parts) * WIDE;
+    for (int at = first(all_keys, part, parts) * WIDE; at < end_key; at += WIDE) {
         turn_all(b, keys, at);
         for (int t = 0; t < tiles; t++) {
             const int lane = first(b->pairs, t, tiles), end = first(b->pairs, t + 1, tiles);
@@ -122,22 +130,20 @@ static void score(const Block *b, const float *keys) {
     }
 }
 
-/* From column `free` on, and what lies beyond the last key. */
-static void hide(const Block *b, const Pass *pass, int free) {
-    for (int l = 0; l < b->pairs; l++) {
-        float *s = b->s + (ptrdiff_t)l * b->width;
-        const float *mask = pass->mask + b->row[l] * pass->stride - pass->free;
-        int j = free;
-        for (; j + LANES <= b->keys; j += LANES) store(s + j, load(s + j) + load(mask + j));
-        for (; j < b->keys; j++) s[j] += mask[j];
-        for (; j < b->width; j++) s[j] = -INFINITY;
-    }
+/* A row of scores from column `free` on, and what lies beyond the last key. */
+static void hide(const Block *b, const Pass *pass, float *s, int row, int free) {
+    const float *mask = pass->mask + row * pass->stride - pass->free;
+    int j = free;
+    for (; j + LANES <= b->keys; j += LANES) store(s + j, load(s + j) + load(mask + j));
+    for (; j < b->keys; j++) s[j] += mask[j];
+    for (; j < b->width; j++) s[j] = -INFINITY;
 }
 
-/* Scores to shares, not yet divided by their sum. */
-static void soften(const Block *b) {
-    for (int l = 0; l < b->pairs; l++) {
+/* Scores of one part's pairs to shares, not yet divided by their sum. */
+static void soften(const Block *b, const Attention *a, int part, int parts) {
+    for (int l = first(b->pairs, part, parts); l < first(b->pairs, part + 1, parts); l++) {
         float *s = b->s + (ptrdiff_t)l * b->width;
+        hide(b, &a->pass, s, b->row[l], a->free);
         vec most = load(s);
         for (int j = LANES; j < b->width; j += LANES) most = larger(load(s + j), most);
         float high = most[0];
@@ -160,7 +166,7 @@ static void soften(const Block *b) {
                 sums[p * VECTORS + i] = load(b->to[lane + p] + dim + i * LANES);                   \
         }                                                                                          \
         for (int j = from; j < end; j++) {                                                         \
-            const float *v = values + (ptrdiff_t)(j - from) * b->size + dim;                       \
+            const float *v = values + (ptrdiff_t)(j - from) * b->stride + dim;                     \
             vec ours[VECTORS];                                                                     \
             _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++) {                            \
                 ours[i] = load(v + i * LANES);                                                     \
@@ -208,7 +214,7 @@ static void mix_tail(const Block *b, const float *values, int lane, int dim, int
     for (int j = from; j < end; j++) {
         const vec share = all(b->s[(ptrdiff_t)lane * b->width + j]);
         whole += share;
-        sum = fused(share, all(values[(ptrdiff_t)(j - from) * b->size + dim]), sum);
+        sum = fused(share, all(values[(ptrdiff_t)(j - from) * b->stride + dim]), sum);
     }
     b->to[lane][dim] = sum[0];
     if (dim == 0) b->whole[lane] = whole[0];
@@ -216,30 +222,35 @@ static void mix_tail(const Block *b, const float *values, int lane, int dim, int
 
 /* Values from key `from` to `end` as floats. */
 static const float *values_at(const Block *b, const void *values, int from, int end) {
-    const ptrdiff_t at = (ptrdiff_t)from * b->size, count = (ptrdiff_t)(end - from) * b->size;
+    const ptrdiff_t at = (ptrdiff_t)from * b->size;
     if (!b->is_half) return (const float *)values + at;
     const uint16_t *v = (const uint16_t *)values + at;
-    ptrdiff_t i = 0;
-    for (; i + LANES <= count; i += LANES) store(b->near_by + i, widen(*(const halves *)(v + i)));
-    for (; i < count; i++) b->near_by[i] = widen_one(v[i]);
+    const int size = b->size, dims = b->dims;
+    float *to = b->near_by;
+    for (int j = from; j < end; j++, v += size, to += dims) {
+        int d = 0;
+        for (int i = 0; i < dims; i += 32) __builtin_prefetch((const char *)(v + i) + AHEAD);
+        for (; d + LANES <= dims; d += LANES) store(to + d, widen(*(const halves *)(v + d)));
+        for (; d < dims; d++) to[d] = widen_one(v[d]);
+    }
     return b->near_by;
 }
 
-/* What the keys from `begin` on add. */
+/* What the keys from `begin` on add, divided by the shares' sums. */
 static void mix(const Block *b, const void *values, int begin) {
     const int tiles = (b->pairs + MOST_MIXED - 1) / MOST_MIXED;
-    const int stretch = b->is_half ? NEARER / b->size : NEAR / b->size + 1;
+    const int stretch = b->is_half ? NEARER / b->dims : NEAR / b->size + 1;
     for (int from = begin; from < b->keys; from += stretch) {
         const int end = least(from + stretch, b->keys);
         const float *v = values_at(b, values, from, end);
         for (int t = 0; t < tiles; t++) {
             const int lane = first(b->pairs, t, tiles), stop = first(b->pairs, t + 1, tiles);
             int dim = 0, many;
-            for (; dim + LANES <= b->size; dim += many ? 4 * LANES : LANES) {
-                many = dim + 4 * LANES <= b->size;
+            for (; dim + LANES <= b->dims; dim += many ? 4 * LANES : LANES) {
+                many = dim + 4 * LANES <= b->dims;
                 mixes[dim == 0][many][stop - lane - 1](b, v, lane, dim, from, end);
             }
-            for (; dim < b->size; dim++)
+            for (; dim < b->dims; dim++)
                 for (int l = lane; l < stop; l++) mix_tail(b, v, l, dim, from, end);
         }
     }
@@ -247,24 +258,50 @@ static void mix(const Block *b, const void *values, int begin) {
         const float scale = 1.0f / b->whole[l];
         float *to = b->to[l];
         int d = 0;
-        for (; d + LANES <= b->size; d += LANES) store(to + d, load(to + d) * scale);
-        for (; d < b->size; d++) to[d] *= scale;
+        for (; d + LANES <= b->dims; d += LANES) store(to + d, load(to + d) * scale);
+        for (; d < b->dims; d++) to[d] *= scale;
     }
 }
 
-void attend(const Pass *pass, const Layer *layer, const float *qkv, int kv, int first, int free,
-            float *scratch, float *mixed) {
-    const Decoder *m = pass->decoder;
-    const ptrdiff_t at = kv * m->capacity * m->head_dim * (m->is_half ? 2 : 4);
-    const char *keys = (const char *)layer->keys + at, *values = (const char *)layer->values + at;
+/* The keys or the values of a block's head. */
+static const char *head_at(const Attention *a, const void *kept) {
+    const Decoder *m = a->pass.decoder;
+    return (const char *)kept + a->kv * m->capacity * m->head_dim * (m->is_half ? 2 : 4);
+}
+
+void attend_step(const Attention *a, int step, float *scores, float *scratch, int part, int parts) {
     float whole[BLOCK] = {0};
-    const Block b = block_at(pass, kv, first, scratch, mixed, whole);
-    const int is_tiled = takes_tiles(&b);
-    scale(&b, m, qkv);
-    if (is_tiled) score_by_tiles(&b, keys);
-    else score(&b, (const float *)keys);
-    hide(&b, pass, free);
-    soften(&b);
+    Block b = block_at(a, scores, scratch, whole);
+    if (step == TO_SCORES) {
+        scale(&b, a->pass.decoder, a->qkv);
+        score(&b, (const float *)head_at(a, a->layer.keys), part, parts);
+    } else if (step == TO_SHARES) {
+        soften(&b, a, part, parts);
+    } else {
+        const int vectors = b.size / LANES, at = first(vectors, part, parts) * LANES;
+        b.dims = (part + 1 < parts ? first(vectors, part + 1, parts) * LANES : b.size) - at;
+        if (!b.dims) return;
+        b.stride = b.is_half ? b.dims : b.size;
+        for (int l = 0; l < b.pairs; l++) {
+            b.to[l] += at;
+            memset(b.to[l], 0, sizeof(float) * (size_t)b.dims);
+        }
+        mix(&b, head_at(a, a->layer.values) + at * (b.is_half ? 2 : 4), 0);
+    }
+}
+
+void attend(const Attention *a, float *scratch) {
+    float *scores = scratch, *own = scratch + scores_size(a->pass.start + a->pass.rows);
+    if (!takes_tiles(a->pass.decoder)) {
+        for (int step = 0; step < STEPS; step++) attend_step(a, step, scores, own, 0, 1);
+        return;
+    }
+    float whole[BLOCK] = {0};
+    const Block b = block_at(a, scores, own, whole);
+    const char *values = head_at(a, a->layer.values);
+    scale(&b, a->pass.decoder, a->qkv);
+    score_by_tiles(&b, head_at(a, a->layer.keys));
+    soften(&b, a, 0, 1);
     for (int l = 0; l < b.pairs; l++) memset(b.to[l], 0, sizeof(float) * (size_t)b.size);
-    mix(&b, values, is_tiled ? mix_by_tiles(&b, pass, values) : 0);
+    mix(&b, values, mix_by_tiles(&b, &a->pass, values));
 }

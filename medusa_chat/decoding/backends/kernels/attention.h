@@ -10,6 +10,17 @@
 #define WIDE (2 * LANES) /* keys whose scores are worked out at once */
 #define GROUP 32         /* keys whose values tiles mix at once */
 
+/* The attention of BLOCK pairs that share the key head `kv`, from pair `first` of its rows * groups
+   on: qkv [rows, qkv_width] with the keys already in the layer's -> mixed [rows, heads * head_dim].
+   free: columns of the mask that hide nothing. */
+typedef struct {
+    Pass pass;
+    Layer layer;
+    const float *qkv;
+    float *mixed;
+    int kv, first, free;
+} Attention;
+
 /* Some (row, head) pairs that share a key head. Queries are of bf16 where keys and values are; a
    word is a float, or two of bf16 one behind the other. */
 typedef struct {
@@ -18,17 +29,22 @@ typedef struct {
     float *q, *turned, *s; /* [pairs, words], scaled, [words, WIDE], [pairs, width] */
     float *near_by;        /* values as floats */
     uint16_t *shares;      /* [width / GROUP, BLOCK, GROUP] of bf16 */
-    float *to[BLOCK];      /* what is mixed, [size] each */
+    float *to[BLOCK];      /* what is mixed, [dims] each */
+    int dims, stride;      /* from one value as floats to the next */
     float *whole;          /* [BLOCK], the shares' sums */
 } Block;
 
 /* How many of the mask's first columns hide nothing from any row. */
 int free_columns(const Pass *pass);
 
-/* Floats that `attend` works in, over so many keys. */
+/* Floats that `attend` works in over so many keys; those of a block's scores. */
 ptrdiff_t attention_size(const Decoder *m, ptrdiff_t keys);
+ptrdiff_t scores_size(ptrdiff_t keys);
 
-/* Attention of BLOCK pairs that share the key head `kv`, from pair `first` of its rows * groups on:
-   qkv [rows, qkv_width] with the keys already in the layer's -> mixed [rows, heads * head_dim]. */
-void attend(const Pass *pass, const Layer *layer, const float *qkv, int kv, int first, int free,
-            float *scratch, float *mixed);
+void attend(const Attention *a, float *scratch);
+
+/* The same in STEPS steps: a part scores its share of the keys, weighs its share of the pairs and
+   mixes its share of the dimensions, so that no sum is split. Nobody begins a step before all have
+   done the one before. scores: everybody's, scratch: the part's own. Not where `takes_tiles`. */
+enum { TO_SCORES, TO_SHARES, TO_MIX, STEPS };
+void attend_step(const Attention *a, int step, float *scores, float *scratch, int part, int parts);

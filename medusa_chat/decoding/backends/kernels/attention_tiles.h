@@ -4,8 +4,8 @@
 
 #include "attention.h"
 
-/* Whether a block runs by tiles here. It does not depend on its rows. */
-int takes_tiles(const Block *b);
+/* Whether blocks run by tiles here. It does not depend on their rows. */
+int takes_tiles(const Decoder *m);
 
 /* The scores of all keys. */
 void score_by_tiles(const Block *b, const void *keys);

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "attention.h"
+#include "attention_tiles.h"
 #include "half.h"
 #include "pass.h"
 #include "product.h"
@@ -117,6 +118,7 @@ typedef struct {
     int part, parts;
     int free;                              /* columns of the mask that hide nothing */
     float *qkv, *mixed, *gate_up, *active; /* all parts' */
+    float *scores;                         /* of what all attend to together */
     float *normed, *scratch;               /* its own */
 } Part;
 
@@ -139,19 +141,20 @@ static int64_t own_size(const Decoder *m, int64_t rows, int64_t keys) {
 /* Floats that a pass of `rows` rows over `keys` tokens works in. */
 EXPORT int64_t work_size(const Decoder *m, int64_t rows, int64_t keys, int64_t threads) {
     const int64_t shared = rows * (qkv_width(m) + m->heads * m->head_dim + 3 * m->inner);
-    return shared + threads * own_size(m, rows, keys);
+    return shared + threads * (scores_size(keys) + own_size(m, rows, keys));
 }
 
 static Part part_of(const Pass *pass, int part, int parts) {
     const Decoder *m = pass->decoder;
-    const int64_t rows = pass->rows;
+    const int64_t rows = pass->rows, keys = most_keys(pass);
     Part p = {.pass = pass, .part = part, .parts = parts};
     if (!pass->texts) p.free = free_columns(pass);
     p.qkv = pass->work;
     p.mixed = p.qkv + rows * qkv_width(m);
     p.gate_up = p.mixed + rows * m->heads * m->head_dim;
     p.active = p.gate_up + rows * 2 * m->inner;
-    p.normed = p.active + rows * m->inner + part * own_size(m, rows, most_keys(pass));
+    p.scores = p.active + rows * m->inner;
+    p.normed = p.scores + parts * scores_size(keys) + part * own_size(m, rows, keys);
     p.scratch = p.normed + rows * m->hidden;
     return p;
 }
@@ -183,21 +186,47 @@ static int blocks_of(const Pass *pass) {
     return (rows * groups + BLOCK - 1) / BLOCK;
 }
 
-/* Attention of one block: a row with a text of its own has it as in a pass of that row alone. */
-static void attend_block(const Part *p, const Layer *layer, int kv, int block, int blocks) {
-    if (!p->pass->texts) {
-        attend(p->pass, layer, p->qkv, kv, block * BLOCK, p->free, p->scratch, p->mixed);
-        return;
-    }
+/* Task number `task` of a layer's attention, a block of one key head: a row with a text of its own
+   has it as in a pass of that row alone. */
+static Attention attention_of(const Part *p, const Layer *layer, int task) {
     const Decoder *m = p->pass->decoder;
+    const int blocks = blocks_of(p->pass), block = task % blocks;
+    Attention a = {.pass = *p->pass,
+                   .layer = *layer,
+                   .qkv = p->qkv,
+                   .mixed = p->mixed,
+                   .kv = task / blocks,
+                   .first = block * BLOCK,
+                   .free = p->free};
+    if (!p->pass->texts) return a;
     const int each = blocks / (int)p->pass->rows, row = block / each;
     const ptrdiff_t at = text_at(p->pass, row), bytes = m->is_half ? 2 : 4;
-    Pass alone = *p->pass;
-    Layer own = *layer;
-    alone.rows = 1, alone.positions += row, alone.start = *alone.positions;
-    own.keys = (char *)own.keys + bytes * at, own.values = (char *)own.values + bytes * at;
-    attend(&alone, &own, p->qkv + (ptrdiff_t)row * qkv_width(m), kv, block % each * BLOCK,
-           (int)alone.start + 1, p->scratch, p->mixed + row * m->heads * m->head_dim);
+    a.pass.rows = 1, a.pass.positions += row, a.pass.start = *a.pass.positions;
+    a.layer.keys = (char *)a.layer.keys + bytes * at;
+    a.layer.values = (char *)a.layer.values + bytes * at;
+    a.qkv += (ptrdiff_t)row * qkv_width(m), a.mixed += row * m->heads * m->head_dim;
+    a.first = block % each * BLOCK, a.free = (int)a.pass.start + 1;
+    return a;
+}
+
+/* As many tasks as all parts have one of, alone; those that are left, together. */
+static void attend_all(const Part *p, const Layer *layer) {
+    const Decoder *m = p->pass->decoder;
+    const int part = p->part, parts = p->parts;
+    const int tasks = (int)m->kv_heads * blocks_of(p->pass);
+    const int alone = takes_tiles(m) ? tasks : tasks / parts * parts;
+    const ptrdiff_t size = scores_size(most_keys(p->pass));
+    for (int t = first(alone, part, parts); t < first(alone, part + 1, parts); t++) {
+        const Attention a = attention_of(p, layer, t);
+        attend(&a, p->scratch);
+    }
+    for (int step = 0; step < STEPS && alone < tasks; step++) {
+        if (step) meet(part, parts);
+        for (int t = alone; t < tasks; t++) {
+            const Attention a = attention_of(p, layer, t);
+            attend_step(&a, step, p->scores + (t - alone) * size, p->scratch, part, parts);
+        }
+    }
 }
 
 /* The hidden states, with what attention adds. */
@@ -206,7 +235,6 @@ static void attend_layer(const Part *p, const Layer *layer) {
     const Decoder *m = pass->decoder;
     const int rows = (int)pass->rows, size = (int)m->hidden, part = p->part, parts = p->parts;
     const int mixes = (int)(m->heads * m->head_dim);
-    const int blocks = blocks_of(pass), tasks = (int)m->kv_heads * blocks;
     const int kv = first((int)m->kv_heads, part, parts);
     const int last = first((int)m->kv_heads, part + 1, parts);
     const Product qkv = {
@@ -223,8 +251,7 @@ static void attend_layer(const Part *p, const Layer *layer) {
         place(pass, layer, p->qkv, kv, last);
         meet(part, parts);
     }
-    for (int t = first(tasks, part, parts); t < first(tasks, part + 1, parts); t++)
-        attend_block(p, layer, t / blocks, t % blocks, blocks);
+    attend_all(p, layer);
     meet(part, parts);
     share(&out, part, parts);
     meet(part, parts);

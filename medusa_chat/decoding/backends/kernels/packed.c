@@ -181,10 +181,11 @@ void multiply_packed(const Product *p, int at, int end) {
         multiply_packed_tiles(p, at, end);
         return;
     }
+    const int tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS;
     for (; at < end; at++, panel += size) {
         memset(y, 0, (size_t)p->rows * PANEL * sizeof *y);
-        for (int row = 0, rows; row < p->rows; row += rows) {
-            rows = least(MOST_ROWS, p->rows - row);
+        for (int t = 0; t < tiles; t++) {
+            const int row = first(p->rows, t, tiles), rows = first(p->rows, t + 1, tiles) - row;
             sum_rows[rows - 1](p, panel, row, y + (ptrdiff_t)row * PANEL);
         }
         put_panel(p, at);
