@@ -32,17 +32,17 @@ INLINE vec all(float x) { return (vec){x, x, x, x, x, x, x, x}; }
 /* LANES words of LANES rows, the words of one place behind each other, `apart`. */
 INLINE void turn(const float *const *k, int d, float *to, ptrdiff_t apart) {
     vec a[8], b[8];
-    for (int i = 0; i < 8; i += 2) {
+    _Pragma("GCC unroll 4") for (int i = 0; i < 8; i += 2) {
         const vec x = load(k[i] + d), y = load(k[i + 1] + d);
         a[i] = SHUFFLE(x, y, 0, 8, 1, 9, 4, 12, 5, 13);
         a[i + 1] = SHUFFLE(x, y, 2, 10, 3, 11, 6, 14, 7, 15);
     }
-    for (int i = 0; i < 8; i += 4)
-        for (int j = 0; j < 2; j++) {
+    _Pragma("GCC unroll 2") for (int i = 0; i < 8; i += 4)
+        _Pragma("GCC unroll 2") for (int j = 0; j < 2; j++) {
             b[i + 2 * j] = SHUFFLE(a[i + j], a[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
             b[i + 2 * j + 1] = SHUFFLE(a[i + j], a[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
-    for (int i = 0; i < 4; i++) {
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
         store(to + i * apart, SHUFFLE(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
         store(to + (i + 4) * apart, SHUFFLE(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
     }
