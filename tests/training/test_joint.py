@@ -3,16 +3,14 @@
 import functools
 import itertools
 import json
-import os
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.child_lines import run_together
 from support.training_models import conversations, write_backbone, write_rows
 from transformers import AutoModelForCausalLM
 
@@ -193,7 +191,7 @@ def test_two_processes_give_the_losses_of_one(
 ) -> None:
     assert main(line(folder, tmp_path / "one")) == 0
     one = losses_of(capsys.readouterr().out)
-    first, second = together(line(folder, tmp_path / "two"))
+    first, second = together(line(folder, tmp_path / "two"), tmp_path)
     two = losses_of(first)
     assert second == "" and (tmp_path / "two" / "config.json").is_file()
     assert len(one) == len(two) == 4
@@ -212,22 +210,12 @@ def losses_of(said: str) -> list[float]:
     return [event["loss"] for event in events if event["event"] == "step"]
 
 
-def together(line: list[str]) -> list[str]:
-    """What each of two processes says, started as `accelerate launch` starts them."""
+def together(line: list[str], folder: Path) -> list[str]:
+    """What each of two processes says, told of each other as `accelerate launch` tells them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
     place |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "medusa_chat", *line],
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=600)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0]
-    return said
+    ranks = [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    return run_together(folder, line, ranks)
