@@ -29,16 +29,19 @@ IMPLEMENTATIONS = ("medusa_tree", "sdpa", "eager")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_drafter_gives_plain_tokens(family, implementation):
     """Each family and implementation meets every tree and every drafter, greedy and sampled; every
-    pair of a tree and a drafter is met by a family whose layers have windows, and one without."""
+    pair of a tree and a drafter is met by a family whose layers have windows, and one without.
+    The six pairs that the others meet differ from one implementation and temperature to the next.
+    """
     engine = engine_of(tiny(family), implementation)
     assert check_tree_step(engine.backbone) < 1e-4
     is_every_pair = family in ("llama", "qwen2-mixed")
+    shift = IMPLEMENTATIONS.index(implementation)
     for at, temperature in enumerate((0.0, 1.2)):
         plain = tokens(engine, temperature=temperature)
         assert len(set(plain)) > 3
         for row, (name, tree) in enumerate(TREES.items()):
             for column, drafter in enumerate(drafters_of(engine, plain, tree, temperature)):
-                if is_every_pair or (row + column + at) % 2:
+                if is_every_pair or (row + column + at + shift) % 4 == 0:
                     got = tokens(engine, drafter=drafter, temperature=temperature)
                     assert got == plain, (temperature, name, drafter.name)
 
