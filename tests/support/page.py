@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -134,7 +135,7 @@ def open_tab(request, served, browser, people) -> Iterator:
         else:
             if is_first and known.tab:
                 known.tab.close()
-            tab = known.context.new_page()
+            tab = looking_seldom(known.context.new_page())
             if is_first:
                 forget(tab, served.url)
                 known.tab = tab
@@ -159,6 +160,13 @@ def open_tab(request, served, browser, people) -> Iterator:
     assert faults == [], "a script of the page failed"
 
 
+def looking_seldom(tab):
+    """A tab that looks 25 times a second whether what a test waits for is so. Once a frame, the
+    default, makes the browser draw all the while: a tenth of a processor."""
+    tab.wait_for_function = partial(tab.wait_for_function, polling=40)
+    return tab
+
+
 def forget(tab, url: str) -> None:
     """Clear what the page stored in the profile of an empty tab."""
     client = tab.context.new_cdp_session(tab)
@@ -175,6 +183,12 @@ def is_as_opened(tab) -> bool:
           !document.querySelector('#vanilla input')?.checked""",
         ["medusa-chat", "medusa-chat-list"],
     )
+
+
+def keep_no_settings(tab) -> None:
+    """For a test that has put its settings back: as in a new tab none are stored, so that this one
+    is used again."""
+    tab.evaluate("localStorage.removeItem('medusa-chat-settings')")
 
 
 def start_anew(tab) -> None:
@@ -215,7 +229,7 @@ def outside(served: Served, asked: list[Any]) -> list[str]:
 def opened_on(browser, served: Served, name: str, selector: str) -> Iterator:
     """One page for a module's tests, on the tab of that name once `selector` is there; it asks
     nothing outside this machine, and its scripts do not fail."""
-    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    opened = looking_seldom(browser.new_page(viewport={"width": 1280, "height": 900}))
     opened.set_default_timeout(SLOW)
     asked, faults = [], []
     opened.on("request", lambda request: asked.append(request))

@@ -1,6 +1,7 @@
 """The page with a share link, and visitors of it."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.tunnel import Tunnel
 from medusa_chat.ui.app import Page, PageOptions, open_page
-from support.page import CHROMIUM, browser_or_skip
+from support.page import CHROMIUM, browser_or_skip, looking_seldom
 from support.scripted import ScriptedRunner
 
 SHARED = "http://abc123.gradio.live"
@@ -53,23 +54,57 @@ def guest_browser(opened) -> Iterator:
         chrome.close()
 
 
+def open_profile(chrome, url: str, selector: str = READY, **options):
+    """A page in a browser profile of its own, once `selector` is there."""
+    context = chrome.new_context(**DESK | options)
+    context.set_default_timeout(SECONDS)
+    tab = looking_seldom(context.new_page())
+    tab.goto(url)
+    tab.wait_for_selector(selector)
+    return tab
+
+
 @pytest.fixture
 def visitor(guest_browser) -> Iterator:
     """Opens pages, each in a browser profile of its own."""
     contexts = []
 
     def opens(url: str, selector: str = READY, **options):
-        context = guest_browser.new_context(**DESK | options)
-        context.set_default_timeout(SECONDS)
-        contexts.append(context)
-        tab = context.new_page()
-        tab.goto(url)
-        tab.wait_for_selector(selector)
+        tab = open_profile(guest_browser, url, selector, **options)
+        contexts.append(tab.context)
         return tab
 
     yield opens
     for context in contexts:
         context.close()
+
+
+@pytest.fixture(scope="module")
+def kept(guest_browser) -> Iterator[dict[str, Any]]:
+    """The tabs of `resident`, by their address."""
+    tabs: dict[str, Any] = {}
+    yield tabs
+    for tab in tabs.values():
+        tab.context.close()
+
+
+@pytest.fixture
+def resident(request, kept, guest_browser) -> Iterator:
+    """Opens the one page of an address that a module's tests share, for what needs no first visit:
+    a page takes three seconds of a processor to open. Each test leaves it as it was, its
+    conversation apart; that of a test that failed is not used again."""
+    failed, used = request.session.testsfailed, []
+
+    def opens(url: str):
+        if url not in kept:
+            kept[url] = open_profile(guest_browser, url)
+        used.append(url)
+        return kept[url]
+
+    yield opens
+    if request.session.testsfailed != failed:
+        for url in used:
+            kept.pop(url).context.close()
 
 
 @pytest.fixture

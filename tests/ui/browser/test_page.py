@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from support.page import drawn_path, last_answer, send, wait_end
+from support.page import ask, drawn_path, keep_no_settings, last_answer, send, wait_end
 
 
 def test_an_answer_streams_and_its_tree_is_the_traces(served, open_tab, monkeypatch):
@@ -36,9 +36,10 @@ def test_an_answer_streams_and_its_tree_is_the_traces(served, open_tab, monkeypa
         assert shown == last.draft.texts[0].replace(" ", "·").replace("\n", "⏎")
 
 
-def test_a_click_on_a_bar_shows_that_step(served, open_tab):
+def test_a_click_on_a_bar_shows_that_step(served, open_tab, monkeypatch):
     if not served.runner:
         pytest.skip("needs the script's own trace")
+    monkeypatch.setattr(served.runner, "steps", 20)
     tab = open_tab()
     send(tab, "hello")
     wait_end(tab)
@@ -65,7 +66,9 @@ def test_stop_ends_early_and_keeps_the_text(served, open_tab, monkeypatch):
         assert tab.inner_text("#history").count("Medusa adds") >= 1
 
 
-def test_plain_decoding_is_timed_beside_every_answer(served, open_tab):
+def test_plain_decoding_is_timed_beside_every_answer(served, open_tab, monkeypatch):
+    if served.runner:
+        monkeypatch.setattr(served.runner, "steps", 15)
     tab = open_tab()
     tab.check("#vanilla input")
     send(tab, "What is the capital of Spain?")
@@ -77,6 +80,7 @@ def test_plain_decoding_is_timed_beside_every_answer(served, open_tab):
     wait_end(tab)
     assert re.search(r"plain: [\d.]+ tokens/s", tab.inner_text(".tree-block .plain"))
     assert re.fullmatch(r"[\d.]+×", tab.locator("[data-figure='vs plain'] .value").inner_text())
+    keep_no_settings(tab)
 
 
 def test_another_person_waits_sees_the_place_and_gets_the_model_when_the_first_is_gone(
@@ -84,7 +88,7 @@ def test_another_person_waits_sees_the_place_and_gets_the_model_when_the_first_i
 ):
     if served.runner:
         monkeypatch.setattr(served.runner, "hold_at", 10)  # it ends when it is stopped
-    one, two = open_tab(person=1), open_tab(person=2)
+    one, two = open_tab(person=1), open_tab()
     send(one, "first")
     one.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 5")
     send(two, "second")
@@ -137,3 +141,170 @@ def test_nothing_to_send_is_one_clear_line(open_tab):
     tab.wait_for_selector("#examples")
     assert tab.locator("#history .bot").count() == 0
     wait_end(tab)
+
+
+# ---- how the conversation looks: typed text, formulas, an edit's box, scrolling, the keys ----
+
+TYPED = "<b>bold</b> *star* <script>alert(1)</script>\n<img src=x>  two   spaces\n# $5 and $6"
+FORMULAS = (
+    r"First \(a_1\), then $b^2$, then \[c_3\], then $$d_4$$; `$code$` and $5, or $6."
+    "\n\n"
+    "| x | y |\n|---|---|\n| 1 | 2 |\n"
+)
+AT_END = "() => { const t = document.querySelector('#conversation');"
+AT_END += " return t.scrollHeight - t.scrollTop - t.clientHeight < 4 }"
+
+
+@pytest.fixture
+def quick(served, monkeypatch):
+    monkeypatch.setattr(served.runner, "steps", 4)
+    monkeypatch.setattr(served.runner, "prefill", 0.02)
+    return served.runner
+
+
+@pytest.fixture
+def formulas(quick, monkeypatch):
+    monkeypatch.setattr(quick, "pieces", (FORMULAS, *[" "] * 60))
+    return quick
+
+
+def open_edit(tab, row: int) -> None:
+    tab.get_by_role("button", name="Edit").nth(row).click()
+    tab.locator("#history textarea").wait_for()
+
+
+def scroll_to_the_top(tab) -> None:
+    """By hand, and wait until the wheel has come to rest."""
+    tab.mouse.wheel(0, -3000)
+    tab.wait_for_function("() => document.querySelector('#conversation').scrollTop === 0")
+
+
+def test_what_was_typed_stands_as_it_was_typed(quick, open_tab):
+    tab = open_tab()
+    ask(tab, TYPED)
+    shown = tab.locator("#history .user .as-typed")
+    assert shown.evaluate("node => node.textContent") == TYPED
+    assert tab.locator("#history .user :is(b, em, h1, script, .katex):visible").count() == 0
+    open_edit(tab, 0)
+    assert tab.locator("#history textarea").input_value() == TYPED
+    tab.reload()
+    shown.wait_for()
+    assert shown.evaluate("node => node.textContent") == TYPED
+
+
+def test_formulas_and_tables_are_drawn_and_prices_are_not(formulas, open_tab):
+    tab = open_tab()
+    ask(tab, "formulas")
+    tab.wait_for_function("() => document.querySelectorAll('#history .bot .katex').length === 4")
+    assert tab.locator("#history .bot .katex-display").count() == 2
+    assert tab.locator("#history .bot td").all_inner_texts() == ["1", "2"]
+    answer = last_answer(tab)
+    assert "$5, or $6" in answer and "$code$" in answer
+
+
+def test_an_edit_has_the_width_of_the_conversation_and_the_height_of_its_text(quick, open_tab):
+    tab = open_tab()
+    ask(tab, "\n".join(f"line {n}" for n in range(14)))
+    open_edit(tab, 0)
+    box = tab.locator("#history textarea").bounding_box()
+    conversation = tab.locator("#conversation").bounding_box()
+    assert box["width"] > 0.85 * conversation["width"]
+    fits = "node => node.scrollHeight <= node.clientHeight + 2"
+    assert box["height"] > 250 and tab.locator("#history textarea").evaluate(fits)
+
+
+def test_a_new_turn_is_shown_and_whoever_scrolled_up_stays_there(quick, open_tab):
+    tab = open_tab()
+    long = "\n".join(f"line {n}" for n in range(20))
+    for n in range(4):
+        ask(tab, f"{n} {long}")
+        tab.wait_for_function(AT_END)
+    jump = tab.locator(".jump-to-end")
+    assert jump.is_hidden()
+    tab.locator("#conversation").hover()
+    scroll_to_the_top(tab)
+    jump.wait_for()
+    edited = tab.evaluate("() => document.querySelector('#conversation').scrollTop")
+    tab.evaluate("() => document.querySelector('#live-text').style.setProperty('height', '50px')")
+    tab.wait_for_function("() => document.querySelector('#live-text').offsetHeight === 50")
+    assert tab.evaluate("() => document.querySelector('#conversation').scrollTop") == edited
+    jump.click()
+    tab.wait_for_function(AT_END)
+    jump.wait_for(state="hidden")
+    scroll_to_the_top(tab)
+    jump.wait_for()
+    ask(tab, "again")  # sending shows the new turn, wherever one was
+    tab.wait_for_function(AT_END)
+    wait_end(tab)
+
+
+def test_the_list_of_keys_has_a_button_on_every_tab(quick, open_tab):
+    tab = open_tab()
+    for name in ("Chat", "Tune"):
+        tab.get_by_role("tab", name=name).click()
+        tab.get_by_role("button", name="Keyboard: what each key does").click()
+        tab.locator("#shortcuts").wait_for()
+        assert "new chat" in tab.locator("#shortcuts").inner_text()
+        tab.locator("#shortcuts").get_by_role("button", name="Close").click()
+        tab.locator("#shortcuts").wait_for(state="hidden")
+
+
+# ---- numbers out of range: the field says why, Send says why, and nothing breaks ----
+
+WRONG = (
+    ("Nodes", "99999", "nodes is 99999"),
+    ("Nodes", "0", "nodes is 0"),
+    ("Top-k", "-3", "top_k is -3"),
+    ("Max new tokens", "-5", "max_new_tokens is -5"),
+    ("Max new tokens", "0", "max_new_tokens is 0"),
+    ("Max new tokens", "1.5", "max_new_tokens is 1.5"),
+    ("Seed", "-1", "seed is -1"),
+)
+SAID = "said => document.querySelector('#settings').innerText.includes(said)"
+SAID_TWICE = "said => document.querySelector('#chat').innerText.split(said).length > 2"
+NOT_SAID = "said => !document.querySelector('#settings').innerText.includes(said)"
+TEMPERATURE = """value => [...document.querySelectorAll('#settings input[type=number]')]
+  .find(box => box.ariaLabel?.includes('Temperature'))?.value === value"""
+
+
+def put(field, value: str) -> None:
+    field.fill("")
+    field.press_sequentially(value)
+    field.blur()
+
+
+def test_a_number_out_of_range_is_refused_in_words(served, open_tab):
+    tab, answers, asked = open_tab(), [], len(served.runner.prompts)
+    tab.on("response", lambda response: answers.append(response.status))
+    tab.click("#settings button")
+    for label, value, said in WRONG:
+        field = tab.locator("#settings").get_by_label(label).first
+        field.wait_for()
+        before = field.input_value()
+        put(field, value)
+        tab.wait_for_function(SAID, arg=said)
+        tab.fill("#box textarea", "hello")
+        tab.click("#send")
+        tab.wait_for_function(SAID_TWICE, arg=said)
+        assert tab.input_value("#box textarea") == "hello"
+        put(field, before)
+        tab.wait_for_function(NOT_SAID, arg=said)
+    assert not [status for status in answers if status >= 500]
+    assert len(served.runner.prompts) == asked
+    keep_no_settings(tab)
+
+
+def test_an_emptied_slider_keeps_its_value_until_another_is_typed(open_tab):
+    tab, answers = open_tab(), []
+    tab.on("response", lambda response: answers.append(response.status))
+    tab.click("#settings button")
+    field = tab.locator("#settings input[type=number][aria-label*=Temperature]").first
+    field.fill("0.5")
+    field.blur()
+    for typed, kept in (("", "0.5"), ("0.25", "0.25")):
+        put(field, typed)
+        tab.wait_for_function(TEMPERATURE, arg=kept)
+    tab.fill("#box textarea", "hello")
+    tab.click("#send")
+    tab.wait_for_selector("#chat .bot-row, #chat .bot")
+    assert not [status for status in answers if status >= 400]

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from support.page import (
     ask,
+    keep_no_settings,
     last_answer,
     send,
     wait_attached,
@@ -332,6 +333,7 @@ def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_t
     ask(tab, "again")
     assert quick.settings[-1].acceptance == "exact" and quick.settings[-1].seed is None
     assert quick.settings[-1].posterior_alpha == pytest.approx(0.3)
+    keep_no_settings(tab)
 
 
 def test_a_reload_and_a_second_tab_follow_the_same_answer(slow, open_tab, monkeypatch):
@@ -399,7 +401,7 @@ def test_what_is_typed_while_the_server_answers_stays(quick, open_tab):
 
 def test_keys_focus_and_finished_sentences(quick, open_tab, monkeypatch):
     monkeypatch.setattr(quick, "steps", 20)
-    tab = open_tab(is_new=True)
+    tab = open_tab()
     tab.evaluate("document.activeElement.blur()")
     tab.keyboard.press("?")
     tab.wait_for_selector("#shortcuts[open]")

@@ -5,7 +5,15 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from support.page import Served, browser_or_skip, page_of, send, wait_attached, wait_end
+from support.page import (
+    Served,
+    browser_or_skip,
+    keep_no_settings,
+    page_of,
+    send,
+    wait_attached,
+    wait_end,
+)
 from support.scripted import ScriptedRunner
 
 from medusa_chat.messages import LoadRequest
@@ -286,7 +294,7 @@ def test_a_stream_that_begins_anew_keeps_the_clock(tab, runner):
 
 
 def test_a_reload_goes_on_at_the_shown_step(open_tab, runner):
-    tab = open_tab(is_new=True)
+    tab = open_tab()
     come_back_at_pace(tab, clock="own")
     begin(tab, runner)
     turn_clock(tab, modelled_ms(tab) * 4 + 0.5)
@@ -297,6 +305,15 @@ def test_a_reload_goes_on_at_the_shown_step(open_tab, runner):
     tab.wait_for_selector('svg.tree[data-step="3"]')
     tab.click(".skip")
     wait_end(tab)
+
+
+def test_other_models_start_at_full_speed(open_tab, runner):
+    tab = open_tab(is_new=True)
+    assert tab.locator(".mode").input_value() == "full"
+    assert tab.locator(".gpu-table").is_hidden()
+    send(tab, "hello")
+    wait_end(tab)
+    assert runner.settings[-1].nodes is None
 
 
 def test_a_message_waits_for_the_shown_end_or_skips_to_it(tab, runner):
@@ -324,15 +341,6 @@ def test_a_machine_slower_than_the_gpu_says_so_and_replays(tab, runner):
     tab.wait_for_function("window.replayed")
     tab.wait_for_selector('.play[data-playing="false"]')
     assert drawn(tab) == STEPS - 1
-
-
-def test_other_models_start_at_full_speed(open_tab, runner):
-    tab = open_tab(is_new=True)
-    assert tab.locator(".mode").input_value() == "full"
-    assert tab.locator(".gpu-table").is_hidden()
-    send(tab, "hello")
-    wait_end(tab)
-    assert runner.settings[-1].nodes is None
 
 
 # ---- the settings and the room of the picture ----
@@ -371,6 +379,9 @@ def test_a_slider_recolours_the_tree_beside_it_without_the_model(tab, runner):
     tab.locator("#epsilon input[type=range]").fill("0.09")
     tab.wait_for_selector(".as-if", state="detached")
     assert letters(tab) == was and len(runner.settings) == asked
+    tab.click("#reset")
+    tab.wait_for_selector("#acceptance input[value=exact]:checked")
+    keep_no_settings(tab)
 
 
 def chip_height(tab) -> float:

@@ -172,20 +172,6 @@ def test_plain_decoding_is_a_plain_statement(tab, runner):
     assert tab.locator(".views").is_hidden() and tab.locator(".legend").is_hidden()
 
 
-def test_a_narrow_screen_folds_to_what_was_tested(tab, runner):
-    tab.set_viewport_size({"width": 390, "height": 844})
-    step = ask(tab, runner)[-1]
-    letters = states(step.draft.parents, step.path)
-    shown = {chip["node"] for chip in chips(tab)}
-    assert shown == {node for node, letter in enumerate(letters) if letter != "u"}
-    assert f"+{letters.count('u')} more" in tab.inner_text(".fold")
-    tab.click(".fold")
-    tab.wait_for_function("document.querySelectorAll('svg.tree .chip').length === 16")
-    width = tab.evaluate("document.documentElement.scrollWidth")
-    assert width <= 390  # the tree scrolls, not the page
-    tab.close()  # it would stay unfolded
-
-
 # ---- the card ----
 
 
@@ -388,6 +374,7 @@ def test_play_walks_to_the_end_in_the_time_it_took(tab, runner):
     tab.click(".play")
     see(tab, 29)
     tab.wait_for_selector('.play[data-playing="false"]')
+    tab.evaluate("localStorage.removeItem('medusa-chat-pace')")  # so that the tab is kept
 
 
 def test_a_step_can_be_looked_at_while_newer_ones_arrive(tab, runner):
@@ -459,3 +446,20 @@ def test_a_nearly_full_context_is_said(tab, runner):
     runner.steps, runner.delay, runner.forced = 640, 0.0, {"max_new_tokens": 9000}
     ask(tab, runner)
     assert "nearly full" in tab.inner_text("[data-figure='context']")
+
+
+# ---- the tree on a narrow screen: last, since its tab cannot be used again ----
+
+
+def test_a_narrow_screen_folds_to_what_was_tested(tab, runner):
+    tab.set_viewport_size({"width": 390, "height": 844})
+    step = ask(tab, runner)[-1]
+    letters = states(step.draft.parents, step.path)
+    shown = {chip["node"] for chip in chips(tab)}
+    assert shown == {node for node, letter in enumerate(letters) if letter != "u"}
+    assert f"+{letters.count('u')} more" in tab.inner_text(".fold")
+    tab.click(".fold")
+    tab.wait_for_function("document.querySelectorAll('svg.tree .chip').length === 16")
+    width = tab.evaluate("document.documentElement.scrollWidth")
+    assert width <= 390  # the tree scrolls, not the page
+    tab.close()  # it would stay unfolded
