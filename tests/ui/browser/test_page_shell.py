@@ -23,6 +23,8 @@ from support.shell import READY, SHARED, scripted
 from support.waiting import wait_for
 
 from medusa_chat.messages import LoadRequest
+from medusa_chat.paths import data_dir
+from medusa_chat.runtime.history import FILE, History
 from medusa_chat.ui.access.share import qr_of
 from medusa_chat.ui.access.tunnel import NO_INTERNET, ShareError, Tunnel
 from medusa_chat.ui.app import PageOptions, open_page
@@ -97,8 +99,8 @@ def _refuse():
     yield
 
 
-def test_the_chat_fills_the_window_and_nothing_is_wider_than_a_phone(opened, visitor):
-    tab = visitor(opened.url)
+def test_the_chat_fills_the_window_and_nothing_is_wider_than_a_phone(opened, visitor, resident):
+    tab = resident(opened.url)
     left = tab.locator("#left").bounding_box()
     assert 870 < left["y"] + left["height"] <= 900
     assert tab.evaluate("document.documentElement.scrollHeight") <= 900
@@ -109,8 +111,8 @@ def test_the_chat_fills_the_window_and_nothing_is_wider_than_a_phone(opened, vis
     assert "scripted" in phone.inner_text("#status")
 
 
-def test_the_status_tells_the_facts_and_why(opened, visitor):
-    tab = visitor(opened.url)
+def test_the_status_tells_the_facts_and_why(opened, resident):
+    tab = resident(opened.url)
     facts = tab.locator(".status-line .fact").all_inner_texts()
     names = [fact.split()[0] for fact in facts]
     assert names == ["model", "precision", "device", "tree", "heads", "memory", "context"]
@@ -120,29 +122,35 @@ def test_the_status_tells_the_facts_and_why(opened, visitor):
     assert not tab.is_visible(".status-line .notes ul")
 
 
-def test_light_or_dark_is_remembered_and_there_from_the_first_frame(opened, visitor):
-    tab = visitor(opened.url, color_scheme="light")
+def test_light_or_dark_is_remembered_and_there_from_the_first_frame(opened, resident):
+    tab = resident(opened.url)
+    tab.emulate_media(color_scheme="light")
     is_dark = "document.body.classList.contains('dark')"
     assert not tab.evaluate(is_dark)
     for look, dark in (("light", False), ("dark", True)):
         tab.click("#look .tool")
         assert tab.get_attribute("#look .tool", "aria-label") == f"Colours: {look}"
         assert tab.evaluate(is_dark) is dark
-    tab.context.route("**/assets/index-*.js", lambda route: route.abort())
-    tab.reload()
-    tab.wait_for_selector("#first")
-    assert tab.evaluate(is_dark)
+    later = tab.context.new_page()
+    later.route("**/assets/index-*.js", lambda route: route.abort())
+    later.goto(opened.url)
+    later.wait_for_selector("#first")
+    assert later.evaluate(is_dark)
+    later.close()
+    tab.click("#look .tool")
+    assert tab.get_attribute("#look .tool", "aria-label") == "Colours: system"
+    assert not tab.evaluate(is_dark)
 
 
 # ---- sharing ----
 
 
-def test_without_internet_share_is_one_plain_sentence(opened, visitor, tunnel):
+def test_without_internet_share_is_one_plain_sentence(opened, resident, tunnel):
     def offline(port: int) -> Tunnel:
         raise ShareError(NO_INTERNET)
 
     opened.share._open = offline
-    tab = visitor(opened.url)
+    tab = resident(opened.url)
     tab.get_by_role("button", name="Share", exact=True).click()
     tab.get_by_role("button", name="Make a link").click()
     shows(tab, ".share-message", "No internet")
@@ -204,52 +212,74 @@ def test_the_qr_codes_link_lets_in_without_the_password_and_expires(opened, visi
 
 # ---- the server is gone and comes back ----
 
-# The page of the program with what was said before; but a scripted model answers, at once.
-AGAIN = """
+# The program as people start it, `python -m medusa_chat`, its worker's start included; a line to
+# it is answered with what of the model's packages its own process has imported.
+STARTED = """
+import runpy
 import sys
-from support.shell import scripted
-from medusa_chat import paths
-from medusa_chat.runtime.history import FILE, History
-from medusa_chat.ui.app import PageOptions, launch
-options = PageOptions(port=int(sys.argv[1]), history=History(paths.data_dir() / FILE))
-launch(scripted(), options, lambda line: print(line, flush=True))
+import threading
+
+def tell():
+    for _ in sys.stdin:
+        print([name for name in ("torch", "transformers") if name in sys.modules], flush=True)
+
+threading.Thread(target=tell, daemon=True).start()
+sys.argv[1:] = ["--no-browser", "--port", sys.argv[1]]
+runpy.run_module("medusa_chat", run_name="__main__", alter_sys=True)
 """
 
 
 @contextlib.contextmanager
-def program(*command: str) -> Iterator[None]:
-    """A process with the page; killed at the end, as when a laptop is closed."""
-    places = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+def program(port: int) -> Iterator[subprocess.Popen[str]]:
+    """The program with its page; killed at the end, as when a laptop is closed."""
+    places = [str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
-    command = sys.executable, *command
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+    command = sys.executable, "-c", STARTED, str(port)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, env=environment) as child:
         try:
             assert "is open at" in child.stdout.readline()
-            yield
+            yield child
         finally:
             child.kill()
 
 
-def test_a_lost_server_is_said_and_the_page_comes_back_with_what_was_said(visitor):
+def imported(child: subprocess.Popen[str]) -> str:
+    """What the program says of its imports."""
+    child.stdin.write("\n")
+    child.stdin.flush()
+    return child.stdout.readline().strip()
+
+
+def test_a_running_page_has_no_torch_and_when_its_server_is_lost_comes_back_with_what_was_said(
+    visitor,
+):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with program("-m", "medusa_chat", "--no-browser", "--port", str(port)):  # as people start it
+    with program(port) as child:
         tab = visitor(f"http://127.0.0.1:{port}/")
         tab.fill("#box textarea", "What is the capital of Spain?")
         tab.click("#send")  # the answer may be over before its Stop is seen
         tab.wait_for_selector("#history .bot .message-content")
         wait_end(tab)
         answer = last_answer(tab)
+        assert imported(child) == "[]"
         tab.fill("#box textarea", "half a sentence")
     tab.wait_for_selector("#lost >> text=No connection to medusa-chat")
     assert not tab.locator(".toast-wrap").is_visible()
     tab.evaluate("window.isOld = true")
-    with program("-c", AGAIN, str(port)):
+    session = scripted()  # answers at once; what was said before is on the disk
+    options = PageOptions(port=port, history=History(data_dir() / FILE))
+    page = open_page(session, options)
+    try:
         tab.wait_for_function("!window.isOld && document.querySelector('#header')")
         tab.wait_for_function("document.querySelector('#box textarea')?.value.startsWith('half')")
         assert not tab.is_visible("#lost")
         assert last_answer(tab) == answer
+    finally:
+        page.close()
+        session.close()
 
 
 @contextlib.contextmanager
@@ -289,8 +319,7 @@ def test_the_page_works_behind_a_reverse_proxy(visitor, keeps, kind):
         free.bind(("127.0.0.1", 0))
         at = free.getsockname()[1]
     session = scripted()
-    session.runner.steps = 4000
-    session.runner.delay = 0.3  # 512 tokens take a minute: nobody waits for the end
+    session.runner.hold_at = 10  # nobody waits for the end
     root_path = "/chat" if kind == "path" else f"http://127.0.0.1:{at}/chat"
     page = open_page(session, PageOptions(root_path=root_path))
     try:
