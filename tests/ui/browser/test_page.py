@@ -88,7 +88,7 @@ def test_another_person_waits_sees_the_place_and_gets_the_model_when_the_first_i
 ):
     if served.runner:
         monkeypatch.setattr(served.runner, "hold_at", 10)  # it ends when it is stopped
-    one, two = open_tab(person=1), open_tab()
+    one, two = open_tab(person=1), open_tab(person=2)
     send(one, "first")
     one.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 5")
     send(two, "second")
