@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -135,7 +134,7 @@ def open_tab(request, served, browser, people) -> Iterator:
         else:
             if is_first and known.tab:
                 known.tab.close()
-            tab = looking_seldom(known.context.new_page())
+            tab = known.context.new_page()
             if is_first:
                 forget(tab, served.url)
                 known.tab = tab
@@ -158,13 +157,6 @@ def open_tab(request, served, browser, people) -> Iterator:
             person.tab.remove_listener("pageerror", fault)
     assert outside(served, asked) == [], "the page asked for something outside this machine"
     assert faults == [], "a script of the page failed"
-
-
-def looking_seldom(tab):
-    """A tab that looks 25 times a second whether what a test waits for is so. Once a frame, the
-    default, makes the browser draw all the while: a tenth of a processor."""
-    tab.wait_for_function = partial(tab.wait_for_function, polling=40)
-    return tab
 
 
 def forget(tab, url: str) -> None:
@@ -229,7 +221,7 @@ def outside(served: Served, asked: list[Any]) -> list[str]:
 def opened_on(browser, served: Served, name: str, selector: str) -> Iterator:
     """One page for a module's tests, on the tab of that name once `selector` is there; it asks
     nothing outside this machine, and its scripts do not fail."""
-    opened = looking_seldom(browser.new_page(viewport={"width": 1280, "height": 900}))
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
     opened.set_default_timeout(SLOW)
     asked, faults = [], []
     opened.on("request", lambda request: asked.append(request))

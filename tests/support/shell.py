@@ -9,7 +9,7 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.tunnel import Tunnel
 from medusa_chat.ui.app import Page, PageOptions, open_page
-from support.page import CHROMIUM, browser_or_skip, looking_seldom
+from support.page import CHROMIUM, browser_or_skip
 from support.scripted import ScriptedRunner
 
 SHARED = "http://abc123.gradio.live"
@@ -58,7 +58,7 @@ def open_profile(chrome, url: str, selector: str = READY, **options):
     """A page in a browser profile of its own, once `selector` is there."""
     context = chrome.new_context(**DESK | options)
     context.set_default_timeout(SECONDS)
-    tab = looking_seldom(context.new_page())
+    tab = context.new_page()
     tab.goto(url)
     tab.wait_for_selector(selector)
     return tab

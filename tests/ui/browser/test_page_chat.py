@@ -108,7 +108,7 @@ def test_turns_are_regenerated_continued_edited_undone_and_cleared(quick, open_t
     first = last_answer(tab)
 
     tab.keyboard.press("Alt+r")
-    wait_for(lambda: len(quick.prompts) == 2)
+    tab.wait_for_selector(".versions")  # that one runs the page does not know at once
     wait_end(tab)
     rows(tab, 2)
     assert quick.prompts == [[{"role": "user", "content": "first"}]] * 2
