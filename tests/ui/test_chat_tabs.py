@@ -133,6 +133,18 @@ def test_a_second_tab_is_told_and_draws_only_what_is_new(controller):
     assert isinstance(again.history, dict) and isinstance(again.tint, dict)  # skipped
 
 
+def test_only_what_a_stream_wrote_is_cleared(controller):
+    """The view of a send may reach the browser behind its stream's first words."""
+    tab = owner()
+    controller.attach(tab, None)
+    for _ in range(2):
+        view = controller.send(tab, turn("hi"))
+        assert isinstance(view.history, list) and isinstance(view.text, dict)  # drawn, skipped
+        asyncio.run(watch(controller, tab))
+        ended(controller.session_of(tab))
+        assert controller.refresh(tab).text == ""
+
+
 def test_a_new_chat_in_mid_answer_leaves_nothing_of_it_on_the_page(controller):
     tab = owner()
     controller.send(tab, turn("hi"))

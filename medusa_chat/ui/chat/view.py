@@ -52,7 +52,8 @@ def view_of(
     is_transcript_new = tab.transcript_version != chat.transcript_version
     tab.version, tab.transcript_version = chat.version, chat.transcript_version
     is_still = (is_transcript_new or tab.has_live) and not tab.is_streaming
-    tab.has_live &= not is_still
+    # Not by every new transcript: the view of a send may come behind its stream's first words.
+    is_to_clear, tab.has_live = is_still and tab.has_live, tab.has_live and not is_still
     has_messages = bool(transcript.messages)
     can = gr.update(interactive=has_messages and not is_running) if is_new else gr.skip()
     tab.views += 1
@@ -61,7 +62,7 @@ def view_of(
     return View(
         history=_history(transcript, shown_rows) if is_transcript_new else gr.skip(),
         live=_ending(tab, chat) if is_still else gr.skip(),
-        text="" if is_still else gr.skip(),
+        text="" if is_to_clear else gr.skip(),
         empty=gr.update(visible=not has_messages and not is_running) if is_new else gr.skip(),
         send=gr.update(value="Send next" if is_running else "Send") if is_new else gr.skip(),
         stop=gr.update(visible=is_running) if is_new else gr.skip(),
