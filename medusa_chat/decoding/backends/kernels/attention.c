@@ -14,7 +14,7 @@
 #define MOST_SCORED 4 /* pairs of a tile of scores */
 #define NEAR 32768    /* numbers that stay in a near cache until all pairs had them */
 #define NEARER 8192   /* the same of bf16, once they are floats */
-#define AHEAD 2048    /* bytes of keys and of values */
+#define AHEAD (WIDTH > LANES ? 8192 : 2048) /* bytes of keys and of values */
 #if defined(__AVX512VL__)
 #define MOST_MIXED 4 /* pairs of a tile of what is mixed, whose sums are to stay in registers */
 #else
@@ -36,7 +36,7 @@ ptrdiff_t scores_size(ptrdiff_t keys) { return (keys + GROUP) * BLOCK; }
 
 ptrdiff_t attention_size(const Decoder *m, ptrdiff_t keys) {
     const ptrdiff_t scores = scores_size(keys);
-    return 2 * m->head_dim * BLOCK + scores + (m->is_half ? NEARER + scores / 2 : 0);
+    return m->head_dim * (BLOCK + KEYS) + scores + (m->is_half ? NEARER + scores / 2 : 0);
 }
 
 static Block block_at(const Attention *a, float *scores, float *scratch, float *whole) {
@@ -47,7 +47,7 @@ static Block block_at(const Attention *a, float *scores, float *scratch, float *
                .size = size,
                .words = m->is_half ? size / 2 : size,
                .keys = keys,
-               .width = (keys + WIDE - 1) / WIDE * WIDE,
+               .width = (keys + KEYS - 1) / KEYS * KEYS,
                .is_half = (int)m->is_half,
                .whole = whole,
                .q = scratch,
@@ -55,7 +55,7 @@ static Block block_at(const Attention *a, float *scores, float *scratch, float *
                .s = scores,
                .dims = size,
                .stride = size};
-    b.near_by = b.turned + size * WIDE;
+    b.near_by = b.turned + size * KEYS;
     b.shares = (uint16_t *)(b.near_by + NEARER);
     for (int l = 0; l < b.pairs; l++) {
         b.row[l] = (a->first + l) / groups;
@@ -78,50 +78,52 @@ static void scale(const Block *b, const Decoder *m, const float *qkv) {
 
 /* Keys from `at` on with their words one behind the other; those beyond the last repeat it. */
 static void turn_all(const Block *b, const float *keys, int at) {
-    const float *k[WIDE];
-    for (int j = 0; j < WIDE; j++) k[j] = keys + (ptrdiff_t)least(at + j, b->keys - 1) * b->words;
+    const float *k[KEYS];
+    for (int j = 0; j < KEYS; j++) k[j] = keys + (ptrdiff_t)least(at + j, b->keys - 1) * b->words;
     const char *next = (const char *)k[0] + AHEAD;
-    for (int i = 0; i < WIDE * b->words * 4; i += 64) __builtin_prefetch(next + i);
+    for (int i = 0; i < KEYS * b->words * 4; i += 64) __builtin_prefetch(next + i);
     int d = 0;
     for (; d + LANES <= b->words; d += LANES)
-        for (int j = 0; j < WIDE; j += LANES) turn(k + j, d, b->turned + d * WIDE + j, WIDE);
+        for (int j = 0; j < KEYS; j += LANES) turn(k + j, d, b->turned + d * KEYS + j, KEYS);
     for (; d < b->words; d++)
-        for (int j = 0; j < WIDE; j++) b->turned[d * WIDE + j] = k[j][d];
+        for (int j = 0; j < KEYS; j++) b->turned[d * KEYS + j] = k[j][d];
 }
 
-/* Scores of PAIRS pairs from `lane` on with the WIDE keys that were turned: a sum goes along the
+/* Scores of PAIRS pairs from `lane` on with the KEYS keys that were turned: a sum goes along the
    dimensions. */
-#define SCORE(MULTIPLY, PAIRS)                                                            \
-    static void MULTIPLY##_##PAIRS(const Block *b, int lane, int at) {                    \
-        const float *q = b->q + (ptrdiff_t)lane * b->words;                               \
-        const float *k = b->turned;                                                       \
-        vec sums[PAIRS * 2] = {0};                                                        \
-        for (int d = 0; d < b->words; d++, k += WIDE) {                                   \
-            vec low = load(k), high = load(k + LANES);                                    \
-            HOLD(low);                                                                    \
-            HOLD(high);                                                                   \
-            _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                     \
-                const vec ours = all(q[(ptrdiff_t)p * b->words + d]);                     \
-                sums[2 * p] = MULTIPLY(ours, low, sums[2 * p]);                           \
-                sums[2 * p + 1] = MULTIPLY(ours, high, sums[2 * p + 1]);                  \
-            }                                                                             \
-        }                                                                                 \
-        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                         \
-            store(b->s + (ptrdiff_t)(lane + p) * b->width + at, sums[2 * p]);             \
-            store(b->s + (ptrdiff_t)(lane + p) * b->width + at + LANES, sums[2 * p + 1]); \
-        }                                                                                 \
+#define SCORE(MULTIPLY, PAIRS)                                              \
+    static void MULTIPLY##_##PAIRS(const Block *b, int lane, int at) {      \
+        const float *q = b->q + (ptrdiff_t)lane * b->words;                 \
+        const float *k = b->turned;                                         \
+        wide sums[PAIRS * 2] = {0};                                         \
+        for (int d = 0; d < b->words; d++, k += KEYS) {                     \
+            wide low = load_wide(k), high = load_wide(k + WIDTH);           \
+            HOLD(low);                                                      \
+            HOLD(high);                                                     \
+            _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {       \
+                const wide ours = all_wide(q[(ptrdiff_t)p * b->words + d]); \
+                sums[2 * p] = MULTIPLY(ours, low, sums[2 * p]);             \
+                sums[2 * p + 1] = MULTIPLY(ours, high, sums[2 * p + 1]);    \
+            }                                                               \
+        }                                                                   \
+        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {           \
+            float *s = b->s + (ptrdiff_t)(lane + p) * b->width + at;        \
+            store_wide(s, sums[2 * p]);                                     \
+            store_wide(s + WIDTH, sums[2 * p + 1]);                         \
+        }                                                                   \
     }
 #define SCORES(MULTIPLY) SCORE(MULTIPLY, 1) SCORE(MULTIPLY, 2) SCORE(MULTIPLY, 3) SCORE(MULTIPLY, 4)
-SCORES(fused)
-SCORES(paired)
+SCORES(fused_wide)
+SCORES(paired_wide)
 
 /* Scores of one part's keys. */
 static void score(const Block *b, const float *keys, int part, int parts) {
     static void (*const scores[2][MOST_SCORED])(const Block *, int, int) = {
-        {fused_1, fused_2, fused_3, fused_4}, {paired_1, paired_2, paired_3, paired_4}};
+        {fused_wide_1, fused_wide_2, fused_wide_3, fused_wide_4},
+        {paired_wide_1, paired_wide_2, paired_wide_3, paired_wide_4}};
     const int tiles = (b->pairs + MOST_SCORED - 1) / MOST_SCORED;
-    const int all_keys = b->width / WIDE, end_key = first(all_keys, part + 1, parts) * WIDE;
-    for (int at = first(all_keys, part, parts) * WIDE; at < end_key; at += WIDE) {
+    const int all_keys = b->width / KEYS, end_key = first(all_keys, part + 1, parts) * KEYS;
+    for (int at = first(all_keys, part, parts) * KEYS; at < end_key; at += KEYS) {
         turn_all(b, keys, at);
         for (int t = 0; t < tiles; t++) {
             const int lane = first(b->pairs, t, tiles), end = first(b->pairs, t + 1, tiles);
@@ -146,66 +148,66 @@ static void soften(const Block *b, const Attention *a, int part, int parts) {
         hide(b, &a->pass, s, b->row[l], a->free);
         vec most = load(s);
         for (int j = LANES; j < b->width; j += LANES) most = larger(load(s + j), most);
-        float high = most[0];
-        for (int i = 1; i < LANES; i++) high = most[i] > high ? most[i] : high;
+        const float high = highest(most);
         for (int j = 0; j < b->width; j += LANES) store(s + j, exponential(load(s + j) - high));
     }
 }
 
-/* The sums of PAIRS pairs from `lane` on, of VECTORS vectors of values from dimension `dim` on, go
-   on from key `from` to `end`; with ADDS those of the shares too. All go along the text: what a row
-   does not see between adds nothing. */
-#define MIX(NAME, PAIRS, VECTORS, ADDS)                                                            \
-    static void NAME##_##PAIRS##_##VECTORS(const Block *b, const float *values, int lane, int dim, \
-                                           int from, int end) {                                    \
-        const float *shares = b->s + (ptrdiff_t)lane * b->width;                                   \
-        vec sums[PAIRS * VECTORS], whole[PAIRS];                                                   \
-        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                                  \
-            whole[p] = all(b->whole[lane + p]);                                                    \
-            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                              \
-                sums[p * VECTORS + i] = load(b->to[lane + p] + dim + i * LANES);                   \
-        }                                                                                          \
-        for (int j = from; j < end; j++) {                                                         \
-            const float *v = values + (ptrdiff_t)(j - from) * b->stride + dim;                     \
-            vec ours[VECTORS];                                                                     \
-            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++) {                            \
-                ours[i] = load(v + i * LANES);                                                     \
-                HOLD(ours[i]);                                                                     \
-            }                                                                                      \
-            _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                              \
-                vec share = all(shares[(ptrdiff_t)p * b->width + j]);                              \
-                HOLD(share);                                                                       \
-                if (ADDS) whole[p] += share;                                                       \
-                _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                          \
-                    sums[p * VECTORS + i] = fused(share, ours[i], sums[p * VECTORS + i]);          \
-            }                                                                                      \
-        }                                                                                          \
-        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                                  \
-            if (ADDS) b->whole[lane + p] = whole[p][0];                                            \
-            _Pragma("GCC unroll 8") for (int i = 0; i < VECTORS; i++)                              \
-                store(b->to[lane + p] + dim + i * LANES, sums[p * VECTORS + i]);                   \
-        }                                                                                          \
+/* The sums of PAIRS pairs from `lane` on, of COUNT vectors of values from dimension `dim` on, go on
+   from key `from` to `end`; with ADDS those of the shares too. All go along the text: what a row
+   does not see between adds nothing. VEC: its vectors; KIND: what their functions' names end in. */
+#define MIX(NAME, PAIRS, COUNT, ADDS, VEC, KIND)                                                 \
+    static void NAME##_##PAIRS(const Block *b, const float *values, int lane, int dim, int from, \
+                               int end) {                                                        \
+        const float *shares = b->s + (ptrdiff_t)lane * b->width;                                 \
+        const int lanes = (int)(sizeof(VEC) / sizeof(float));                                    \
+        VEC sums[PAIRS * COUNT], whole[PAIRS];                                                   \
+        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                                \
+            whole[p] = all##KIND(b->whole[lane + p]);                                            \
+            _Pragma("GCC unroll 8") for (int i = 0; i < COUNT; i++)                              \
+                sums[p * COUNT + i] = load##KIND(b->to[lane + p] + dim + i * lanes);             \
+        }                                                                                        \
+        for (int j = from; j < end; j++) {                                                       \
+            const float *v = values + (ptrdiff_t)(j - from) * b->stride + dim;                   \
+            VEC ours[COUNT];                                                                     \
+            _Pragma("GCC unroll 8") for (int i = 0; i < COUNT; i++) {                            \
+                ours[i] = load##KIND(v + i * lanes);                                             \
+                HOLD(ours[i]);                                                                   \
+            }                                                                                    \
+            _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                            \
+                VEC share = all##KIND(shares[(ptrdiff_t)p * b->width + j]);                      \
+                HOLD(share);                                                                     \
+                if (ADDS) whole[p] += share;                                                     \
+                _Pragma("GCC unroll 8") for (int i = 0; i < COUNT; i++)                          \
+                    sums[p * COUNT + i] = fused##KIND(share, ours[i], sums[p * COUNT + i]);      \
+            }                                                                                    \
+        }                                                                                        \
+        _Pragma("GCC unroll 8") for (int p = 0; p < PAIRS; p++) {                                \
+            if (ADDS) b->whole[lane + p] = whole[p][0];                                          \
+            _Pragma("GCC unroll 8") for (int i = 0; i < COUNT; i++)                              \
+                store##KIND(b->to[lane + p] + dim + i * lanes, sums[p * COUNT + i]);             \
+        }                                                                                        \
     }
-#define MIXES(PAIRS)        \
-    MIX(begin, PAIRS, 4, 1) \
-    MIX(begin, PAIRS, 1, 1) \
-    MIX(mix, PAIRS, 4, 0)   \
-    MIX(mix, PAIRS, 1, 0)
+#define MANY 32 /* dimensions that go together, where there are so many; else LANES */
+#define MIXES(PAIRS)                                       \
+    MIX(begin_many, PAIRS, (MANY / WIDTH), 1, wide, _wide) \
+    MIX(begin_some, PAIRS, 1, 1, vec, )                    \
+    MIX(mix_many, PAIRS, (MANY / WIDTH), 0, wide, _wide)   \
+    MIX(mix_some, PAIRS, 1, 0, vec, )
 MIXES(1)
 MIXES(2)
 #if MOST_MIXED == 4
 MIXES(3)
 MIXES(4)
-#define EACH(NAME, VECTORS) \
-    {NAME##_1_##VECTORS, NAME##_2_##VECTORS, NAME##_3_##VECTORS, NAME##_4_##VECTORS}
+#define EACH(NAME) {NAME##_1, NAME##_2, NAME##_3, NAME##_4}
 #else
-#define EACH(NAME, VECTORS) {NAME##_1_##VECTORS, NAME##_2_##VECTORS}
+#define EACH(NAME) {NAME##_1, NAME##_2}
 #endif
 
-/* By whether dimensions are the first ones, whether there are four vectors of them, and pairs. */
+/* By whether dimensions are the first ones, whether there are many, and pairs. */
 static void (*const mixes[2][2][MOST_MIXED])(const Block *, const float *, int, int, int, int) = {
-    {EACH(mix, 1), EACH(mix, 4)},
-    {EACH(begin, 1), EACH(begin, 4)},
+    {EACH(mix_some), EACH(mix_many)},
+    {EACH(begin_some), EACH(begin_many)},
 };
 
 /* One dimension of one pair, where no whole vector is left. */
@@ -246,8 +248,8 @@ static void mix(const Block *b, const void *values, int begin) {
         for (int t = 0; t < tiles; t++) {
             const int lane = first(b->pairs, t, tiles), stop = first(b->pairs, t + 1, tiles);
             int dim = 0, many;
-            for (; dim + LANES <= b->dims; dim += many ? 4 * LANES : LANES) {
-                many = dim + 4 * LANES <= b->dims;
+            for (; dim + LANES <= b->dims; dim += many ? MANY : LANES) {
+                many = dim + MANY <= b->dims;
                 mixes[dim == 0][many][stop - lane - 1](b, v, lane, dim, from, end);
             }
             for (; dim < b->dims; dim++)

@@ -7,7 +7,7 @@
 #include "pass.h"
 
 #define BLOCK 16         /* (row, head) pairs that go together */
-#define WIDE (2 * LANES) /* keys whose scores are worked out at once */
+#define KEYS (2 * WIDTH) /* whose scores are worked out at once */
 #define GROUP 32         /* keys whose values tiles mix at once */
 
 /* The attention of BLOCK pairs that share the key head `kv`, from pair `first` of its rows * groups
@@ -26,11 +26,11 @@ typedef struct {
 typedef struct {
     int row[BLOCK], head[BLOCK], pairs;
     int size, words, keys, width, is_half; /* words: of a key; width: of a row of scores */
-    float *q, *turned, *s; /* [pairs, words], scaled, [words, WIDE], [pairs, width] */
+    float *q, *turned, *s; /* [pairs, words], scaled, [words, KEYS], [pairs, width] */
     float *near_by;        /* values as floats */
     uint16_t *shares;      /* [width / GROUP, BLOCK, GROUP] of bf16 */
     float *to[BLOCK];      /* what is mixed, [dims] each */
-    int dims, stride;      /* from one value as floats to the next */
+    int dims, stride;      /* of a value; floats from one value to the next */
     float *whole;          /* [BLOCK], the shares' sums */
 } Block;
 

@@ -33,14 +33,13 @@ INLINE vec widen(halves x) {
 }
 
 /* Lane by lane a[0] * b[0] + a[1] * b[1] + sums of two of bf16 each, summed in fp32. */
-INLINE vec paired(vec a, vec b, vec sums) {
+INLINE wide paired_wide(wide a, wide b, wide sums) {
 #if defined(__AVX512BF16__) && defined(__AVX512VL__)
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
     return sums;
 #else
-    const ints high = {~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff, ~0xffff};
-    sums = fused((vec)((words)a << 16), (vec)((words)b << 16), sums);
-    return fused((vec)((ints)a & high), (vec)((ints)b & high), sums);
+    sums = fused_wide((wide)((wide_ints)a << 16), (wide)((wide_ints)b << 16), sums);
+    return fused_wide((wide)((wide_ints)a & ~0xffff), (wide)((wide_ints)b & ~0xffff), sums);
 #endif
 }
 

@@ -10,7 +10,11 @@
 #include "team.h"
 #include "tiles.h"
 
-#define MOST_ROWS 4 /* whose sums stay in registers beside the numbers that they share */
+#if WIDTH > LANES
+#define MOST_ROWS 6 /* whose sums stay in registers beside the numbers that they share */
+#else
+#define MOST_ROWS 4
+#endif
 
 static size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -50,8 +54,7 @@ static float count_block(const float *x, uint16_t *to, int block, float *scale) 
         most = larger(size, most);
         sizes += size;
     }
-    float high = most[0];
-    for (int i = 1; i < LANES; i++) high = most[i] > high ? most[i] : high;
+    const float high = highest(most);
     *scale = high / 32767.0f + (total(sizes) - total(sizes)); /* inf - inf is no number */
     const float inverse = high > 0x1p-100f ? 32767.0f / high : 0.0f;
     for (int k = 0; k < block; k += LANES) {
@@ -70,19 +73,19 @@ void round_packed(const Product *p, const float *x) {
         totals[b] = tiled ? round_block(x, to, block) : count_block(x, to, block, scales + b);
 }
 
-typedef uint16_t numbers __attribute__((vector_size(32)));
+typedef uint16_t numbers __attribute__((vector_size(4 * WIDTH)));
 
 INLINE numbers numbers_at(const char *p) {
-    typedef uint16_t some __attribute__((vector_size(32), aligned(2), may_alias));
+    typedef uint16_t some __attribute__((vector_size(4 * WIDTH), aligned(2), may_alias));
     return *(const some *)p;
 }
 
 /* Whole numbers of 8 bits as ones of 16. */
 INLINE numbers widened(const char *p) {
-    typedef int8_t some __attribute__((vector_size(16), aligned(1), may_alias));
+    typedef int8_t some __attribute__((vector_size(2 * WIDTH), aligned(1), may_alias));
 #if defined(__AVX2__)
     numbers found; /* what GCC 12 makes of the other way takes four times as many */
-    __asm__("vpmovsxbw %1, %0" : "=x"(found) : "m"(*(const some *)p));
+    __asm__("vpmovsxbw %1, %0" : "=v"(found) : "m"(*(const some *)p));
     return found;
 #else
     return __builtin_convertvector(*(const some *)p, numbers);
@@ -90,7 +93,7 @@ INLINE numbers widened(const char *p) {
 }
 
 /* Lane by lane a[0] * b[0] + a[1] * b[1] + sums of two whole numbers of 16 bits each. */
-INLINE ints counted(ints a, ints b, ints sums) {
+INLINE wide_ints counted(wide_ints a, wide_ints b, wide_ints sums) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
     return sums;
@@ -98,74 +101,87 @@ INLINE ints counted(ints a, ints b, ints sums) {
     __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sums) : "x"(a), "x"(b));
     return sums;
 #elif defined(__AVX2__)
-    typedef int16_t pairs __attribute__((vector_size(32)));
-    return sums + (ints)__builtin_ia32_pmaddwd256((pairs)a, (pairs)b);
+    wide_ints both;
+    __asm__("vpmaddwd %2, %1, %0" : "=v"(both) : "v"(a), "v"(b));
+    return sums + both;
 #else
     return sums + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
 
-/* What ROWS rows add for a pair of inputs, whose numbers are `low` and `high` of 2 * LANES outputs.
+/* What ROWS rows add for a pair of inputs, whose numbers are `low` and `high` of 2 * WIDTH outputs.
    HOLD keeps GCC from adding later, for which it has no registers. */
-#define COUNT(ROWS, k, low, high)                                     \
-    EACH(ROWS) {                                                      \
-        const ints ours = (ints)all(0.0f) + x[r * stride + (k)];      \
-        sums[2 * r] = counted(ours, (ints)(low), sums[2 * r]);        \
-        sums[2 * r + 1] = counted(ours, (ints)(high), sums[2 * r + 1]); \
-        HOLD(sums[2 * r]);                                            \
-        HOLD(sums[2 * r + 1]);                                        \
+#define COUNT(ROWS, k, low, high)                                            \
+    EACH(ROWS) {                                                             \
+        const wide_ints ours = (wide_ints){0} + x[r * stride + (k)];         \
+        sums[2 * r] = counted(ours, (wide_ints)(low), sums[2 * r]);          \
+        sums[2 * r + 1] = counted(ours, (wide_ints)(high), sums[2 * r + 1]); \
+        HOLD(sums[2 * r]);                                                   \
+        HOLD(sums[2 * r + 1]);                                               \
     }
 #define EACH(ROWS) _Pragma("GCC unroll 8") for (int r = 0; r < ROWS; r++)
 
 /* A panel's outputs y of ROWS rows from `row` on. */
-#define SUM(ROWS)                                                                              \
-    static void sum_##ROWS(const Product *p, const char *panel, int row, float *y) {           \
-        const Weights *w = &p->weights;                                                        \
-        const int half = w->block / 2, blocks = p->ins / w->block;                             \
-        const ptrdiff_t stride = p->stride, table = table_bytes(w);                            \
-        const int32_t *x = (const int32_t *)p->x + row * stride;                               \
+#define SUM(ROWS)                                                                               \
+    static void sum_##ROWS(const Product *p, const char *panel, int row, float *y) {            \
+        const Weights *w = &p->weights;                                                         \
+        const int half = w->block / 2, blocks = p->ins / w->block;                              \
+        const ptrdiff_t stride = p->stride, table = table_bytes(w);                             \
+        const int32_t *x = (const int32_t *)p->x + row * stride;                                \
         const float *parts = scales_at(p) + row * blocks, *whole = totals_at(p) + row * blocks; \
-        for (int b = 0; b < blocks; b++, x += half, parts++, whole++) {                        \
-            const char *scales = panel, *floors = panel + table;                               \
-            panel += table * (1 + w->has_floor);                                               \
-            for (int j = 0; j < PANEL; j += 2 * LANES) {                                       \
-                ints sums[2 * ROWS] = {0};                                                     \
-                if (w->kind == NIBBLES)                                                        \
-                    for (int k = 0; k < half; k += 4, panel += 2 * sizeof(numbers)) {          \
-                        __builtin_prefetch(panel + AHEAD);                                     \
-                        const numbers a = numbers_at(panel), b = numbers_at(panel + sizeof a); \
-                        COUNT(ROWS, k, a & 15, b & 15)                                         \
-                        COUNT(ROWS, k + 1, a >> 4 & 15, b >> 4 & 15)                           \
-                        COUNT(ROWS, k + 2, a >> 8 & 15, b >> 8 & 15)                           \
-                        COUNT(ROWS, k + 3, a >> 12, b >> 12)                                   \
-                    }                                                                          \
-                else                                                                           \
-                    for (int k = 0; k < half; k++, panel += sizeof(numbers)) {                 \
-                        __builtin_prefetch(panel + AHEAD);                                     \
-                        COUNT(ROWS, k, widened(panel), widened(panel + sizeof(numbers) / 2))   \
-                    }                                                                          \
-                _Pragma("GCC unroll 2") for (int v = 0; v < 2; v++) {                          \
-                    const int at = j + v * LANES;                                              \
-                    const vec scale = floats_at(w, scales, at);                                \
-                    const vec floor = w->has_floor ? floats_at(w, floors, at) : scale;         \
-                    EACH(ROWS) {                                                               \
-                        float *to = y + r * PANEL + at;                                        \
-                        vec sum = __builtin_convertvector(sums[2 * r + v], vec);               \
-                        sum = fused(sum * parts[r * blocks], scale, load(to));                 \
-                        if (w->has_floor) sum = fused(all(whole[r * blocks]), floor, sum);     \
-                        store(to, sum);                                                        \
-                    }                                                                          \
-                }                                                                              \
-            }                                                                                  \
-        }                                                                                      \
+        for (int b = 0; b < blocks; b++, x += half, parts++, whole++) {                         \
+            const char *scales = panel, *floors = panel + table;                                \
+            panel += table * (1 + w->has_floor);                                                \
+            for (int j = 0; j < PANEL; j += 2 * WIDTH) {                                        \
+                wide_ints sums[2 * ROWS] = {0};                                                 \
+                const char *at = panel + j * (w->kind == NIBBLES ? 4 : 2);                      \
+                if (w->kind == NIBBLES)                                                         \
+                    for (int k = 0; k < half; k += 4, at += 2 * BOTH) {                         \
+                        fetch(at, 2 * BOTH);                                                    \
+                        numbers a = numbers_at(at), b = numbers_at(at + sizeof a);              \
+                        HOLD(a);                                                                \
+                        HOLD(b);                                                                \
+                        COUNT(ROWS, k, a & 15, b & 15)                                          \
+                        COUNT(ROWS, k + 1, a >> 4 & 15, b >> 4 & 15)                            \
+                        COUNT(ROWS, k + 2, a >> 8 & 15, b >> 8 & 15)                            \
+                        COUNT(ROWS, k + 3, a >> 12, b >> 12)                                    \
+                    }                                                                           \
+                else                                                                            \
+                    for (int k = 0; k < half; k++, at += BOTH) {                                \
+                        fetch(at, BOTH);                                                        \
+                        COUNT(ROWS, k, widened(at), widened(at + sizeof(numbers) / 2))          \
+                    }                                                                           \
+                _Pragma("GCC unroll 2") for (int v = 0; v < 2; v++) {                           \
+                    const int out = j + v * WIDTH;                                              \
+                    const wide scale = floats_at(w, scales, out);                               \
+                    const wide floor = w->has_floor ? floats_at(w, floors, out) : scale;        \
+                    EACH(ROWS) {                                                                \
+                        loose_wide *to = (loose_wide *)(y + r * PANEL + out);                   \
+                        wide sum = __builtin_convertvector(sums[2 * r + v], wide);              \
+                        sum = fused_wide(sum * parts[r * blocks], scale, *to);                  \
+                        if (w->has_floor)                                                       \
+                            sum = fused_wide(all_wide(whole[r * blocks]), floor, sum);          \
+                        *to = sum;                                                              \
+                    }                                                                           \
+                }                                                                               \
+            }                                                                                   \
+            panel += numbers_size(w);                                                           \
+        }                                                                                       \
     }
 SUM(1)
 SUM(2)
 SUM(3)
 SUM(4)
+#if MOST_ROWS == 6
+SUM(5)
+SUM(6)
+#define LAST_ROWS , sum_5, sum_6
+#else
+#define LAST_ROWS
+#endif
 
 static void (*const sum_rows[MOST_ROWS])(const Product *, const char *, int, float *) = {
-    sum_1, sum_2, sum_3, sum_4};
+    sum_1, sum_2, sum_3, sum_4 LAST_ROWS};
 
 void put_panel(const Product *p, int at) {
     const float *y = outputs_at(p);
@@ -204,17 +220,15 @@ EXPORT void pack_numbers(const Weights *w, const uint8_t *numbers, const char *s
                     const char *from = table ? floors : scales;
                     memcpy(panels + j * each, from + ((at + j) * blocks + b) * each, each);
                 }
-            for (int64_t g = 0; g < PANEL; g += GROUP)
-                for (int64_t k = 0; k < w->block; k += 2)
-                    for (int64_t i = 0; i < BOTH; i++) {
-                        const int64_t out = at + g + i / 2, in = b * w->block + k + i % 2;
-                        const uint8_t code = out < outs ? numbers[out * ins + in] : 0;
-                        const int64_t pair = g / GROUP * w->block / 2 + k / 2;
-                        if (w->kind == BYTES) panels[pair * BOTH + i] = code;
-                        else panels[(pair / IN_A_WORD * BOTH + i) * 2 + pair % IN_A_WORD / 2] |=
-                            (uint8_t)(code << (pair % 2 * 4));
-                    }
-            panels += w->block * PANEL / (w->kind == BYTES ? 1 : 2);
+            for (int64_t k = 0; k < w->block; k += 2)
+                for (int64_t i = 0; i < BOTH; i++) {
+                    const int64_t out = at + i / 2, in = b * w->block + k + i % 2, pair = k / 2;
+                    const uint8_t code = out < outs ? numbers[out * ins + in] : 0;
+                    if (w->kind == BYTES) panels[pair * BOTH + i] = code;
+                    else panels[(pair / IN_A_WORD * BOTH + i) * 2 + pair % IN_A_WORD / 2] |=
+                        (uint8_t)(code << (pair % 2 * 4));
+                }
+            panels += numbers_size(w);
         }
 }
 

@@ -1,37 +1,51 @@
 /* Products with weights as a GGUF file has them: whole numbers, and a scale, and perhaps a floor,
    for each block of inputs.
 
-   Of GROUP outputs and two inputs the numbers stand in the order of HALVES: output i / 2, input
-   i % 2, for i from 0 to 31. Those of 4 bits lie in words of four, which are of four pairs
-   of inputs, so that a word shifted by 4 bits is the index of the next one. */
+   Those of two inputs and all of a panel's outputs stand together, in the order of HALVES. Numbers
+   of 4 bits lie in words of four, which are of four pairs of inputs, so that a word shifted by 4
+   bits is the index of the next one. */
 
 #pragma once
 
 #include "half.h"
 #include "product.h"
 
-#define GROUP 16 /* outputs whose numbers stand together */
-#define BOTH 32  /* of them and two inputs */
+#define BOTH (2 * PANEL) /* numbers of two inputs */
 #define IN_A_WORD 4
-#define AHEAD 4096 /* bytes */
+#if WIDTH > LANES && !defined(__AMX_BF16__)
+#define AHEAD 8192 /* bytes */
+#else
+#define AHEAD 4096
+#endif
 
-/* LANES scales or floors of a panel's table, from output j on. */
-INLINE vec floats_at(const Weights *w, const char *table, int j) {
-    if (w->is_wide) return load((const float *)table + j);
-    const halves bits = *(const halves *)((const uint16_t *)table + j);
+/* WIDTH scales or floors of a panel's table, from output j on. */
+INLINE wide floats_at(const Weights *w, const char *table, int j) {
+    typedef uint16_t some __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
+    if (w->is_wide) return load_wide((const float *)table + j);
+    const some *bits = (const some *)((const uint16_t *)table + j);
 #if defined(__F16C__)
-    vec found;
-    __asm__("vcvtph2ps %1, %0" : "=x"(found) : "x"(bits));
+    wide found;
+    __asm__("vcvtph2ps %1, %0" : "=v"(found) : "m"(*bits));
     return found;
 #else
-    const words whole = __builtin_convertvector(bits, words);
-    const vec size = (vec)((whole & 0x7fff) << 13) * 0x1p112f; /* of fp16, finite */
-    return (vec)((words)size | (whole & 0x8000) << 16);
+    const words whole = __builtin_convertvector(*bits, words);
+    const wide size = (wide)((whole & 0x7fff) << 13) * 0x1p112f; /* of fp16, finite */
+    return (wide)((words)size | (whole & 0x8000) << 16);
 #endif
 }
 
 /* Bytes of a table. */
 INLINE ptrdiff_t table_bytes(const Weights *w) { return PANEL * (w->is_wide ? 4 : 2); }
+
+/* Bytes of a block's numbers. */
+INLINE ptrdiff_t numbers_size(const Weights *w) {
+    return w->block * PANEL / (w->kind == NIBBLES ? 2 : 1);
+}
+
+/* Asks for what is read a while after the `bytes` at p. */
+INLINE void fetch(const char *p, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i);
+}
 
 /* Bytes behind the rows of x where a thread keeps what belongs to their blocks, and outputs. */
 size_t packed_room(const Product *p);

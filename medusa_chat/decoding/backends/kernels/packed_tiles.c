@@ -14,13 +14,7 @@
 #define FEWEST 16 /* inputs of a block */
 #define BLOCKS (CHUNK / FEWEST)
 #define ROWS 16 /* that are multiplied at once */
-#define WIDTH 16 /* of lanes */
-
-typedef float lanes __attribute__((vector_size(64), aligned(4), may_alias));
-INLINE lanes added(lanes a, lanes b, lanes sum) {
-    __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-    return sum;
-}
+#define HALF PANEL /* numbers of two inputs and half of a panel's outputs: a line of bf16 */
 
 /* Some inputs of a panel. */
 typedef struct {
@@ -32,8 +26,6 @@ typedef struct {
 } Chunk;
 
 typedef uint16_t line __attribute__((vector_size(64)));
-typedef int32_t line_ints __attribute__((vector_size(64)));
-typedef float line_floats __attribute__((vector_size(64)));
 
 INLINE line line_at(const void *p) {
     line x;
@@ -47,48 +39,46 @@ static const line table = {
     0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
     0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
 
-/* Four pairs of inputs of a group to bf16; `apart` numbers between pairs. */
-INLINE void words_to_bf16(const uint8_t *words, uint16_t *to, ptrdiff_t apart) {
+/* Four pairs of inputs of a HALF to bf16. */
+INLINE void words_to_bf16(const char *words, uint16_t *to) {
     const line x = line_at(words);
     _Pragma("GCC unroll 4") for (int j = 0; j < IN_A_WORD; j++) {
         line found;
         __asm__("vpermw %1, %2, %0" : "=v"(found) : "v"(table), "v"(x >> (4 * j)));
-        memcpy(to + j * apart, &found, sizeof found);
+        memcpy(to + j * BOTH, &found, sizeof found);
     }
 }
 
-/* A pair of inputs of a group: whole numbers of 8 bits are exact in the upper half of a float. */
-INLINE void bytes_to_bf16(const uint8_t *bytes, uint16_t *to) {
+/* A pair of inputs of a HALF: whole numbers of 8 bits are exact in the upper half of a float. */
+INLINE void bytes_to_bf16(const char *bytes, uint16_t *to) {
     static const line upper = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
     typedef char sixteen __attribute__((vector_size(16), aligned(1), may_alias));
-    line_ints low, high;
+    wide_ints low, high;
     __asm__("vpmovsxbd %1, %0" : "=v"(low) : "m"(*(const sixteen *)bytes));
     __asm__("vpmovsxbd %1, %0" : "=v"(high) : "m"(*(const sixteen *)(bytes + 16)));
-    line_floats a = __builtin_convertvector(low, line_floats);
-    line_floats b = __builtin_convertvector(high, line_floats);
+    wide a = __builtin_convertvector(low, wide);
+    wide b = __builtin_convertvector(high, wide);
     line found = upper;
     __asm__("vpermi2w %2, %1, %0" : "+v"(found) : "v"(a), "v"(b));
     memcpy(to, &found, sizeof found);
 }
 
 /* A block of a panel to bf16. */
-static void unpack_block(const Weights *w, const void *codes, uint16_t *to) {
-    const uint8_t *from = codes;
-    const ptrdiff_t apart = 2 * PANEL;
-    for (int g = 0; g < PANEL / GROUP; g++) {
-        uint16_t *at = to + g * BOTH, *end = at + w->block / 2 * apart;
-        if (w->kind == NIBBLES)
-            for (; at < end; at += IN_A_WORD * apart, from += 2 * BOTH) {
-                __builtin_prefetch(from + AHEAD);
-                words_to_bf16(from, at, apart);
-            }
-        else
-            for (; at < end; at += apart, from += BOTH) {
-                __builtin_prefetch(from + AHEAD);
-                bytes_to_bf16(from, at);
-            }
-    }
+static void unpack_block(const Weights *w, const char *from, uint16_t *to) {
+    const uint16_t *const end = to + w->block * PANEL;
+    if (w->kind == NIBBLES)
+        for (; to < end; from += 4 * HALF, to += IN_A_WORD * BOTH) {
+            fetch(from, 4 * HALF);
+            words_to_bf16(from, to);
+            words_to_bf16(from + 2 * HALF, to + HALF);
+        }
+    else
+        for (; to < end; from += BOTH, to += BOTH) {
+            fetch(from, BOTH);
+            bytes_to_bf16(from, to);
+            bytes_to_bf16(from + HALF, to + HALF);
+        }
 }
 
 static void unpack_chunk(Chunk *c, const char *panel) {
@@ -96,9 +86,9 @@ static void unpack_chunk(Chunk *c, const char *panel) {
     const ptrdiff_t size = panel_size(w, w->block), table = table_bytes(w);
     panel += c->from / w->block * size;
     for (int b = 0; b < c->blocks; b++, panel += size) {
-        for (int j = 0; j < PANEL; j += LANES) {
-            store(c->scales[b] + j, floats_at(w, panel, j));
-            if (w->has_floor) store(c->floors[b] + j, floats_at(w, panel + table, j));
+        for (int j = 0; j < PANEL; j += WIDTH) {
+            store_wide(c->scales[b] + j, floats_at(w, panel, j));
+            if (w->has_floor) store_wide(c->floors[b] + j, floats_at(w, panel + table, j));
         }
         unpack_block(w, panel + table * (1 + w->has_floor), c->numbers + b * w->block * PANEL);
     }
@@ -114,18 +104,18 @@ static void shape(int block, int rows) {
 }
 
 /* One block's products go to the sums LEFT and RIGHT. */
-#define BLOCK_BY_TILES(LEFT, RIGHT)                                          \
-    CLEAR(LEFT);                                                             \
-    CLEAR(RIGHT);                                                            \
+#define BLOCK_BY_TILES(LEFT, RIGHT)                                              \
+    CLEAR(LEFT);                                                                 \
+    CLEAR(RIGHT);                                                                \
     for (int k = 0; k < block; k += deep, x += 2 * deep, w += deep / 2 * line) { \
-        LOAD(4, x, stride);                                                  \
-        LOAD(6, w, line);                                                    \
-        DOT(LEFT, 4, 6);                                                     \
-        LOAD(7, w + 64, line);                                               \
-        DOT(RIGHT, 4, 7);                                                    \
+        LOAD(4, x, stride);                                                      \
+        LOAD(6, w, line);                                                        \
+        DOT(LEFT, 4, 6);                                                         \
+        LOAD(7, w + 64, line);                                                   \
+        DOT(RIGHT, 4, 7);                                                        \
     }
-#define STORE_BLOCK(LEFT, RIGHT, b)         \
-    STORE(LEFT, c->sums[b][0], line);       \
+#define STORE_BLOCK(LEFT, RIGHT, b)   \
+    STORE(LEFT, c->sums[b][0], line); \
     STORE(RIGHT, c->sums[b][0] + 16, line)
 
 static void sum_by_tiles(Chunk *c, int row) {
@@ -147,24 +137,24 @@ static void sum_by_tiles(Chunk *c, int row) {
 }
 
 /* What the chunk's blocks add to COUNT rows of outputs of its panel; they share what they read. */
-#define ADD(COUNT)                                                                             \
-    static void add_##COUNT(const Chunk *c, int i, float *y, const float *totals, int apart) { \
-        for (int j = 0; j < PANEL; j += WIDTH) {                                               \
-            lanes sums[COUNT];                                                                 \
-            _Pragma("GCC unroll 8") for (int r = 0; r < COUNT; r++)                            \
-                sums[r] = *(const lanes *)(y + r * PANEL + j);                                 \
-            for (int b = 0; b < c->blocks; b++) {                                              \
-                const lanes scale = *(const lanes *)(c->scales[b] + j);                        \
-                _Pragma("GCC unroll 8") for (int r = 0; r < COUNT; r++)                        \
-                    sums[r] = added(*(const lanes *)(c->sums[b][i + r] + j), scale, sums[r]);  \
-                if (!totals) continue;                                                         \
-                const lanes floor = *(const lanes *)(c->floors[b] + j);                        \
-                _Pragma("GCC unroll 8") for (int r = 0; r < COUNT; r++)                        \
-                    sums[r] = added(totals[r * apart + b] - (lanes){0}, floor, sums[r]);       \
-            }                                                                                  \
-            _Pragma("GCC unroll 8") for (int r = 0; r < COUNT; r++)                            \
-                *(lanes *)(y + r * PANEL + j) = sums[r];                                       \
-        }                                                                                      \
+#define ADD(COUNT)                                                                                      \
+    static void add_##COUNT(const Chunk *c, int i, float *y, const float *totals, int apart) {          \
+        for (int j = 0; j < PANEL; j += WIDTH) {                                                        \
+            wide sums[COUNT];                                                                           \
+            _Pragma("GCC unroll 8") for (int r = 0; r < COUNT; r++)                                     \
+                sums[r] = *(const loose_wide *)(y + r * PANEL + j);                                     \
+            for (int b = 0; b < c->blocks; b++) {                                                       \
+                const wide scale = *(const loose_wide *)(c->scales[b] + j);                             \
+                _Pragma("GCC unroll 8") for (int r = 0; r < COUNT; r++)                                 \
+                    sums[r] = fused_wide(*(const loose_wide *)(c->sums[b][i + r] + j), scale, sums[r]); \
+                if (!totals) continue;                                                                  \
+                const wide floor = *(const loose_wide *)(c->floors[b] + j);                             \
+                _Pragma("GCC unroll 8") for (int r = 0; r < COUNT; r++)                                 \
+                    sums[r] = fused_wide(all_wide(totals[r * apart + b]), floor, sums[r]);              \
+            }                                                                                           \
+            _Pragma("GCC unroll 8") for (int r = 0; r < COUNT; r++)                                     \
+                *(loose_wide *)(y + r * PANEL + j) = sums[r];                                           \
+        }                                                                                               \
     }
 ADD(1)
 ADD(4)

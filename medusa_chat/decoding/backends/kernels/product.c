@@ -20,11 +20,15 @@
 
 /* Sums go on by the k-th words of a panel's lanes: x[k] floats, or two of bf16 in place of one, or
    2k and 2k + 1 of floats. */
-INLINE vec by_floats(const float *x, int k, vec w, vec sum) { return fused(all(x[k]), w, sum); }
-INLINE vec by_halves(const float *x, int k, vec w, vec sum) { return paired(all(x[k]), w, sum); }
-INLINE vec by_uppers(const float *x, int k, vec w, vec sum) {
-    sum = fused(all(x[2 * k]), (vec)((words)w << 16), sum);
-    return fused(all(x[2 * k + 1]), (vec)((words)w >> 16 << 16), sum);
+INLINE wide by_floats(const float *x, int k, wide w, wide sum) {
+    return fused_wide(all_wide(x[k]), w, sum);
+}
+INLINE wide by_halves(const float *x, int k, wide w, wide sum) {
+    return paired_wide(all_wide(x[k]), w, sum);
+}
+INLINE wide by_uppers(const float *x, int k, wide w, wide sum) {
+    sum = fused_wide(all_wide(x[2 * k]), (wide)((wide_ints)w << 16), sum);
+    return fused_wide(all_wide(x[2 * k + 1]), (wide)((wide_ints)w & ~0xffff), sum);
 }
 
 /* ROWS rows times COUNT vectors of outputs, from panel `at` on, which lies at w. Panels lie one behind
@@ -36,22 +40,22 @@ INLINE vec by_uppers(const float *x, int k, vec w, vec sum) {
         const ptrdiff_t panel = (ptrdiff_t)ins * PANEL;                                        \
         const ptrdiff_t stride = p->stride;                                                    \
         const float *x = (const float *)p->x + row * stride;                                   \
-        vec sums[ROWS * COUNT] = {0};                                                          \
+        wide sums[ROWS * COUNT] = {0};                                                         \
         for (int k = 0; k < ins; k++, w += PANEL) {                                            \
-            vec ours[COUNT];                                                                   \
+            wide ours[COUNT];                                                                  \
             _Pragma("GCC unroll 8") for (int j = 0; j < COUNT; j++)                            \
-                ours[j] = load(w + j / VECTORS * panel + j % VECTORS * LANES);                 \
+                ours[j] = load_wide(w + j / VECTORS * panel + j % VECTORS * WIDTH);            \
             _Pragma("GCC unroll 8") for (int j = 0; ROWS > 1 && j < COUNT; j++) HOLD(ours[j]); \
             _Pragma("GCC unroll 32") for (int t = 0; t < ROWS * COUNT; t++) {                  \
                 const int i = ROWS > 2 ? t / COUNT : t % ROWS;                                 \
                 const int j = ROWS > 2 ? t % COUNT : t / ROWS;                                 \
-                vec *sum = sums + i * COUNT + j;                                               \
+                wide *sum = sums + i * COUNT + j;                                              \
                 *sum = MULTIPLY(x + i * stride, k, ours[j], *sum);                             \
             }                                                                                  \
         }                                                                                      \
         _Pragma("GCC unroll 8") for (int i = 0; i < ROWS; i++)                                 \
             _Pragma("GCC unroll 8") for (int j = 0; j < COUNT; j++)                            \
-                put(p, row + i, at * PANEL + j * LANES, sums[i * COUNT + j]);                  \
+                put_wide(p, row + i, at * PANEL + j * WIDTH, sums[i * COUNT + j]);             \
     }
 
 /* The panels from `at` to `end` of ROWS rows: as many at once as there are registers for. */
@@ -79,14 +83,22 @@ SWEEPS(by_halves)
 SWEEP(by_halves, 6, 1)
 SWEEPS(by_uppers)
 
-#define MOST_ROWS 6 /* of a sweep */
-#define NEAR 6      /* panels that stay in a near cache until all rows had them */
+#define NEAR 6 /* panels that stay in a near cache until all rows had them */
 
 /* By kind of weights; of UPPERS both halves of a word stand in registers, too. */
-static const int most_rows[] = {6, 6, 5};
+#if WIDTH > LANES
+SWEEP(by_halves, 7, 1)
+SWEEP(by_halves, 8, 1)
+#define LAST_HALVES , by_halves_7, by_halves_8
+#define MOST_ROWS 8 /* of a sweep */
+#else
+#define LAST_HALVES
+#define MOST_ROWS 6
+#endif
+static const int most_rows[] = {6, MOST_ROWS, 5};
 static void (*const sweeps[][MOST_ROWS])(const Product *, const float *, int, int, int) = {
     {by_floats_1, by_floats_2, by_floats_3, by_floats_4, by_floats_5, by_floats_6},
-    {by_halves_1, by_halves_2, by_halves_3, by_halves_4, by_halves_5, by_halves_6},
+    {by_halves_1, by_halves_2, by_halves_3, by_halves_4, by_halves_5, by_halves_6 LAST_HALVES},
     {by_uppers_1, by_uppers_2, by_uppers_3, by_uppers_4, by_uppers_5},
 };
 

@@ -30,6 +30,11 @@ INLINE void put(const Product *p, int row, int out, vec sums) {
     }
 }
 
+INLINE void put_wide(const Product *p, int row, int out, wide sums) {
+    const float *each = (const float *)&sums;
+    for (int j = 0; j < WIDTH; j += LANES) put(p, row, out + j, load(each + j));
+}
+
 /* The product for `multiply`, with x rounded where that has to be. It stands in this thread's own
    memory, until the thread makes the next one ready. */
 Product ready(const Product *p);

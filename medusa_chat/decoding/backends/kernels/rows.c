@@ -100,12 +100,10 @@ EXPORT void draw(const Draw *d, int64_t threads) { together(draw_part, d, (int)t
 INLINE float most_of(const float *x, int size) {
     vec most[4];
     FOUR most[i] = all(-INFINITY);
-    float high = -INFINITY;
     int j = 0;
     for (; j + 4 * LANES <= size; j += 4 * LANES)
         FOUR most[i] = larger(load(x + j + i * LANES), most[i]);
-    most[0] = larger(larger(most[0], most[1]), larger(most[2], most[3]));
-    for (int l = 0; l < LANES; l++) high = most[0][l] > high ? most[0][l] : high;
+    float high = highest(larger(larger(most[0], most[1]), larger(most[2], most[3])));
     for (; j < size; j++) high = x[j] > high ? x[j] : high;
     return high;
 }

@@ -69,6 +69,34 @@ INLINE vec fused(vec a, vec b, vec c) {
 #endif
 }
 
+/* Vectors as wide as the CPU has them, for the loops that take most of the time. */
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#define WIDTH 16
+#else
+#define WIDTH LANES
+#endif
+typedef float wide __attribute__((vector_size(4 * WIDTH)));
+typedef float loose_wide __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t wide_ints __attribute__((vector_size(4 * WIDTH)));
+
+INLINE wide load_wide(const float *p) { return *(const loose_wide *)p; }
+INLINE void store_wide(float *p, wide v) { *(loose_wide *)p = v; }
+INLINE wide all_wide(float x) {
+#if WIDTH > LANES
+    return (wide){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+#else
+    return all(x);
+#endif
+}
+INLINE wide fused_wide(wide a, wide b, wide c) {
+#if WIDTH > LANES
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
+    return c;
+#else
+    return fused(a, b, c);
+#endif
+}
+
 /* Holds a vector in a register, where GCC would read it from memory again for every use. */
 #if defined(__AVX512VL__)
 #define HOLD(v) __asm__("" : "+v"(v))
@@ -106,7 +134,15 @@ INLINE vec smaller(vec a, vec b) {
 
 /* The lanes' sum, in one order. */
 INLINE float total(vec v) {
-    return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+    v += SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+    v += SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+    return v[0] + v[1];
+}
+
+INLINE float highest(vec v) {
+    v = larger(v, SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+    v = larger(v, SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+    return v[1] > v[0] ? v[1] : v[0];
 }
 
 /* p * 2^n, and 0 where x is under `low`. */

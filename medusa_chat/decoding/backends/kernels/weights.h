@@ -7,12 +7,12 @@
 
 #include "vectors.h"
 
-#if defined(__AVX512VL__) || defined(__aarch64__)
+#if defined(__aarch64__)
 #define VECTORS 4 /* of a panel, so that six rows of it have their sums in 32 registers, or in 16 */
 #else
 #define VECTORS 2
 #endif
-#define PANEL (VECTORS * LANES)
+#define PANEL (VECTORS * WIDTH)
 
 /* What a panel is made of; what is beyond the last output and input is 0.
    FLOATS: fp32 [ins, PANEL]. HALVES: bf16 [ins / 2, PANEL, 2]. UPPERS: the same of fp32 weights whose
