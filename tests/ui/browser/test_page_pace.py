@@ -108,7 +108,7 @@ def turn_clock(tab, ms: float) -> None:
 
 
 def shown(tab) -> int:
-    """Of how many steps the answer is shown; a view that came late begins anew, and has none yet."""
+    """Of how many steps the answer is shown. A view that came late begins anew: it has none yet."""
     number = "() => { const n = medusaShow.shown(); return n !== '' && String(n); }"
     return int(tab.wait_for_function(number).json_value())
 
