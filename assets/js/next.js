@@ -43,6 +43,24 @@ function keep(conversation, guest) {
   }
 }
 
+// What the box held at the key or the click: what is typed before Gradio looks at it is not a part.
+let held = null;
+function hold({ type, key, shiftKey, isComposing, target }) {
+  const box = document.querySelector("#box textarea");
+  const isSent = key === "Enter" && !shiftKey && !isComposing && target === box;
+  if (isSent || (type === "click" && target.closest?.("#send, #clear"))) held = box.value;
+}
+for (const type of ["keydown", "click"]) document.addEventListener(type, hold, true);
+
+// posted: the values of an event that empties the box, its own at `place`.
+window.medusaTake = (posted, place) => {
+  const { value } = document.querySelector("#box textarea");
+  window.medusaTaken = held !== null && value.startsWith(held) ? held : value;
+  held = null;
+  if (place in posted) posted[place] = window.medusaTaken;
+  return posted;
+};
+
 // What is typed while the server answers stays.
 function settleBox(line) {
   const box = document.querySelector("#box textarea");

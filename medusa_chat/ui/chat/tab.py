@@ -11,7 +11,6 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.conversation_panel import (
-    TAKES_BOX,
     build_heading,
     build_list,
     connect_conversations,
@@ -192,9 +191,11 @@ def _connect_answers(
         event(handle, posted | boxes, view, api_name=name, **how)
 
     box, refuse = parts["box"], controller.refuse
+    among = sorted((*posted, box), key=lambda component: component._id)  # as Gradio posts a set
+    takes = f"(...posted) => medusaTake(posted, {among.index(box)})"
     for event, source, js in (
-        (box.submit, box, TAKES_BOX),
-        (parts["send"].click, box, TAKES_BOX),
+        (box.submit, box, takes),
+        (parts["send"].click, box, takes),
         *((example.click, example, LEAVES_BOX) for example in parts["examples"]),
     ):
         on(event, "send", controller.send, refuse, {**AT_ONCE, "js": js}, text=source)

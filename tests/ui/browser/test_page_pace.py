@@ -264,6 +264,7 @@ def test_own_clock_is_stretched(tab, runner):
     begin(tab, runner)
     turn_clock(tab, 10 * 2 * 3 + 1)  # steps of 2 ms
     wait_shown(tab, 3)
+    tab.wait_for_selector('svg.tree[data-step="2"]')  # drawn, and the bars with it
     tab.locator("svg.bars").press(" ")
     tab.wait_for_selector('.play[data-playing="false"]')
     turn_clock(tab, 1000)

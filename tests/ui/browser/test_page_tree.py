@@ -267,8 +267,7 @@ def test_the_mask_is_the_ancestor_relation(tab, runner):
         assert row["keys"] == paths[row["query"]] and row["prefix"] == 1
         assert row["place"] == str(before + len(row["keys"]) - 1)
     tab.click(".views button:has-text('tree')")
-    see(tab, step.index)
-    assert tab.locator("svg.tree").is_visible()
+    tab.wait_for_selector(f'svg.tree[data-step="{step.index}"]')
 
 
 # ---- the timeline ----
