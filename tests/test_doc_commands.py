@@ -147,6 +147,9 @@ ELSEWHERE = {
     "medusa-chat train --backbone SmolLM2-135M-Instruct.Q4_1.gguf --data prompts.jsonl --no-root "
     "--max-steps 350 --recipe assets/heads/smollm2-135m-instruct/recipe.toml --precision bf16 "
     "--output my-heads": LONG,
+    "medusa-chat train --backbone SmolLM2-135M-Instruct.Q4_1.gguf --data prompts.jsonl "
+    "--precision bf16 --recipe assets/benchmarks/smollm2-medusa-2.toml --method medusa-2 "
+    "--max-steps 60 --output my-medusa-2": LONG,
     "python tests/measure_page.py --rounds 3": LONG,
 }
 
