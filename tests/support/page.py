@@ -246,6 +246,14 @@ def drawn_frames(tab, count: int = 1) -> None:
     )
 
 
+def open_settings(tab) -> None:
+    """Until fields are drawn, which Gradio does when they are first seen, and have their values:
+    they come a moment later, over what a test typed meanwhile."""
+    tab.click("#settings button")
+    tab.wait_for_function("document.querySelector('#lock input')?.disabled === true")
+    drawn_frames(tab, 2)
+
+
 def wait_attached(tab) -> None:
     """Wait until the tab shows its room: the server's token is in the browser's storage."""
     tab.wait_for_function("localStorage.getItem('medusa-chat') !== null")

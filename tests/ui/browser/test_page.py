@@ -3,7 +3,15 @@
 import re
 
 import pytest
-from support.page import ask, drawn_path, keep_no_settings, last_answer, send, wait_end
+from support.page import (
+    ask,
+    drawn_path,
+    keep_no_settings,
+    last_answer,
+    open_settings,
+    send,
+    wait_end,
+)
 
 
 def test_an_answer_streams_and_its_tree_is_the_traces(served, open_tab, monkeypatch):
@@ -276,7 +284,7 @@ def put(field, value: str) -> None:
 def test_a_number_out_of_range_is_refused_in_words(served, open_tab):
     tab, answers, asked = open_tab(), [], len(served.runner.prompts)
     tab.on("response", lambda response: answers.append(response.status))
-    tab.click("#settings button")
+    open_settings(tab)
     for label, value, said in WRONG:
         field = tab.locator("#settings").get_by_label(label).first
         field.wait_for()
@@ -297,7 +305,7 @@ def test_a_number_out_of_range_is_refused_in_words(served, open_tab):
 def test_an_emptied_slider_keeps_its_value_until_another_is_typed(open_tab):
     tab, answers = open_tab(), []
     tab.on("response", lambda response: answers.append(response.status))
-    tab.click("#settings button")
+    open_settings(tab)
     field = tab.locator("#settings input[type=number][aria-label*=Temperature]").first
     field.fill("0.5")
     field.blur()

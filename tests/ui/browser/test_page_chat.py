@@ -9,6 +9,7 @@ from support.page import (
     ask,
     keep_no_settings,
     last_answer,
+    open_settings,
     send,
     wait_attached,
     wait_end,
@@ -242,7 +243,7 @@ def test_the_tint_is_each_steps_own_and_changes_no_text(served, open_tab, monkey
     monkeypatch.setattr(runner, "steps", 400)
     monkeypatch.setattr(runner, "delay", 0.001)
     tab = open_tab()
-    tab.click("#settings button")
+    open_settings(tab)
     tab.get_by_label("Max new tokens").fill(str(len(PIECES)))
     tab.click("#settings button")
     ask(tab, "hi")
@@ -293,8 +294,7 @@ def expected_levels(runner, shown) -> str:
 
 def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_tab):
     tab = open_tab()
-    tab.click("#settings button")
-    tab.wait_for_function("() => document.querySelector('#lock input')?.disabled === true")
+    open_settings(tab)
     assert "no effect" in tab.inner_text("#lock")
     tab.get_by_label("typical-sampled: lossy").check()  # answered once all fields are drawn
     tab.wait_for_function("() => document.querySelector('#lock input')?.disabled === false")

@@ -12,6 +12,7 @@ from support.page import (
     drawn_path,
     keep_no_settings,
     last_answer,
+    open_settings,
     page_of,
     send,
     wait_end,
@@ -95,7 +96,7 @@ def test_the_second_turn_reuses_the_cache(served, tab):
 
 
 def test_vanilla_and_medusa_say_the_same_with_one_seed(served, tab):
-    tab.click("#settings button")
+    open_settings(tab)
     tab.get_by_label("Seed").fill("7")
     tab.check("#vanilla input")
     send(tab, "Tell me a story about a lamp")

@@ -9,6 +9,7 @@ from support.page import (
     Served,
     browser_or_skip,
     keep_no_settings,
+    open_settings,
     page_of,
     send,
     wait_attached,
@@ -361,7 +362,7 @@ def letters(tab) -> str:
 
 def test_a_slider_recolours_the_tree_beside_it_without_the_model(tab, runner):
     runner.forced = {"acceptance": "typical", "temperature": 0.7}
-    tab.click("#settings button")
+    open_settings(tab)
     tab.get_by_label("typical: lossy; takes what is plausible, always the same text").check()
     tab.wait_for_selector("#epsilon input[type=range]:not([disabled])")
     send(tab, "hello")
