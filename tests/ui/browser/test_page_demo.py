@@ -1,6 +1,7 @@
 """The page in a real browser on the real demo model, in its worker process."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.worker_process import WorkerProcess
 
+WORDS = re.compile(r"[^\W\d_]+")  # what Markdown draws as letters; a list's marks it does not
 # What the status says, word for word, however short it stays.
 WATCH_STATUS = """() => {
   window.said = [];
@@ -73,7 +75,8 @@ def test_the_demo_answers_and_its_tree_is_the_traces(served, tab):
     wait_end(tab)
     trace = served.session.jobs[-1].trace
     assert isinstance(trace[0], Prefilled) and isinstance(trace[-1], Finished)
-    assert last_answer(tab).split() == trace[-1].text.split()
+    shown, said = (WORDS.findall(text) for text in (last_answer(tab), trace[-1].text))
+    assert shown == said
     last = [event for event in trace if isinstance(event, Step)][-1]
     tab.wait_for_selector(f'svg.tree[data-step="{last.index}"]')
     assert drawn_path(tab) == list(last.path)
