@@ -5,11 +5,14 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 from medusa_chat import hub
+from medusa_chat.checkpoints.layouts.contents import backbone_of
 from medusa_chat.checkpoints.locate import Checkpoint, News, SurveyedFolder
 from medusa_chat.checkpoints.places import folder_or_repo, from_hub
 from medusa_chat.checkpoints.shipped_heads import explaining_backbone
+from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.messages import LoadPhase, LoadRequest
 
 
@@ -36,8 +39,20 @@ def _brought(
     if isinstance(place, Path):
         return place
     if not is_offline and hub.cached_folder(place) is None:
-        yield from _pulled(plan(place))
+        needs = plan(place)
+        require_decodable(needs)
+        yield from _pulled(needs)
     return from_hub(place)
+
+
+def require_decodable(needs: hub.DownloadPlan) -> None:
+    """Raises ModelError, before the first byte is fetched, for a model that a load would refuse by
+    its config or its GGUF header."""
+    if needs.refusal is None:
+        for part in needs.parts:
+            found = backbone_of(hub.HubSource(part.name, part.revision))
+            if found is not None:
+                refuse_unfit(SimpleNamespace(**found.config))
 
 
 def _backbone_plan(repo: str) -> hub.DownloadPlan:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.cpu import PLAIN_CPU, Cpu
@@ -15,6 +16,7 @@ from medusa_chat.checkpoints.memory_estimate import estimate
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.places import is_folder, is_gguf_file, is_here, open_here
 from medusa_chat.checkpoints.shipped_heads import shipped_heads
+from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import split_name
 from medusa_chat.hub.catalog import model_preset
@@ -83,9 +85,11 @@ def _refused(
     files: BackboneFiles,
     refuse_unlike: Callable[[Path], None] | None,
 ) -> Iterator[str]:
-    """Why a load would refuse the calibration beside the heads, or the backbone's tensors."""
+    """Why a load would refuse the calibration beside the heads, or the backbone's family or
+    tensors."""
     try:
         _refuse_calibration(source)
+        refuse_unfit(SimpleNamespace(**files.config))
         if refuse_unlike is not None and (folder := _unsure(place, files)) is not None:
             refuse_unlike(folder)
     except ModelError as error:

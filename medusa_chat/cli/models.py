@@ -11,6 +11,7 @@ from typer import Argument, Typer
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kept_copies
+from medusa_chat.checkpoints.fetch import require_decodable
 from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.cli.options import AsJson, Backbone, DataDir, Offline, prepare_process, value
 from medusa_chat.cli.pull_progress import shown
@@ -95,6 +96,7 @@ def pull_model(
     needs = plan(repo, revision, backbone)
     for line in plan_lines(needs):
         note(line)
+    require_decodable(needs)
     start = time.monotonic()
     fetched = 0
     with closing(pull(needs)) as events:
