@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from medusa_chat import paths
 from medusa_chat.hub.cached_file import disk_errors
@@ -118,19 +119,22 @@ def _run(plan: DownloadPlan, state: TransferState, check: bool, raised: list[Exc
 
 def _link_snapshot(part: RepoPlan) -> None:
     """Link the files into the snapshot and, last of all, say which commit the revision is."""
-    copied = set()
+    moved: dict[Path, Path] = {}  # where a blob is, on a system without links
     for item in part.files:
         blob, place = part.places(item.file)
-        if place.exists() or not blob.exists():
+        if place.exists() or not (blob.exists() or blob in moved):
             continue
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)
+        if blob in moved:  # another file has the same content
+            partial = place.with_name(f"{place.name}.part")
+            shutil.copyfile(moved[blob], partial)
+            os.replace(partial, place)
+            continue
         try:
             os.symlink(os.path.relpath(blob, place.parent), place)
-        except OSError:  # a system without links: the file itself, as huggingface_hub does it
-            shutil.copyfile(blob, place)
-            copied.add(blob)  # another file may have the same content
-    for blob in copied:
-        blob.unlink()
+        except OSError:  # the file itself, as huggingface_hub does it
+            os.replace(blob, place)
+            moved[blob] = place
     if part.revision != part.sha:
         paths.write_text(part.storage / "refs" / part.revision, part.sha)

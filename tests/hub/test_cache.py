@@ -1,5 +1,6 @@
 """What lies in the cache: sizes, removal, half a snapshot, huggingface_hub's own files."""
 
+import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,27 @@ def test_files_of_one_content_are_all_there_on_a_system_without_links(
     names = {item.file.name for item in plan.parts[0].files}
     assert names == {file.name for file in plan.parts[0].folder.iterdir()}
     assert not blobs(BASE) and hub.plan(BASE).left == 0
+
+
+def test_a_disk_that_is_full_while_a_file_is_copied_leaves_no_half_file(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("no links here")
+
+    def cut(source: Path, place: Path) -> None:
+        place.write_bytes(source.read_bytes()[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(hub.download.os, "symlink", refuse)
+    server.repos[BASE].files["special_tokens_map.json"] = b"{}"  # as the generation config
+    with monkeypatch.context() as patch, pytest.raises(hub.HubError, match="No space left"):
+        patch.setattr(hub.download.shutil, "copyfile", cut)
+        fetch(hub.plan(BASE))
+    plan = hub.plan(BASE)
+    fetch(plan)
+    for item in plan.parts[0].files:
+        assert (plan.parts[0].folder / item.file.name).stat().st_size == item.file.size
 
 
 def test_what_is_cached_is_found_and_nobody_is_asked(server: Hub) -> None:
