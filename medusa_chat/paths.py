@@ -51,11 +51,6 @@ def cache_dir() -> Path:
     return _of_user("cache")
 
 
-def config_dir() -> Path:
-    """The folder of the user's own settings and presets."""
-    return _of_user("config")
-
-
 def _of_user(kind: str) -> Path:
     """Folder of one kind; it need not exist. platformdirs is imported only when it is needed."""
     if chosen := os.environ.get(DATA_DIR_VARIABLE):

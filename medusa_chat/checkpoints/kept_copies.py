@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat import __version__, paths
+from medusa_chat.hub.repo_files import is_repo_id
 
 ABOUT = "about.json"
 KINDS = ("quantised", "gguf")
@@ -115,7 +116,8 @@ def belongs(one: KeptCopy, name: str) -> bool:
     except (OSError, ValueError, RuntimeError):
         path = name
     known = (one.name, one.source)
-    return name in known or path in known or one.name.startswith(f"{name}/")
+    is_repo = "/" in name and is_repo_id(name)
+    return name in known or path in known or (is_repo and one.name.startswith(f"{name}/"))
 
 
 def _all(kind: str) -> Iterator[KeptCopy]:

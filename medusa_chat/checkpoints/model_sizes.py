@@ -11,6 +11,16 @@ from medusa_chat.errors import ModelError
 UNGATED = {"gpt2", "gpt_neox", "gptj", "falcon", "phi", "opt", "starcoder2", "nemotron"}
 # families in which every attention head has keys and values of its own, whatever the config says
 UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt"}
+# what published configs leave out, for it is what their family has by default
+DEFAULTS: dict[str, dict[str, int]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    }
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     dtype = config.get("dtype") or config.get("torch_dtype")
     is_quantised = bool(config.get("quantization_config"))
     config = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    config = DEFAULTS.get(str(config.get("model_type")), {}) | dict(config)
     hidden = _number(config, "hidden_size", "n_embd", "d_model")
     layers = _number(config, "num_hidden_layers", "n_layer", "num_layers")
     heads = _number(config, "num_attention_heads", "n_head")

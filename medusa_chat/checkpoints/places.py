@@ -28,7 +28,7 @@ def folder_or_repo(name: str) -> Path | str:
                 f"the checkpoint {name} is missing from {shipped}: install medusa-chat again"
             )
         return shipped
-    path = Path(name or "/").expanduser()
+    path = _path(name)
     if name and (is_folder(path) or is_gguf_file(path)):
         return path
     is_id = split_name(name)[0].count("/") == 1 and not name.startswith((".", "/", "~"))
@@ -49,14 +49,23 @@ def shipped_folder(name: str) -> Path | None:
 def is_here(name: str) -> bool:
     """Whether a name means something on this disk: what ships, a folder, a GGUF file, or one that
     is missing from a folder that is there."""
-    path = Path(name or "/").expanduser()
+    path = _path(name)
     is_place = is_folder(path) or is_gguf_file(path)
     is_named = is_gguf(name) and is_folder(path.parent)
     return shipped_folder(name) is not None or is_place or is_named
 
 
+def _path(name: str) -> Path:
+    """What a name is as a path; its ~ stays where there is no such user."""
+    path = Path(name or "/")
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
 def _no_such(name: str) -> str:
-    path = Path(name or "/").expanduser()
+    path = _path(name)
     if name.isprintable() and os.path.isfile(path):
         return f"{name} is a file: give the folder that holds the checkpoint, or a GGUF file"
     if name.isprintable() and (name.startswith((".", "/", "~")) or is_gguf(name)):

@@ -15,7 +15,7 @@ from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.cpu import cpu_name
 from medusa_chat.cli.options import AsJson, DataDir, Device, prepare_process
-from medusa_chat.errors import DeviceError
+from medusa_chat.errors import DeviceError, first_line
 from medusa_chat.trees import tuning_store
 from medusa_chat.units import gb
 
@@ -106,8 +106,11 @@ def examine() -> Report:
     if missing:
         report.problems.append(f"not installed: pip install {' '.join(missing)}")
     if "torch" not in missing:
-        from medusa_chat.cli import torch_facts
-
+        try:
+            from medusa_chat.cli import torch_facts
+        except (ImportError, OSError) as error:
+            report.problems.append(f"torch is broken ({first_line(error)}): install it again")
+            return report
         report.sections["cpu"] |= torch_facts.processor()
         report.sections["devices"] = torch_facts.devices(report.problems)
         report.sections["devices"]["step backend"] = _backend(has_cuda(report))
@@ -170,7 +173,6 @@ def _folders() -> dict[str, Any]:
         "data": paths.data_dir,
         "state": paths.state_dir,
         "cache": paths.cache_dir,
-        "config": paths.config_dir,
     }
     return {name: f"{folder} ({place})" for name, folder in shipped.items()} | {
         name: f"{folder()} ({origin})" for name, folder in own.items()

@@ -21,6 +21,7 @@ from support.checkpoints import (
 from support.families import FAMILIES, tiny
 from support.inspected import VICUNA
 from support.loading import loaded
+from transformers import Gemma3Config
 
 from medusa_chat.checkpoints.inspection import inspect
 from medusa_chat.checkpoints.memory_estimate import estimate
@@ -107,6 +108,32 @@ def test_what_is_wrong_stands_in_the_report(spoil, says, beside):
     assert any(word in problems[0] for word in says.split("|")), problems
 
 
+def test_a_family_that_cannot_be_decoded_is_a_problem(beside):
+    file = beside / "backbone" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "bloom"}))
+    layout_a_pt(beside / "heads", beside / "backbone")
+    for name in ("backbone", "heads"):
+        problems = inspect(str(beside / name)).problems
+        assert any("family bloom is not supported" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "name", ["openvino/openvino_model.bin", "global_step5/states.pt", "lora/my.safetensors"]
+)
+def test_what_lies_below_a_model_and_is_no_heads_is_left_aside(name, beside):
+    place = beside / "backbone" / name
+    place.parent.mkdir()
+    place.write_bytes(b"anything")
+    report = inspect(str(beside / "backbone"))
+    assert not report.problems and any("ignored" in note for note in report.notes)
+
+
+def test_a_head_of_another_kind_beside_a_model_is_left_aside(beside):
+    other = {"v_head.summary.weight": torch.zeros(1, 32)}
+    save_file(other, beside / "backbone" / "value_head.safetensors")
+    assert not inspect(str(beside / "backbone")).problems
+
+
 def test_a_backbone_elsewhere_is_named_and_not_looked_for(beside):
     heads_folder(beside / "heads", base_model_name_or_path="nobody/nothing")
     save_file(layered(), beside / "heads" / "medusa_lm_head.safetensors")
@@ -182,6 +209,16 @@ def test_the_estimate_is_within_a_tenth_of_what_loads(precision, pickled, monkey
     model = loaded(pickled / "heads", precision=precision, max_context=200)
     near = 0.12 if precision == "nf4" else 0.1  # whole blocks weigh most in the smallest model
     assert model.info.memory_bytes == pytest.approx(model.info.estimated_bytes, rel=near)
+
+
+def test_what_a_published_config_leaves_out_is_what_its_family_has():
+    """The text_config of google/gemma-3-4b-it: 3,880,099,328 parameters of text."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text |= {"model_type": "gemma3_text", "sliding_window": 1024}
+    config = {"model_type": "gemma3", "text_config": text}
+    whole = Gemma3Config(text_config=text).to_dict()
+    assert sizes(config) == sizes(whole) and sizes(config).positions == 131_072
+    assert sizes(config).parameters == pytest.approx(3_880_099_328, rel=1e-3)
 
 
 @pytest.mark.parametrize("value", [None, 0, -1, True, "many", 10**12, 1.5])

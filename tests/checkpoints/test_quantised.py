@@ -4,6 +4,8 @@ import os
 import resource
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import native_build, quantised, tree_check
+from medusa_chat.checkpoints.kept_copies import KeptCopy, belongs
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
@@ -124,3 +127,13 @@ def test_every_tensor_of_the_old_model_is_gone_before_the_next_is_read(tmp_path)
         parts = [*engine.backbone.model.parameters(), *engine.heads.parameters()]
         watched = [weakref.ref(tensor) for tensor in [*parts, *engine.backbone.cache._blocks]]
         del engine, parts
+
+
+@pytest.mark.parametrize(
+    ("name", "is_of_it"),
+    [("owner/repo", True), ("owner/repo/a.gguf", True), ("owner", False), ("", False)],
+)
+def test_a_copy_is_of_its_file_and_of_its_repo_and_of_no_other(name: str, is_of_it: bool) -> None:
+    copy = KeptCopy("gguf", "owner/repo/a.gguf", "/hub/a.gguf", "bf16", 1, Path("x"))
+    assert belongs(copy, name) is is_of_it
+    assert not belongs(replace(copy, name="/home/a.gguf"), name)

@@ -435,6 +435,20 @@ def test_doctor_says_what_is_here(capsys: Any) -> None:
     assert "torch is built for" in capsys.readouterr().out
 
 
+def test_doctor_reports_where_torch_cannot_be_imported(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import medusa_chat.cli as package
+
+    monkeypatch.delattr(package, "torch_facts", raising=False)
+    monkeypatch.delitem(sys.modules, "medusa_chat.cli.torch_facts", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)  # an ImportError
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["sections"]["packages"]["torch"]
+    assert any(problem.startswith("torch is broken") for problem in report["problems"])
+
+
 def test_doctor_fails_only_for_a_device_asked_for(
     capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +458,12 @@ def test_doctor_fails_only_for_a_device_asked_for(
     assert "no CUDA device" in capsys.readouterr().err
     monkeypatch.setattr(doctor, "examine", lambda: doctor.Report({"devices": {"cuda": ["H200"]}}))
     assert main(["doctor", "--device", "cuda:0"]) == 0
+
+
+@pytest.mark.parametrize("name", ["~nosuch/model", "~nosuch/model.gguf"])
+def test_the_home_of_nobody_is_no_checkpoint(name: str, capsys: Any) -> None:
+    code, line = refused(capsys, "generate", "--checkpoint", name, "--prompt", "x")
+    assert code == 4 and "there is no f" in line
 
 
 def test_half_a_safetensors_file_is_not_whole(tmp_path: Path) -> None:
@@ -516,8 +536,8 @@ def test_data_dir_holds_everything(
     runner: Scripted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert main(["generate", "--prompt", "x", "--data-dir", str(tmp_path / "mine")]) == 0
-    folders = {paths.data_dir(), paths.state_dir(), paths.cache_dir(), paths.config_dir()}
-    assert len(folders) == 4
+    folders = {paths.data_dir(), paths.state_dir(), paths.cache_dir()}
+    assert len(folders) == 3
     assert all(folder.is_relative_to(tmp_path / "mine") for folder in folders)
     monkeypatch.delenv(paths.DATA_DIR_VARIABLE)
     assert not paths.data_dir().is_relative_to(tmp_path)

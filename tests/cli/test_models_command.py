@@ -282,6 +282,21 @@ def test_refusals_are_one_line(
     assert says.lower() in err.lower()
 
 
+@pytest.mark.parametrize(
+    "command", [["models", "pull"], ["generate", "--prompt", "x", "--checkpoint"]]
+)
+def test_a_family_that_cannot_be_decoded_is_said_before_anything_is_fetched(
+    here: Hub, capsys: Any, command: list[str]
+) -> None:
+    files = here.repos[BASE].files
+    config = json.loads(files["config.json"]) | {"model_type": "bloom"}
+    files["config.json"] = json.dumps(config).encode()
+    assert main([*command, HEADS]) == 4
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("medusa-chat: model family bloom is not supported")
+    assert hub.find(HEADS) is None and not hub.cached()
+
+
 def test_a_gated_base_is_said_before_anything_is_fetched(here: Hub, capsys: Any) -> None:
     here.repos[BASE].gated = "manual"
     assert main(["models", "pull", HEADS]) == 4

@@ -50,7 +50,7 @@ def survey(source: Source) -> Contents:
     config: Mapping[str, Any] = {}
     notes: list[str] = []
     for folder in _folders(source):
-        found = heads_in(folder) if heads is None else None
+        found = heads_in(folder, backbone is not None) if heads is None else None
         whole = _backbone_in(folder, found) if backbone is None else None
         beside = folder.json("adapter_config.json")
         if found is not None:

@@ -21,7 +21,7 @@ JUNK = re.compile(
     r"^(optimizer|scheduler|rng_state|scaler|training_args|trainer|consolidated|random_states)"
     r"|heads_accuracy"
 )
-NAMED = re.compile(r"medusa|head", re.IGNORECASE)
+NAMED = re.compile(r"medusa", re.IGNORECASE)
 MODEL = re.compile(r"^(model|pytorch_model)([-.].*)?\.(safetensors|bin)$")
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -140,8 +140,9 @@ def _weight_map(folder: Folder, index: str) -> dict[str, str]:
     return table
 
 
-def heads_in(folder: Folder) -> HeadsFile | None:
-    """The heads of one folder: a file of their own by its name, the model's weights, any other."""
+def heads_in(folder: Folder, has_model: bool = False) -> HeadsFile | None:
+    """The heads of one folder: a file of their own by its name, the model's weights, any other.
+    has_model: whether a folder before it holds the model."""
     weights = [n for n in sorted(folder.sizes) if n.endswith(WEIGHTS) and not JUNK.search(n)]
     weights = [name for name in weights if name not in ADAPTERS]
     model, missing, table = _model_files(folder)
@@ -153,7 +154,7 @@ def heads_in(folder: Folder) -> HeadsFile | None:
     if model and (found := _in_model(folder, model, table)):
         return found
     rest = [n for n in weights if n not in model and not MODEL.match(n)]
-    return _other_file(folder, rest, bool(model))
+    return _other_file(folder, rest, has_model or bool(model))
 
 
 def _own_file(folder: Folder, named: list[str]) -> HeadsFile:
