@@ -94,14 +94,6 @@ def count_hits(
     return hits
 
 
-def rank_accuracies(
-    model: Any, heads: MedusaHeads, examples: Sequence[Example], ranks: int = RANKS
-) -> list[list[float]]:
-    """a[k][i]: how often the (i+1)-th prediction of head k alone is right, over every label."""
-    counts = list(count_ranks(model, heads, examples, ranks))
-    return counts[-1].accuracies
-
-
 @torch.inference_mode()
 def states_of(engine: Engine, ids: Tensor) -> Tensor:
     """ids [n] int64 -> hidden states [n, d] of the engine's backbone. Empties its cache."""
@@ -118,28 +110,43 @@ def ranks_of_answer(
     example: Example,
     ranks: int = RANKS,
     lm_head: LMHead | None = None,
+    listed: Sequence[int] = (),
 ) -> list[list[int | None]]:
     """The ranks of one example whose labels are its last tokens, for `path_search`: a row for each
     label as the root, and in it for head k the rank from 0 of the token k + 1 places later, None
-    where that is not among the first `ranks`."""
+    where that is not among the first `ranks`. listed: the tokens that are drafted, where not all
+    are: the others take no rank."""
     first = example.is_label.index(True)
     ids = torch.tensor(example.ids, device=heads.weight.device)
     hidden = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
     lm_head = lm_head or model.get_output_embeddings()
     with _half_precision(hidden):
-        return ranks_after(hidden[first - 1 : -1], example.ids[first:], heads, lm_head, ranks)
+        before, answer = hidden[first - 1 : -1], example.ids[first:]
+        return ranks_after(before, answer, heads, lm_head, ranks, listed)
 
 
 @torch.inference_mode()
 def ranks_after(
-    hidden: Tensor, answer: Sequence[int], heads: MedusaHeads, lm_head: LMHead, ranks: int
+    hidden: Tensor,
+    answer: Sequence[int],
+    heads: MedusaHeads,
+    lm_head: LMHead,
+    ranks: int,
+    listed: Sequence[int] = (),
 ) -> list[list[int | None]]:
     """As ranks_of_answer, from hidden [n, d] in the backbone's dtype: the states before each of the
     answer's n tokens."""
-    roots = torch.tensor(answer, device=hidden.device)
+    roots = torch.tensor(answer, dtype=torch.long, device=hidden.device)
+    tokens = torch.tensor(listed, dtype=torch.long, device=hidden.device) if listed else None
+
+    def guesses(rows: Tensor, root: Tensor) -> Tensor:
+        logits = heads(rows, root, lm_head)
+        if tokens is None:
+            return logits.topk(ranks).indices
+        return tokens[logits[..., tokens].topk(min(ranks, len(tokens))).indices]
+
     pairs = zip(hidden.split(ROWS), roots.split(ROWS), strict=True)
-    parts = [heads(rows, root, lm_head).topk(ranks, dim=-1).indices for rows, root in pairs]
-    best = torch.cat(parts, dim=1).tolist()
+    best = torch.cat([guesses(*pair) for pair in pairs], dim=1).tolist()
     return [
         [
             best[head][place].index(token) if token in best[head][place] else None

@@ -61,7 +61,9 @@ class RankCounter:
         assert heads is not None
         hidden = states_of(self._engine, torch.tensor(prompt + answer, device=backbone.device))
         before = hidden[len(prompt) - 1 : -1]
-        self.answers.append(ranks_after(before, answer, heads, backbone.lm_head, self.ranks))
+        listed = [] if heads.shortlist is None else heads.shortlist.tolist()
+        found = ranks_after(before, answer, heads, backbone.lm_head, self.ranks, listed)
+        self.answers.append(found)
 
     @property
     def tokens(self) -> int:

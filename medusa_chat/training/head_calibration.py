@@ -25,16 +25,19 @@ def calibrate_heads(
     conversations: Sequence[Conversation],
     held_out: Sequence[Example],
     folder: Path,
+    listed: Sequence[int] = (),
 ) -> Calibrated:
     """Measure the heads on greedy answers to the held-out prompts, as decoding uses them, and
     search the tree for these answers. Where the held-out data is plain text or cannot be answered,
     the examples themselves are measured, and the tree follows from the products of the accuracies
-    (Medusa, arXiv 2401.10774, 2.3.3). The answers are written below `folder`."""
+    (Medusa, arXiv 2401.10774, 2.3.3). The answers are written below `folder`. listed: the tokens
+    that are drafted, where not all are."""
     answers = _held_out_answers(setup, conversations, held_out, folder / "calibration")
     measured = answers or list(held_out)
     source = "greedy answers of the backbone to held-out prompts" if answers else "held-out rows"
     ranks = min(RANKS, setup.vocabulary)
-    found = [ranks_of_answer(setup.model, heads, one, ranks, setup.lm_head) for one in answers]
+    settings = ranks, setup.lm_head, listed
+    found = [ranks_of_answer(setup.model, heads, one, *settings) for one in answers]
     if answers:
         counts = counts_of(found, len(heads), ranks)
     else:

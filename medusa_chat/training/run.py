@@ -193,7 +193,7 @@ def _finish(
     """Calibrate the heads and write the checkpoint. data: examples learnt from, and held out;
     tokens: the shortlist."""
     yield Stage("calibration")
-    calibrated = calibrate_heads(setup, heads, conversations, data[1], folder)
+    calibrated = calibrate_heads(setup, heads, conversations, data[1], folder, tokens)
     calibrated = replace(calibrated, shortlist=tokens)
     yield calibrated
     size = write_output(request, setup, heads, calibrated, adapter)

@@ -43,7 +43,7 @@ def _push_children(
 
 def _require_accuracies(accuracies: Accuracies) -> None:
     for head, row in enumerate(accuracies):
-        if any(not isfinite(a) or not 0 <= a <= 1 for a in row) or sum(row) > 1 + 1e-6:
+        if any(not isfinite(a) or not 0 <= a <= 1 for a in row) or sum(row) > 1 + 1e-4:
             raise UsageError(
                 f"the accuracies of head {head} are {list(row)!r:.60}: give numbers from 0 to 1 "
                 "with a sum of at most 1"

@@ -9,6 +9,7 @@ import torch
 from support.training_models import LETTERS, letter_tokenizer, random_llama
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.kv_cache import layer_shapes
 from medusa_chat.decoding.tree import Tree
@@ -18,10 +19,11 @@ from medusa_chat.training import answerers
 from medusa_chat.training.accuracy import (
     count_ranks,
     counts_of,
-    rank_accuracies,
+    ranks_after,
     ranks_of_answer,
 )
 from medusa_chat.training.answerers import BatchAnswerer, fastest_answerer, rows_of
+from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.chunked_loss import cross_entropy
 from medusa_chat.training.conversations import read_conversations
 from medusa_chat.training.data import (
@@ -572,9 +574,8 @@ def test_rank_accuracies_equal_a_count_by_hand():
                 asked[k] += 1
                 for rank in range(4):
                     hits[k, rank] += order[k, t, rank] == example.ids[t + k + 2]
-    measured = torch.tensor(rank_accuracies(model, heads, examples, ranks=4))
-    torch.testing.assert_close(measured, hits / asked[:, None])
     *_, last = count_ranks(model, heads, examples, 4, batch_tokens=50)
+    torch.testing.assert_close(torch.tensor(last.accuracies), hits / asked[:, None])
     assert last.labels == tuple(asked.int().tolist()) and last.done == last.total
 
 
@@ -589,6 +590,31 @@ def test_ranks_of_whole_answers_give_the_same_counts():
     *_, wanted = count_ranks(model, heads, answers, 4)
     found = counts_of([ranks_of_answer(model, heads, one, 4) for one in answers], len(heads), 4)
     assert (found.hits, found.labels) == (wanted.hits, wanted.labels) and any(map(any, found.hits))
+
+
+def test_ranks_are_those_of_the_tokens_that_are_drafted():
+    model = make_model()
+    embedding = model.get_input_embeddings()
+    heads = new_heads(model.lm_head, 3, embedding=embedding).requires_grad_(False)
+    torch.nn.init.normal_(heads.weight, std=0.3)
+    answer, lm_head = [6, 9, 7, 7, 8, 6], LogitHead(model.lm_head, model.config)
+    hidden = torch.randn(len(answer), model.config.hidden_size)
+    listed = [6, 7, 9, 11]
+    found = ranks_after(hidden, answer, heads, model.lm_head, 3, listed)
+    assert heads.shorten(listed, lm_head)
+    for place, row in enumerate(found):
+        state, root = hidden[place : place + 1], torch.tensor(answer[place : place + 1])
+        _, guesses, _ = heads.guesses(state, root, lm_head, 3, 3)
+        for head, rank in enumerate(row):
+            wanted, tokens = answer[place + 1 + head], guesses[head].tolist()
+            assert rank == (tokens.index(wanted) if wanted in tokens else None)
+    assert any(rank is not None for row in found for rank in row)
+    assert ranks_after(hidden[:0], [], heads, model.lm_head, 3) == []
+
+
+def test_accuracies_that_rounding_sums_to_more_than_one_give_a_tree():
+    row = [0.50001, 0.25001, 0.25]
+    assert len(Calibrated.search([row], 4, "everything", 9).choices) == 3
 
 
 # ----------------------------------------------------------------------------- tree search
