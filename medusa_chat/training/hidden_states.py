@@ -146,16 +146,24 @@ def caching_inputs(
     UsageError where there is no target."""
     names: tuple[str, ...] = ()
     parts: list[HeadInputs] = []
-    done = tokens = 0
+    hidden: Tensor | None = None  # of all, filled as they come: joined they were there twice
+    done = tokens = count = 0
     for rows in epoch_batches(examples, recipe, 0):
         batch = make_batch(rows, recipe)
         inputs = head_inputs(model, heads, batch, recipe.soft_targets, lm_head)
-        parts.append(replace(inputs, owners=inputs.owners + len(names)))
+        if hidden is None:
+            most = sum(sum(example.is_label) for example in examples)
+            hidden = inputs.hidden.new_empty(most, inputs.hidden.shape[1])
+        hidden[count : count + len(inputs.hidden)] = inputs.hidden
+        count += len(inputs.hidden)
+        owners = inputs.owners + len(names)
+        parts.append(replace(inputs, hidden=hidden[:0], owners=owners))
         names += inputs.names
         read = batch.examples
         done, tokens = done + len(read), tokens + sum(len(example.ids) for example in read)
         yield HiddenStates(done, len(examples), tokens)
-    return _joined(parts, names)
+    assert hidden is not None
+    return _joined(hidden[:count], parts, names)
 
 
 def cache_inputs(
@@ -171,8 +179,8 @@ def cache_inputs(
             return found
 
 
-def _joined(parts: Sequence[HeadInputs], names: tuple[str, ...]) -> HeadInputs:
-    hidden = torch.cat([part.hidden for part in parts])
+def _joined(hidden: Tensor, parts: Sequence[HeadInputs], names: tuple[str, ...]) -> HeadInputs:
+    """All parts as one. hidden [n, d]: of all of them."""
     roots = torch.cat([part.roots for part in parts])
     targets = torch.cat([part.targets for part in parts])
     owners = torch.cat([part.owners for part in parts])

@@ -44,6 +44,16 @@ def linear_names(model: Any) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def adapter_size(model: Any, rank: int) -> int:
+    """Parameters of an adapter of this rank; the model's own weights may be packed."""
+    names, size = linear_names(model), 0
+    for name, part in model.named_modules():
+        if name.rpartition(".")[2] in names:
+            is_linear = isinstance(part, nn.Linear)
+            size += sum((part.in_features, part.out_features) if is_linear else part.weight.shape)
+    return rank * size
+
+
 def is_tied(model: Any) -> bool:
     """Whether the LM head and the embeddings are one tensor."""
     return model.get_output_embeddings().weight is model.get_input_embeddings().weight

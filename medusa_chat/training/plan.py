@@ -10,9 +10,9 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example
 from medusa_chat.training.hidden_states import epoch_batches
-from medusa_chat.training.lora import is_tied
+from medusa_chat.training.lora import adapter_size, is_tied
 from medusa_chat.training.recipe import Recipe, TrainRequest
-from medusa_chat.training.resolve_recipe import joint_recipe
+from medusa_chat.training.resolve_recipe import SOFT_TARGET_BYTES, joint_recipe
 from medusa_chat.training.setup import TrainingSetup
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import HeadRecipe
@@ -65,7 +65,7 @@ def disk_bytes(model: Any, heads: MedusaHeads, adapter: int, is_merged: bool) ->
     """Bytes of the checkpoint and of the training state beside it, twice while that is replaced."""
     size = sum(p.numel() for p in heads.parameters())
     state = (size + adapter) * 12
-    whole = 2 * model.num_parameters() if is_merged else adapter * 4
+    whole = model.dtype.itemsize * model.num_parameters() if is_merged else adapter * 4
     return int(2 * state + size * 4 + whole)
 
 
@@ -98,10 +98,11 @@ def plan(
     notes = list(setup.notes)
     if is_joint and is_tied(model):
         notes.append("the LM head is tied to the embeddings: the adapter leaves both alone")
-    adapter = _adapter_size(model, recipe.lora_rank) if is_joint else 0
+    adapter = adapter_size(model, recipe.lora_rank) if is_joint else 0
     labels = sum(sum(example.is_label) for example in examples)
     width = setup.config.get_text_config().hidden_size * model.dtype.itemsize
-    cached = labels * width if stage.cache_hidden else 0
+    soft = recipe.heads * recipe.soft_targets * SOFT_TARGET_BYTES
+    cached = labels * (width + soft) if stage.cache_hidden else 0
     if needs_teacher_twice(recipe):
         states = labels * width * stage.steps // len(epoch_batches(examples, stage, 0))
         cached += min(states, BYTES.get(setup.device.type, 0))
@@ -151,9 +152,3 @@ def head_stage_seconds(forward: float, learn: float, batches: int, stage: HeadRe
     which the backbone reads once where its hidden states are kept."""
     passes = batches if stage.cache_hidden else stage.steps
     return passes * forward + learn * stage.steps
-
-
-def _adapter_size(model: Any, rank: int) -> int:
-    """Parameters of an adapter of this rank on every matrix of the layers."""
-    shapes = [p.shape for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    return rank * sum(sum(shape) for shape in shapes)

@@ -46,10 +46,5 @@ class ProcessGroup:
             torch.distributed.all_reduce(value)
         return value
 
-    def wait(self) -> None:
-        """Wait until every process has called this."""
-        if self.size > 1:
-            torch.distributed.barrier()
-
 
 ALONE = ProcessGroup()

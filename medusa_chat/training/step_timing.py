@@ -34,6 +34,7 @@ def batch_seconds(
     rows = head_inputs(model, len(heads), batch)
     _synchronise(device)
     middle = perf_counter()
+    rows = rows[: recipe.batch_labels] if recipe.cache_hidden else rows
     rows = rows if short is None else short.inputs(rows)
     lm_head = lm_head if short is None else short.lm_head
     tensors = rows.hidden, rows.roots, rows.targets

@@ -1,14 +1,16 @@
 """What a plan's time is made of, and that timing a batch changes nothing."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from support.training_models import write_backbone
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from medusa_chat.training import plan
+from medusa_chat.training import plan, step_timing
 from medusa_chat.training.data import Example
+from medusa_chat.training.lora import adapter_size, add_adapter
 from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
 from medusa_chat.training.step_timing import joint_batch_seconds
@@ -53,6 +55,33 @@ def test_each_stage_is_timed_by_a_batch_of_its_own(
 def test_kept_hidden_states_take_one_pass_over_an_epoch():
     cached = HeadRecipe(steps=60, cache_hidden=True)
     assert plan.head_stage_seconds(1.0, 2.0, 5, cached) == 5 + 120
+
+
+def test_of_kept_hidden_states_a_step_of_their_size_is_timed(monkeypatch, model):
+    rows = []
+
+    def loss(heads, lm_head, hidden, *_):
+        rows.append(len(hidden))
+        return SimpleNamespace(total=torch.zeros((), requires_grad=True))
+
+    monkeypatch.setattr(step_timing, "medusa_loss", loss)
+    heads = new_heads(model.lm_head, 2)
+    for is_cached in (True, False):
+        recipe = HeadRecipe(batch_tokens=60, batch_labels=5, cache_hidden=is_cached)
+        step_timing.batch_seconds(model, model.lm_head, heads, examples(), recipe)
+    assert rows[0] == 5 < rows[1]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_is_as_large_as_planned_on_packed_weights_too(tmp_path, tied):
+    write_backbone(tmp_path / "backbone", tied=tied)
+    read = partial(AutoModelForCausalLM.from_pretrained, tmp_path / "backbone")
+    packed = read(quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+    for model in (read(), packed):
+        planned = adapter_size(model, 4)
+        wrapped, _ = add_adapter(model, JointRecipe(STAGE, rank=4))
+        tensors = [p for n, p in wrapped.named_parameters() if "lora_" in n]
+        assert planned == sum(p.numel() for p in tensors) > 0
 
 
 @pytest.mark.parametrize("distill", [True, False])
