@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat.errors import UsageError
-from medusa_chat.messages import Message
+from medusa_chat.messages import Message, without_broken_characters
 from medusa_chat.training.data_files import rows_of
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
@@ -81,6 +81,7 @@ def conversation(row: Any, place: str) -> Conversation | None:
     """One row of any format; None for an empty one of ShareGPT. Raises UsageError."""
     if isinstance(row, Conversation):
         return row
+    row = _mended(row)
     if not isinstance(row, dict):
         raise UsageError(f"{place}: a row must be a JSON object, this is {str(row)[:40]!r}")
     if "messages" in row:
@@ -99,6 +100,15 @@ def conversation(row: Any, place: str) -> Conversation | None:
         f'{place}: a row needs "messages", "conversations", "turns", "data", "instruction", '
         f'"prompt" or "text", this has {", ".join(map(str, row))[:80] or "nothing"}'
     )
+
+
+def _mended(value: Any) -> Any:
+    """A row whose texts hold no half of a character, which no tokenizer takes."""
+    if isinstance(value, str):
+        return without_broken_characters(value)
+    if isinstance(value, list):
+        return [_mended(one) for one in value]
+    return {k: _mended(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _has_answer(found: Conversation) -> bool:

@@ -4,6 +4,7 @@ import random
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -69,20 +70,22 @@ def encode(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list
 
     Labels are the assistant's tokens and the end token that closes its turn, nothing else. They are
     found by rendering every prefix of the conversation, once with the generation prompt and once
-    with the answer: each must be a prefix of the whole, as text and as ids. Raises UsageError for a
-    template that rewrites earlier turns, since it does not show where an answer begins.
+    with the answer: each must be a prefix of the whole. Raises UsageError for a template that
+    rewrites earlier turns, since it does not show where an answer begins.
     """
     text = render(tokenizer, messages)
-    ids = _ids(tokenizer, text)
-    is_label = [False] * len(ids)
+    borders: list[int] = []  # in the text: before and behind each answer
     for turn, message in enumerate(messages):
         if message["role"] == "assistant":
             prompt = render(tokenizer, messages[:turn], add_prompt=True)
-            start = _prefix_length(tokenizer, prompt, text, ids, turn)
             answered = render(tokenizer, messages[: turn + 1])
-            stop = _prefix_length(tokenizer, answered, text, ids, turn)
-            stop = _turn_end(ids, start, stop, set(tokenizer.all_special_ids))
-            is_label[start:stop] = [True] * (stop - start)
+            borders += [_border(prompt, text, turn), _border(answered, text, turn)]
+    ids, places = _split(tokenizer, text, borders)
+    is_label = [False] * len(ids)
+    special = set(tokenizer.all_special_ids)
+    for start, stop in zip(places[::2], places[1::2], strict=True):
+        stop = _turn_end(ids, start, stop, special)
+        is_label[start:stop] = [True] * (stop - start)
     return ids, is_label
 
 
@@ -103,15 +106,27 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _prefix_length(tokenizer: Any, prefix: str, text: str, ids: list[int], turn: int) -> int:
-    """How many of `ids` the prefix of the text takes."""
-    start = _ids(tokenizer, prefix)
-    if not text.startswith(prefix) or ids[: len(start)] != start:
+def _border(prefix: str, text: str, turn: int) -> int:
+    """Where a prefix of the text ends in it."""
+    if not text.startswith(prefix):
         raise UsageError(
             f"the chat template changes message {turn + 1} when others follow it: end the "
             "conversation there, or use a tokenizer whose template keeps earlier messages"
         )
-    return len(start)
+    return len(prefix)
+
+
+def _split(tokenizer: Any, text: str, borders: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The text's ids, and how many of them stand before each border. Where a token would go across
+    one (an answer that begins with a blank line), the pieces between are tokenised one by one, as
+    decoding has the prompt's ids first."""
+    ids = _ids(tokenizer, text)
+    before = [_ids(tokenizer, text[:border]) for border in borders]
+    if all(ids[: len(part)] == part for part in before):
+        return ids, [len(part) for part in before]
+    pieces = [_ids(tokenizer, text[a:b]) for a, b in pairwise((0, *borders, len(text)))]
+    places = list(accumulate(map(len, pieces)))[:-1]
+    return [token for piece in pieces for token in piece], places
 
 
 def _turn_end(ids: list[int], start: int, stop: int, special: set[int]) -> int:

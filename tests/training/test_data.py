@@ -15,13 +15,22 @@ from support.training_models import (
     write_backbone,
     write_rows,
 )
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from medusa_chat.errors import UsageError
 from medusa_chat.hub import HubError
 from medusa_chat.hub.dataset import chosen_files, dataset_files
 from medusa_chat.training.conversations import read_conversations
-from medusa_chat.training.data import Example, collate, collate_packed, pack_rows, shuffle_rows
+from medusa_chat.training.data import (
+    Example,
+    collate,
+    collate_packed,
+    encode,
+    encode_prompt,
+    pack_rows,
+    shuffle_rows,
+)
 from medusa_chat.training.examples import encode_all, split
 from medusa_chat.training.loss import IGNORED, hidden_and_targets
 
@@ -68,6 +77,47 @@ def test_prompt_files_give_their_questions_in_order(tmp_path: Path, kind: str) -
     row, asked = PROMPTS[kind]
     (found,) = read_conversations(write_rows(tmp_path / "p.jsonl", [row]), prompts=True)
     assert found.asked == asked
+
+
+def test_half_a_character_is_no_reason_to_stop(tmp_path: Path) -> None:
+    half = "b\ud83d"
+    for row in (
+        {"messages": [{"role": "user", "content": half}]},
+        {"turns": [half]},
+        {"prompt": half},
+    ):
+        (found,) = read_conversations(write_rows(tmp_path / "rows.jsonl", [row]), prompts=True)
+        assert found.asked == ("b\ufffd",)
+    (found,) = read_conversations(write_rows(tmp_path / "rows.jsonl", [{"text": half}]))
+    assert found.text == "b\ufffd"
+
+
+def line_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, and a token for two line breaks, which ChatML's template joins with an answer's."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: place for place, letter in enumerate([*letters, "ĊĊ"])}
+    inner = Tokenizer(models.BPE(vocabulary, [("Ċ", "Ċ")]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>")
+    made.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
+        "{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    return made
+
+
+@pytest.mark.parametrize("answer", ["\nyes", "\n\n\nyes", "\n", "yes"])
+def test_an_answer_may_begin_with_a_blank_line(answer: str) -> None:
+    tokenizer = line_tokenizer()
+    turns = [("user", "hi"), ("assistant", answer), ("user", "so"), ("assistant", "no")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    ids, is_label = encode(tokenizer, messages)
+    labels = [token for token, is_one in zip(ids, is_label, strict=True) if is_one]
+    assert tokenizer.decode(labels) == f"{answer}<|im_end|>no<|im_end|>"
+    prompt = encode_prompt(tokenizer, messages[:1])
+    assert ids[: len(prompt)] == prompt and is_label.index(True) == len(prompt)
 
 
 def test_prompts_without_answers_are_no_training_data(tmp_path: Path) -> None:
