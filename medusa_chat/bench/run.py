@@ -110,7 +110,8 @@ def run(
     every = STUDIES | FINDINGS
     chosen = _chosen(studies or tuple(STUDIES), tuple(every))
     rows = [row for name in chosen for row in every[name](context)]
-    _keep(loaded, rows)
+    if context.tree == "auto":
+        _keep(loaded, rows)
     prompt_count = 0 if set(chosen) <= set(WITHOUT_PROMPTS) else _prompt_count(context)
     return {"machine": machine(context, prompt_count), "rows": rows, "verdict": verdict(loaded)}
 
@@ -158,7 +159,7 @@ def _chosen(studies: Sequence[str], allowed: Sequence[str]) -> list[str]:
 
 
 def _keep(loaded: LoadedModel, rows: Sequence[Row]) -> None:
-    """Keep the speeds end to end for doctor and the page."""
+    """Keep the speeds end to end of the tree "auto" for doctor and the page."""
     names = ("plain", "auto", "medusa", "prompt-lookup")
     speeds = {row["name"]: row["value"] for row in rows if row["name"] in names}
     if speeds and loaded.tuned is not None:

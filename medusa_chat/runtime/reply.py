@@ -101,6 +101,8 @@ def resolve(
         budget = draft_budget(loaded) if settings.nodes is None else None
     nodes = len(tree)
     if drafter == "prompt-lookup":  # a chain; only its length was chosen
+        if name == "auto" and settings.nodes is None:
+            nodes = max(nodes, loaded.usual[0])  # heads that do not pay are no reason against it
         name, nodes = "prompt-lookup", min(nodes, DEPTH + 1)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     settings = replace(settings, drafter=drafter, tree=name, nodes=nodes, seed=seed)
