@@ -1,4 +1,4 @@
-"""Kept copies: quantised backbones, and those converted from GGUF files, in our cache.
+"""Kept copies: quantised backbones, and what was converted from GGUF files and pickles.
 
 So what takes long is done once. A folder each, written whole or not at all and named by all that
 its content depends on.
@@ -19,7 +19,7 @@ from medusa_chat import __version__, paths
 from medusa_chat.hub.repo_files import is_repo_id
 
 ABOUT = "about.json"
-KINDS = ("quantised", "gguf")
+KINDS = ("quantised", "gguf", "converted")
 MARGIN = 64 << 20  # bytes of the disk that stay free
 STALE_SECONDS = 86400
 

@@ -10,16 +10,15 @@ cache under the hash of the content.
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from medusa_chat import paths
+from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.layouts.entry import Entry
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
@@ -27,9 +26,9 @@ from medusa_chat.checkpoints.process_limits import environment
 from medusa_chat.errors import ModelError
 from medusa_chat.units import gb
 
+KIND = "converted"
 MAX_BYTES = 1 << 36  # 64 GiB a file
 SPEED = 20e6  # bytes a second that the slowest disk converts
-STALE_SECONDS = 86400
 STARTUP = 120  # seconds for the child to import torch on a busy machine
 REMEDY = "fetch it again, or use a .safetensors file"
 INDEX = "model.safetensors.index.json"
@@ -63,7 +62,7 @@ def convert(files: Sequence[Path], finite: bool) -> Path:
     finite: refuse NaN and infinity. The names are those of `target_names`. Raises ModelError.
     """
     headers = [checked_header(file) for file in files]
-    folder = paths.cache_dir() / "converted" / _content_key(files)
+    folder = kept_copies.root(KIND) / _content_key(files)
     if folder.is_dir():
         return folder
     try:
@@ -79,11 +78,14 @@ def convert(files: Sequence[Path], finite: bool) -> Path:
 def _convert_into(
     folder: Path, files: Sequence[Path], headers: Sequence[dict[str, Entry]], finite: bool
 ) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _require_space(folder.parent, sum(file.stat().st_size for file in files))
-    paths.drop_leftovers(folder.parent, ".part-*", STALE_SECONDS)
-    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
-    try:
+    size = sum(file.stat().st_size for file in files)
+    if not kept_copies.has_room(folder, size):
+        raise ModelError(
+            f"{files[0]} takes {gb(size)} in {folder.parent} once converted, and its disk is full: "
+            "free some (medusa-chat models rm), or set --data-dir"
+        )
+    origin = kept_copies.Origin(_name_of(files[0]), str(files[0]), "safetensors")
+    with kept_copies.writing(folder, origin) as partial:
         names = target_names(files)
         parts = zip(files, names, headers, strict=True)
         job = Job(tuple((f, partial / name, plain(h)) for f, name, h in parts), finite)
@@ -93,10 +95,14 @@ def _convert_into(
         if len(files) > 1:
             table = {n: name for name, h in zip(names, headers, strict=True) for n in h}
             paths.write_text(partial / INDEX, json.dumps({"metadata": {}, "weight_map": table}))
-        if not folder.is_dir():  # another process may have made it meanwhile
-            os.replace(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _name_of(file: Path) -> str:
+    """What a user calls the place of a file: the repo in whose cache it lies, else its folder."""
+    cached = next((part for part in file.parts if part.startswith("models--")), None)
+    if cached is None:
+        return str(file.parent.resolve())
+    return cached.removeprefix("models--").replace("--", "/")
 
 
 def target_names(files: Sequence[Path]) -> list[str]:
@@ -156,15 +162,6 @@ def _run_child(jobs: Sequence[Job]) -> tuple[list[str | None], str]:
     return [answer["problem"] for answer in found], why
 
 
-def _require_space(folder: Path, size: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < size + (64 << 20):
-        raise ModelError(
-            f"converting needs {gb(size)} in {folder} and {gb(free)} are free: "
-            "free some, or set --data-dir"
-        )
-
-
 def _content_key(files: Sequence[Path]) -> str:
     """SHA-256 over the content; remembered by path, size and time of change, for it is slow."""
     digest = hashlib.sha256()
@@ -177,7 +174,7 @@ def _hash(file: Path) -> str:
     real, stat = file.resolve(), file.stat()
     mark = os.fsencode(real) + f"|{stat.st_size}|{stat.st_mtime_ns}".encode()
     stamp = hashlib.sha256(mark).hexdigest()[:40]
-    known = paths.cache_dir() / "converted" / "known" / stamp
+    known = kept_copies.root(KIND) / "known" / stamp
     if known.is_file():
         return known.read_text("utf-8")
     with open(file, "rb") as stream:

@@ -33,7 +33,8 @@ from medusa_chat.hub.catalog import ModelPreset, model_presets, repo_of
 from medusa_chat.units import gb
 
 Id = Annotated[str, Argument(metavar="ID", help="Hub id: owner/name, or owner/name/FILE.gguf.")]
-KINDS = {"quantised": "quantised", "gguf": "converted"}  # kinds of kept copies, in JSON
+# kinds of kept copies, in JSON
+KINDS = {"quantised": "quantised", "gguf": "converted", "converted": "from_pickles"}
 
 models = Typer(
     name="models",
@@ -172,11 +173,11 @@ def kept_rows(kept: tuple[KeptCopy, ...], kind: str) -> list[dict[str, Any]]:
 
 
 def kept_lines(kept: tuple[KeptCopy, ...]) -> Iterator[str]:
-    """Kept copies of backbones, by what they were made for."""
+    """Kept copies, by what they were made for."""
     if kept:
         yield "converted or quantised copies (medusa-chat models rm deletes them)"
     for one in kept:
-        how = "converted to " if one.kind == "gguf" else ""
+        how = "" if one.kind == "quantised" else "converted to "
         yield f"  {gb(one.bytes):>9}  {one.name}  ({how}{one.precision})"
 
 

@@ -14,7 +14,8 @@ from support.checkpoints import (
 )
 
 from medusa_chat import paths
-from medusa_chat.checkpoints import pickle_sandbox
+from medusa_chat.checkpoints import kept_copies, pickle_sandbox
+from medusa_chat.cli.main import main
 from medusa_chat.errors import ModelError
 
 
@@ -354,6 +355,24 @@ def test_a_bad_value_leaves_no_file_in_the_cache(lone_heads):
 def test_a_full_disk_is_said_before_anything_is_written(lone_heads, monkeypatch):
     save_pt(GOOD, lone_heads / PICKLED)
     usage = shutil.disk_usage(lone_heads)
-    monkeypatch.setattr(pickle_sandbox.shutil, "disk_usage", lambda path: usage._replace(free=10))
-    with pytest.raises(ModelError, match="free some, or set --data-dir"):
+    monkeypatch.setattr(kept_copies.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(ModelError, match=r"free some \(.*\), or set --data-dir"):
         pickle_sandbox.convert([lone_heads / PICKLED], finite=True)
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_what_was_converted_is_listed_and_removed(is_cached, lone_heads, tmp_path, capsys):
+    folder = lone_heads
+    if is_cached:
+        folder = tmp_path / "hub" / "models--owner--heads" / "snapshots" / "0"
+        folder.mkdir(parents=True)
+    save_pt(GOOD, folder / PICKLED)
+    made = pickle_sandbox.convert([folder / PICKLED], finite=True)
+    (copy,) = kept_copies.kept()
+    assert copy.folder == made and copy.bytes >= (made / "model.safetensors").stat().st_size
+    assert pickle_sandbox.convert([folder / PICKLED], finite=True) == made
+    name = "owner/heads" if is_cached else str(folder)
+    assert main(["models", "list"]) == 0
+    assert f"{name}  (converted to safetensors)" in capsys.readouterr().out
+    assert main(["models", "rm", name]) == 0
+    assert not made.exists() and (folder / PICKLED).is_file()
