@@ -156,11 +156,6 @@ class LogitHead:
         self.scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
         self.cap = getattr(config, "final_logit_softcapping", None)  # Gemma
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the family neither scales nor caps its logits."""
-        return self.scale == 1.0 and self.cap is None
-
     def __call__(self, hidden: Tensor) -> Tensor:
         """[m, d] -> [m, V], float32 where `is_wide` and the rows are a step's (those of a count of
         many keep their 16 bits and half the memory), else in the linear's dtype."""

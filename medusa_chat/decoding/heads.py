@@ -55,7 +55,7 @@ class MedusaHeads(nn.Module):
         self.shortlist: Tensor | None  # int64 [S], tokens; own LM heads have their rows first
         self.register_buffer("shortlist", None, persistent=False)
         # the same `hidden_states` at one position, of hidden [1, d] and the roots' embedding, and
-        # `best`, by C (backends/native/heads.py)
+        # `guesses`, by C (backends/native/heads.py)
         self.twin: Any = None
 
     def __len__(self) -> int:
@@ -150,23 +150,14 @@ class MedusaHeads(nn.Module):
         """The best guesses of the first `heads` heads after hidden [1, d] and root int64 [1]:
         logits and tokens int64 [heads, count], falling, and log(sum(exp)) of all logits float32
         [heads]. lm_head: backbone.LogitHead."""
-        if self.twin is not None and lm_head.is_plain and self.twin.can_guess(count):
-            found: tuple[Tensor, Tensor, Tensor] = self.twin.guesses(
-                hidden, int(root), heads, count
-            )
+        if self.twin is not None and self.twin.can_guess(count):
+            read = None if self.embed is None else self.embed(root)
+            found: tuple[Tensor, Tensor, Tensor] = self.twin.guesses(hidden, read, heads, count)
             return found
         logits, names = self.draft_logits(hidden, root, lm_head, heads, count)
-        values, places, sums = self.best(logits, count)
+        values, places = logits.topk(count)
+        sums = logits.float().logsumexp(-1)
         return values, places if names is None else names[places], sums
-
-    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """logits [K, V] -> the `count` largest in falling order [K, count], their tokens int64
-        [K, count], and log(sum(exp)) of each row float32 [K]."""
-        if self.twin is not None:
-            found: tuple[Tensor, Tensor, Tensor] = self.twin.best(logits, count)
-            return found
-        values, tokens = logits.topk(count)
-        return values, tokens, logits.float().logsumexp(-1)
 
     def forward(
         self,
@@ -207,9 +198,6 @@ class RootEmbedding:
     def __init__(self, embedding: nn.Module) -> None:
         """embedding: int64 [n] -> [n, d], the backbone's."""
         self._embed = embedding
-        is_plain = type(embedding) is nn.Embedding and embedding.weight.device.type == "cpu"
-        table: Any = embedding.weight if is_plain else None
-        self.table: Tensor | None = table  # [V, d], all that `__call__` reads
 
     def __call__(self, roots: Tensor) -> Tensor:
         """roots int64 [n] -> [n, d] in the embedding's dtype."""

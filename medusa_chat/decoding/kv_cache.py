@@ -12,16 +12,21 @@ from medusa_chat.errors import ModelError
 
 
 class Layer(CacheLayerMixin):
-    """One layer of the cache for transformers: writes after `start` and returns the valid part."""
+    """One layer of the cache for transformers: writes after `start` and returns the valid part.
+
+    places: for steps of fixed shapes, int64 [q] on the device, where rows are written instead; all
+    of the first `bucket` positions are returned then.
+    """
 
     keys: Tensor
     values: Tensor
     is_sliding = False
-    places: Tensor | None = None  # int64 [q], where a pass writes; None: after `start`
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
+    def __init__(
+        self, keys: Tensor, values: Tensor, places: Tensor | None = None, bucket: int = 0
+    ) -> None:
         super().__init__()
-        self.keys, self.values = keys, values
+        self.keys, self.values, self.places, self.bucket = keys, values, places, bucket
         self.start = 0
         self.is_initialized = True
 
@@ -32,16 +37,19 @@ class Layer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [1, H, q, D] after `start`; return keys and values [1, H, start + q, D], all in the
-        dtype of the cache."""
-        end = self.start + key_states.shape[2]
-        self.keys[:, :, self.start : end] = key_states
-        self.values[:, :, self.start : end] = value_states
-        return self.read(key_states.shape[2])
+        """Write [1, H, q, D]; return keys and values [1, H, s, D], all in the dtype of the cache.
+        """
+        rows = key_states.shape[2]
+        for kept, new in ((self.keys, key_states), (self.values, value_states)):
+            if self.places is None:
+                kept[:, :, self.start : self.start + rows] = new
+            else:
+                kept.index_copy_(2, self.places, new)
+        return self.read(rows)
 
     def read(self, rows: int) -> tuple[Tensor, Tensor]:
         """Keys and values [1, H, s, D] in the cache's dtype that a pass of so many rows reads."""
-        end = self.start + rows
+        end = self.bucket or self.start + rows
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -52,30 +60,6 @@ class Layer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return int(self.keys.shape[2])
-
-
-class FixedLayer(Layer):
-    """One layer of the cache for a step of fixed shapes: rows are written at the positions in a
-    tensor, and all of the first `bucket` positions are returned."""
-
-    places: Tensor
-
-    def __init__(self, keys: Tensor, values: Tensor, places: Tensor, bucket: int) -> None:
-        super().__init__(keys, values)
-        self.places, self.bucket = places, bucket
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write [1, H, q, D] at `places` int64 [q]; return keys and values [1, H, bucket, D], all
-        in the dtype of the cache."""
-        self.keys.index_copy_(2, self.places, key_states)
-        self.values.index_copy_(2, self.places, value_states)
-        return self.read(len(self.places))
-
-    def read(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [1, H, bucket, D] in the cache's dtype, whatever the rows."""
-        return self.keys[:, :, : self.bucket], self.values[:, :, : self.bucket]
 
 
 class Shape(NamedTuple):
@@ -134,10 +118,10 @@ class KVCache:
         self.length += count
 
     def fixed(self, places: Tensor, bucket: int) -> Cache:
-        """This cache as FixedLayers: places int64 [q], where a pass writes its rows; bucket:
+        """This cache for steps of fixed shapes: places int64 [q], where a pass writes its rows; bucket:
         positions that it reads."""
         pairs = [(layer.keys, layer.values) for layer in self._layers]
-        return Cache(layers=[FixedLayer(k, v, places, bucket) for k, v in pairs])
+        return Cache(layers=[Layer(k, v, places, bucket) for k, v in pairs])
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy the rows at `source` to `target`, both int64 [r] on the device; `length` stays."""

@@ -18,7 +18,7 @@ from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.kernels import kernel
 from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, largest, pays
 from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm
-from medusa_chat.decoding.kv_cache import FixedLayer, Layer
+from medusa_chat.decoding.kv_cache import Layer
 
 # of a function of fused_layers.LayerOps, then of acceptance.Rows: what a load says
 IN_LAYERS = {
@@ -142,7 +142,7 @@ def arguments(
         return (draw(1, rows, 2 * sizes.gate),)
     keys, values = draw(2, 1, sizes.heads[1], CACHE, sizes.width)
     places = torch.arange(rows, device=device) + BEFORE
-    layer = FixedLayer(keys, values, places, CACHE) if is_fixed else Layer(keys, values)
+    layer = Layer(keys, values, places, CACHE) if is_fixed else Layer(keys, values)
     layer.start = 0 if is_fixed else BEFORE
     cache = Cache(layers=[layer])
     qkv = draw(1, rows, (sizes.heads[0] + 2 * sizes.heads[1]) * sizes.width)

@@ -21,17 +21,6 @@
 #define MOST_MIXED 2
 #endif
 
-int free_columns(const Pass *pass) {
-    int free = (int)(pass->start + pass->rows);
-    for (int i = 0; i < pass->rows; i++) {
-        const float *row = pass->mask + i * pass->stride;
-        int j = (int)pass->free;
-        while (j < free && row[j - pass->free] == 0.0f) j++;
-        free = j;
-    }
-    return free;
-}
-
 ptrdiff_t scores_size(ptrdiff_t keys) { return (keys + GROUP) * BLOCK; }
 
 ptrdiff_t attention_size(const Decoder *m, ptrdiff_t keys) {

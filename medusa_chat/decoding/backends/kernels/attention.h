@@ -34,9 +34,6 @@ typedef struct {
     float *whole;          /* [BLOCK], the shares' sums */
 } Block;
 
-/* How many of the mask's first columns hide nothing from any row. */
-int free_columns(const Pass *pass);
-
 /* Floats that `attend` works in over so many keys; those of a block's scores. */
 ptrdiff_t attention_size(const Decoder *m, ptrdiff_t keys);
 ptrdiff_t scores_size(ptrdiff_t keys);

@@ -55,15 +55,6 @@ static void rotate(const float *x, const float *cosines, const float *sines, flo
     }
 }
 
-/* Tokens that the row sees which sees most. */
-static int64_t most_keys(const Pass *pass) {
-    if (!pass->texts) return pass->start + pass->rows;
-    int64_t most = 0;
-    for (int64_t i = 0; i < pass->rows; i++)
-        if (pass->positions[i] >= most) most = pass->positions[i] + 1;
-    return most;
-}
-
 /* Where the text of a row begins in a layer's keys and values. */
 static ptrdiff_t text_at(const Pass *pass, int row) {
     const Decoder *m = pass->decoder;
@@ -116,7 +107,6 @@ static void activate(const float *gate_up, float *y, int rows, int inner, int at
 typedef struct {
     const Pass *pass;
     int part, parts;
-    int free;                              /* columns of the mask that hide nothing */
     float *qkv, *mixed, *gate_up, *active; /* all parts' */
     float *scores;                         /* of what all attend to together */
     float *normed, *scratch;               /* its own */
@@ -146,9 +136,8 @@ EXPORT int64_t work_size(const Decoder *m, int64_t rows, int64_t keys, int64_t t
 
 static Part part_of(const Pass *pass, int part, int parts) {
     const Decoder *m = pass->decoder;
-    const int64_t rows = pass->rows, keys = most_keys(pass);
+    const int64_t rows = pass->rows, keys = pass->keys;
     Part p = {.pass = pass, .part = part, .parts = parts};
-    if (!pass->texts) p.free = free_columns(pass);
     p.qkv = pass->work;
     p.mixed = p.qkv + rows * qkv_width(m);
     p.gate_up = p.mixed + rows * m->heads * m->head_dim;
@@ -197,7 +186,7 @@ static Attention attention_of(const Part *p, const Layer *layer, int task) {
                    .mixed = p->mixed,
                    .kv = task / blocks,
                    .first = block * BLOCK,
-                   .free = p->free};
+                   .free = (int)p->pass->free};
     if (!p->pass->texts) return a;
     const int each = blocks / (int)p->pass->rows, row = block / each;
     const ptrdiff_t at = text_at(p->pass, row), bytes = m->is_half ? 2 : 4;
@@ -215,7 +204,7 @@ static void attend_all(const Part *p, const Layer *layer) {
     const int part = p->part, parts = p->parts;
     const int tasks = (int)m->kv_heads * blocks_of(p->pass);
     const int alone = takes_tiles(m) ? tasks : tasks / parts * parts;
-    const ptrdiff_t size = scores_size(most_keys(p->pass));
+    const ptrdiff_t size = scores_size(p->pass->keys);
     for (int t = first(alone, part, parts); t < first(alone, part + 1, parts); t++) {
         const Attention a = attention_of(p, layer, t);
         attend(&a, p->scratch);

@@ -1,10 +1,8 @@
 #include "heads.h"
 
-#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
-#include "half.h"
 #include "product.h"
 #include "team.h"
 #include "vectors.h"
@@ -73,28 +71,9 @@ EXPORT void head_states(const HeadStates *h, int64_t threads) {
     together(add_layers, h, (int)threads);
 }
 
-/* The embedding of the root, with a root mean square of 1 (RootEmbedding in heads.py). */
-static void read_root(const HeadGuesses *h) {
-    const int size = (int)h->states.size;
-    const ptrdiff_t at = h->token * size;
-    vec squares = all(0.0f);
-    for (int d = 0; d < size; d += LANES) {
-        const vec x = h->is_half ? widen(*(const halves *)((const uint16_t *)h->embedding + at + d))
-                                 : load((const float *)h->embedding + at + d);
-        squares = fused(x, x, squares);
-        store(h->root + d, x);
-    }
-    const float scale = 1.0f / sqrtf(total(squares) / (float)size + 1e-8f);
-    for (int d = 0; d < size; d += LANES) store(h->root + d, load(h->root + d) * scale);
-}
-
 static void guess(const void *what, int part, int parts) {
     const HeadGuesses *h = what;
     const Guesses *g = &h->guesses;
-    if (h->embedding) {
-        if (part == 0) read_root(h);
-        meet(part, parts);
-    }
     add_layers(&h->states, part, parts);
     meet(part, parts);
     share(&h->logits, part, parts);

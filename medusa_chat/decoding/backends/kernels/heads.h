@@ -18,15 +18,10 @@ typedef struct {
 } HeadStates;
 
 /* The best guesses of heads: their states, an LM head of the shortlist, and of its rows of logits
-   the largest, whose places become tokens by `names`. embedding: the backbone's [vocabulary, size],
-   of bf16 where is_half; its row of `token`, with a root mean square of 1, is written to `root`,
-   which the states read. NULL for heads that read none. */
+   the largest, whose places become tokens by `names`. */
 typedef struct {
     HeadStates states;
     Product logits;
     Guesses guesses;
-    const void *embedding;
     const int64_t *names;
-    float *root;
-    int64_t token, is_half;
 } HeadGuesses;

@@ -25,7 +25,7 @@ typedef struct {
     const Layer *layers;
 } Decoder;
 
-/* One pass: rows behind `start` tokens of the text. mask [rows, start + rows - free], `stride` a
+/* One pass: rows behind `start` tokens of the text, that see `keys` at most. mask [rows, start + rows - free], `stride` a
    row: of the columns from `free` on; those before hide nothing from any row.
    texts [rows], where it is not NULL: every row is the next one of a text of its own, which has as
    many tokens as its position tells; start, mask, stride and free are not read. */
@@ -33,7 +33,7 @@ typedef struct {
     const Decoder *decoder;
     const int64_t *tokens, *positions, *texts;
     const float *mask;
-    int64_t stride, free, rows, start, threads;
+    int64_t stride, free, rows, start, keys, threads;
     float *hidden; /* [rows, hidden], out */
     float *work;
 } Pass;

@@ -171,7 +171,3 @@ void guess_part(const void *what, int part, int parts) {
         g->sums[i] = log_sum(x, (int)g->size, NULL);
     }
 }
-
-EXPORT void best_guesses(const Guesses *g, int64_t threads) {
-    together(guess_part, g, (int)threads);
-}

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_int64, pointer
-from dataclasses import dataclass
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,13 +20,6 @@ from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.step import TorchStep
 
 
-@dataclass(frozen=True)
-class Output:
-    """last_hidden_state [1, n, d] after the final norm, as transformers calls it."""
-
-    last_hidden_state: Tensor
-
-
 class Passes:
     """Passes through one decoder structure. job: what the next pass reads; the caller fills in how
     its rows see the text (kernels/pass.h). Tensors that it points at must outlive the pass."""
@@ -41,7 +34,7 @@ class Passes:
         final norm. keys: the most tokens that a row sees. Raises IndexError for a token or a place
         out of range."""
         rows, job = tokens.shape[0], self.job
-        job.threads = self._threads.count
+        job.threads, job.keys = self._threads.count, keys
         self._make_room(rows, keys)
         hidden = torch.empty(rows, self._decoder.hidden)
         tokens = tokens.contiguous()
@@ -63,11 +56,11 @@ class Passes:
 
 class NativeDecoder(nn.Module):
     """A decoder of merged layers with native linears as one call; its states are in fp32, the
-    cache in the weights' dtype. It is called like FusedDecoder, and calls it for other caches."""
+    cache in the weights' dtype. It is called like FusedDecoder."""
 
     def __init__(self, twin: FusedDecoder, layers: list[Layer], threads: NativeThreads) -> None:
         super().__init__()
-        self._twin, self.threads = twin, threads
+        self.threads = threads
         stock = twin.stock
         capacity = layers[0].get_max_length()
         first = stock.layers[0]
@@ -115,20 +108,13 @@ class NativeDecoder(nn.Module):
         attention_mask: Tensor,
         **_: Any,
     ) -> Any:
-        """input_ids and position_ids int64 [1, n], attention_mask additive [1, 1, n, s] -> an
-        Output of float32 [1, n, d]. The cache is always used."""
-        kv = past_key_values.layers[0]
-        if type(kv) is not Layer:
-            return self._twin(input_ids, position_ids, past_key_values, attention_mask)
-        mask = attention_mask[0, 0].float()
-        if mask.stride(1) != 1:
-            mask = mask.contiguous()
-        try:
-            places = position_ids[0].contiguous()
-            hidden = self._run(input_ids[0], places.data_ptr(), mask, kv.start, 0)
-        except IndexError:  # the reference raises the error
-            return self._twin(input_ids, position_ids, past_key_values, attention_mask)
-        return Output(hidden[None])
+        """input_ids and position_ids int64 [1, n], attention_mask additive [1, 1, n, s] ->
+        last_hidden_state float32 [1, n, d]. The cache is always used. Raises as `run_rows` does."""
+        start, places = past_key_values.layers[0].start, position_ids[0].contiguous()
+        mask = attention_mask[0, 0].float().contiguous()
+        free = 0 if mask[:, :start].any() else start
+        hidden = self._run(input_ids[0], places.data_ptr(), mask[:, free:], start, free)
+        return SimpleNamespace(last_hidden_state=hidden[None])
 
     def run_rows(self, tokens: Tensor, depths: Sequence[int], mask: Tensor, start: int) -> Tensor:
         """tokens int64 [n], so deep behind `start` tokens -> float32 [n, d] after the final norm;

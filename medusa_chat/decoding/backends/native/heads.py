@@ -41,8 +41,6 @@ class NativeHeads(nn.Module):
         if heads.root_weight is not None:
             self._job.roots, panels = self._laid_out(heads.root_weight)
             self.register_buffer("root_panels", panels, persistent=False)
-        read = None if heads.embed is None else heads.embed.table
-        self._table = None if read is None else read.detach()  # a parameter would become our own
         self._most = 0  # guesses of a head that `guesses` finds
         if heads.short is not None:
             chosen = heads.shortlist
@@ -50,10 +48,8 @@ class NativeHeads(nn.Module):
             listed = None if table is None else table.rows(chosen)
             heads.short = NativeLinear(heads.short, threads, listed)
             self._names = chosen.contiguous()
-            is_read = heads.root_weight is None or self._table is not None
-            self._most = len(chosen) if is_read else 0
+            self._most = len(chosen)
         self._short: Any = heads.short
-        self._root = torch.empty(self._size)
         self._jobs: dict[tuple[int, int], tuple[HeadGuesses, tuple[Tensor, ...]]] = {}
 
     def _job_of(self, heads: int, count: int) -> tuple[HeadGuesses, tuple[Tensor, ...]]:
@@ -68,9 +64,6 @@ class NativeHeads(nn.Module):
         job.logits = short.job_of(states, logits)
         addresses = (t.data_ptr() for t in (logits, values, sums, tokens))
         job.guesses = Guesses(*addresses, *logits.shape, count)
-        if self._table is not None:
-            job.embedding, job.is_half = self._table.data_ptr(), self._table.dtype == torch.bfloat16
-            job.root = job.states.root = self._root.data_ptr()
         return job, (values, tokens, sums, states, logits)
 
     def _laid_out(self, matrices: Tensor) -> tuple[Weights, Tensor]:
@@ -97,31 +90,20 @@ class NativeHeads(nn.Module):
         return out[:heads]
 
     def can_guess(self, count: int) -> bool:
-        """Whether `guesses` finds so many of each head: with a shortlist as long, and a table of
-        embeddings where the heads read the root."""
+        """Whether `guesses` finds so many of each head: with a shortlist as long."""
         return count <= self._most
 
     def guesses(
-        self, hidden: Tensor, token: int, heads: int, count: int
+        self, hidden: Tensor, root: Tensor | None, heads: int, count: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden [1, d], the root's id -> of each head the best logits float32 and their tokens
+        """hidden and root [1, d] -> of each head the best logits float32 and their tokens
         int64 [heads, count], falling, and log(sum(exp)) of all of the shortlist float32 [heads].
         The next call for as many writes them again."""
         if (heads, count) not in self._jobs:
             self._jobs[heads, count] = self._job_of(heads, count)
         job, (values, tokens, sums, *_) = self._jobs[heads, count]
         x = hidden.float().contiguous()
-        job.states.hidden, job.token = x.data_ptr(), token
+        e = x if root is None else root.float().contiguous()
+        job.states.hidden, job.states.root = x.data_ptr(), e.data_ptr()
         self._threads.c.head_guesses(byref(job), self._threads.count)
         return values, tokens, sums
-
-    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """[K, V] -> values float32 and tokens int64 [K, count], and log(sum(exp)) float32 [K]."""
-        x = logits.float().contiguous()
-        values, places = torch.empty(len(x), count), torch.empty(len(x), count, dtype=torch.long)
-        sums = torch.empty(len(x))
-        addresses = (t.data_ptr() for t in (x, values, sums, places))
-        self._threads.c.best_guesses(
-            byref(Guesses(*addresses, *x.shape, count)), self._threads.count
-        )
-        return values, places, sums

@@ -10,7 +10,6 @@ from medusa_chat.decoding.backends.native.blocks import Blocks
 from medusa_chat.decoding.backends.native.structs import (
     Decoder,
     Draw,
-    Guesses,
     HeadGuesses,
     HeadStates,
     Pass,
@@ -30,7 +29,6 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, t
     "linear": (None, POINTER(Product), c_int64),
     "head_states": (None, POINTER(HeadStates), c_int64),
     "head_guesses": (None, POINTER(HeadGuesses), c_int64),
-    "best_guesses": (None, POINTER(Guesses), c_int64),
     "draw": (None, POINTER(Draw), c_int64),
     "row_sums": (None, POINTER(Sums), c_int64),
     "pack": (None, c_void_p, c_void_p, *PAIR),

@@ -52,7 +52,7 @@ class Pass(Structure):
     _fields_ = (
         ("decoder", POINTER(Decoder)),
         *((n, c_void_p) for n in ("tokens", "positions", "texts", "mask")),
-        *((n, c_int64) for n in ("stride", "free", "rows", "start", "threads")),
+        *((n, c_int64) for n in ("stride", "free", "rows", "start", "keys", "threads")),
         *((n, c_void_p) for n in ("hidden", "work")),
     )
 
@@ -104,6 +104,5 @@ class HeadGuesses(Structure):
 
     _fields_ = (
         *(("states", HeadStates), ("logits", Product), ("guesses", Guesses)),
-        *((n, c_void_p) for n in ("embedding", "names", "root")),
-        *((n, c_int64) for n in ("token", "is_half")),
+        ("names", c_void_p),
     )
