@@ -207,32 +207,3 @@ void multiply_packed(const Product *p, int at, int end) {
         put_panel(p, at);
     }
 }
-
-/* numbers [outs, ins] of one byte each, scales and floors [outs, ins / block] of two bytes, where
-   is_wide of four, to panels as `w` says, which are 0 before. */
-EXPORT void pack_numbers(const Weights *w, const uint8_t *numbers, const char *scales,
-                         const char *floors, uint8_t *panels, int64_t outs, int64_t ins) {
-    const int64_t each = w->is_wide ? 4 : 2, blocks = ins / w->block;
-    for (int64_t at = 0; at < outs; at += PANEL)
-        for (int64_t b = 0; b < blocks; b++) {
-            for (int table = 0; table < (w->has_floor ? 2 : 1); table++, panels += PANEL * each)
-                for (int64_t j = 0; j < PANEL && at + j < outs; j++) {
-                    const char *from = table ? floors : scales;
-                    memcpy(panels + j * each, from + ((at + j) * blocks + b) * each, each);
-                }
-            for (int64_t k = 0; k < w->block; k += 2)
-                for (int64_t i = 0; i < BOTH; i++) {
-                    const int64_t out = at + i / 2, in = b * w->block + k + i % 2, pair = k / 2;
-                    const uint8_t code = out < outs ? numbers[out * ins + in] : 0;
-                    if (w->kind == BYTES) panels[pair * BOTH + i] = code;
-                    else panels[(pair / IN_A_WORD * BOTH + i) * 2 + pair % IN_A_WORD / 2] |=
-                        (uint8_t)(code << (pair % 2 * 4));
-                }
-            panels += numbers_size(w);
-        }
-}
-
-/* Bytes of packed panels. */
-EXPORT int64_t packed_size(const Weights *w, int64_t outs, int64_t ins) {
-    return (outs + PANEL - 1) / PANEL * panel_size(w, ins);
-}

@@ -177,24 +177,6 @@ void share(const Product *p, int part, int parts) {
 /* Outputs of a panel. */
 EXPORT int64_t panel(void) { return PANEL; }
 
-/* w [outs, ins], row by row, to panels [ceil(outs / PANEL), ins, PANEL]. */
-EXPORT void pack(const float *w, float *panels, int64_t outs, int64_t ins) {
-    for (int64_t at = 0; at < outs; at += PANEL)
-        for (int64_t k = 0; k < ins; k++)
-            for (int64_t j = 0; j < PANEL; j++)
-                *panels++ = at + j < outs ? w[(at + j) * ins + k] : 0.0f;
-}
-
-/* w [outs, ins] of bf16 to panels [ceil(outs / PANEL), ceil(ins / 2), PANEL, 2]. */
-EXPORT void pack_half(const uint16_t *w, uint16_t *panels, int64_t outs, int64_t ins) {
-    for (int64_t at = 0; at < outs; at += PANEL)
-        for (int64_t k = 0; k < ins; k += 2)
-            for (int64_t j = 0; j < 2 * PANEL; j++) {
-                const int64_t out = at + j / 2, in = k + j % 2;
-                *panels++ = out < outs && in < ins ? w[out * ins + in] : 0;
-            }
-}
-
 static void multiply_part(const void *what, int part, int parts) { share(what, part, parts); }
 
 /* One linear alone. */

@@ -1,10 +1,11 @@
 """The C library's functions, and how many threads work together in them."""
 
-from ctypes import CDLL, POINTER, byref, c_int64, c_void_p
+from ctypes import CDLL, POINTER, c_int64
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from medusa_chat.decoding.backends.native.blocks import Blocks
 from medusa_chat.decoding.backends.native.structs import (
@@ -23,7 +24,6 @@ FLOATS, HALVES, UPPERS, NIBBLES, BYTES = range(5)  # kernels/weights.h
 BLOCKS = 16, 32, 64  # inputs with one scale that kernels/packed.c takes
 SOME = 4096  # rows of a weight that are looked at together
 
-PAIR = c_int64, c_int64
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, then its arguments'
     "run": (c_int64, POINTER(Pass)),
     "linear": (None, POINTER(Product), c_int64),
@@ -31,11 +31,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, t
     "head_guesses": (None, POINTER(HeadGuesses), c_int64),
     "draw": (None, POINTER(Draw), c_int64),
     "row_sums": (None, POINTER(Sums), c_int64),
-    "pack": (None, c_void_p, c_void_p, *PAIR),
-    "pack_half": (None, c_void_p, c_void_p, *PAIR),
-    "pack_numbers": (None, POINTER(Weights), *[c_void_p] * 4, *PAIR),
-    "packed_size": (c_int64, POINTER(Weights), *PAIR),
-    "work_size": (c_int64, POINTER(Decoder), *PAIR, c_int64),
+    "work_size": (c_int64, POINTER(Decoder), *[c_int64] * 3),
 }
 
 
@@ -51,39 +47,37 @@ class NativeThreads:
 
     def panels(self, weight: Tensor) -> tuple[Weights, Tensor]:
         """Matrices [outs, ins] or [n, outs, ins] in panels of P outputs, one behind the other ->
-        what C is told of them, and the panels: in fp32 [n ceil(outs / P), ins, P], in bf16, which
-        fp32 weights stay in where that changes none of them, [n ceil(outs / P), ceil(ins / 2), P,
-        2]; 0 beyond the last output and input."""
-        whole, width, kind = weight.detach(), self._panel, panel_kind(weight)
-        *count, outs, ins = weight.shape
-        shape = (ins, width) if kind == FLOATS else (-(-ins // 2), width, 2)
-        dtype = torch.float32 if kind == FLOATS else torch.bfloat16
-        panels = torch.empty(*count, -(-outs // width), *shape, dtype=dtype)
-        pack = self.c.pack if kind == FLOATS else self.c.pack_half
-        for matrix, into in zip(whole, panels, strict=True) if count else [(whole, panels)]:
-            rows = matrix.to(dtype).contiguous()
-            pack(rows.data_ptr(), into.data_ptr(), outs, ins)
-        return Weights(panels=panels.data_ptr(), kind=kind), panels.flatten(0, len(count))
+        what C is told of them, and the panels in words of 4 bytes, int32: of fp32 [n ceil(outs / P),
+        ins, P], of two of bf16, which fp32 weights stay in where that changes none of them,
+        [n ceil(outs / P), ceil(ins / 2), P]; 0 beyond the last output and input."""
+        kind = panel_kind(weight)
+        rows = weight.detach().to(torch.float32 if kind == FLOATS else torch.bfloat16)
+        spare = -rows.shape[-1] % (1 if kind == FLOATS else 2), -rows.shape[-2] % self._panel
+        rows = F.pad(rows, (0, spare[0], 0, spare[1])) if any(spare) else rows.contiguous()
+        words = rows.view(torch.int32).flatten(0, -2).unflatten(0, (-1, self._panel))
+        panels = words.transpose(1, 2).contiguous()
+        return Weights(panels=panels.data_ptr(), kind=kind), panels
 
     def packed(self, blocks: Blocks) -> tuple[Weights, Tensor] | None:
         """A stored weight [outs, ins] in panels of its own numbers -> what C is told of them, and
         their bytes, uint8 [size]; None for blocks that the kernels do not know."""
-        outs, ins = blocks.numbers.shape
         if blocks.block not in BLOCKS:
             return None
-        numbers, scales = blocks.numbers.contiguous(), blocks.scales.contiguous()
-        floors = None if blocks.floors is None else blocks.floors.contiguous()
-        made_of = Weights(kind=NIBBLES if blocks.is_small else BYTES, block=blocks.block)
-        made_of.has_floor, made_of.is_wide = floors is not None, scales.dtype == torch.float32
-        size = self.c.packed_size(byref(made_of), outs, ins)
-        panels = torch.zeros(size, dtype=torch.uint8)
-        made_of.panels = panels.data_ptr()
-        tables = [
-            numbers.data_ptr(),
-            scales.data_ptr(),
-            None if floors is None else floors.data_ptr(),
-        ]
-        self.c.pack_numbers(byref(made_of), *tables, panels.data_ptr(), outs, ins)
+        tables = [blocks.scales] if blocks.floors is None else [blocks.scales, blocks.floors]
+        pairs = blocks.numbers.view(torch.int16).unflatten(1, (-1, blocks.block // 2))
+        if blocks.is_small:  # two pairs in the bytes of one, then four in a word
+            halves = (pairs[..., ::2] | pairs[..., 1::2] << 4).view(torch.uint8)
+            pairs = halves.unflatten(-1, (-1, 2, 2)).transpose(-1, -2).flatten(-3).view(torch.int32)
+        parts = []
+        for part in (*(table.unsqueeze(2) for table in tables), pairs):
+            whole = F.pad(part, (0, 0, 0, 0, 0, -len(part) % self._panel))
+            whole = whole.unflatten(0, (-1, self._panel)).permute(0, 2, 3, 1).contiguous()
+            parts.append(whole.flatten(2).view(torch.uint8))
+        panels = torch.cat(parts, 2).flatten()
+        made_of = Weights(panels=panels.data_ptr(), block=blocks.block)
+        made_of.kind = NIBBLES if blocks.is_small else BYTES
+        made_of.has_floor = blocks.floors is not None
+        made_of.is_wide = blocks.scales.dtype == torch.float32
         return made_of, panels
 
 
