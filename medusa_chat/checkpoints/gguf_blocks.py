@@ -28,12 +28,11 @@ def stored_blocks(found: Checkpoint) -> Keep:
     return StoredBlocks(GgufWeights.of(found.original, found.weights.config, "bf16"))
 
 
-class StoredBlocks:
+class StoredBlocks(Keep):
     """The weights of one file, tensor by tensor: a Keep."""
 
-    dtype: torch.dtype | None = None
-
     def __init__(self, weights: GgufWeights) -> None:
+        super().__init__()
         self._weights = weights
         self._places = {name: key for key, name in weights.names.items()}
 

@@ -10,7 +10,7 @@ from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_estimate import is_rounded
-from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Keep, Rounded, Widened
+from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Keep, Rounded
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BITS = {"int8": 8, "nf4": 4}
@@ -45,5 +45,5 @@ def keep_of(found: Checkpoint, plan: DevicePlan) -> Keep:
     if isinstance(rounded, Rounded):
         return rounded
     if plan.needs.widens(plan.precision) and file_dtype(found) == torch.bfloat16:
-        return Widened()
+        return Keep(torch.float32)
     return stored_blocks(found) if plan.is_native and plan.precision == "bf16" else AS_IT_IS

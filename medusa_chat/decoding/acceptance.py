@@ -1,4 +1,7 @@
-"""Acceptance: which nodes of a draft the backbone agrees to, and its own token after them."""
+"""Acceptance: which nodes of a draft the backbone agrees to, and its own token after them.
+
+Samples: what top-k and top-p leave of scores, and noise that is a function of the place.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +11,10 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.draft import Draft
-from medusa_chat.decoding.sampling import entropies, filtered, gumbel
 from medusa_chat.decoding.settings import GenerationSettings
 
+MASK32 = 0xFFFFFFFF
+IMPOSSIBLE = -1000.0  # a log-probability whose probability is 0 in any precision, and not infinite
 Position = int | Tensor  # of the root in the text; a tensor [1] where only the device knows it
 
 
@@ -43,7 +47,7 @@ TORCH = Rows()
 @dataclass(frozen=True)
 class VerifyInput:
     """The input of an acceptance rule. logits: the backbone's [n, V], a row for each node of the
-    draft; position: of the root in the text; details: whether Details are wanted; rows: what reads
+    draft; position: of the root in the text; details: whether those are wanted; rows: what reads
     the logits."""
 
     draft: Draft
@@ -61,24 +65,17 @@ class VerifyInput:
 
 
 @dataclass(frozen=True)
-class Details:
-    """Per node, float32 [n]: see DraftRecord. log_probabilities: at its parent; of the root none.
-    thresholds: None unless typical."""
-
-    log_probabilities: Tensor
-    entropies: Tensor
-    thresholds: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class Acceptance:
     """node int64 [1]: the last accepted one; sampled int64 [n]: the backbone's own token after each
-    node; checks [n]: not finite at a node where its logits are broken. All on the device."""
+    node; checks [n]: not finite at a node where its logits are broken, with details the entropies.
+    Of the details float32 [n] (see DraftRecord) log_probabilities: at a node's parent, of the root
+    none; thresholds: None unless typical. All on the device."""
 
     node: Tensor
     sampled: Tensor
     checks: Tensor
-    details: Details | None
+    log_probabilities: Tensor | None = None
+    thresholds: Tensor | None = None
 
 
 Rule = Callable[[VerifyInput], Acceptance]
@@ -91,12 +88,16 @@ def exact(given: VerifyInput) -> Acceptance:
     tree; greedy is its limit.
     """
     draft, sampled = given.draft, own_tokens(given)
-    details = Details(*figures(given)) if given.details else None
+    at_parent = None
+    if given.details:
+        at_parent, checks = figures(given)
+    else:
+        checks = given.logits.gather(1, sampled.unsqueeze(1)).view(-1)
     node = draft.tensors.parents  # of plain decoding: there is nothing to accept but the root
     if node.shape[0] > 1:
         lengths = _lengths(draft.tokens == sampled.index_select(0, node), draft)
         node = lengths.argmax(0, keepdim=True)  # the lowest node of equals
-    return _result(given, node, sampled, details)
+    return Acceptance(node, sampled, checks, at_parent)
 
 
 def typical(given: VerifyInput, is_sampled: bool = False) -> Acceptance:
@@ -119,8 +120,7 @@ def typical(given: VerifyInput, is_sampled: bool = False) -> Acceptance:
         chosen = _drawn(log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf), given)
     else:
         chosen = given.rows.largest(given.logits)
-    details = Details(at_parent, entropy, threshold) if given.details else None
-    return _result(given, node, chosen, details)
+    return Acceptance(node, chosen, entropy, *(at_parent, threshold) if given.details else ())
 
 
 def typical_sampled(given: VerifyInput) -> Acceptance:
@@ -177,10 +177,44 @@ def _lengths(accepted: Tensor, draft: Draft) -> Tensor:
     return torch.where((accepted | tensors.others).all(1), tensors.depths, -1)
 
 
-def _result(
-    given: VerifyInput, node: Tensor, sampled: Tensor, details: Details | None
-) -> Acceptance:
-    if details is not None:
-        return Acceptance(node, sampled, details.entropies, details)
-    own = given.logits.gather(1, sampled.unsqueeze(1)).view(-1)
-    return Acceptance(node, sampled, own, None)
+def entropies(log_p: Tensor) -> Tensor:
+    """Entropy in nats of rows of log-probabilities [n, V] -> [n] in their dtype; impossible tokens
+    add nothing."""
+    return -(log_p.exp() * log_p.clamp(min=IMPOSSIBLE)).sum(-1)
+
+
+def filtered(scores: Tensor, settings: GenerationSettings) -> Tensor:
+    """Top-k, then top-p: scores float32 [n, V] with what is left out at -inf."""
+    if 0 < settings.top_k < scores.shape[-1]:
+        lowest = scores.topk(settings.top_k, dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < lowest, -torch.inf)
+    if settings.top_p < 1:
+        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+        share = torch.softmax(ordered, -1)
+        beyond = share.cumsum(-1) - share >= settings.top_p
+        beyond[:, 0] = False
+        scores = scores.masked_fill(torch.zeros_like(beyond).scatter(1, order, beyond), -torch.inf)
+    return scores
+
+
+def gumbel(seed: int | Tensor, positions: Tensor, vocabulary: int) -> Tensor:
+    """Gumbel noise float32 [p, V], a function of (seed, position, token) alone.
+
+    All nodes of one depth share it, and a later pass over the same position draws it again: so
+    `exact` gives token for token what plain sampling with the same seed gives, whatever the tree.
+    """
+    low, high = seed & MASK32, seed >> 32
+    start = _mix(torch.zeros_like(positions) + low + 0x9E3779B9)
+    key = _mix(start ^ (_mix(positions * 0x85EBCA77 + 1) + _mix(start + high)) & MASK32)
+    tokens = torch.arange(vocabulary, device=positions.device) * 0x9E3779B1 & MASK32
+    bits = _mix(_mix((tokens + key.unsqueeze(1)) & MASK32) ^ _mix(key + 0x27D4EB2F).unsqueeze(1))
+    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23
+    return -torch.log(-torch.log(uniform))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 32-bit mixing function (MurmurHash3's finaliser) on int64 tensors."""
+    x = x & MASK32
+    x = (x ^ x >> 16) * 0x85EBCA6B & MASK32
+    x = (x ^ x >> 13) * 0xC2B2AE35 & MASK32
+    return x ^ x >> 16

@@ -1,15 +1,17 @@
-"""Draft and Plan: what a step proposes, and what the host knows before; their cached shapes."""
+"""Draft and Plan: what a step proposes, and what the host knows before; Drafters without heads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from medusa_chat.decoding.continuation import Continuation
 from medusa_chat.decoding.draft_budget import BOTH
 from medusa_chat.decoding.events import Source
-from medusa_chat.decoding.tree import Tree
+from medusa_chat.decoding.tree import ROOT, Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,3 +147,64 @@ def shape_of(
 def named(source: Source, count: int) -> tuple[Source, ...]:
     """The sources of `count` nodes that one has proposed."""
     return (source,) * count
+
+
+class Drafter(Protocol):
+    """Proposes drafts in two calls: `plan` on the host, then `fill` with the tokens on the
+    device."""
+
+    name: str
+
+    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
+        """The plan of the next draft.
+
+        tokens: the ids added to the text since the last call (at first the prompt), the root last.
+        depth: the largest that the context has room for.
+        """
+        ...
+
+    def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+        """The draft of `plan`. root int64 [1], on the device; hidden [1, d]: the backbone's state
+        from which the root was predicted."""
+        ...
+
+    def learn(self, nodes: int, path: Sequence[int]) -> None:
+        """Account for the last step: its number of nodes, and the accepted ones, the root first."""
+        ...
+
+
+class Autoregressive:
+    """Drafter "none": plain decoding, one token a step."""
+
+    name, why = "none", "off: plain decoding"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._root = Plan(ROOT, TreeTensors.of(ROOT, device), reason=self.why)
+
+    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
+        return self._root
+
+    def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+        """root int64 [1], the planned tokens after it; hidden [1, d] is not read."""
+        return text_draft(plan, root)
+
+    def learn(self, nodes: int, path: Sequence[int]) -> None:
+        """Does nothing: there is no draft to learn from, and the hit rates of matches are those of
+        every token, drafted or not."""
+
+
+class PromptLookup(Autoregressive):
+    """Drafter "prompt-lookup": what followed the text's end where it stood before, as a chain of
+    one length (`nodes` with the root, at most DEPTH + 1): recorded steps are of one kind then."""
+
+    name, why = "prompt-lookup", "off: no match"
+
+    def __init__(self, nodes: int, device: torch.device) -> None:
+        super().__init__(device)
+        self.nodes, self._text = nodes, Continuation()
+
+    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
+        self._text.read(tokens)
+        found = self._text.following(min(self.nodes - 1, depth))
+        return text_chain(found, self._device) if found else self._root

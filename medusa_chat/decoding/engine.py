@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule, VerifyInput
-from medusa_chat.decoding.draft import Draft, TreeTensors
+from medusa_chat.decoding.draft import Autoregressive, Draft, Drafter, PromptLookup, TreeTensors
 from medusa_chat.decoding.draft_budget import DraftBudget
-from medusa_chat.decoding.drafters import Autoregressive, Drafter, PromptLookup
 from medusa_chat.decoding.events import Event, Prefilled, Reason
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
@@ -92,7 +91,20 @@ class Engine:
         first, hidden, reused = self._prefill(prompt_ids, rule, settings)
         answer = AnswerTokens(self.eos, *self._limit(len(prompt_ids), settings))
         emitted = answer.begin(first, perf_counter() - started)
-        yield self._prefilled(prompt_ids, settings, reused, emitted, answer.prefill_seconds)
+        yield Prefilled(
+            model=self.name,
+            precision=self.precision,
+            device=str(self.backbone.device),
+            settings=settings.to_json(),
+            prompt_token_ids=tuple(prompt_ids),
+            prompt_tokens=len(prompt_ids),
+            reused_tokens=reused,
+            token_ids=emitted,
+            text="",
+            seconds=answer.prefill_seconds,
+            context=self.backbone.context,
+            backend=self.backend.name,
+        )
         known: Sequence[int] = [*prompt_ids, first.next_token]
         state = DecodeState(drafter, rule, settings, details, hidden, first.next_token)
         while answer.reason is None:
@@ -104,30 +116,6 @@ class Engine:
         if answer.reason == "error":
             self.backbone.cache.wipe()
         yield answer.finished()
-
-    def _prefilled(
-        self,
-        prompt_ids: Sequence[int],
-        settings: GenerationSettings,
-        reused: int,
-        emitted: tuple[int, ...],
-        seconds: float,
-    ) -> Prefilled:
-        """The first event. reused: tokens that the cache held; emitted: of the first token."""
-        return Prefilled(
-            model=self.name,
-            precision=self.precision,
-            device=str(self.backbone.device),
-            settings=settings.to_json(),
-            prompt_token_ids=tuple(prompt_ids),
-            prompt_tokens=len(prompt_ids),
-            reused_tokens=reused,
-            token_ids=emitted,
-            text="",
-            seconds=seconds,
-            context=self.backbone.context,
-            backend=self.backend.name,
-        )
 
     def peek(
         self, token_ids: Sequence[int], path: Sequence[int], head: int = 0

@@ -37,8 +37,7 @@ class Layer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [1, H, q, D]; return keys and values [1, H, s, D], all in the dtype of the cache.
-        """
+        """Write [1, H, q, D]; return keys and values [1, H, s, D], all in the cache's dtype."""
         rows = key_states.shape[2]
         for kept, new in ((self.keys, key_states), (self.values, value_states)):
             if self.places is None:
@@ -118,8 +117,8 @@ class KVCache:
         self.length += count
 
     def fixed(self, places: Tensor, bucket: int) -> Cache:
-        """This cache for steps of fixed shapes: places int64 [q], where a pass writes its rows; bucket:
-        positions that it reads."""
+        """This cache for steps of fixed shapes: places int64 [q], where a pass writes its rows;
+        bucket: positions that it reads."""
         pairs = [(layer.keys, layer.values) for layer in self._layers]
         return Cache(layers=[Layer(k, v, places, bucket) for k, v in pairs])
 

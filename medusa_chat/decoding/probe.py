@@ -77,7 +77,5 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many ids both begin with."""
     if list(b[: len(a)]) == a:  # a conversation that goes on: faster than token by token
         return len(a)
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

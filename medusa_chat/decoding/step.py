@@ -10,8 +10,7 @@ from torch import Tensor
 
 from medusa_chat.decoding.acceptance import Acceptance, Position, Rows, Rule, VerifyInput
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.draft import Draft, Plan
-from medusa_chat.decoding.drafters import Drafter
+from medusa_chat.decoding.draft import Draft, Drafter, Plan
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import StepResult, read
 
@@ -21,8 +20,8 @@ Pass = Callable[[Draft], tuple[Tensor, Tensor]]  # of n nodes -> hidden [n, d], 
 @dataclass
 class DecodeState:
     """How an answer is decoded, and its current position, which every step moves on. root_id: the
-    root; root int64 [1]: the same on the device, None where only the host has it; hidden [1, d]:
-    the backbone's state from which it was predicted; most: tokens still to generate."""
+    root; hidden [1, d]: the backbone's state from which it was predicted, on the device; most:
+    tokens still to generate."""
 
     drafter: Drafter
     rule: Rule
@@ -30,7 +29,6 @@ class DecodeState:
     details: bool
     hidden: Tensor
     root_id: int
-    root: Tensor | None = None
     most: int = 1
 
 
@@ -91,17 +89,15 @@ class TorchStep:
     def step(self, state: DecodeState, plan: Plan) -> StepResult:
         """See StepBackend."""
         cache, watch = self.backbone.cache, self._watch
-        root = state.root
-        if root is None:
-            root = torch.tensor([state.root_id], device=self.backbone.device)
-        draft, accepted, following, marks = run_step(
+        root = torch.tensor([state.root_id], device=self.backbone.device)
+        draft, accepted, (_, hidden), marks = run_step(
             *(state, plan, root, state.hidden, cache.length, state.settings, self.run),
             *(self.rows, watch.mark),
         )
         result = read(draft, accepted)
         if result.is_finite:
             cache.keep(result.path)
-        state.root_id, (state.root, state.hidden) = result.next_token, following
+        state.root_id, state.hidden = result.next_token, hidden
         result.heads_seconds = watch.between(marks[0], marks[1])
         result.backbone_seconds = watch.between(marks[1], marks[2])
         self.seconds += result.heads_seconds + result.backbone_seconds

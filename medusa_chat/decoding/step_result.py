@@ -69,10 +69,9 @@ def _rows(draft: Draft, accepted: Acceptance) -> tuple[list[Tensor], Frame]:
     """The accepted node [1], and the rows [n] that the frame names: int64 the tokens and the
     backbone's own, then figures of a floating dtype, of which the host does not know them yet."""
     rows = {"tokens": draft.tokens, "sampled": accepted.sampled, "entropies": accepted.checks}
-    found = accepted.details
-    if found is not None:
-        rows["log_probabilities"] = found.log_probabilities
-        figures = {"thresholds": found.thresholds, "shares": draft.shares}
+    if accepted.log_probabilities is not None:
+        rows["log_probabilities"] = accepted.log_probabilities
+        figures = {"thresholds": accepted.thresholds, "shares": draft.shares}
         rows |= {name: row for name, row in figures.items() if isinstance(row, Tensor)}
     return [accepted.node, *rows.values()], Frame(draft, tuple(rows))
 

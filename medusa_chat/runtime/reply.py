@@ -10,7 +10,7 @@ from medusa_chat.checkpoints.memory import refuse_out_of_memory
 from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.decoding.continuation import DEPTH
 from medusa_chat.decoding.detokenizer import with_text
-from medusa_chat.decoding.drafters import Drafter
+from medusa_chat.decoding.draft import Drafter
 from medusa_chat.decoding.events import Event, Finished, changed
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT

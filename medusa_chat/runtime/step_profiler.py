@@ -3,10 +3,8 @@
 from collections.abc import Callable, Generator
 from time import perf_counter
 
-import torch
-
 from medusa_chat.decoding.acceptance import exact
-from medusa_chat.decoding.drafters import Drafter
+from medusa_chat.decoding.draft import Drafter
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
@@ -147,7 +145,6 @@ class StepProfiler:
         weight = engine.heads.bias
         self._hidden = weight.new_full((1, weight.shape[-1]), 0.1)
         self._root_id = min(5, engine.backbone.vocabulary - 1)
-        self._root = torch.tensor([self._root_id], device=weight.device)
 
     def step(self, nodes: int, length: int) -> float:
         """Run a whole step as the page has it (heads, backbone, acceptance, details, the copy to
@@ -155,7 +152,7 @@ class StepProfiler:
         engine = self.engine
         engine.backbone.cache.length = length
         drafter = self._drafter(nodes)
-        state = DecodeState(drafter, exact, SETTINGS, True, self._hidden, self._root_id, self._root)
+        state = DecodeState(drafter, exact, SETTINGS, True, self._hidden, self._root_id)
         plan = drafter.plan([self._root_id], engine.backbone.context - 1 - length)
         return engine.backend.step(state, plan).heads_seconds
 

@@ -12,7 +12,7 @@ from medusa_chat.checkpoints import native_build
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, native
 from medusa_chat.decoding.backends.replacements import replace_submodules
-from medusa_chat.decoding.drafters import Autoregressive
+from medusa_chat.decoding.draft import Autoregressive
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import BROKEN

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from medusa_chat.decoding.acceptance import thresholds
-from medusa_chat.decoding.sampling import entropies
+from medusa_chat.decoding.acceptance import entropies, thresholds
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.training.hardware import (
     GPUS,

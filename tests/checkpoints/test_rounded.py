@@ -15,7 +15,7 @@ from support.quantised import opened, texts
 from medusa_chat.checkpoints import native_build, prepare, quantised
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.native.attach import round_linears
-from medusa_chat.decoding.backends.native.blocks import Blocks, Rounded, Widened
+from medusa_chat.decoding.backends.native.blocks import Blocks, Keep, Rounded
 from medusa_chat.decoding.backends.native.linear import NativeLinear, kept_bytes
 from medusa_chat.decoding.fused_layers import FusedLayer
 from medusa_chat.errors import ModelError
@@ -141,7 +141,7 @@ def test_no_layer_is_merged_before_the_one_before_it_is_packed(library):
 def test_bf16_weights_are_computed_in_fp32_as_if_they_were_read_so(family, is_tied, library):
     """Bit for bit what the fp32 model of the same numbers gives."""
     found = []
-    for keep in (Widened(), None):
+    for keep in (Keep(torch.float32), None):
         model = tiny(family, tie_word_embeddings=is_tied).bfloat16()
         model = model if keep else model.float()
         options = {"keep": keep} if keep else {}
@@ -156,7 +156,7 @@ def test_where_no_pass_in_c_is_a_model_to_be_widened_is_fp32(library, monkeypatc
     monkeypatch.setattr(prepare.native, "layout", lambda *_: None)
     for family in ("llama", "gemma"):
         model = tiny(family).bfloat16()
-        backend, _ = prepare.prepare(model, None, torch.device("cpu"), 96, keep=Widened())
+        backend, _ = prepare.prepare(model, None, torch.device("cpu"), 96, keep=Keep(torch.float32))
         assert not prepare.is_native(backend)
         assert {p.dtype for p in model.parameters()} == {torch.float32}
 

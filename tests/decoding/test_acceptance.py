@@ -10,14 +10,16 @@ from support.drafts import CPU, draft_of
 
 from medusa_chat.decoding.acceptance import (
     VerifyInput,
+    entropies,
     exact,
+    filtered,
+    gumbel,
     own_tokens,
     thresholds,
     typical,
     typical_sampled,
 )
 from medusa_chat.decoding.draft import Draft, TreeTensors
-from medusa_chat.decoding.sampling import entropies, filtered, gumbel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import StepResult, read
 from medusa_chat.decoding.tree import Tree

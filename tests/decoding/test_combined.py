@@ -15,8 +15,8 @@ from support.step_costs import EXPECTED, TREE, costs_of
 from medusa_chat.decoding import continuation as texts
 from medusa_chat.decoding import draft_budget as budgets
 from medusa_chat.decoding.continuation import Continuation, Guess
+from medusa_chat.decoding.draft import PromptLookup
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
-from medusa_chat.decoding.drafters import PromptLookup
 from medusa_chat.decoding.dynamic_tree import merge
 from medusa_chat.decoding.events import Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings

@@ -22,7 +22,7 @@ from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.hf_baseline import HFBaseline, matching_baseline
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, row
-from medusa_chat.decoding.sampling import gumbel
+from medusa_chat.decoding.acceptance import gumbel
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 

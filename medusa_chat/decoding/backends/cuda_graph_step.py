@@ -101,7 +101,7 @@ class CudaGraphStep:
             self._queued = self._queue(kind, state, start + deep)
         self._last, self._decode_state = kind, state
         result = self._read(queued)
-        state.root, state.root_id, state.hidden = None, result.next_token, queued.hidden
+        state.root_id, state.hidden = result.next_token, queued.hidden
         if result.is_finite:
             cache.extend(len(result.path))
         self._length = cache.length if result.is_finite else -1

@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache
 from medusa_chat.decoding import acceptance, fused_layers
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.kernels import kernel
-from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, largest, pays
+from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, agrees, is_faster, largest
 from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm
 from medusa_chat.decoding.kv_cache import Layer
 
@@ -69,7 +69,8 @@ def use_where_faster(name: str, backbone: Backbone, timer: Timer) -> list[str]:
     off = partial(difference, name, sizes, device, dtype)
     given = (arguments(name, sizes, rows, device, dtype, dtype) for rows in ROWS)
     pairs = ((partial(twin(name), *one), partial(own(name), *one)) for one in given)
-    if not pays(f"{NAMES[name]}: torch's operators instead", off, limit, pairs, timer):
+    instead = f"{NAMES[name]}: torch's operators instead"
+    if not (agrees(instead, off, limit) and is_faster(pairs, timer)):
         return []
     for user in users:
         setattr(user, name, own(name))

@@ -38,17 +38,6 @@ def agrees(instead: str, difference: Callable[[], float], tolerance: float) -> b
     return True
 
 
-def pays(
-    instead: str,
-    difference: Callable[[], float],
-    tolerance: float,
-    pairs: Iterable[tuple[Callable[[], Any], ...]],
-    timer: Timer,
-) -> bool:
-    """Whether the kernel `agrees` and `is_faster`."""
-    return agrees(instead, difference, tolerance) and is_faster(pairs, timer)
-
-
 def is_faster(pairs: Iterable[tuple[Callable[[], Any], ...]], timer: Timer) -> bool:
     """Whether of the pairs of calls, torch's and ours, some of ours is measured as faster and none
     as slower."""

@@ -10,12 +10,12 @@ from medusa_chat.decoding.acceptance import (
     Rows,
     VerifyInput,
     exact,
+    gumbel,
     typical,
     typical_sampled,
 )
 from medusa_chat.decoding.backends.native import NativeThreads
 from medusa_chat.decoding.backends.native.rows import NativeRows
-from medusa_chat.decoding.sampling import gumbel
 from medusa_chat.decoding.settings import GenerationSettings
 
 
@@ -92,8 +92,8 @@ def test_every_rule_has_the_same_outcome(library, rule):
         )
         for name in ("node", "sampled"):
             assert torch.equal(getattr(mine, name), getattr(others, name))
-        for name in ("log_probabilities", "entropies"):
-            pair = (getattr(one.details, name) for one in (mine, others))
+        for name in ("log_probabilities", "checks"):
+            pair = (getattr(one, name) for one in (mine, others))
             assert torch.allclose(*pair, atol=1e-4)
 
 

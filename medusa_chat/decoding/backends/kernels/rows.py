@@ -12,7 +12,7 @@ BLOCK = 4096  # scores that are read at once
 
 @triton.jit
 def _mix(x):
-    """sampling._mix, on uint32."""
+    """acceptance._mix, on uint32."""
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
     return x ^ (x >> 16)
@@ -20,7 +20,7 @@ def _mix(x):
 
 @triton.jit
 def _draw_kernel(scores, depths, place, seed, best, tokens, size, block: tl.constexpr):
-    """The largest of one block of a row's scores with the noise of sampling.gumbel, and where."""
+    """The largest of one block of a row's scores with the noise of acceptance.gumbel, and where."""
     row = tl.program_id(0).to(tl.int64)
     out = row * tl.num_programs(1) + tl.program_id(1)
     whole = tl.load(seed)

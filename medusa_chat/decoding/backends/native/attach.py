@@ -53,7 +53,8 @@ def layout(
     where a product by C differs from torch's."""
     first = model.get_decoder().layers[0].self_attn.o_proj
     dtype = keep.dtype or first.weight.dtype
-    if not _is_right(dtype, lambda: _off_by(first, threads, dtype)):
+    weight = first.weight.detach().to(dtype)
+    if not _is_right(dtype, lambda: NativeLinear(first, threads, weight).off_by(weight)):
         return None
     return partial(_lay_out, threads, keep)
 
@@ -165,14 +166,3 @@ def _difference(backbone: Backbone, *decoders: Any) -> float:
         found.append(torch.cat(parts))
     backbone.cache.crop(0)
     return float((found[0] - found[1]).abs().max() / found[0].abs().max())
-
-
-def _off_by(linear: Any, threads: NativeThreads, dtype: torch.dtype) -> float:
-    """The largest difference of our product with the weight as this dtype from torch's, as a share
-    of the largest output."""
-    x = torch.randn(7, linear.in_features, generator=torch.Generator().manual_seed(0))
-    weight = linear.weight.detach().to(dtype)
-    found = NativeLinear(linear, threads, weight)(x)
-    bias = None if linear.bias is None else linear.bias.to(dtype)
-    expected = F.linear(x.to(dtype), weight, bias).float()
-    return float((found - expected).abs().max() / expected.abs().max())

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -76,17 +75,11 @@ class Blocks:
             ]
             return torch.cat(spread)
 
-        floors = None
-        if any(part.floors is not None for part in parts):
-            none = [torch.zeros_like(part.scales) for part in parts]
-            floors = whole(
-                [
-                    zero if p.floors is None else p.floors
-                    for p, zero in zip(parts, none, strict=True)
-                ]
-            )
+        floors = [torch.zeros_like(p.scales) if p.floors is None else p.floors for p in parts]
+        is_floored = any(part.floors is not None for part in parts)
         scales = whole([part.scales for part in parts])
-        return cls(torch.cat([part.numbers for part in parts]), scales, floors)
+        numbers = torch.cat([part.numbers for part in parts])
+        return cls(numbers, scales, whole(floors) if is_floored else None)
 
 
 def _nearest_bytes(x: Tensor) -> tuple[Tensor, ...]:
@@ -112,44 +105,24 @@ def _nearest_nibbles(x: Tensor) -> tuple[Tensor, ...]:
     return numbers.to(torch.int8), scales.squeeze(2), floors.squeeze(2)
 
 
-class Keep(Protocol):
-    """How the weights of a model lie in memory where C multiplies them. dtype: what all else of it
-    is in; None: as it was read."""
+class Keep:
+    """How the weights of a model lie in memory where C multiplies them: as they were read, or in a
+    dtype, in which all else of the model is then, too."""
 
-    dtype: torch.dtype | None
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self.dtype = dtype
 
     def __call__(self, names: Sequence[str], weight: Tensor) -> Blocks | Tensor:
         """What is multiplied in place of a weight [outs, ins], that of the tensors of these names
         side by side: blocks, or numbers of fp32 or bf16."""
-        ...
+        return weight if self.dtype is None else weight.to(self.dtype)
 
 
-class AsItIs:
-    """The Keep of a model that was read in fp32 or bf16 and stays so."""
-
-    dtype: torch.dtype | None = None
-
-    def __call__(self, names: Sequence[str], weight: Tensor) -> Tensor:
-        """The weight."""
-        return weight
-
-
-class Widened:
-    """The Keep of a model that is computed in fp32 and was read in 16 bits."""
-
-    dtype: torch.dtype | None = torch.float32
-
-    def __call__(self, names: Sequence[str], weight: Tensor) -> Tensor:
-        """The weight in fp32."""
-        return weight.float()
-
-
-class Rounded:
+class Rounded(Keep):
     """The Keep that makes blocks of a model's weights: of 8 bits, or of 4 but for the LM head."""
 
-    dtype: torch.dtype | None = torch.bfloat16
-
     def __init__(self, bits: int) -> None:
+        super().__init__(torch.bfloat16)
         self.bits = bits
 
     def __call__(self, names: Sequence[str], weight: Tensor) -> Blocks | Tensor:
@@ -159,4 +132,4 @@ class Rounded:
         return Blocks.of(weight, 8 if set(names) & TABLES else self.bits)
 
 
-AS_IT_IS: Keep = AsItIs()
+AS_IT_IS = Keep()

@@ -47,8 +47,8 @@ class NativeThreads:
 
     def panels(self, weight: Tensor) -> tuple[Weights, Tensor]:
         """Matrices [outs, ins] or [n, outs, ins] in panels of P outputs, one behind the other ->
-        what C is told of them, and the panels in words of 4 bytes, int32: of fp32 [n ceil(outs / P),
-        ins, P], of two of bf16, which fp32 weights stay in where that changes none of them,
+        what C is told of them, and the panels in words of 4 bytes, int32: of fp32 [n ceil(outs /
+        P), ins, P], of two of bf16, which fp32 weights stay in where that changes none of them,
         [n ceil(outs / P), ceil(ins / 2), P]; 0 beyond the last output and input."""
         kind = panel_kind(weight)
         rows = weight.detach().to(torch.float32 if kind == FLOATS else torch.bfloat16)

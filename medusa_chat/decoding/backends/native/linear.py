@@ -40,19 +40,19 @@ class NativeLinear(nn.Module):
             packed, some = threads.packed(kept), kept.values(slice(SAMPLE))
             if packed is not None:
                 self.weights, self.panels = packed
-                if agrees(OTHERWISE, lambda: self._off_by(some), TOLERANCE):
+                if agrees(OTHERWISE, lambda: self.off_by(some), TOLERANCE):
                     return
             kept = None
         self.weights, self.panels = threads.panels(linear.weight if kept is None else kept)
 
-    def _off_by(self, weight: Tensor) -> float:
-        """The largest difference of the first outputs from torch's product with their weight
-        float32 [n, ins], without a bias, as a share of the largest."""
+    def off_by(self, weight: Tensor) -> float:
+        """The largest difference of the first SAMPLE outputs from torch's product with their weight
+        [n, ins] in fp32, without a bias, as a share of the largest."""
         x = torch.randn(2, self.ins, generator=torch.Generator().manual_seed(0)).bfloat16().float()
-        expected = x @ weight.t()
-        found = self(x)[:, : len(weight)]
+        expected = x @ weight[:SAMPLE].float().t()
+        found = self(x)[:, : expected.shape[1]]
         if self._bias is not None:
-            found = found - self._bias[: len(weight)]
+            found = found - self._bias[: expected.shape[1]]
         return float((found - expected).abs().max() / expected.abs().max())
 
     @property
