@@ -8,6 +8,7 @@ from support.conversations import ended, event, guest, known, owner, turn
 
 from medusa_chat.errors import UsageError
 from medusa_chat.ui.chat import session_store as store_module
+from medusa_chat.ui.chat.answer import Row
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.session_store import OWNER
 
@@ -75,7 +76,10 @@ def test_a_guest_has_a_number_and_a_length_of_conversations(controller, monkeypa
     one, two, three = (sessions.open("a") for _ in range(3))
     assert sessions.all("a") == [two, three] and sessions.find("a", one.id) is None
     three.ask(turn("12345"))
-    for act in (lambda: three.ask(turn("123456")), lambda: three.edit(0, turn("1" * 11))):
+    for act in (
+        lambda: three.ask(turn("123456")),
+        lambda: three.edit(Row(0, "text", "12345"), turn("1" * 11)),
+    ):
         with pytest.raises(UsageError, match="as long as|still running"):
             act()
     ended(three)

@@ -11,6 +11,7 @@ from medusa_chat.ui.chat import audience
 from medusa_chat.ui.chat import chat_session as session_module
 from medusa_chat.ui.chat import session_store as store_module
 from medusa_chat.ui.chat.session_store import OWNER, SessionStore
+from medusa_chat.ui.chat.view import rows_of
 
 
 def test_a_message_sent_while_one_runs_waits_and_goes_out_at_the_end(chat):
@@ -129,7 +130,7 @@ def test_an_edited_question_is_sent_and_the_old_branch_stays_reachable(chat):
     for text in ("first", "second"):
         chat.ask(turn(text))
         ended(chat)
-    chat.edit(0, turn("changed"))
+    chat.edit(rows_of(chat.transcript)[0], turn("changed"))
     ended(chat)
     assert [m["content"] for m in chat.transcript.messages if m["role"] == "user"] == ["changed"]
     assert chat.session.runner.prompts[-1] == [{"role": "user", "content": "changed"}]
@@ -143,7 +144,7 @@ def test_an_edited_answer_stays_as_edited_and_nothing_is_sent(chat):
     for text in ("first", "second"):
         chat.ask(turn(text))
         ended(chat)
-    chat.edit(1, turn("my own words"))
+    chat.edit(rows_of(chat.transcript)[1], turn("my own words"))
     assert not chat.is_running and len(chat.session.runner.prompts) == 2
     assert (
         chat.transcript.messages[1]["content"] == "my own words"

@@ -1,6 +1,7 @@
 """Conversations of the owner and of guests: what is listed, kept, evicted; what a restart finds."""
 
 import json
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -163,6 +164,19 @@ def test_a_deleted_conversation_leaves_the_disk_after_a_while(server, history, m
     wait_for(lambda: not steps.exists())
     assert server.restore_conversation(tab, event(id=chat.id)).history["__type__"] == "update"
     assert b"secret words" not in history.file.read_bytes()
+
+
+def test_a_second_deletion_has_its_own_while(server, history, monkeypatch):
+    monkeypatch.setattr(list_module, "UNDO_SECONDS", 0.3)
+    tab = owner()
+    chat = say(server, tab, "pears")
+    server.delete_conversation(tab, event(id=chat.id))
+    server.restore_conversation(tab, event(id=chat.id))
+    monkeypatch.setattr(list_module, "UNDO_SECONDS", 60)
+    server.delete_conversation(tab, event(id=chat.id))
+    time.sleep(0.6)  # the first deletion's while is over
+    server.restore_conversation(tab, event(id=chat.id))
+    assert titles(server, tab.scope) == ["pears"]
 
 
 def test_a_deleted_conversation_leaves_the_disk_at_the_next_start(server, session, history):

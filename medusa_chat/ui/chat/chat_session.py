@@ -8,7 +8,7 @@ from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.stored_conversation import StoredConversation
-from medusa_chat.ui.chat.answer import Answer, Piece
+from medusa_chat.ui.chat.answer import Answer, Piece, Row
 from medusa_chat.ui.chat.answer_run import AnswerRun
 from medusa_chat.ui.chat.audience import Audience
 from medusa_chat.ui.chat.conversation import GONE, Conversation
@@ -90,17 +90,17 @@ class ChatSession(Conversation):
             before, kept = self.transcript.last_pieces(), self.transcript.head(len(shown) - 1)
             self._begin(inputs, kept, "", before, shown[-1].id)
 
-    def edit(self, position: int, inputs: Inputs) -> None:
-        """Change a message. One of the user is sent again as another version of it; what came
-        after the one before stays reachable."""
+    def edit(self, row: Row, inputs: Inputs) -> None:
+        """Change what a row shows of a message. One of the user is sent again as another version of
+        it; what came after the one before stays reachable."""
         with self._idle():
-            if position >= len(self.transcript.messages):
+            if row.position >= len(self.transcript.messages):
                 raise UsageError(GONE)
             self._check_length(inputs.text)
-            if self.transcript.messages[position]["role"] == "user":
-                self._begin(inputs, self.transcript.head(position), inputs.text)
+            if self.transcript.messages[row.position]["role"] == "user":
+                self._begin(inputs, self.transcript.head(row.position), inputs.text)
             else:
-                self._set_transcript(self.transcript.with_text(position, inputs.text))
+                self._set_transcript(self.transcript.with_text(row, inputs.text))
 
     def show_version(self, position: int, version: int) -> None:
         """Show another version of a message, with the steps of the answer it comes to."""

@@ -55,7 +55,7 @@ class ChatController(ConversationEvents):
         if row.kind != "text":
             gr.Info("Only what was said can be edited.")
             return self._view(tab)
-        return self._do(tab, lambda chat: chat.edit(row.position, self._at_pace(tab, inputs)))
+        return self._do(tab, lambda chat: chat.edit(row, self._at_pace(tab, inputs)))
 
     def refuse_edit(self, tab: Tab, error: MedusaChatError) -> View:
         """`refuse` for a row that was edited: the browser must draw it as it was."""

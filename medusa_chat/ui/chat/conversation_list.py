@@ -30,6 +30,7 @@ class ConversationList:
 
     def __init__(self, sessions: SessionStore) -> None:
         self.sessions = sessions
+        self._removals: dict[str, threading.Timer] = {}
         self._purge()
 
     def entries(self, scope: str, search: str = "", most: int = 200) -> tuple[list[Entry], bool]:
@@ -62,6 +63,8 @@ class ConversationList:
         chat.set_deleted(True)
         timer = threading.Timer(UNDO_SECONDS, self._remove, (chat,))
         timer.daemon = True
+        self._keep(chat.id)
+        self._removals[chat.id] = timer
         timer.start()
         return chat
 
@@ -69,12 +72,19 @@ class ConversationList:
         """Bring a deleted conversation back; None when it is too late."""
         for chat in self.sessions.all(scope):
             if chat.id == id and chat.is_deleted:
+                self._keep(chat.id)
                 chat.set_deleted(False)
                 return chat
         return None
 
+    def _keep(self, id: str) -> None:
+        """Do not remove it, as an earlier deletion would."""
+        if (timer := self._removals.pop(id, None)) is not None:
+            timer.cancel()
+
     def _remove(self, chat: ChatSession) -> None:
         """Remove a conversation that nobody brought back."""
+        self._removals.pop(chat.id, None)
         if self.sessions.forget(chat):
             self._purge(chat.id)
 

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from medusa_chat.messages import Message
 from medusa_chat.runtime.message_tree import MessageTree
-from medusa_chat.ui.chat.answer import Answer, Piece
+from medusa_chat.ui.chat.answer import Answer, Piece, Row
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,12 @@ class Transcript:
         tree = self.tree.plus(role, text, note, lengths)
         return Transcript(tree, {**self.recorded, tree.leaf: answer} if answer else self.recorded)
 
-    def with_text(self, position: int, text: str) -> "Transcript":
-        """A copy with one of the model's answers rewritten, without its recorded steps."""
-        one = replace(self.tree.path[position], content=text, note="", lengths=())
+    def with_text(self, row: Row, text: str) -> "Transcript":
+        """A copy with what a row shows of one of the model's answers rewritten, without the
+        answer's recorded steps."""
+        found = self.tree.path[row.position]
+        whole = found.content[: row.start] + text + found.content[row.start + len(row.text) :]
+        one = replace(found, content=whole, note="", lengths=())
         recorded = {at: answer for at, answer in self.recorded.items() if at != one.id}
         return Transcript(self.tree.replaced(one), recorded)
 
