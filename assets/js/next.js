@@ -19,7 +19,7 @@ function row(text, place) {
   drop.textContent = "×";
   drop.title = "Do not send it";
   drop.setAttribute("aria-label", `Do not send: ${text.slice(0, 60)}`);
-  drop.addEventListener("click", () => trigger("drop", { place }));
+  drop.addEventListener("click", () => trigger("drop", { place, text }));
   node.append(what, drop);
   return node;
 }

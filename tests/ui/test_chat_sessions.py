@@ -20,8 +20,11 @@ def test_a_message_sent_while_one_runs_waits_and_goes_out_at_the_end(chat):
     chat.ask(turn("dropped"))
     chat.ask(turn("three"))
     assert [inputs.text for inputs in chat.pending] == ["two", "dropped", "three"]
-    chat.drop(1)
-    chat.drop(7)
+    before = list(chat.pending)
+    chat.drop(1, "what moved on")
+    chat.drop(7, before[1].text)
+    assert chat.pending == before
+    chat.drop(1, before[1].text)
     chat.enter()
     wait_for(lambda: len(chat.transcript.messages) == 6)
     ended(chat)

@@ -3,7 +3,6 @@
 import time
 
 GRACE_SECONDS = 20.0  # how long an answer goes on that no tab shows
-HIDDEN = 4.5  # times as long without any tab: a browser lets hidden ones tell once a minute
 IDLE_SECONDS = 3 * 24 * 3600.0
 
 
@@ -29,7 +28,7 @@ class Audience:
     @property
     def has_left(self) -> bool:
         """Whether no tab has been there for a while."""
-        return not self.streaming and time.monotonic() - self.seen_at > HIDDEN * GRACE_SECONDS
+        return not self.streaming and time.monotonic() - self.seen_at > GRACE_SECONDS
 
     @property
     def is_long_gone(self) -> bool:

@@ -66,10 +66,10 @@ class ChatSession(Conversation):
                 raise UsageError(f"{MAX_PENDING} messages are already waiting: remove one, or wait")
             self._change()
 
-    def drop(self, position: int) -> None:
-        """Forget a message that waits."""
+    def drop(self, position: int, shown: object) -> None:
+        """Forget the message that waits at a place, if it is still the one that was shown there."""
         with self._lock:
-            if position < len(self.pending):
+            if [one.shown for one in self.pending][position : position + 1] == [shown]:
                 del self.pending[position]
                 self._change()
 

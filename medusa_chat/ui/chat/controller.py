@@ -85,7 +85,7 @@ class ChatController(ConversationEvents):
         except MedusaChatError:
             place = None
         if place is not None:
-            self.session_of(tab).drop(place)
+            self.session_of(tab).drop(place, event_field(event, "text"))
         return self._view(tab)
 
     def set_system(self, tab: Tab, system: object) -> None:

@@ -89,7 +89,7 @@ def next_line(tab: Tab, chat: ChatSession, ask: str, view: int) -> str:
     and in which view, and what becomes of its box. The server never writes the box itself: what
     was typed since it was asked would be lost."""
     tab.asks += bool(ask)
-    line = {"pending": [inputs.text[:200] for inputs in chat.pending], "ask": ask}
+    line = {"pending": [inputs.shown for inputs in chat.pending], "ask": ask}
     line |= {"taken": tab.taken, "given": tab.given, "back": tab.back}
     line |= {"number": tab.asks, "key": tab.key, "is_demo": is_demo(chat.session), "view": view}
     return to_line({**line, "conversation": chat.id, "guest": "" if chat.is_kept else chat.scope})

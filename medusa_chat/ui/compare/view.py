@@ -5,6 +5,7 @@ from typing import Any
 
 from medusa_chat.runtime.compare import Progress
 from medusa_chat.runtime.recordings import PLAIN_STEPS, Comparison, Difference, Recording
+from medusa_chat.ui.page.status import without_folders
 from medusa_chat.ui.page.tree_view import printable
 
 NAMES = {
@@ -98,8 +99,8 @@ def how(found: Comparison) -> str:
     test = f" (ε {settings['posterior_threshold']:g}, δ {settings['posterior_alpha']:g})"
     order = "plain first" if found.is_plain_first else "plain second"
     return (
-        f"{found.model}, {found.precision}, {found.device}. {settings['acceptance']} acceptance"
-        f"{test if found.is_lossy else ''}, "
+        f"{without_folders(found.model)}, {found.precision}, {found.device}. "
+        f"{settings['acceptance']} acceptance{test if found.is_lossy else ''}, "
         f"temperature {settings['temperature']:g}, seed {settings['seed']}{tree}. "
         f"{len(found.prompt_token_ids):,} prompt tokens. "
         f"One after the other, {order}, each from an empty cache after a warm-up that no figure "

@@ -38,6 +38,11 @@ class Inputs:
     version: int | None = None
     is_paced: bool = False
 
+    @property
+    def shown(self) -> str:
+        """What a tab shows of the text while it waits."""
+        return self.text[:200]
+
 
 @dataclass(frozen=True)
 class ListInputs:

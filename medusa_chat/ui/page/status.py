@@ -30,6 +30,11 @@ LONGEST_NAME = 36  # characters in the bar
 FOR_GUESTS = "The model could not be loaded here. Ask the person who shared this page."
 
 
+def without_folders(name: str) -> str:
+    """The last part of a path or of a Hub id: what a guest may read of it."""
+    return name.replace("\\", "/").rstrip("/").rpartition("/")[2]
+
+
 def status_line(state: ModelState, memory: int | None = None, is_guest: bool = False) -> str:
     """JSON: facts of the loaded model with the reasons behind them, else one sentence.
 
@@ -49,8 +54,7 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
         line["notes"] = [*filter(None, [_capital(state.message)]), *line["notes"]]
         if is_guest:
             line |= {"notes": [], "facts": [[*fact[:2], ""] for fact in line["facts"]]}
-            last = state.model.name.replace("\\", "/").rpartition("/")[2]
-            line["facts"][0][1] = _short(last)
+            line["facts"][0][1] = _short(without_folders(state.model.name))
     elif state.status == "loading":
         why = f"{_capital(state.message)}: " if state.message else "Loading: "
         now = phase_text(state, is_guest)

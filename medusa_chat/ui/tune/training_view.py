@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from medusa_chat.training.run_log import Run
+from medusa_chat.ui.page.status import without_folders
 
 MOST_POINTS = 120
 STAGES = {
@@ -20,9 +21,7 @@ def train_view(run: Run | None, is_guest: bool = False) -> dict[str, Any] | None
         return None
     steps = [event for event in run.events if event["event"] == "step" and _is_step(event)]
     held = [event for event in run.events if event["event"] == "evaluated" and _is_held(event)]
-    output = (
-        run.output.replace("\\", "/").rstrip("/").rpartition("/")[2] if is_guest else run.output
-    )
+    output = without_folders(run.output) if is_guest else run.output
     is_running = run.is_running
     return {
         "output": output,

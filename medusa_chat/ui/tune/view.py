@@ -11,6 +11,7 @@ from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.trees.acceptance_fold import AcceptanceFold
 from medusa_chat.trees.expected_length import Accuracies, node_value
 from medusa_chat.trees.suggestion import LEAST_STEPS, TreeSuggestion, costs_of
+from medusa_chat.ui.page.status import without_folders
 from medusa_chat.ui.tune.curves import short, speedup_view, times_view, token_curves
 
 EMPTY = {
@@ -46,7 +47,7 @@ def tune_view(
     model = state.model
     if model is None:
         return {"text": EMPTY.get(state.status, EMPTY["empty"]), "guest": is_guest}
-    name = model.name.replace("\\", "/").rpartition("/")[2] if is_guest else model.name
+    name = without_folders(model.name) if is_guest else model.name
     if model.tree_facts is None or kept is None:
         return {"text": NO_HEADS, "guest": is_guest, "model": name}
     facts = model.tree_facts

@@ -155,9 +155,9 @@ def test_an_edit_made_before_the_last_one_was_answered_is_not_lost(quick, open_t
     ask(tab, "first")
     edited, go_on = ChatSession.edit, threading.Event()
 
-    def held(chat, position, inputs):
-        assert position == 0 or go_on.wait(240)
-        edited(chat, position, inputs)
+    def held(chat, row, inputs):
+        assert row.position == 0 or go_on.wait(240)
+        edited(chat, row, inputs)
 
     monkeypatch.setattr(ChatSession, "edit", held)
     edit(tab, 1, "my own words")
