@@ -47,8 +47,8 @@ TORCH = Rows()
 @dataclass(frozen=True)
 class VerifyInput:
     """The input of an acceptance rule. logits: the backbone's [n, V], a row for each node of the
-    draft; position: of the root in the text; details: whether those are wanted; rows: what reads
-    the logits."""
+    draft; position: of the root in the text; details: whether Acceptance is to have them;
+    rows: what reads the logits."""
 
     draft: Draft
     logits: Tensor

@@ -43,9 +43,10 @@ def count_ranks(
     ranks: int = RANKS,
     batch_tokens: int = 2048,
     lm_head: LMHead | None = None,
+    listed: Sequence[int] = (),
 ) -> Iterator[RankCounts]:
     """Count over every label of the examples, one event a batch. lm_head: None is the model's own
-    output layer. Raises UsageError without examples."""
+    output layer. listed: see ranks_of_answer. Raises UsageError without examples."""
     if not examples:
         raise UsageError("there are no examples to measure the heads on: give other --data")
     lm_head = lm_head or model.get_output_embeddings()
@@ -54,7 +55,7 @@ def count_ranks(
     labels = torch.zeros(len(heads), dtype=torch.long)
     for done, group in enumerate(groups, start=1):
         hidden, roots, targets, _ = hidden_and_targets(model, collate(group), len(heads))
-        hits += count_hits(heads, lm_head, hidden, roots, targets, ranks)
+        hits += count_hits(heads, lm_head, hidden, roots, targets, ranks, listed)
         labels += (targets != IGNORED).sum(0).cpu()
         rows = tuple(tuple(row) for row in hits.tolist())
         yield RankCounts(rows, tuple(labels.tolist()), done, len(groups))
@@ -80,18 +81,36 @@ def count_hits(
     roots: Tensor,
     targets: Tensor,
     ranks: int,
+    listed: Sequence[int] = (),
 ) -> Tensor:
-    """hidden [n, d], roots int64 [n],
-    targets [n, K] int64 with IGNORED where there is none -> [K, ranks] int64 on
-    the CPU: how often each rank was the target."""
+    """hidden [n, d], roots int64 [n], targets [n, K] int64 with IGNORED where there is none ->
+    [K, ranks] int64 on the CPU: how often each rank was the target."""
     hits = torch.zeros(len(heads), ranks, dtype=torch.long)
     chosen = (targets != IGNORED).any(-1)
     parts = (tensor[chosen].split(ROWS) for tensor in (hidden, roots, targets))
     for rows, tokens, wanted in zip(*parts, strict=True):
         with _half_precision(rows):
-            best = heads(rows, tokens, lm_head).topk(ranks, dim=-1).indices
-        hits += (best == wanted.T.unsqueeze(-1)).sum(1).cpu()
+            best = _guesses(heads, lm_head, rows, tokens, ranks, listed)
+        found = (best == wanted.T.unsqueeze(-1)).sum(1).cpu()
+        hits[:, : found.shape[1]] += found
     return hits
+
+
+def _guesses(
+    heads: MedusaHeads,
+    lm_head: LMHead,
+    hidden: Tensor,
+    roots: Tensor,
+    ranks: int,
+    listed: Sequence[int],
+) -> Tensor:
+    """hidden [n, d], roots int64 [n] -> the first `ranks` guesses of each head, int64
+    [K, n, ranks], or fewer where fewer tokens are listed."""
+    logits = heads(hidden, roots, lm_head)
+    if not listed:
+        return logits.topk(ranks).indices
+    tokens = torch.tensor(listed, device=logits.device)
+    return tokens[logits[..., tokens].topk(min(ranks, len(tokens))).indices]
 
 
 @torch.inference_mode()
@@ -137,16 +156,9 @@ def ranks_after(
     """As ranks_of_answer, from hidden [n, d] in the backbone's dtype: the states before each of the
     answer's n tokens."""
     roots = torch.tensor(answer, dtype=torch.long, device=hidden.device)
-    tokens = torch.tensor(listed, dtype=torch.long, device=hidden.device) if listed else None
-
-    def guesses(rows: Tensor, root: Tensor) -> Tensor:
-        logits = heads(rows, root, lm_head)
-        if tokens is None:
-            return logits.topk(ranks).indices
-        return tokens[logits[..., tokens].topk(min(ranks, len(tokens))).indices]
-
     pairs = zip(hidden.split(ROWS), roots.split(ROWS), strict=True)
-    best = torch.cat([guesses(*pair) for pair in pairs], dim=1).tolist()
+    parts = [_guesses(heads, lm_head, *pair, ranks, listed) for pair in pairs]
+    best = torch.cat(parts, dim=1).tolist()
     return [
         [
             best[head][place].index(token) if token in best[head][place] else None

@@ -41,7 +41,9 @@ def calibrate_heads(
     if answers:
         counts = counts_of(found, len(heads), ranks)
     else:
-        *_, counts = count_ranks(setup.model, heads, measured, ranks, lm_head=setup.lm_head)
+        *_, counts = count_ranks(
+            setup.model, heads, measured, ranks, lm_head=setup.lm_head, listed=listed
+        )
     if not any(row and row[0] is not None for answer in found for row in answer):
         found = []  # the heads predicted no token: the accuracies still give a tree
     what = f"{len(measured)} {source}"

@@ -17,6 +17,7 @@ from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import DeviceMemory
 from medusa_chat.training import answerers
 from medusa_chat.training.accuracy import (
+    count_hits,
     count_ranks,
     counts_of,
     ranks_after,
@@ -609,6 +610,9 @@ def test_ranks_are_those_of_the_tokens_that_are_drafted():
             wanted, tokens = answer[place + 1 + head], guesses[head].tolist()
             assert rank == (tokens.index(wanted) if wanted in tokens else None)
     assert any(rank is not None for row in found for rank in row)
+    targets = head_targets(torch.tensor([[5, *answer]]), torch.ones(1, 7, dtype=torch.bool), 3)[0]
+    hits = count_hits(heads, model.lm_head, hidden, torch.tensor(answer), targets[:-1], 3, listed)
+    assert hits.tolist() == [list(row) for row in counts_of([found], 3, 3).hits]
     assert ranks_after(hidden[:0], [], heads, model.lm_head, 3) == []
 
 

@@ -94,7 +94,7 @@ class ChatSession(Conversation):
         """Change what a row shows of a message. One of the user is sent again as another version of
         it; what came after the one before stays reachable."""
         with self._idle():
-            if row.position >= len(self.transcript.messages):
+            if not self.transcript.has(row):
                 raise UsageError(GONE)
             self._check_length(inputs.text)
             if self.transcript.messages[row.position]["role"] == "user":

@@ -74,6 +74,11 @@ class Transcript:
         tree = self.tree.plus(role, text, note, lengths)
         return Transcript(tree, {**self.recorded, tree.leaf: answer} if answer else self.recorded)
 
+    def has(self, row: Row) -> bool:
+        """Whether a row shows what a message still says."""
+        there = self.messages[row.position : row.position + 1]
+        return any(message["content"].startswith(row.text, row.start) for message in there)
+
     def with_text(self, row: Row, text: str) -> "Transcript":
         """A copy with what a row shows of one of the model's answers rewritten, without the
         answer's recorded steps."""

@@ -25,8 +25,9 @@ typedef struct {
     const Layer *layers;
 } Decoder;
 
-/* One pass: rows behind `start` tokens of the text, that see `keys` at most. mask [rows, start + rows - free], `stride` a
-   row: of the columns from `free` on; those before hide nothing from any row.
+/* One pass: rows behind `start` tokens of the text, of which none sees more than `keys`. mask [rows,
+   start + rows - free], `stride` a row: of the columns from `free` on; those before hide nothing
+   from any row.
    texts [rows], where it is not NULL: every row is the next one of a text of its own, which has as
    many tokens as its position tells; start, mask, stride and free are not read. */
 typedef struct {
