@@ -17,7 +17,7 @@ from medusa_chat.decoding.settings import ACCEPTANCE_NAMES
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 BASES = (ROOT, ROOT / "medusa_chat/decoding")  # how-a-step-works.md names modules from there
-TRIED = ("wide-logits", "nf4-product", "split-attention", *fused_kernels.NAMES)
+TRIED = ("wide-logits", "quantised-product", "split-attention", *fused_kernels.NAMES)
 
 
 def anchors(page: Path) -> set[str]:

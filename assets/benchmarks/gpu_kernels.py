@@ -12,7 +12,7 @@ from gpu_part import Bench
 
 from medusa_chat.bench.harness.random_model import RandomModel, load_shape
 from medusa_chat.decoding.attention import NodeMask, tree_attention
-from medusa_chat.decoding.backends import fused_kernels, nf4, split_attention
+from medusa_chat.decoding.backends import fused_kernels, quantised_trial, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.engine import Engine
@@ -34,7 +34,7 @@ NONE = "no kernel runs here: torch computes in its place"
 def parity(bench: Bench, name: str) -> Iterator[tuple[str, Any]]:
     """The largest difference of our kernels from their twins in fp32, in one number format: of the
     kernels of an 8B's layer (and of its logits, with fp32), of split attention by width of a head,
-    of the NF4 product."""
+    of the products with quantised weights."""
     device, dtype = torch.device(bench.device), FORMATS[name]
 
     def of(difference: Callable[..., float], *asked: Any) -> float | str:
@@ -45,8 +45,9 @@ def parity(bench: Bench, name: str) -> Iterator[tuple[str, Any]]:
         yield what, of(fused_kernels.difference, kernel, SIZES, device, dtype)
     for width in WIDTHS:
         yield f"split attention, D = {width}", of(split_attention.difference, device, dtype, width)
-    if dtype != torch.float32:  # no load computes 4 bits in fp32, and it takes long to compile
-        yield "nf4 product", of(nf4.difference, device, dtype)
+    if dtype != torch.float32:  # it has no kernel
+        for bits in (4, 8):
+            yield f"{bits}-bit product", of(quantised_trial.difference, device, dtype, bits)
 
 
 def _said(work: Callable[[], float]) -> float | str:

@@ -1,6 +1,5 @@
 """The parts of gpu.py about weights of 4 and 8 bits: merged layers, our product, and steps."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -21,10 +20,9 @@ from medusa_chat.bench.harness.random_model import RandomModel, llama_config, ra
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import nf4
-from medusa_chat.decoding.backends.kernels import processors
 from medusa_chat.decoding.backends.linear4 import hold
-from medusa_chat.decoding.backends.nf4_tiles import LEAST_ROWS
+from medusa_chat.decoding.backends.quantised_linear import Nf4Linear, QuantisedLinear, take_int8
+from medusa_chat.decoding.backends.quantised_trial import has_kernel
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
@@ -44,14 +42,12 @@ TINY = {"q": (64, 128), "gate_up": (128, 64)}
 
 
 def steps(bench: Bench, lengths: Sequence[int], bits: int = 4) -> Iterator[tuple[str, Any]]:
-    """Steps of the 7B shape with 4-bit or 8-bit layers in fp16, merged where a load merges them; in
-    8 bits, which are for saving memory, of few nodes."""
+    """Steps of the 7B shape with 4-bit or 8-bit layers in fp16, merged as a load merges them."""
     shape = shape_of(bench, "7b", max(lengths) + ROOM)
     model, heads = random_model(shape, torch.device(bench.device), torch.float16, bits)
     backend, notes = prepare(model, heads, torch.device(bench.device), shape.context)
     yield "notes", list(notes)
-    sizes = NODES if bits == 4 else NODES[:2]
-    yield from figures(bench, Engine(backend, heads), lengths, sizes)
+    yield from figures(bench, Engine(backend, heads), lengths, NODES)
 
 
 def random_linear(
@@ -127,40 +123,34 @@ def merged_parity(
 
 
 def product_times(bench: Bench) -> Iterator[tuple[str, Any]]:
-    """Milliseconds of one product, by linear and rows: bitsandbytes, fp16 weights and, where it
-    runs, our kernel, with its largest difference from bitsandbytes."""
+    """Milliseconds of one product, by linear and rows: bitsandbytes in 4 and in 8 bits, fp16
+    weights and, where it runs, our kernel, with its largest difference from bitsandbytes'."""
     device, timer = torch.device(bench.device), partial(cold, bench.device)
-    is_there = nf4.has_kernel(device)
     for name, (outputs, inputs) in bench.either(LINEARS, TINY).items():
-        linear = random_linear(outputs, inputs, device, torch.float16)
-        own = nf4.Nf4Linear(linear, frozenset(nf4.BUCKETS)) if is_there else None
         dense = torch.randn(outputs, inputs, device=device, dtype=torch.float16)
+        given = {
+            bits: random_linear(outputs, inputs, device, torch.float16, bits) for bits in (4, 8)
+        }
         for rows in ROWS:
             x = torch.randn(rows, inputs, device=device, dtype=torch.float16)
-            row = {
-                "bitsandbytes": timer(partial(linear, x)),
-                "fp16": timer(partial(F.linear, x, dense)),
-            }
-            if own is not None:
-                row |= {"ours": timer(partial(own.own, x)), "off by": off(own.own(x), linear(x))}
+            row = {"fp16": timer(partial(F.linear, x, dense))}
+            for bits, linear in given.items():
+                row[f"bitsandbytes, {bits} bits"] = timer(partial(linear, x))
+                if has_kernel(device, torch.float16, bits):
+                    own = ours(linear).own
+                    row[f"ours, {bits} bits"] = timer(partial(own, x))
+                    row[f"off by, {bits} bits"] = off(own(x), linear(x))
             yield f"{name}, {rows} rows", row
+
+
+def ours(linear: Any) -> QuantisedLinear:
+    """The same linear, multiplied by our kernel."""
+    if type(linear).__name__ == "Linear4bit":
+        return Nf4Linear(linear)
+    parent = nn.Sequential(linear)
+    take_int8(parent)
+    return parent[0]
 
 
 def off(ours: Tensor, others: Tensor) -> float:
     return float((ours.float() - others.float()).abs().max() / others.float().abs().max())
-
-
-def settings_times(bench: Bench) -> Iterator[tuple[str, Any]]:
-    """Milliseconds of our kernel by how many programs it fills and its stages."""
-    device = torch.device(bench.device)
-    if not nf4.has_kernel(device):
-        sys.exit("left out: our kernel for 4-bit products does not run here")
-    from medusa_chat.decoding.backends.kernels.nf4 import run
-
-    for name in ("q", "gate_up", "down"):
-        tiles = nf4.tiles_of(random_linear(*LINEARS[name], device, torch.float16))
-        x = torch.randn(LEAST_ROWS, tiles.inputs, device=device, dtype=torch.float16)
-        for each, stages in ((1, 4), (2, 4), (4, 4), (8, 4), (8, 3), (16, 4)):
-            call = partial(run, tiles, x, None, each * processors(device), stages)
-            words = f"{each} programs a multiprocessor, {stages} stages"
-            yield f"{name}, {words}", cold(bench.device, call)

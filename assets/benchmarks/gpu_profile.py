@@ -11,7 +11,7 @@ from torch.profiler import DeviceType, ProfilerActivity, profile
 KINDS = {
     "attention": ("fmha", "flash", "attention", "attn", "sdpa", "_split_kernel"),
     "products": (
-        *("gemm", "gemv", "nvjet", "cutlass", "cublas", "xmma", "splitk", "dot_kernel", "nf4"),
+        *("gemm", "gemv", "nvjet", "cutlass", "cublas", "xmma", "splitk", "dot_kernel", "product"),
         *("dequantize", "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"),
     ),
     "copies": ("memcpy", "memset", "aten::copy_", "aten::index_copy_"),

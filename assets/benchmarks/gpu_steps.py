@@ -20,7 +20,7 @@ from medusa_chat.runtime.step_profiler import StepProfiler
 from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
 from medusa_chat.trees.expected_length import expected_lengths
 
-NODES = (1, 16, 32, 64)
+NODES = (1, 8, 16, 32, 64)
 ANSWER, FIRST = (
     48,
     10,

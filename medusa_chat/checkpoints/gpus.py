@@ -12,8 +12,8 @@ PEAK_SHARE = 0.75  # of the FLOP/s
 LAYER_SECONDS = 44e-6  # of a layer beside what it reads: its kernels begin and end, attention waits
 NODE_SECONDS = 0.18e-6  # of a layer, for each node of a tree
 TREE_SECONDS = 0.12e-3  # of a step with a tree: its draft and its acceptance
-DECODED = 10.8  # NF4 weights a cycle and multiprocessor, for as many rows as cost what one does
-FREE_ROWS, MORE_ROWS = 16, 34  # those, and how many more take as long again
+DECODED = 28.1  # weights of 4 or 8 bits a cycle and multiprocessor, with one row
+MORE_ROWS, SQUARED_ROWS = 29.5, 32.7  # how many more take as long again, and again by their square
 
 # FLOP a cycle and multiprocessor of dense 16-bit products with 32-bit sums, by compute capability;
 # of a GeForce card where those of one capability differ, which are the slower ones
@@ -38,8 +38,10 @@ class Gpu:
         return max(flops / (PEAK_SHARE * self.flops), moved / (SHARE * self.bandwidth))
 
     def decoding_seconds(self, weights: float, rows: int) -> float:
-        """Products of `rows` rows with NF4 weights, by our kernel, whatever it reads."""
-        return weights / (DECODED * self.cycles) * (1 + max(rows - FREE_ROWS, 0) / MORE_ROWS)
+        """Products of `rows` rows with weights of 4 or 8 bits, by our kernel, whatever it reads."""
+        more = rows - 1
+        rows_cost = 1 + more / MORE_ROWS + (more / SQUARED_ROWS) ** 2
+        return weights / (DECODED * self.cycles) * rows_cost
 
 
 def beside_seconds(layers: int, nodes: int) -> float:

@@ -19,14 +19,12 @@ from torch.nn import functional as F
 
 from medusa_chat import paths
 from medusa_chat.checkpoints.devices import describe_device
-from medusa_chat.checkpoints.memory import device_memory
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import fused_kernels, nf4, split_attention
+from medusa_chat.decoding.backends import fused_kernels, quantised_trial, split_attention
 from medusa_chat.decoding.backends.parity import Timer, agrees
 
 FOLDER = "kernels"  # of the state: a file for each kernel that is being tried
-SPARE = 10**9  # bytes that stay free for answers
 ROWS, COLUMNS = 16, 4096  # of the LM head's product in its trial
 OFF = 1e-3  # its largest difference from fp32, as a share of the largest number
 LOSS = 0.9  # times as fast as the product in 16 bits with the sum's conversion, at least
@@ -45,7 +43,7 @@ def try_kernels(backbone: Backbone) -> list[str]:
     """
     kernels: dict[str, Callable[[Backbone, Timer], list[str]]] = {
         "wide-logits": _wide_logits,
-        "nf4-product": _nf4_product,
+        "quantised-product": _quantised_product,
         "split-attention": _split_attention,
         **{name: partial(fused_kernels.use_where_faster, name) for name in fused_kernels.NAMES},
     }
@@ -83,9 +81,8 @@ def _wide_logits(backbone: Backbone, timer: Timer) -> list[str]:
     return ["LM head logits kept in fp32"] if head.is_wide else []
 
 
-def _nf4_product(backbone: Backbone, timer: Timer) -> list[str]:
-    free = device_memory(backbone.device).free - SPARE
-    return nf4.replace_where_faster(backbone.model, timer, free)
+def _quantised_product(backbone: Backbone, timer: Timer) -> list[str]:
+    return quantised_trial.use_where_faster(backbone.model, backbone.dtype, timer)
 
 
 def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:

@@ -29,7 +29,7 @@ WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
 # what our C code makes of a linear's weight on a CPU: 32 numbers with a scale, and a floor
 ROUNDED = {"int8": 1 + 2 / 32, "nf4": 0.5 + 4 / 32}
 BLOCK = 64  # weights of nf4 that share a scale
-# what a weight of nf4 takes more in a merged linear, where its scale is in fp32 again
+# what a weight of nf4 takes more where its scale is in fp32 again
 UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
 
 
@@ -82,8 +82,8 @@ def estimate(
     is_cuda = device.startswith("cuda")  # where steps are recorded, in memory of their own
     in_c = device == "cpu" and is_rounded(precision, cpu)
     scales = 4 * size.linears // size.hidden if precision == "int8" and not in_c else 0
-    if precision == "nf4" and size.hidden % BLOCK == 0 and not in_c:
-        scales = int(size.merged * UNNESTED)
+    if precision == "nf4" and size.is_merged and size.hidden % BLOCK == 0 and not in_c:
+        scales = int(size.linears * UNNESTED)
     rows = 1 + (heads.heads if heads else 0)
     linear = (ROUNDED if in_c else LINEAR)[precision]
     weights = int(size.linears * linear) + (size.experts + size.rest) * plain + scales
@@ -124,11 +124,11 @@ def _read(size: Sizes, is_mapped: bool) -> int:
 
 
 def _unpacked(size: Sizes, precision: str) -> int:
-    """Bytes of the widest linear of a layer in 16 bits, to which bitsandbytes unpacks one of 4
-    bits for a product of many rows; recorded steps keep that buffer."""
+    """Bytes of the widest linear of a layer in 16 bits, to which one of 4 or 8 bits is unpacked for
+    a product of many rows; recorded steps may keep that buffer."""
     layers = size.copied[1:]
     widest = max((rows * columns for rows, columns, _ in layers), default=0)
-    return 2 * widest if precision == "nf4" else 0
+    return 2 * widest if precision in ("int8", "nf4") else 0
 
 
 def _packed(size: Sizes, heads: HeadsFile | None, precision: str, cpu: Cpu) -> int:

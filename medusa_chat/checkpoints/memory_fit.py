@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from medusa_chat.checkpoints.cpu import Cpu
 from medusa_chat.checkpoints.locate import Checkpoint
@@ -12,6 +13,10 @@ from medusa_chat.errors import ModelError
 from medusa_chat.units import gb
 
 NODES = 64
+NO_PRODUCT = (  # of kernels/products.py
+    "int8 only saves memory: without cuda-bindings its weights are unpacked in every step, slower "
+    "than 16 bits"
+)
 SHORTEST = 512  # tokens of context that are still worth a try
 SHARE = 0.95  # of free memory that weights and cache may take; the rest is for what comes and goes
 
@@ -90,9 +95,9 @@ class MemoryNeeds:
         """Notes on what a precision does to this model."""
         if precision not in QUANTISED or self.at(precision) is None:
             return ()
-        notes = ()
+        notes: tuple[str, ...] = ()
         if precision == "int8" and self.device.startswith("cuda"):
-            notes = ("int8 only saves memory: it is slower than 16 bits",)
+            notes = () if find_spec("cuda") else (NO_PRODUCT,)
         size = 2 * sizes(self.found.weights.config).experts
         experts = f"the experts stay in 16 bits ({gb(size)}): they are not quantised"
         return (*notes, experts) if size else notes

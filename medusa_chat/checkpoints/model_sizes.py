@@ -28,7 +28,7 @@ class Sizes:
     """The numbers of a config that memory depends on. linears: weights of all linears of the
     layers; experts: those of a mixture, which bitsandbytes leaves as they are; rest: embeddings,
     LM head and norms. copied: (outputs, inputs, how many) of the linears that a CPU may lay out
-    a second time; merged: the weights of those that several became. is_reached: whether our C code
+    a second time; is_merged: whether several of a layer become one. is_reached: whether our C code
     knows such a model; row: numbers that it works in for a row of a pass. is_bf16: whether files
     are in bf16."""
 
@@ -41,7 +41,7 @@ class Sizes:
     experts: int
     rest: int
     copied: tuple[tuple[int, int, int], ...]
-    merged: int = 0
+    is_merged: bool = False
     is_tied: bool = False
     is_reached: bool = False
     row: int = 0
@@ -71,12 +71,11 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     learnt = positions * hidden if config.get("model_type") == "gpt2" else 0
     embeddings = vocabulary * hidden * (1 if _is_tied(config) else 2)
     inner, mlp, experts = _mlp(config, hidden)
-    copied, merged = [(vocabulary, hidden, 1)], 0
-    if config.get("model_type") in FAMILIES:
+    copied, is_merged = [(vocabulary, hidden, 1)], config.get("model_type") in FAMILIES
+    if is_merged:
         copied += [((heads + 2 * key_values) * width, hidden, layers)]
         copied += [(hidden, heads * width, layers), (2 * inner, hidden, layers)]
         copied += [(hidden, inner, layers)]
-        merged = layers * hidden * ((heads + 2 * key_values) * width + 2 * inner)
     return Sizes(
         hidden=hidden,
         layers=layers,
@@ -87,7 +86,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         experts=layers * experts,
         rest=embeddings + learnt + (2 * layers + 1) * hidden,
         copied=tuple(copied),
-        merged=merged,
+        is_merged=is_merged,
         is_tied=_is_tied(config),
         is_reached=reaches(config),
         row=2 * (heads + key_values) * width + 3 * inner + 2 * hidden,

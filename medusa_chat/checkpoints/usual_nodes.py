@@ -9,6 +9,7 @@ from medusa_chat.checkpoints.cpu import this_cpu
 from medusa_chat.checkpoints.gpus import Gpu, beside_seconds, gpu_of
 from medusa_chat.checkpoints.memory_estimate import LINEAR, PLAIN
 from medusa_chat.checkpoints.model_sizes import Sizes, sizes
+from medusa_chat.checkpoints.precision import QUANTISED
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import ModelError
 from medusa_chat.trees.pick import pick
@@ -51,7 +52,7 @@ def _seconds(gpu: Gpu, size: Sizes, precision: str, nodes: int, head_parameters:
     """A step of `nodes` nodes by the roofline; attention, which depends on the text, left out."""
     plain = PLAIN[precision]
     linears = gpu.seconds(2.0 * size.linears * nodes, LINEAR[precision] * size.linears)
-    if precision == "nf4":
+    if precision in QUANTISED:
         linears = max(linears, gpu.decoding_seconds(size.linears, nodes))
     words = size.vocabulary * size.hidden
     step = linears + gpu.seconds(2.0 * words * nodes, plain * words)

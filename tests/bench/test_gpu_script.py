@@ -165,7 +165,7 @@ def test_kernels_are_named_by_what_they_do():
 
     assert kind_of("nvjet_tst_64x8_64x16_4x1_v_bz_TNT") == "products"
     assert kind_of("void cublasLt::splitKreduce_kernel<32, 16>") == "products"
-    assert kind_of("_nf4_kernel") == "products"
+    assert kind_of("product") == "products"
     assert kind_of("fmha_cutlassF_f16_aligned_64x128_rf_sm80") == "attention"
     assert kind_of("_split_kernel") == "attention"
     assert kind_of("Memcpy DtoH (Device -> Pinned)") == "copies"
@@ -236,13 +236,13 @@ def test_merged_and_loaded_4_bit_layers_give_the_same_tokens(quantised, bench):
     assert set(found) == {"fp32", "fp16"}
 
 
-@pytest.mark.parametrize(("bits", "sizes"), [(4, (1, 16, 32, 64)), (8, (1, 16))])
-def test_steps_of_4_and_8_bits_are_timed_as_a_load_prepares_them(quantised, bench, bits, sizes):
+@pytest.mark.parametrize("bits", [4, 8])
+def test_steps_of_4_and_8_bits_are_timed_as_a_load_prepares_them(quantised, bench, bits):
     found = dict(quantised.steps(bench, [1000], bits))
     merged = [note for note in found["notes"] if "merged" in note]
-    assert len(merged) == (bits == 4)
-    assert not any("our 4-bit product" in note for note in found["notes"])  # not claimed on a CPU
-    for nodes in sizes:
+    assert len(merged) == 1
+    assert not any("-bit product" in note for note in found["notes"])  # not claimed on a CPU
+    for nodes in (sizes := (1, 8, 16, 32, 64)):
         assert found[f"{nodes} nodes behind 1000"]["ms"] > 0
     assert len([name for name in found if "nodes behind" in name]) == len(sizes)
     linear = quantised.random_linear(64, 128, CPU, torch.float16, bits)
@@ -252,10 +252,5 @@ def test_steps_of_4_and_8_bits_are_timed_as_a_load_prepares_them(quantised, benc
 def test_products_are_timed_for_every_linear_and_number_of_rows(quantised, bench):
     found = dict(quantised.product_times(bench))
     assert list(found)[:5] == [f"q, {rows} rows" for rows in (1, 8, 16, 32, 64)]
-    assert all(row["bitsandbytes"] > 0 and row["fp16"] > 0 for row in found.values())
+    assert all(min(row.values()) > 0 and len(row) == 3 for row in found.values())
     assert not any("ours" in row for row in found.values())
-
-
-def test_the_settings_of_a_kernel_that_does_not_run_are_left_out(quantised, bench):
-    with pytest.raises(SystemExit, match="left out: our kernel"):
-        dict(quantised.settings_times(bench))

@@ -178,7 +178,7 @@ def test_the_estimate_of_vicuna_7b_is_its_known_size():
     assert parts.weights == 2 * 6_738_415_616
     assert parts.cache == 2 * 32 * 32 * 128 * 2 * (2048 + 256)
     four = estimate(VICUNA, None, "nf4", 2048, 64).weights
-    assert 4.0e9 < four < 4.1e9  # the scales of merged linears are in fp32: 0.2e9 of it
+    assert 4.1e9 < four < 4.2e9  # the scales are in fp32: 0.3e9 of it
     assert estimate(VICUNA, None, "fp16", 2048, 64, "cpu").device == 0
 
 

@@ -18,7 +18,7 @@ from medusa_chat.checkpoints import kernel_trial
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding import acceptance, fused_layers
 from medusa_chat.decoding.backbone import LogitHead
-from medusa_chat.decoding.backends import fused_kernels, nf4, split_attention
+from medusa_chat.decoding.backends import fused_kernels, quantised_trial, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.backends.replacements import replace_submodules
@@ -40,7 +40,7 @@ def kernel(monkeypatch):
 
     monkeypatch.setitem(sys.modules, KERNELS, SimpleNamespace(run=run))
     monkeypatch.setattr(split_attention, "has_kernel", lambda *asked: True)
-    monkeypatch.setattr(nf4, "has_kernel", lambda *device: True)
+    monkeypatch.setattr(quantised_trial, "has_kernel", lambda *asked: True)
     return keys
 
 
@@ -102,23 +102,23 @@ def test_a_kernel_that_lost_the_device_is_not_tried_again_there(monkeypatch):
     def lose(backbone, timer):
         raise torch.AcceleratorError("CUDA error: misaligned address")
 
-    monkeypatch.setattr(kernel_trial, "_nf4_product", lose)
+    monkeypatch.setattr(kernel_trial, "_quantised_product", lose)
     monkeypatch.setattr(split_attention, "use_where_faster", lambda *asked: ["tried"])
     with pytest.raises(torch.AcceleratorError):
         kernel_trial.try_kernels(backbone)
     (mark,) = marks()
     off, other = kernel_trial.try_kernels(backbone)  # in the worker that was started again
-    assert "nf4-product is not used" in off and str(mark) in off and other == "tried"
+    assert "quantised-product is not used" in off and str(mark) in off and other == "tried"
     monkeypatch.setattr(kernel_trial, "describe_device", lambda device: "another card")
-    monkeypatch.setattr(kernel_trial, "_nf4_product", lambda *asked: ["tried"])
+    monkeypatch.setattr(kernel_trial, "_quantised_product", lambda *asked: ["tried"])
     assert kernel_trial.try_kernels(backbone) == ["tried", "tried"] and marks() == []
 
 
 def test_a_trial_that_runs_in_another_process_hinders_none(monkeypatch):
     """Two programs that load at once; once the other is gone, its mark tells of a lost device."""
     backbone = engine_of(tiny("llama")).backbone
-    monkeypatch.setattr(kernel_trial, "_nf4_product", lambda *asked: ["tried"])
-    mark = paths.state_dir() / "kernels" / "nf4-product.json"
+    monkeypatch.setattr(kernel_trial, "_quantised_product", lambda *asked: ["tried"])
+    mark = paths.state_dir() / "kernels" / "quantised-product.json"
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     left = {"device": kernel_trial.describe_device(backbone.device), "torch": torch.__version__}
     left |= {"pid": other.pid, "started": psutil.Process(other.pid).create_time()}
@@ -264,10 +264,10 @@ def test_a_fault_in_a_kernel_costs_that_one_alone(monkeypatch, caplog, twins, na
 
 @pytest.mark.parametrize("content", ["", "[1]", "\x00"])
 def test_a_mark_that_cannot_be_read_or_written_is_none(monkeypatch, content):
-    mark = paths.state_dir() / "kernels" / "nf4-product.json"
+    mark = paths.state_dir() / "kernels" / "quantised-product.json"
     mark.parent.mkdir(parents=True)
     mark.write_text(content)
-    monkeypatch.setattr(kernel_trial, "_nf4_product", lambda *asked: ["tried"])
+    monkeypatch.setattr(kernel_trial, "_quantised_product", lambda *asked: ["tried"])
     monkeypatch.setattr(split_attention, "use_where_faster", lambda *asked: [])
     backbone = engine_of(tiny("llama")).backbone
     assert kernel_trial.try_kernels(backbone) == ["tried"] and marks() == []

@@ -165,7 +165,7 @@ def test_int8_is_nobodys_fallback_and_says_its_price_on_a_gpu():
     [
         (11 * GB, "--precision nf4 would fit"),
         (7 * GB, "--precision nf4 would fit"),
-        (5 * GB + GB // 2, "--precision nf4 --max-context 512 would fit"),
+        (5 * GB + 7 * GB // 10, "--precision nf4 --max-context 512 would fit"),
         (1 * GB, "choose a smaller model"),
         (24 * GB, "close other programs"),
         (None, "try --precision nf4, a smaller --max-context or a smaller model"),

@@ -18,9 +18,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from medusa_chat.decoding.backends import fused_kernels, nf4
+from medusa_chat.decoding.backends import fused_kernels
 from medusa_chat.decoding.backends.kernels import layers, rows, split
-from medusa_chat.decoding.backends.kernels import nf4 as nf4_kernel
 
 NAMES = {
     torch.float16: "fp16",
@@ -41,10 +40,6 @@ LAYERS = [(HALF, 86), (FULL, 90), *((BRAIN, cc) for cc in (80, 89, 120))]
 SIZES = fused_kernels.Sizes(5000, hidden=8192, heads=(64, 8), width=128, gate=28672)
 # Of the widths one is compiled to machine code in each number format and for each card.
 WHOLE = {(HALF, 128), (FULL, 64), (BRAIN, 128)}
-NF4 = [
-    *((HALF, rows, cc) for rows in (16, 64) for cc in (86, 90)),
-    *((BRAIN, 64, cc) for cc in (80, 89, 120)),
-]
 
 
 class Launches:
@@ -149,11 +144,6 @@ def compiled() -> Iterator[list[Any]]:
         fused_kernels.own(name)(*fused_kernels.arguments(name, SIZES, 16, CPU, FULL, FULL))
         for architecture in (86, 90):
             yield [name, "fp32", architecture, launches.shared(architecture)]
-    launches = kept(nf4_kernel, "nf4")
-    tiles = nf4.repack(torch.zeros(256 * 256, dtype=torch.uint8), torch.ones(2048), 256, 512)
-    for dtype, count, architecture in NF4:
-        nf4_kernel.run(tiles, torch.zeros(count, 512, dtype=dtype), use_prmt=True)
-        yield ["nf4", f"{NAMES[dtype]}, {count} rows", architecture, launches.shared(architecture)]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Replacements: which submodules of a loaded model make way for faster ones with equal results."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from medusa_chat.decoding.backends.linear4 import can_merge, is_linear4, merge4, moved
+from medusa_chat.decoding.backends.quantised_linear import Int8Linear, merge8, take_int8
 from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm
 
 WIDE = 1024  # outputs from which oneDNN's layout pays in fp32
@@ -57,6 +58,7 @@ def replace_submodules(
     """Replace norms, layers and the LM head in place where a faster module gives the same; returns
     a sentence for each kind. packs: whether linears may be converted to oneDNN's layout. lay_out:
     called with the name of each layer and the merged one before the next is merged."""
+    take_int8(model)
     norms = [name for name, m in model.named_modules() if type(m).__name__ in PLAIN_NORMS]
     for name in norms:
         model.set_submodule(name, FusedRMSNorm(model.get_submodule(name)))
@@ -100,36 +102,45 @@ def is_plain_layer(module: nn.Module) -> bool:
     merged = [(attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)]
     alone = (attention.o_proj, mlp.down_proj)
     is_silu = attention.config.hidden_act == "silu"
-    is_alone = all(type(linear) is nn.Linear or is_linear4(linear) for linear in alone)
+    is_alone = all(type(one) in (nn.Linear, Int8Linear) or is_linear4(one) for one in alone)
     return is_silu and is_alone and all(map(_fits, merged))
 
 
 def _fits(linears: tuple[Any, ...]) -> bool:
     if all(is_linear4(linear) for linear in linears):
         return can_merge(*linears)
-    return all(type(linear) is nn.Linear for linear in linears)
+    return {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear})
 
 
 def merge(parent: Any, *names: str) -> Any:
     """One linear with the outputs of several linears of `parent` side by side. No weight is held
-    twice: the linears' weights become views of it; in 4 bits the linears become `Outputs` of it."""
+    twice: the linears' weights become views of it; in 4 and 8 bits the linears become `Outputs` of
+    it."""
     linears = [getattr(parent, name) for name in names]
+    first = linears[0]
+    if isinstance(first, Int8Linear):
+        return _parted(parent, names, merge8(*linears), [one.shape[0] for one in linears])
     sizes = [linear.out_features for linear in linears]
-    if is_linear4(linears[0]):
-        whole, start = merge4(*linears), 0
-        for name, size in zip(names, sizes, strict=True):
-            setattr(parent, name, Outputs(whole, start, start + size))
-            start += size
+    if is_linear4(first):
+        whole = _parted(parent, names, merge4(*linears), sizes)
         for linear in linears:
             linear.weight = None  # in a reference cycle: freed now, not at the next collection
         return whole
-    first = linears[0]
     whole = nn.Linear(first.in_features, sum(sizes), bias=False, device="meta")
     whole.weight = nn.Parameter(torch.cat([x.weight.data for x in linears]), requires_grad=False)
     if first.bias is not None:
         whole.bias = nn.Parameter(torch.cat([x.bias.data for x in linears]), requires_grad=False)
     for linear, weight in zip(linears, whole.weight.data.split(sizes), strict=True):
         linear.weight.data = weight
+    return whole
+
+
+def _parted(parent: Any, names: Sequence[str], whole: Any, sizes: Sequence[int]) -> Any:
+    """The merged linear; those of `parent` become Outputs of it."""
+    start = 0
+    for name, size in zip(names, sizes, strict=True):
+        setattr(parent, name, Outputs(whole, start, start + size))
+        start += size
     return whole
 
 

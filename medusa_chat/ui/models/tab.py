@@ -16,7 +16,7 @@ from medusa_chat.ui.models.view import ModelsTab
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
 from medusa_chat.ui.page.tree_view import to_line
 
-QUANTISED = [("nf4 (4 bits)", "nf4"), ("int8 (8 bits; slower on a GPU)", "int8")]
+QUANTISED = [("nf4 (4 bits)", "nf4"), ("int8 (8 bits)", "int8")]
 PRECISIONS = ["auto", "fp32", "bf16", "fp16", *QUANTISED]
 CONTEXTS = [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
 

@@ -22,6 +22,6 @@ def test_each_kernel_fits_into_the_shared_memory_of_every_card(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert {card for _, _, card, _ in found} == set(LIMITS)
-    assert {kernel for kernel, *_ in found} == {"split", "merge", "nf4", *fused_kernels.NAMES}
+    assert {kernel for kernel, *_ in found} == {"split", "merge", *fused_kernels.NAMES}
     too_large = [line for line in found if not 0 <= line[3] <= LIMITS[line[2]]]
     assert not too_large

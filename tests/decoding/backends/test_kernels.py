@@ -13,23 +13,6 @@ import pytest
 from support.triton_folder import triton_or_skip
 
 TESTS = Path(__file__).parents[2]
-NF4 = """
-import torch
-from medusa_chat.decoding.backends import nf4
-from medusa_chat.decoding.backends.kernels.nf4 import run
-off = nf4.difference(torch.device("cpu"), torch.float32)
-assert off < 1e-5, off
-generator = torch.Generator().manual_seed(1)
-off = nf4._off(run, generator, 17, 200, 320, torch.float16)
-assert off < 2e-3, off
-codes = torch.randint(256, (96 * 320 // 2,), generator=generator).to(torch.uint8)
-tiles = nf4.repack(codes, torch.rand(96 * 320 // 64, generator=generator), 96, 320)
-x = torch.randn(64, 320, generator=generator)
-whole = run(tiles, x)
-assert torch.equal(whole, run(tiles, x))
-for rows in (1, 8, 16, 32):
-    assert torch.allclose(run(tiles, x[:rows].contiguous()), whole[:rows], atol=1e-5)
-"""
 SPLIT = """
 import torch
 from medusa_chat.decoding.backends import split_attention
@@ -68,7 +51,7 @@ assert int(draw(bad, depths[:2], 1, 0, 0).max()) < 5003
 """
 
 
-PROGRAMS = {"nf4": NF4, "split": SPLIT, "layers": LAYERS, "rows": ROWS}
+PROGRAMS = {"split": SPLIT, "layers": LAYERS, "rows": ROWS}
 # All of them in one process, which imports torch and Triton once: what went wrong in each.
 EACH = f"""
 import json, traceback
