@@ -1,6 +1,7 @@
 """Whose a conversation is: a guest never reaches another's, and has bounds of its own."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from medusa_chat.ui.chat import session_store as store_module
 from medusa_chat.ui.chat.answer import Row
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.session_store import OWNER
+from medusa_chat.ui.page.status import FOR_GUESTS
 
 
 def test_other_guests_never_see_a_conversation(controller):
@@ -47,6 +49,20 @@ def test_a_guest_never_reaches_a_conversation_of_the_owner(controller):
     assert json.loads(found.conversations)["rows"] == [] and "secret" not in repr(found)
     (entry,) = controller.list.entries(OWNER)[0]
     assert (entry.id, entry.title) == (id, "my secret")
+
+
+def test_a_guest_reads_no_folder_of_a_load_that_failed(controller, monkeypatch):
+    tabs = Tab(), owner()
+    for tab, request in zip(tabs, (guest(), None), strict=True):
+        controller.attach(tab, None, request)
+        controller.session_of(tab).error = "the model in /home/me/x cannot be read"
+    lifecycle = controller.session.lifecycle
+    monkeypatch.setattr(lifecycle, "state", replace(lifecycle.state, model=None))
+    theirs, mine = (
+        controller.attach(Tab(), known(tab), request).live
+        for tab, request in zip(tabs, (guest(), None), strict=True)
+    )
+    assert FOR_GUESTS in theirs and "/home/me" in mine
 
 
 def test_a_tab_that_has_not_come_reaches_nothing(controller):

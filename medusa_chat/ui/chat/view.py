@@ -9,8 +9,10 @@ from medusa_chat.ui.chat.answer import Row, chatbot_row, rows
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.reasoning_spans import visible_text
+from medusa_chat.ui.chat.session_store import OWNER
 from medusa_chat.ui.chat.transcript import Transcript
 from medusa_chat.ui.page.pace import is_demo
+from medusa_chat.ui.page.status import FOR_GUESTS
 from medusa_chat.ui.page.tree_view import to_line
 
 MAX_SHOWN = 200  # messages; a longer conversation is kept, but drawing it all would be slow
@@ -111,8 +113,9 @@ def _notice_answer(tab: Tab, chat: ChatSession) -> None:
 
 def _ending(tab: Tab, chat: ChatSession) -> str:
     """What is left to tell when nothing is being written: an error, or that it is done."""
-    if chat.error:
-        return error_line(chat.error)
+    if chat.error:  # of a load that failed it names the owner's folders
+        is_for_guest = chat.scope != OWNER and chat.session.state.model is None
+        return error_line(FOR_GUESTS if is_for_guest else chat.error)
     last = chat.transcript.answers.get(len(chat.transcript.messages) - 1)
     if last is None or last.number != tab.awaits:
         return ""

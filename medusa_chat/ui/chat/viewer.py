@@ -195,7 +195,7 @@ class ChatViewer:
             return f"waiting: {ahead} ahead"
         state = self.session.state
         if state.status == "loading":
-            return f"waiting for the model: {phase_text(state)} …"
+            return f"waiting for the model: {phase_text(state, True)} …"
         return "starting …"
 
     def _panel(self, tab: Tab, step: int | None = None, since: int = 0) -> str:

@@ -144,7 +144,7 @@ class CompareController:
     def _waiting_for(self, progress: Progress) -> str:
         state = self.session.state
         if state.status == "loading":
-            return f"waiting for the model: {phase_text(state)} …"
+            return f"waiting for the model: {phase_text(state, True)} …"
         return f"waiting: {progress.ahead} ahead" if progress.ahead else "starting …"
 
     def _line(self, tab: CompareTab, **now: Any) -> str:

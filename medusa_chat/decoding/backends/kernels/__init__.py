@@ -1,4 +1,4 @@
-"""Kernels in Triton, and the C library's source."""
+"""Kernels in Triton and in CUDA C++, and the C library's source."""
 
 from collections.abc import Callable
 from functools import cache
