@@ -86,6 +86,21 @@ class Session:
             elif ticket is self._queue.running and not ticket.done.is_set():
                 self.runner.stop()
 
+    def take_up(self, request: Request[V]) -> Ticket[V]:
+        """The ticket of an equal request that runs already, else a new one."""
+        with self._queue.changed:
+            running = self._queue.running
+            if running is not None and running.request == request and not running.is_cancelled:
+                return running
+            return self.submit(request)
+
+    def leave(self, ticket: Ticket[Any]) -> None:
+        """Give a request up while it waits. One that runs goes on, to be taken up: it may be in one
+        long call, and to stop it would end the model's process."""
+        with self._queue.changed:
+            if ticket is not self._queue.running:
+                self.cancel(ticket)
+
     def load_again(self) -> None:
         """Load what was asked for last where no model is there, or on its way; returns at once."""
         with self._queue.changed:

@@ -341,6 +341,26 @@ def test_a_request_that_waits_ends_at_once_when_it_is_cancelled():
     session.close()
 
 
+def test_a_look_that_takes_long_is_taken_up_again_instead_of_stopped(monkeypatch):
+    """A stop would end the process of a model that is in one long call."""
+    runner, may_end = ScriptedRunner(delay=0, prefill=0), threading.Event()
+    session, peek, stops = Session(runner), runner.peek, []
+    monkeypatch.setattr(runner, "peek", lambda request: may_end.wait(60) and peek(request))
+    monkeypatch.setattr(runner, "stop", lambda: stops.append(True))
+    list(session.lifecycle.run(LoadRequest()))
+    first = session.take_up(PeekRequest((1,)))
+    wait_for(lambda: first.state == "running")
+    session.leave(first)
+    other = session.take_up(PeekRequest((2,)))
+    assert session.take_up(PeekRequest((1,))) is first and other is not first
+    session.leave(other)
+    assert other.done.is_set() and not stops
+    may_end.set()
+    assert first.done.wait(60) and first.result is not None and not first.is_cancelled
+    assert session.take_up(PeekRequest((1,))) is not first
+    session.close()
+
+
 def test_a_failed_load_says_why_and_refuses_jobs():
     session = Session(InProcess())
     session.submit(LoadRequest("/no/such/folder"))

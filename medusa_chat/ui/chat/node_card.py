@@ -82,7 +82,7 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
 
 
 async def _peeked(session: Session, request: PeekRequest) -> Ticket[Peek]:
-    ticket = session.submit(request)
+    ticket = session.take_up(request)
     try:
         for _ in range(round(WAIT_SECONDS / POLL_SECONDS)):
             if ticket.done.is_set():
@@ -90,7 +90,7 @@ async def _peeked(session: Session, request: PeekRequest) -> Ticket[Peek]:
             await asyncio.sleep(POLL_SECONDS)
         return ticket
     finally:
-        session.cancel(ticket)  # nobody waits for it any more
+        session.leave(ticket)
 
 
 def _require_same_model(session: Session, answer: Answer) -> None:
