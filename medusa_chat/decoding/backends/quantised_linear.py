@@ -2,6 +2,7 @@
 
 quantised_trial.py says where it is used."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ BLOCK = 64  # weights that share a scale, in 4 bits
 BUCKETS = (8, 16, 32, 64)  # rows at most, of each program
 
 
-class QuantisedLinear(nn.Module):
+class QuantisedLinear(nn.Module, ABC):
     """Our product of up to 64 rows with weights of `bits` bits, for the numbers of rows in
     `buckets`; `many` for all others. [..., K] -> [..., N]."""
 
@@ -40,13 +41,13 @@ class QuantisedLinear(nn.Module):
         whole: Tensor = out.unflatten(0, hidden.shape[:-1])
         return whole.to(hidden.dtype)
 
+    @abstractmethod
     def many(self, hidden: Tensor) -> Tensor:
         """The same for any number of rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weights(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Codes and scales as kernels/products.py takes them, and the bias [N]."""
-        raise NotImplementedError
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
@@ -54,9 +55,9 @@ class QuantisedLinear(nn.Module):
         return None
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs."""
-        raise NotImplementedError
 
 
 class Nf4Linear(QuantisedLinear):

@@ -22,6 +22,10 @@ from medusa_chat.decoding.backends.quantised_linear import (
     QuantisedLinear,
 )
 
+INSTEAD = {
+    4: "4-bit products stay bitsandbytes'",
+    8: "8-bit weights are unpacked in each step, which is slower than 16 bits",
+}
 LEAST_OUTPUTS = 32
 MERGED = ("qkv", "out", "gate_up", "down")  # linears of a FusedLayer
 TOLERANCE = 2e-2  # of half precision against its reference in fp32, of the largest output
@@ -29,19 +33,17 @@ TOLERANCE = 2e-2  # of half precision against its reference in fp32, of the larg
 
 def use_where_faster(model: nn.Module, dtype: torch.dtype, timer: Timer) -> list[str]:
     """Use our product in the model's quantised linears, in place, for the numbers of rows at which
-    the timer measures it as faster. dtype: of what they multiply. Returns a sentence for each shape
-    that got it."""
+    the timer measures it as faster. dtype: of what they multiply. Returns a sentence for each
+    shape: the rows that got it, or what multiplies instead."""
     shapes: dict[tuple[int, ...], list[tuple[nn.Module, str, Any]]] = {}
     for parent, name, linear in _linears(model):
         shapes.setdefault(_shape(linear), []).append((parent, name, linear))
     notes = []
     for (outputs, inputs, bits), places in shapes.items():
         buckets = measure(_ours(places[0][2]), dtype, timer)
-        if buckets:
-            rows = ", ".join(map(str, sorted(buckets)))
-            notes.append(
-                f"{outputs} x {inputs}: our {bits}-bit product for up to these rows: {rows}"
-            )
+        rows = ", ".join(map(str, sorted(buckets)))
+        what = f"our {bits}-bit product for up to these rows: {rows}" if rows else INSTEAD[bits]
+        notes.append(f"{outputs} x {inputs}: {what}")
         for parent, name, linear in places if buckets else ():
             own = _ours(linear)
             own.buckets = buckets
@@ -53,13 +55,15 @@ def measure(linear: QuantisedLinear, dtype: torch.dtype, timer: Timer) -> frozen
     """The buckets for which our kernel is faster than what else the linear does with rows in
     `dtype`, on its device; the first serves plain decoding's one row, too."""
     codes, faster = linear.weights()[0], []
-    dtype = linear.compute_dtype or dtype
+    dtype, (outputs, inputs) = linear.compute_dtype or dtype, linear.shape
+    if outputs < LEAST_OUTPUTS or inputs % BLOCK:
+        return frozenset()
     if not has_kernel(codes.device, dtype, linear.bits):
         return frozenset()
     for bucket in BUCKETS:
         pairs = []
         for rows in (1, bucket) if bucket == BUCKETS[0] else (bucket,):
-            x = torch.randn(rows, linear.shape[1], device=codes.device).to(dtype)
+            x = torch.randn(rows, inputs, device=codes.device).to(dtype)
             pairs.append((partial(linear.many, x), partial(linear.own, x)))
         if is_faster(pairs, timer):
             faster.append(bucket)
@@ -67,13 +71,11 @@ def measure(linear: QuantisedLinear, dtype: torch.dtype, timer: Timer) -> frozen
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Every linear that our kernel takes: its parent module, its name there, and itself."""
+    """Every linear that our kernel may take: its parent module, its name there, and itself."""
     for parent in model.modules():
         for name, child in parent.named_children():
             if isinstance(child, Int8Linear) or (name in MERGED and is_nf4(child)):
-                outputs, inputs, _ = _shape(child)
-                if outputs >= LEAST_OUTPUTS and inputs % BLOCK == 0:
-                    yield parent, name, child
+                yield parent, name, child
 
 
 def _ours(linear: Any) -> QuantisedLinear:
@@ -101,10 +103,7 @@ def has_kernel(device: torch.device, dtype: torch.dtype, bits: int) -> bool:
     """Whether the kernel runs there and agrees with its reference; if not, that is logged, once."""
     if device.type != "cuda" or dtype.itemsize != 2:
         return False
-    instead = (
-        f"{bits}-bit products stay bitsandbytes'" if bits == 4 else "8-bit weights are unpacked"
-    )
-    return agrees(instead, lambda: difference(device, dtype, bits), TOLERANCE)
+    return agrees(INSTEAD[bits], lambda: difference(device, dtype, bits), TOLERANCE)
 
 
 def difference(device: torch.device, dtype: torch.dtype, bits: int) -> float:

@@ -93,7 +93,8 @@ def test_without_a_gpu_no_model_gets_the_kernel(folder):
     model = quantised_model(folder["llama"])
     replace_submodules(model)
     timer = pytest.fail  # nothing is timed that cannot run
-    assert quantised_trial.use_where_faster(model, torch.float16, timer) == []
+    notes = quantised_trial.use_where_faster(model, torch.float16, timer)
+    assert len(notes) == 4 and all("stay bitsandbytes'" in note for note in notes)
     assert not any(isinstance(module, QuantisedLinear) for module in model.modules())
 
 
@@ -129,7 +130,7 @@ def test_it_is_used_where_it_is_faster_and_loses_nothing(folder, monkeypatch, pl
     linears = layer.qkv, layer.out, layer.gate_up, layer.down
     assert all(isinstance(linear, Nf4Linear) for linear in linears) is bool(used)
     if not used:
-        assert notes == []
+        assert all("stay bitsandbytes'" in note for note in notes)
         return
     assert {linear.buckets for linear in linears} == {frozenset(used)} and len(notes) == 4
     assert all("4-bit product" in note and note.endswith(", 64") for note in notes)

@@ -94,7 +94,7 @@ typedef struct {
     const u8 *codes;     // [outputs, inputs * BITS / 8], at least OUTPUTS of them
     const float *scales; // [outputs, inputs / 64] in 4 bits, else [outputs]
     const u16 *x;        // [rows, inputs], at most 8 EIGHTS rows
-    int rows, outputs, blocks;
+    int rows, blocks;
 } Product;
 
 // Where 16 bytes of an output's chunk lie: no two threads that read at a time meet in a bank.
@@ -207,7 +207,7 @@ KERNEL product(
 #endif
     SHARED(float, others, (WARPS - 1) * OUTPUTS * 8);
     RING(ring, WARPS * 2 * STAGE);
-    const Product given = {codes, scales, x, rows, outputs, blocks};
+    const Product given = {codes, scales, x, rows, blocks};
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int g = lane / 4, t = lane % 4;
     const int groups = (outputs + OUTPUTS - 1) / OUTPUTS, step = WARPS * BLOCKS;
