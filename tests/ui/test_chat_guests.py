@@ -55,14 +55,14 @@ def test_a_guest_reads_no_folder_of_a_load_that_failed(controller, monkeypatch):
     tabs = Tab(), owner()
     for tab, request in zip(tabs, (guest(), None), strict=True):
         controller.attach(tab, None, request)
-        controller.session_of(tab).error = "the model in /home/me/x cannot be read"
+        controller.session_of(tab).error = "the model in /far/folder/x cannot be read"
     lifecycle = controller.session.lifecycle
     monkeypatch.setattr(lifecycle, "state", replace(lifecycle.state, model=None))
     theirs, mine = (
         controller.attach(Tab(), known(tab), request).live
         for tab, request in zip(tabs, (guest(), None), strict=True)
     )
-    assert FOR_GUESTS in theirs and "/home/me" in mine
+    assert FOR_GUESTS in theirs and "/far/folder" in mine
 
 
 def test_a_tab_that_has_not_come_reaches_nothing(controller):

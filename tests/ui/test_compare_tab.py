@@ -221,7 +221,7 @@ def test_a_result_says_whose_tokens_it_counts(session):
 )
 def test_progress_says_what_happens(session, stage, ahead, loading, said):
     session.lifecycle.state = (
-        ModelState("loading", "read", note="/home/me") if loading else ModelState("ready")
+        ModelState("loading", "read", note="/far/folder") if loading else ModelState("ready")
     )
     progress = Progress("plain", 1, stage, ahead)
     wait = CompareController(session)._waiting_for(progress)
