@@ -11,7 +11,7 @@ from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
 from medusa_chat.decoding.backends.parity import GAIN, agrees
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.events import DraftRecord, Event, Finished, Step
+from medusa_chat.decoding.events import DraftRecord, Finished, Step, Told
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import StepBackend, TorchStep
@@ -105,7 +105,7 @@ def _seconds(engine: Engine) -> float:
     return last.stats.seconds
 
 
-def _answer(engine: Engine, tree: Tree, details: bool, start: int) -> Iterator[Event]:
+def _answer(engine: Engine, tree: Tree, details: bool, start: int) -> Iterator[Told]:
     """A greedy answer to an artificial prompt."""
     drafter = "medusa" if len(tree) > 1 else "none"
     settings = GenerationSettings(drafter=drafter, max_new_tokens=NEW, seed=0)

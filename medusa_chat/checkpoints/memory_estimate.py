@@ -12,7 +12,7 @@ from typing import Any
 from medusa_chat.checkpoints.cpu import PLAIN_CPU, Cpu
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.model_sizes import Sizes, sizes
-from medusa_chat.decoding.settings import CHUNK, MAX_NODES
+from medusa_chat.decoding.settings import CPU_CHUNK, MAX_NODES
 
 CUDA_CONTEXT = 700_000_000
 # On CUDA, by what is known of the libraries and a replay of loads; not measured on a card.
@@ -108,7 +108,7 @@ def estimate(
         heads=heads.parameters * plain if heads else 0,
         cache=2 * size.key_values * (context + MAX_NODES) * plain,
         step=nodes * rows * size.vocabulary * 4 * (2 if is_cuda else 1)
-        + (CHUNK * size.row * 4 if is_native else 0)
+        + (CPU_CHUNK * size.row * 4 if is_native else 0)
         + (RECORDED + WORKSPACES + _unpacked(size, precision) if is_cuda else 0),
         device=CUDA_CONTEXT if is_cuda else 0,
         packed=packed,

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from medusa_chat.decoding.events import Event, Finished, Prefilled
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Reading
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.runtime.requests import Reply
@@ -40,7 +40,7 @@ def load(runner: Runner, request: LoadRequest, verbose: bool = False) -> None:
 def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
     """Go through the phases. In a terminal one line says how far they are and goes when they are
     done; verbose: every phase and the model's notes stay there instead."""
-    line = LoadLine()
+    line = ProgressLine()
     try:
         for phase in phases:
             if phase.name in ("download", "convert"):
@@ -57,10 +57,10 @@ def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
         line.clear()
 
 
-class LoadLine:
-    """How far a load is, on stderr: in a terminal one line that changes and is cleared at the end,
-    elsewhere a new line of a download or a conversion now and then, for minutes of silence would
-    look like a hang. What takes space on the disk is told before and stays."""
+class ProgressLine:
+    """How far a load or the reading of a prompt is, on stderr: in a terminal one line that changes
+    and is cleared at the end, elsewhere a new line of what may take long now and then, for minutes
+    of silence would look like a hang. What takes space on the disk is told before and stays."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -79,7 +79,10 @@ class LoadLine:
             self.clear()
             self._note = phase.note
             note(phase.note)
-        text = "  ".join([f"{phase.name}ing", *transfer(phase.done, phase.total, phase.rate)])
+        self.tell("  ".join([f"{phase.name}ing", *transfer(phase.done, phase.total, phase.rate)]))
+
+    def tell(self, text: str) -> None:
+        """As `show`, elsewhere than in a terminal a line of its own now and then."""
         self.show(text)
         if not self._is_open and time.monotonic() - self._told > LINE_SECONDS:
             self._told = time.monotonic()
@@ -100,7 +103,12 @@ def answer(
         stopping(runner.stop) as is_stopped,
         closing(runner.run(asked)) as events,
     ):
+        read = ProgressLine()
         for event in events:
+            if isinstance(event, Reading):
+                read.tell(f"reading: {event.tokens:,} of {event.prompt_tokens:,} tokens")
+                continue
+            read.clear()
             line = json.dumps(to_json(event), separators=(",", ":"))
             if trace is not None:
                 with refusing(Path(trace.name)):

@@ -13,7 +13,7 @@ from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.families import needs_eager, refuse_unfit, windows
 from medusa_chat.decoding.fused_layers import lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache, layer_shapes
-from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.decoding.settings import CHUNK, CPU_CHUNK, MAX_NODES
 
 
 class Backbone:
@@ -42,6 +42,7 @@ class Backbone:
         parameters = list(model.parameters())
         first = next((p for p in parameters if not p.is_meta), parameters[0])  # not offloaded
         self.device, self.dtype = first.device, first.dtype
+        self.chunk = CPU_CHUNK if self.device.type == "cpu" else CHUNK
         keep_cudnn_out(self.device)
         self.vocabulary = int(self.config.vocab_size)
         self.context = context

@@ -5,7 +5,16 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step, changed
+from medusa_chat.decoding.events import (
+    Finished,
+    Prefilled,
+    Reading,
+    Reason,
+    Stats,
+    Step,
+    Told,
+    changed,
+)
 
 
 class TextStream:
@@ -86,17 +95,18 @@ def _byte_table() -> dict[str, int]:
 
 
 def with_text(
-    events: Generator[Event, None, None],
+    events: Generator[Told, None, None],
     tokenizer: Any,
     texts: TokenTexts,
     stop: Sequence[str] = (),
     should_stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Event]:
+) -> Iterator[Told]:
     """The engine's events with their text filled in.
 
     A stop string ends the answer with the step that completes it ("stop"), `should_stop`, asked
-    after every event, with the next step unless that is the end ("cancelled"); both close
-    `events`. The texts of all events and the tail join to `finished.text`.
+    after every event, with the next step unless that is the end, and at once while the prompt is
+    read ("cancelled"); both close `events`. The texts of all events and the tail join to
+    `finished.text`.
     """
     stream = TextStream(tokenizer, stop)
     shown, ids, is_last = "", list[int](), False
@@ -106,17 +116,23 @@ def with_text(
             tail = stream.tail()
             yield changed(event, text=shown + tail, tail=tail)
             return
-        fresh, text = _push(stream, event.token_ids)
-        shown, ids = shown + text, ids + fresh
-        if isinstance(event, Prefilled):
-            prefill = event.seconds
-            yield changed(event, token_ids=tuple(fresh), text=text)
+        if isinstance(event, Reading):
+            yield event
+            is_last = should_stop()
+            if not is_last:
+                continue
         else:
-            steps, emitted, seconds = steps + 1, emitted + len(fresh), seconds + event.seconds
-            cut = changed(event, token_ids=tuple(fresh), text=text)
-            if stream.is_stopped:
-                cut = changed(cut, path=event.path[: len(fresh) + 1])
-            yield _named(cut, texts)
+            fresh, text = _push(stream, event.token_ids)
+            shown, ids = shown + text, ids + fresh
+            if isinstance(event, Prefilled):
+                prefill = event.seconds
+                yield changed(event, token_ids=tuple(fresh), text=text)
+            else:
+                steps, emitted, seconds = steps + 1, emitted + len(fresh), seconds + event.seconds
+                cut = changed(event, token_ids=tuple(fresh), text=text)
+                if stream.is_stopped:
+                    cut = changed(cut, path=event.path[: len(fresh) + 1])
+                yield _named(cut, texts)
         if stream.is_stopped or is_last:
             events.close()
             tail = stream.tail()

@@ -9,11 +9,11 @@ from torch import Tensor
 from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule, VerifyInput
 from medusa_chat.decoding.draft import Autoregressive, Draft, Drafter, PromptLookup, TreeTensors
 from medusa_chat.decoding.draft_budget import DraftBudget
-from medusa_chat.decoding.events import Event, Prefilled, Reason
+from medusa_chat.decoding.events import Prefilled, Reading, Reason, Told
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.probe import common_prefix, probe_logits
-from medusa_chat.decoding.settings import CHUNK, GenerationSettings
+from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import DecodeState, StepBackend
 from medusa_chat.decoding.step_result import AnswerTokens, StepResult, read
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -78,17 +78,21 @@ class Engine:
         drafter: Drafter,
         settings: GenerationSettings,
         details: bool = True,
-    ) -> Generator[Event, None, None]:
+    ) -> Generator[Told, None, None]:
         """Decode after `prompt_ids`. settings: resolved, with a seed where it samples.
 
         details: whether each step records its draft with probabilities. Text stays "" here (see
-        detokenizer.py).
+        detokenizer.py). Between two parts of a long prompt comes a Reading.
         Raises ContextError when the prompt leaves no room, and UsageError when empty.
         """
         rule = ACCEPTANCE[settings.acceptance]
         self._require_room(prompt_ids)
         started = perf_counter()
-        first, hidden, reused = self._prefill(prompt_ids, rule, settings)
+        reused = self._reuse(prompt_ids)
+        while len(prompt_ids) - len(self._ids) > self.backbone.chunk:
+            self._read(prompt_ids[len(self._ids) :][: self.backbone.chunk])
+            yield Reading(len(self._ids), len(prompt_ids))
+        first, hidden = self._prefill(prompt_ids, rule, settings)
         answer = AnswerTokens(self.eos, *self._limit(len(prompt_ids), settings))
         emitted = answer.begin(first, perf_counter() - started)
         yield Prefilled(
@@ -155,17 +159,19 @@ class Engine:
                 "shorten it, start a new chat, or raise --max-context where the model allows it"
             )
 
-    @torch.inference_mode()
-    def _prefill(
-        self, prompt_ids: Sequence[int], rule: Rule, settings: GenerationSettings
-    ) -> tuple[StepResult, Tensor, int]:
-        """Read the prompt into the cache -> (the first token's result, the state [1, d] it was
-        predicted from, tokens reused)."""
+    def _reuse(self, prompt_ids: Sequence[int]) -> int:
+        """Keep of the cache what the prompt begins with -> how many tokens."""
         reused = min(common_prefix(self._ids, prompt_ids), len(prompt_ids) - 1)
         self._ids = self._ids[:reused]
         self.backbone.cache.crop(reused)
-        while len(prompt_ids) - len(self._ids) > CHUNK:
-            self._read(prompt_ids[len(self._ids) : len(self._ids) + CHUNK])
+        return reused
+
+    @torch.inference_mode()
+    def _prefill(
+        self, prompt_ids: Sequence[int], rule: Rule, settings: GenerationSettings
+    ) -> tuple[StepResult, Tensor]:
+        """Read the rest of the prompt into the cache -> (the first token's result, the state [1, d]
+        it was predicted from)."""
         last = self._read(prompt_ids[len(self._ids) :])[-1:]
         root = torch.tensor(prompt_ids[-1:], device=self.backbone.device)
         draft = Draft(root, ROOT, TreeTensors.of(ROOT, self.backbone.device))
@@ -177,8 +183,9 @@ class Engine:
         if not result.is_finite:
             self.forget()  # a pass with NaN must not be reused
             self.backbone.cache.wipe()
-        return result, last, reused
+        return result, last
 
+    @torch.inference_mode()
     def _read(self, tokens: Sequence[int]) -> Tensor:
         """Read the next tokens of the text into the cache -> their hidden states [q, d]."""
         hidden = self.backbone.run_chunk(torch.tensor(tokens, device=self.backbone.device))

@@ -1,4 +1,4 @@
-"""The events of an answer: Prefilled, then Steps, then Finished. Plain values, no torch."""
+"""The events of an answer: Readings of a long prompt, Prefilled, Steps, Finished. No torch."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
@@ -77,6 +77,15 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """A part of a prompt is in the cache, and more is to be read. tokens: of the prompt_tokens that
+    are there. Only progress: no trace has it."""
+
+    tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
 class Prefilled:
     """The prompt is in the cache and the first token is there. settings: all of them, resolved.
     backend: what runs the steps ("" in an older trace)."""
@@ -141,6 +150,7 @@ class Finished:
 
 
 Event = Prefilled | Step | Finished
+Told = Event | Reading
 AnyEvent = TypeVar("AnyEvent", Prefilled, Step, Finished, DraftRecord)
 
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.settings import CHUNK
 from medusa_chat.errors import UsageError
 
 
@@ -29,14 +28,14 @@ def probe_logits(
     cache, count = backbone.cache, len(held)
     start = min(common_prefix(held, whole), len(token_ids) - 1)
     end = min(len(whole), count)
-    if end - start > CHUNK:  # copying that much costs more than reading it again
+    if end - start > backbone.chunk:  # copying that much costs more than reading it again
         count = start
         cache.crop(start)
     kept = cache.rows(start, min(end, count))
     try:
         cache.crop(start)
         rest = torch.tensor(whole[start:], device=backbone.device)
-        hidden = torch.cat([backbone.run_chunk(chunk) for chunk in rest.split(CHUNK)])
+        hidden = torch.cat([backbone.run_chunk(chunk) for chunk in rest.split(backbone.chunk)])
     finally:
         cache.put_back(start, kept, count)
     logits = backbone.lm_head(hidden[-1:])[0]

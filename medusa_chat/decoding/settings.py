@@ -11,6 +11,7 @@ DRAFTER_NAMES = ("auto", "medusa", "prompt-lookup", "none")
 ACCEPTANCE_NAMES = ("exact", "typical", "typical-sampled")
 MAX_NODES = 256
 CHUNK = 512  # tokens of a prompt that one pass reads
+CPU_CHUNK = 256  # on a CPU, whose cache then holds most of what the pass computes
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.detokenizer import with_text
-from medusa_chat.decoding.events import Event, Finished, Step, changed
+from medusa_chat.decoding.events import Finished, Step, Told, changed
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 
@@ -67,8 +67,8 @@ def steps_again(
 
 
 def busy(
-    events: Generator[Event, None, None], device: torch.device, taken: list[float]
-) -> Generator[Event, None, None]:
+    events: Generator[Told, None, None], device: torch.device, taken: list[float]
+) -> Generator[Told, None, None]:
     """The engine's events; the seconds of each step are appended to `taken`, and their sum stands
     at the end. On a CPU they are this thread's time on the processor."""
     is_fine = device.type == "cpu" and get_clock_info("thread_time").resolution <= FINE

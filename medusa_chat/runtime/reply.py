@@ -11,7 +11,7 @@ from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.decoding.continuation import DEPTH
 from medusa_chat.decoding.detokenizer import with_text
 from medusa_chat.decoding.draft import Drafter
-from medusa_chat.decoding.events import Event, Finished, changed
+from medusa_chat.decoding.events import Finished, Reading, Told, changed
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import Fresh, ModelInfo
@@ -24,7 +24,7 @@ from medusa_chat.trees.presets import load_tree
 
 def reply(
     loaded: LoadedModel, asked: Reply, should_stop: Callable[[], bool] = lambda: False
-) -> Iterator[Event]:
+) -> Iterator[Told]:
     """Answer a conversation, or continue a raw text. Raises what cannot be answered."""
     prompt = asked.prompt
     if isinstance(prompt, Fresh):
@@ -37,7 +37,7 @@ def reply(
     told = with_times_and_text(loaded, answer, settings.stop, should_stop)
     with refuse_out_of_memory(advice), closing(told) as events:
         for event in events:
-            advice.has_begun = True
+            advice.has_begun = not isinstance(event, Reading)
             if isinstance(event, Finished):
                 event = _with_plain(loaded, ids, settings, event)
                 if not isinstance(prompt, str):
@@ -47,10 +47,10 @@ def reply(
 
 def with_times_and_text(
     loaded: LoadedModel,
-    answer: Generator[Event, None, None],
+    answer: Generator[Told, None, None],
     stop: Sequence[str] = (),
     should_stop: Callable[[], bool] = lambda: False,
-) -> Generator[Event, None, None]:
+) -> Generator[Told, None, None]:
     """The engine's events with texts and busy seconds, up to a stop string: what the page,
     `generate` and the speed study of `bench` all run."""
     with closing(busy(answer, loaded.engine.backbone.device, [])) as events:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Generic, Literal
 
+from medusa_chat.decoding.events import Reading
 from medusa_chat.messages import LoadRequest, PeekRequest, Request, V
 from medusa_chat.runtime.requests import MeasureMemory
 
@@ -18,13 +19,15 @@ QUICK = PeekRequest | MeasureMemory  # done at once: nobody is told that they wa
 class Ticket(Generic[V]):
     """One request in a session's queue, and what has come of it. Read from any thread.
 
-    trace: what came back so far; only appended to. error: why the request failed; said when done
+    trace: what came back so far; only appended to. reading: how much of the prompt is read, while
+    it is. error: why the request failed; said when done
     is set. has_waited: whether a lost model was loaded before it already.
     first_seconds: from the submission to the first value, waiting included.
     """
 
     request: Request[V]
     trace: list[V] = field(default_factory=list)
+    reading: Reading | None = None
     state: Literal["waiting", "running", "finished"] = "waiting"
     error: str = ""
     is_cancelled: bool = False
@@ -38,8 +41,11 @@ class Ticket(Generic[V]):
         """The latest value; None before the first."""
         return self.trace[-1] if self.trace else None
 
-    def add(self, value: V) -> None:
+    def add(self, value: V | Reading) -> None:
         """Append a value of the request to the trace."""
+        if isinstance(value, Reading):
+            self.reading = value
+            return
         if not self.trace:
             self.first_seconds = time.monotonic() - self.submitted_at
         self.trace.append(value)

@@ -13,16 +13,18 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from medusa_chat.decoding.events import Prefilled
 from medusa_chat.errors import LoadStopped
 from medusa_chat.messages import BEFORE_READING, LoadPhase, LoadRequest, Request, V
-from medusa_chat.runtime.requests import Tune
+from medusa_chat.runtime.requests import Reply, Tune
 from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.worker_loop import End, Stop, serve
 
 # Seconds from a stop to the end of the process, which may be inside one long call: of a load that
 # looks for its files, when the model loaded before would be lost with the process; of a load that
-# reads them; of anything else.
-PATIENCE = {"find": 3.0, "read": 1.0, "answer": 10.0}
+# reads them; of the reading of a prompt, a part of which takes a large model on a CPU so long; of
+# anything else.
+PATIENCE = {"find": 3.0, "read": 1.0, "prompt": 60.0, "answer": 10.0}
 
 
 @dataclass(eq=False)
@@ -74,9 +76,13 @@ class WorkerProcess:
     def _ask(self, request: Request[V]) -> Iterator[V]:
         """Send a request other than a load and yield its values. One that goes on too long after a
         stop ends with its process; a Tune may take as long as it needs."""
-        self._running = running = Running("" if isinstance(request, Tune) else "answer")
+        stage = "prompt" if isinstance(request, Reply) else "answer"
+        self._running = running = Running("" if isinstance(request, Tune) else stage)
         try:
-            yield from self._exchange(request)
+            for value in self._exchange(request):
+                if isinstance(value, Prefilled):
+                    running.stage = "answer"
+                yield value
         except WorkerGone:
             if not running.is_ended:
                 raise

@@ -14,7 +14,7 @@ import torch
 from medusa_chat import paths
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.decoding.events import Event, Finished
+from medusa_chat.decoding.events import Finished, Told
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, MedusaChatError, UsageError
@@ -167,7 +167,7 @@ def _answers(
             messages.append({"role": "assistant", "content": reply})
 
 
-def _generate(loaded: LoadedModel, prompt: list[int], tree: Tree) -> Iterator[Event]:
+def _generate(loaded: LoadedModel, prompt: list[int], tree: Tree) -> Iterator[Told]:
     """A greedy answer with exact acceptance, so the backbone's own."""
     engine = loaded.engine
     settings = GenerationSettings(
@@ -177,7 +177,7 @@ def _generate(loaded: LoadedModel, prompt: list[int], tree: Tree) -> Iterator[Ev
     return engine.generate(prompt, drafter, settings, details=False)
 
 
-def _finished(events: Iterator[Event]) -> Finished:
+def _finished(events: Iterator[Told]) -> Finished:
     *_, last = events
     assert isinstance(last, Finished)
     return last

@@ -14,6 +14,7 @@ from medusa_chat.decoding.backends import cpu_threads, native
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.draft import Autoregressive
 from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.events import Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import BROKEN
 from medusa_chat.errors import MedusaChatError
@@ -132,7 +133,7 @@ class EngineAnswerer:
     def _begin(self, request: Request, slot: int, texts: native.NativeTexts) -> Request:
         """Read the prompt and put it into the slot, with the answer's first token."""
         events = self._engine.generate(request.prompt, self._drafter, request.settings, False)
-        request.found += next(events).token_ids
+        request.found += next(e for e in events if isinstance(e, Prefilled)).token_ids
         events.close()
         if not request.found:
             raise MedusaChatError(BROKEN)

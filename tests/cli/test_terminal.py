@@ -11,7 +11,7 @@ import pytest
 
 from medusa_chat.cli import generate
 from medusa_chat.cli.main import main
-from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step
+from medusa_chat.decoding.events import Finished, Prefilled, Reading, Stats, Step
 from medusa_chat.messages import LoadPhase, ModelInfo, Request
 from medusa_chat.runtime.requests import Reply
 
@@ -31,6 +31,7 @@ class Scripted:
             yield LoadPhase("read")
             yield LoadPhase("ready", MODEL)
             return
+        yield Reading(512, 1300)
         chosen = {"drafter": "medusa", "tree": "auto", "nodes": 8, "seed": 7}
         yield Prefilled("demo", "fp32", "cpu", chosen, (1,), 1, 0, (3,), "There", 0.1)
         yield Step(0, (4,), " once", 0.1, (0,))
@@ -83,6 +84,10 @@ def test_a_terminal_shows_the_answer_and_one_line_after_it(written: Callable[...
 def test_a_terminal_shows_how_far_a_load_is(written: Callable[..., str]) -> None:
     line = written("generate", "--prompt", "x").split("\n")[0]
     assert "loading: read" in line and "50%  5 MB of 10 MB" in line
+
+
+def test_a_terminal_shows_how_much_of_a_long_prompt_is_read(written: Callable[..., str]) -> None:
+    assert "reading: 512 of 1,300 tokens\r" in written("generate", "--prompt", "x")
 
 
 def test_verbose_says_what_was_chosen_before_the_answer(written: Callable[..., str]) -> None:

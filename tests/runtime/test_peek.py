@@ -131,8 +131,9 @@ def test_a_look_into_another_text_keeps_what_they_share(demo, monkeypatch):
     held = list(engine._ids)
     peeked(demo, peek_request(first, 5, 0))
     assert engine._ids == held
-    monkeypatch.setattr("medusa_chat.decoding.probe.CHUNK", 4)
-    peeked(demo, peek_request(first, 5, 0))
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.backbone, "chunk", 4)
+        peeked(demo, peek_request(first, 5, 0))
     assert engine._ids == held[: len(engine._ids)] and len(engine._ids) < len(held)
     assert engine.backbone.cache.length == len(engine._ids)
     again = answered(demo, [{"role": "user", "content": "What is the capital of Spain?"}])

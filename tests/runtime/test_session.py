@@ -11,7 +11,7 @@ from support.scripted import ScriptedRunner
 from support.waiting import wait_for
 from support.warm_workers import warm_workers  # noqa: F401
 
-from medusa_chat.decoding.events import Finished, Prefilled
+from medusa_chat.decoding.events import Finished, Prefilled, Reading
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.messages import LoadPhase, LoadRequest, PeekRequest
@@ -398,6 +398,40 @@ def test_closing_a_reply_cancels_and_the_model_stays_usable(folder):
     next(events)
     events.close()
     assert list(session.lifecycle.run(Reply("hello", SETTINGS)))[-1].token_ids == whole
+
+
+def test_a_stop_while_a_long_prompt_is_read_ends_there_and_keeps_what_was_read(folder):
+    session = Session(InProcess())
+    list(session.lifecycle.run(LoadRequest(str(folder))))
+    whole = list(session.lifecycle.run(Reply("hello " * 20, SETTINGS)))
+    engine = session.runner.worker.slot.require().engine
+    engine.forget()
+    engine.backbone.chunk = 16
+    seen = []
+    for event in session.lifecycle.run(Reply("hello " * 20, SETTINGS)):
+        seen.append(event)
+        session.runner.stop()
+    assert [type(event) for event in seen] == [Reading, Finished]
+    assert seen[-1].reason == "cancelled" and seen[-1].token_ids == () and seen[0].tokens == 16
+    again = list(session.lifecycle.run(Reply("hello " * 20, SETTINGS)))
+    reading = [event.tokens for event in again if isinstance(event, Reading)]
+    first = again[len(reading)]
+    assert reading == list(range(32, whole[0].prompt_tokens, 16)) and len(reading) > 2
+    assert first.reused_tokens == 16 and again[-1].token_ids == whole[-1].token_ids
+
+
+def test_the_reading_of_a_prompt_has_more_patience_than_a_step(child, monkeypatch):
+    patience = {"prompt": 240, "answer": 0.2}
+    monkeypatch.setattr("medusa_chat.runtime.worker_process.PATIENCE", patience)
+    stages = []
+    job = child.submit(Reply("hello", LONG))
+    while not job.trace:
+        if child.runner._running is not None:
+            stages.append(child.runner._running.stage)
+    wait_for(lambda: child.runner._running.stage == "answer")
+    assert set(stages) <= {"prompt", "answer"} and stages[0] == "prompt"
+    child.cancel(job)
+    assert job.done.wait(240)
 
 
 def test_stop_from_outside_ends_the_answer_at_a_step(folder):

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from medusa_chat.decoding.events import DraftRecord, Event, Finished, Prefilled, Stats, Step
+from medusa_chat.decoding.events import (
+    DraftRecord,
+    Event,
+    Finished,
+    Prefilled,
+    Reading,
+    Stats,
+    Step,
+)
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import MedusaChatError
@@ -62,6 +70,7 @@ class ScriptedRunner:
 
     last: the steps of the last answer, what a picture is compared with. fail_at: raise there.
     hold_at: wait before that step until it is moved on, however slow the machine that looks is.
+    parts: of a prompt of which the reading of the first ones is told.
     plain_share: of a plain step in the delay of a tree step.
     forced: settings that stand over those asked for.
     is_load_held: a load reads until it is stopped or closed.
@@ -70,6 +79,7 @@ class ScriptedRunner:
     delay: float = 0.02
     prefill: float = 0.05
     is_load_held: bool = False
+    parts: int = 1
     steps: int = 40
     nodes: int = 16
     fail_at: int | None = None
@@ -190,6 +200,8 @@ class ScriptedRunner:
         tree = ROOT if is_plain else chain(3) if settings.tree == "chain" else best_tree(self.nodes)
         drafter = settings.drafter or "medusa"
         resolved = replace(settings, drafter=drafter, nodes=len(tree), seed=settings.seed or 7)
+        for part in range(1, self.parts):
+            yield Reading(1000 * part, 1000 * self.parts)
         if self._stop.wait(self.prefill):
             yield Finished("cancelled", (), "", "", Stats(0, 0, None, 0.0, self.prefill, None))
             return

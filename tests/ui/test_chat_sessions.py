@@ -171,6 +171,22 @@ def _raise():
     yield
 
 
+def test_a_long_prompt_is_told_while_it_is_read_and_given_back_when_it_is_stopped(controller):
+    runner = controller.session.runner
+    runner.parts, runner.prefill = 4, 240
+    tab = owner()
+    controller.send(tab, turn("a long story"))
+    chat = controller.session_of(tab)
+    told = "prefill: reading the conversation: 3,000 of 4,000 tokens …"
+    wait_for(lambda: controller._waiting_for(chat._run.job) == told)
+    job = chat._run.job
+    chat.stop()
+    ended(chat)
+    assert [event.reason for event in job.trace] == ["cancelled"]
+    assert controller._waiting_for(job) == "stopping …"
+    assert chat.transcript.messages == () and chat.pop_returned() == "a long story"
+
+
 def test_a_failure_before_any_text_gives_the_messages_back(controller):
     controller.session.runner.reply = lambda prompt, settings: iter(_raise())
     tab = owner()

@@ -23,6 +23,7 @@ from medusa_chat.ui.compare.controller import CompareController, CompareTab
 from medusa_chat.ui.compare.view import gap_text, progress_view, result_view
 from medusa_chat.ui.page.inputs import Inputs, checked
 from medusa_chat.ui.page.pace import Pace
+from medusa_chat.ui.page.status import waiting_text
 from medusa_chat.ui.page.tree_view import to_line
 
 NAMES = ("acceptance", "temperature", "tree", "max_new_tokens", "seed")
@@ -224,7 +225,7 @@ def test_progress_says_what_happens(session, stage, ahead, loading, said):
         ModelState("loading", "read", note="/far/folder") if loading else ModelState("ready")
     )
     progress = Progress("plain", 1, stage, ahead)
-    wait = CompareController(session)._waiting_for(progress)
+    wait = waiting_text(session.state, ahead)
     assert said in progress_view(progress, 24, wait)["status"]
 
 

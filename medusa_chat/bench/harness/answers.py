@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from medusa_chat.bench.harness.context import PROMPTS, BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
-from medusa_chat.decoding.events import Event, Finished
+from medusa_chat.decoding.events import Finished, Told
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
@@ -97,7 +97,7 @@ def page_answer(
         return None
 
 
-def _run(question: Question, events: Iterable[Event]) -> Run:
+def _run(question: Question, events: Iterable[Told]) -> Run:
     """An answer's events as a Run."""
     *_, last = events
     assert isinstance(last, Finished)

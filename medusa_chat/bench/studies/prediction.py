@@ -14,7 +14,7 @@ from medusa_chat.bench.harness.answers import questions, rotate
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, row
-from medusa_chat.decoding.events import Finished, Prefilled, Step
+from medusa_chat.decoding.events import Finished, Prefilled, Reading, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
@@ -129,7 +129,8 @@ def _answer(
     )
     engine.forget()
     try:
-        events = list(engine.generate(question.ids, engine.drafter(settings, tree), settings))
+        told = engine.generate(question.ids, engine.drafter(settings, tree), settings)
+        events = [event for event in told if not isinstance(event, Reading)]
     except ContextError:
         return None
     first, *steps, last = events

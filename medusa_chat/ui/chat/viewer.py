@@ -25,7 +25,7 @@ from medusa_chat.ui.chat.session_store import OWNER, SessionStore
 from medusa_chat.ui.chat.step_panel import panel_line, show_line
 from medusa_chat.ui.chat.view import View, next_line, view_of
 from medusa_chat.ui.page.live import Update, Updates
-from medusa_chat.ui.page.status import phase_text
+from medusa_chat.ui.page.status import waiting_text
 
 POLL_SECONDS = 0.042  # between two updates of an answer
 NEAR_SECONDS = 60.0  # that plain decoding's speed is taken to last, on a machine with other work
@@ -189,14 +189,13 @@ class ChatViewer:
         return list_line(entries, self.session_of(tab), tab.search, is_more)
 
     def _waiting_for(self, job: Ticket[Event]) -> str:
+        if job.is_cancelled:
+            return "stopping …"
         if job.state == "running":
-            return "prefill: reading the conversation …"
-        if ahead := self.session.position(job):
-            return f"waiting: {ahead} ahead"
-        state = self.session.state
-        if state.status == "loading":
-            return f"waiting for the model: {phase_text(state, True)} …"
-        return "starting …"
+            read = job.reading
+            known = f": {read.tokens:,} of {read.prompt_tokens:,} tokens" if read else ""
+            return f"prefill: reading the conversation{known} …"
+        return waiting_text(self.session.state, self.session.position(job))
 
     def _panel(self, tab: Tab, step: int | None = None, since: int = 0) -> str:
         answer = self.answer_of(tab)

@@ -15,7 +15,7 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare.view import progress_view, result_view
 from medusa_chat.ui.page.inputs import Inputs
 from medusa_chat.ui.page.pace import Pace, usual_pace
-from medusa_chat.ui.page.status import phase_text
+from medusa_chat.ui.page.status import waiting_text
 from medusa_chat.ui.page.tree_view import to_line
 
 POLL_SECONDS = 0.25  # seldom: what the page draws would take time from what is measured
@@ -139,13 +139,8 @@ class CompareController:
         tab.result = result_view(found) | {"number": tab.number, "show_nodes": tab.show_nodes}
 
     def _progress(self, progress: Progress, settings: GenerationSettings) -> dict[str, Any]:
-        return progress_view(progress, settings.max_new_tokens, self._waiting_for(progress))
-
-    def _waiting_for(self, progress: Progress) -> str:
-        state = self.session.state
-        if state.status == "loading":
-            return f"waiting for the model: {phase_text(state, True)} …"
-        return f"waiting: {progress.ahead} ahead" if progress.ahead else "starting …"
+        waiting = waiting_text(self.session.state, progress.ahead)
+        return progress_view(progress, settings.max_new_tokens, waiting)
 
     def _line(self, tab: CompareTab, **now: Any) -> str:
         """JSON for the picture: what happens now, over the last result."""

@@ -66,6 +66,15 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
     return to_line(line)
 
 
+def waiting_text(state: ModelState, ahead: int) -> str:
+    """What a request waits for. ahead: how many come before it."""
+    if ahead:
+        return f"waiting: {ahead} ahead"
+    if state.status == "loading":
+        return f"waiting for the model: {phase_text(state, True)} …"
+    return "starting …"
+
+
 def phase_text(state: ModelState, is_guest: bool = False) -> str:
     """The current phase of loading, in words; what is told of files is not for guests."""
     words = ("" if is_guest else state.note) or PHASES.get(state.phase, state.phase)
