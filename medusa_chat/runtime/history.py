@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.runtime.old_history import take_over
 from medusa_chat.runtime.stored_conversation import Listed, StoredConversation
 
 FILE = "chats.sqlite3"
@@ -24,34 +23,58 @@ INDEX = "CREATE INDEX IF NOT EXISTS newest ON conversations (updated_at)"
 SAVE = """
 INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET
     title = excluded.title, updated_at = excluded.updated_at, body = excluded.body,
-    words = excluded.words, deleted_at = excluded.deleted_at
+    words = excluded.words, deleted_at = CASE WHEN excluded.deleted_at IS NULL THEN NULL
+    ELSE coalesce(conversations.deleted_at, excluded.deleted_at) END
 """
 LIST = """
 SELECT id, title, updated_at FROM conversations
 WHERE deleted_at IS NULL AND instr(words, ?) ORDER BY updated_at DESC, rowid DESC LIMIT ?
 """
+FOUND = "SELECT body, created_at, updated_at FROM conversations WHERE id = ?"
 READ = "SELECT body, created_at, updated_at FROM conversations WHERE deleted_at IS NULL"
-DELETED = "FROM conversations WHERE deleted_at IS NOT NULL AND (? IS NULL OR id = ?)"
+DELETED = "FROM conversations WHERE deleted_at <= ?"
 
 
 class History:
     """The conversations of this data folder's owner, by id; what guests say is never here.
 
-    The first failure to write or read is told through `tell`; none stops the chat.
+    A failure to write or read is told through `tell` and stands in `told`, once until a write
+    succeeds; none stops the chat. Other programs may use the file too: see `save`.
     """
 
     def __init__(self, file: Path, tell: Callable[[str], None] | None = None) -> None:
         self.file = file
         self._tell = tell or (lambda line: print(line, file=sys.stderr))
-        self._told = False
+        self.told: list[str] = []
+        self._failures: set[str] = set()  # since a write succeeded
         self._lock = threading.Lock()
 
-    def save(self, id: str, kept: StoredConversation, is_deleted: bool = False) -> bool:
-        """Write one conversation; False when it could not be kept. is_deleted: it is in no
-        list, and removed by the next `purge`."""
-        times = (kept.created_at, kept.updated_at, time.time() if is_deleted else None)
-        row = (id, kept.title, *times, kept.words, kept.to_line())
-        return self._write(lambda base: base.execute(SAVE, row))
+    def save(
+        self,
+        id: str,
+        kept: StoredConversation,
+        is_deleted: bool = False,
+        before: StoredConversation | None = None,
+    ) -> StoredConversation | None:
+        """Write one conversation; what is on disk now, None when it could not be kept.
+
+        is_deleted: it is in no list, and removed by a later `purge`. before: what was on disk when
+        the writer looked last. What another program has written since is kept beside it.
+        """
+        deleted_at = time.time() if is_deleted else None
+        saved = kept
+
+        def save(base: sqlite3.Connection) -> None:
+            nonlocal saved
+            base.execute("BEGIN IMMEDIATE")
+            row = base.execute(FOUND, (id,)).fetchone()
+            if row and row[0] != (before or kept).to_line():
+                other = self._checked(row)
+                saved = kept.merged(other, before or StoredConversation()) if other else kept
+            times = (saved.created_at, saved.updated_at, deleted_at)
+            base.execute(SAVE, (id, saved.title, *times, saved.words, saved.to_line()))
+
+        return saved if self._write(save) else None
 
     def load(self, id: str) -> StoredConversation | None:
         """A conversation; None when there is none that can be read."""
@@ -67,17 +90,17 @@ class History:
         """Conversations whose title or messages hold `search`, latest first. most: -1 for all."""
         return [Listed(*row) for row in self._rows(LIST, (search.casefold(), most))]
 
-    def purge(self, id: str | None = None) -> list[str]:
-        """Remove what was deleted from the disk: one conversation, or all such; their ids."""
+    def purge(self, seconds: float) -> list[str]:
+        """Remove from the disk what was deleted so many seconds ago; the ids."""
         if not self.file.exists():
             return []
         found: list[str] = []
 
         def purge(base: sqlite3.Connection) -> None:
-            rows = base.execute(f"SELECT id {DELETED}", (id, id)).fetchall()
-            found.extend(gone for (gone,) in rows)
+            until = (time.time() - seconds,)
+            found.extend(gone for (gone,) in base.execute(f"SELECT id {DELETED}", until))
             if found:
-                base.execute(f"DELETE {DELETED}", (id, id))
+                base.execute(f"DELETE {DELETED}", until)
 
         self._write(purge)
         return found
@@ -93,6 +116,7 @@ class History:
         except (OSError, sqlite3.Error, UnicodeError) as error:
             self._say(f"the conversations cannot be saved ({error}): check {self.file}")
             return False
+        self._failures.clear()
         return True
 
     def _commit(self, act: Callable[[sqlite3.Connection], object]) -> None:
@@ -146,13 +170,13 @@ class History:
             base.execute("PRAGMA secure_delete = ON")
             base.execute(TABLE)
             base.execute(INDEX)
-            take_over(base, self._say)
         except BaseException:
             base.close()
             raise
         return base
 
     def _say(self, line: str) -> None:
-        if not self._told:
-            self._told = True
+        if line not in self._failures:
+            self._failures.add(line)
+            self.told.append(line)
             self._tell(line)

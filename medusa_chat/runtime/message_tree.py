@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from time import time_ns
 from typing import Any, Self
 
 from medusa_chat.messages import Message
@@ -44,8 +45,8 @@ class MessageTree:
     """Messages by id; the path from the first one to `leaf` is shown. Never changed in place.
 
     Messages with one parent are versions of each other: answers to one question, or questions at
-    one place. Ids only grow, so the order of versions is the order of their making; `made` is the
-    last one that was given, so that none is given twice.
+    one place. An id is the time of its making in microseconds, so that two programs give none
+    twice, and the order of versions is that of their making; `made` is the last one given here.
     """
 
     said: Mapping[int, Said] = field(default_factory=dict)
@@ -98,7 +99,8 @@ class MessageTree:
         self, role: str, content: str, note: str = "", lengths: tuple[int, ...] = ()
     ) -> "MessageTree":
         """The tree with a message more, after the last shown one, beside others after that."""
-        new = Said(self.made + 1, self.leaf, role, content, note, lengths)
+        made = max(self.made + 1, time_ns() // 1000)
+        new = Said(made, self.leaf, role, content, note, lengths)
         return MessageTree({**self.said, new.id: new}, new.id, new.id)
 
     def replaced(self, message: Said) -> "MessageTree":
@@ -118,6 +120,17 @@ class MessageTree:
         kept = {at: one for at, one in self.said.items() if at not in gone}
         leaf = self.said[message].parent if self.leaf in gone else self.leaf
         return replace(self, said=kept, leaf=leaf)
+
+    def merged(self, other: "MessageTree", base: "MessageTree") -> "MessageTree":
+        """The tree with what another one has that `base` lacks, from which both went on. A message
+        that both changed stays as it is here; where only the other moved on, its path is shown."""
+        said = dict(self.said)
+        for at, one in other.said.items():  # parents stand before children
+            is_new = at not in base.said and (not one.parent or one.parent in said)
+            if is_new or (at in said and said[at] == base.said.get(at)):
+                said[at] = one
+        leaf = other.leaf if self.leaf == base.leaf and other.leaf in said else self.leaf
+        return MessageTree(dict(sorted(said.items())), leaf, max(self.made, other.made))
 
     def versions(self, message: int) -> tuple[int, ...]:
         """A message and its other versions, in the order of their making."""

@@ -1,7 +1,7 @@
 """StoredConversation: one conversation as the store keeps it."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from medusa_chat.messages import Message
@@ -45,6 +45,19 @@ class StoredConversation:
         """The searchable text: the title and all versions of all messages."""
         said = (one.content for one in self.tree.said.values())
         return "\n".join((self.title, *said)).casefold()
+
+    def merged(
+        self, other: "StoredConversation", base: "StoredConversation"
+    ) -> "StoredConversation":
+        """This one with what another one has that `base` lacks, from which both went on."""
+        changed = {
+            name: getattr(self if getattr(self, name) != getattr(base, name) else other, name)
+            for name in ("system", "settings", "given_title")
+        }
+        tree = self.tree.merged(other.tree, base.tree)
+        return replace(
+            self, tree=tree, updated_at=max(self.updated_at, other.updated_at), **changed
+        )
 
     def to_line(self) -> str:
         """JSON, without the times."""

@@ -1,5 +1,7 @@
 """The tree of messages: versions stay, one path is shown."""
 
+from dataclasses import replace
+
 from medusa_chat.runtime.message_tree import MessageTree
 
 
@@ -13,23 +15,47 @@ def texts(tree):
 
 def test_a_message_beside_another_is_a_version_and_both_stay_reachable():
     tree = conversation().head(2).plus("user", "q2b").plus("assistant", "a2b")
-    assert texts(tree) == ["q1", "a1", "q2b", "a2b"] and tree.versions(4) == (3, 4)
-    older = tree.showing(3)
-    assert texts(older) == ["q1", "a1", "q2"] and texts(older.showing(4)) == texts(tree)
+    q1, _, q2, q2b, _ = tree.said
+    assert texts(tree) == ["q1", "a1", "q2b", "a2b"] and tree.versions(q2b) == (q2, q2b)
+    older = tree.showing(q2)
+    assert texts(older) == ["q1", "a1", "q2"] and texts(older.showing(q2b)) == texts(tree)
     first = older.head(0).plus("user", "q1b")
-    assert first.versions(1) == (1, 6) and texts(first) == ["q1b"]
-    assert texts(first.showing(1)) == texts(tree)  # what came after it last
+    assert first.versions(q1) == (q1, first.leaf) and texts(first) == ["q1b"]
+    assert texts(first.showing(q1)) == texts(tree)  # what came after it last
 
 
 def test_a_message_goes_with_what_follows_it_and_its_id_is_not_given_again():
     tree = conversation().head(1).plus("assistant", "a1b")
-    less = tree.without(2)
-    assert texts(less) == ["q1", "a1b"] and set(less.said) == {1, 4}
-    none = tree.without(1)
-    assert texts(none) == [] and not none.said and none.plus("user", "x").leaf == 5
+    q1, a1, _, a1b = tree.said
+    less = tree.without(a1)
+    assert texts(less) == ["q1", "a1b"] and set(less.said) == {q1, a1b}
+    none = tree.without(q1)
+    assert texts(none) == [] and not none.said and none.plus("user", "x").leaf > a1b
 
 
 def test_a_tree_comes_back_from_its_json():
     tree = conversation().head(1).plus("assistant", "a1b", "stopped", (2, 3))
     assert MessageTree.from_json(tree.to_json()) == tree
     assert MessageTree.from_json(MessageTree().to_json()) == MessageTree()
+
+
+def test_ids_only_grow_whatever_the_clock_does(monkeypatch):
+    monkeypatch.setattr("medusa_chat.runtime.message_tree.time_ns", lambda: 5_000_000)
+    tree = conversation()
+    assert list(tree.said) == [5000, 5001, 5002]
+
+
+def test_two_programs_that_went_on_from_one_tree_are_put_together():
+    base = conversation()
+    q1, a1, q2 = base.said
+    edited = base.replaced(replace(base.said[a1], content="edited"))
+    theirs = edited.plus("assistant", "their answer")
+    ours = base.plus("assistant", "our answer")
+    both = ours.merged(theirs, base)
+    assert texts(both) == ["q1", "edited", "q2", "our answer"] and len(both.said) == 5
+    assert both.versions(both.leaf) == (theirs.leaf, both.leaf) or both.leaf < theirs.leaf
+    assert texts(base.merged(theirs, base)) == texts(theirs)  # only they moved on
+    assert ours.merged(base, base) == ours
+    less = base.without(q2)
+    assert texts(less.merged(theirs, base)) == ["q1", "edited"]  # nothing hangs in the air
+    assert set(less.merged(theirs, base).said) == {q1, a1}

@@ -2,7 +2,8 @@
 
 import time
 
-GRACE_SECONDS = 20.0  # how long an answer goes on that no tab shows
+# How long an answer goes on that no tab shows: browsers wake a hidden one once a minute.
+GRACE_SECONDS = 90.0
 IDLE_SECONDS = 3 * 24 * 3600.0
 
 

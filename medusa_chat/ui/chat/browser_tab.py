@@ -19,7 +19,8 @@ class Tab:
     pace: as chosen; None is the model's usual one. views: how many it was sent. behind: the one it
     showed at the last look, where that was not the last one sent. turns: how often it was drawn
     anew, which ends the stream of before. taken: how many messages it sent and the server took.
-    given, back: how many texts came to nothing, and the last, for its box.
+    given, back: how many texts came to nothing, and the last, for its box. told: how many failures
+    of the store it was told.
     """
 
     scope: str = ""
@@ -45,6 +46,7 @@ class Tab:
     taken: int = 0
     given: int = 0
     back: str = ""
+    told: int = 0
 
     def take(self) -> None:
         """What its box held was sent, or put away: the browser takes it out of the box."""

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from medusa_chat.errors import UsageError
@@ -21,7 +22,7 @@ class Conversation:
     version grows with each change, transcript_version with each change of what has been said. A
     refusal is a UsageError and changes nothing. `changed` is called with each change of what a
     store keeps. settings: of its next answer, by name, as the page posts them; none so far: {}.
-    most: characters that may be said in it.
+    most: characters that may be said in it. on_disk: what the store holds of it.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Conversation:
         self.transcript_version = 1
         self.is_running = False
         self.is_deleted = False
-        self.is_on_disk = False
+        self.on_disk: StoredConversation | None = None
         self.most: int | None = None
         self._changed = changed
         self._lock = threading.RLock()
@@ -66,6 +67,21 @@ class Conversation:
         self.transcript = Transcript.recalled(kept.tree, number)
         self.system, self.settings, self.given_title = kept.system, kept.settings, kept.given_title
         self.created_at, self.updated_at = kept.created_at, kept.updated_at
+        self.on_disk = kept
+
+    def adopt(self, kept: StoredConversation) -> None:
+        """Take what the store holds now, which may have more than was saved."""
+        self.transcript = replace(self.transcript, tree=kept.tree)
+        self.system, self.settings, self.given_title = kept.system, kept.settings, kept.given_title
+        self.on_disk = kept
+
+    def reread(self, kept: StoredConversation, number: Callable[[], int]) -> None:
+        """Become what another program made of it, unless an answer runs."""
+        with self._lock:
+            if not self.is_running and self.on_disk and kept.to_line() != self.on_disk.to_line():
+                self.restore(kept, number)
+                self.transcript_version += 1
+                self._change()
 
     def rename(self, title: str) -> None:
         """Give it a title; an empty one: that of its first message again."""

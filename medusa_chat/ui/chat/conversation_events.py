@@ -33,7 +33,7 @@ class ConversationEvents(ChatViewer):
     def open_conversation(self, tab: Tab, event: gr.EventData) -> View:
         """Show a conversation of the list."""
         chat = self.sessions.find(tab.scope, self._posted(event).id)
-        if chat is not None and chat.id != tab.conversation:
+        if chat is not None and self.sessions.reread(chat).id != tab.conversation:
             self._turn(tab, chat)
         return self._seen(tab)
 

@@ -4,8 +4,8 @@ A conversation that was deleted can be brought back for a while; then it is remo
 """
 
 import threading
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from medusa_chat.runtime.stored_conversation import Listed
 from medusa_chat.ui.chat.chat_session import ChatSession
@@ -26,12 +26,13 @@ class Entry(NamedTuple):
 
 class ConversationList:
     """The lists of all scopes of one store of sessions. What was deleted before it began to run is
-    removed at once."""
+    removed too."""
 
     def __init__(self, sessions: SessionStore) -> None:
         self.sessions = sessions
         self._removals: dict[str, threading.Timer] = {}
         self._purge()
+        self._later(self._purge)  # what another program deleted a moment ago
 
     def entries(self, scope: str, search: str = "", most: int = 200) -> tuple[list[Entry], bool]:
         """(those whose title or messages hold `search`, the latest first; whether there are more
@@ -61,11 +62,8 @@ class ConversationList:
             return None
         chat.end()
         chat.set_deleted(True)
-        timer = threading.Timer(UNDO_SECONDS, self._remove, (chat,))
-        timer.daemon = True
         self._keep(chat.id)
-        self._removals[chat.id] = timer
-        timer.start()
+        self._removals[chat.id] = self._later(self._remove, chat)
         return chat
 
     def restore(self, scope: str, id: object) -> ChatSession | None:
@@ -86,11 +84,18 @@ class ConversationList:
         """Remove a conversation that nobody brought back."""
         self._removals.pop(chat.id, None)
         if self.sessions.forget(chat):
-            self._purge(chat.id)
+            self._purge()
 
-    def _purge(self, id: str | None = None) -> None:
+    def _later(self, act: Callable[..., None], *values: Any) -> threading.Timer:
+        """Do something once nothing that was deleted by now can be brought back."""
+        timer = threading.Timer(UNDO_SECONDS, act, values)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _purge(self) -> None:
         history, steps = self.sessions.history, self.sessions.steps
-        for gone in history.purge(id) if history else ():
+        for gone in history.purge(UNDO_SECONDS) if history else ():
             if steps:
                 steps.delete(gone)
 

@@ -11,7 +11,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from medusa_chat.runtime.history import History
-from medusa_chat.runtime.old_history import old_name
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.step_store import StepStore
 from medusa_chat.runtime.stored_conversation import StoredConversation
@@ -63,7 +62,7 @@ class SessionStore:
         with self._lock:
             chat = self._sessions.get((scope, id))
         if chat is None and scope == OWNER and self.history:
-            chat = self._from_disk(id) or self._from_disk(old_name(id))
+            chat = self._from_disk(id)
         return None if chat is None or chat.is_deleted else chat
 
     def open(self, scope: str = OWNER, id: object = "") -> ChatSession:
@@ -72,9 +71,13 @@ class SessionStore:
         found = self.find(scope, id) if scope else None
         return found or self._add(scope or secrets.token_urlsafe(24), secrets.token_urlsafe(12))
 
-    def is_known(self, scope: str) -> bool:
-        """Whether there is a conversation of this scope."""
-        return any(chat.scope == scope for chat in self.all())
+    def is_guest(self, scope: object) -> bool:
+        """Whether there is a conversation of this guest's scope."""
+        return scope != OWNER and any(chat.scope == scope for chat in self.all())
+
+    def failures(self, scope: str, told: int) -> list[str]:
+        """What went wrong on the disk since the owner was told so many failures."""
+        return self.history.told[told:] if self.history and scope == OWNER else []
 
     def all(self, scope: str | None = None) -> list[ChatSession]:
         """The chat sessions in memory; those of one scope, or all."""
@@ -115,6 +118,13 @@ class SessionStore:
         self._drop(chat)
         return True
 
+    def reread(self, chat: ChatSession) -> ChatSession:
+        """A conversation with what another program, on the same data folder, has made of it."""
+        kept = self.history.load(chat.id) if self.history and chat.scope == OWNER else None
+        if kept is not None:
+            chat.reread(kept, self._number)
+        return chat
+
     # ---- opening and dropping ----
 
     def _from_disk(self, id: str) -> ChatSession | None:
@@ -129,7 +139,6 @@ class SessionStore:
         made.most = None if scope == OWNER else MAX_GUEST_CHARACTERS
         if kept is not None:
             made.restore(kept, self._number)
-            made.is_on_disk = True
         with self._lock:
             return self._sessions.setdefault((scope, id), made)
 
@@ -163,9 +172,12 @@ class SessionStore:
     def _save(self, chat: ChatSession) -> None:
         """Save a changed conversation; an empty one is removed from disk."""
         is_saved = True
-        if self.history and chat.is_kept and (not chat.is_empty or chat.is_on_disk):
-            is_saved = self.history.save(chat.id, chat.stored, chat.is_deleted or chat.is_empty)
-            chat.is_on_disk |= is_saved
+        if self.history and chat.is_kept and (not chat.is_empty or chat.on_disk):
+            kept, is_gone = chat.stored, chat.is_deleted or chat.is_empty
+            saved = self.history.save(chat.id, kept, is_gone, chat.on_disk)
+            is_saved = saved is not None
+            if saved is kept or (saved and not chat.is_running):  # an answer goes on from before
+                chat.adopt(saved)
         with self._keeping:
             self._versions[chat.scope] += 1
             (self._unsaved.discard if is_saved else self._unsaved.add)(chat.id)

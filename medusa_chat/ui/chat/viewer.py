@@ -92,17 +92,14 @@ class ChatViewer:
         kept = _read(known)
         if not tab.version:
             guest = kept.get("guest", "")
-            tab.scope = guest if isinstance(guest, str) and self._is_guest_known(guest) else ""
+            tab.scope = guest if self.sessions.is_guest(guest) else ""
             if request is None or not is_guest(request):
                 tab.scope = OWNER
             ids = (kept.get("tab"), kept.get("last"))
             found = [id for id in ids if tab.scope and self.sessions.find(tab.scope, id)]
             tab.conversation = found[0] if found else ""
-        self.session_of(tab).touch()
+        self.sessions.reread(self.session_of(tab)).touch()
         return self.refresh(tab)
-
-    def _is_guest_known(self, scope: str) -> bool:
-        return scope != OWNER and self.sessions.is_known(scope)
 
     def tick(self, tab: Tab, shown: object = "") -> Any:
         """Once a second: tell the tab to refresh when its chat has changed elsewhere, or when it
@@ -112,8 +109,8 @@ class ChatViewer:
         self.sessions.touch(tab.scope)
         chat = self.session_of(tab)
         chat.touch()
-        is_list_shown = tab.list_version == self.sessions.version(tab.scope)
-        is_shown = tab.version == chat.version and is_list_shown
+        is_shown = tab.version == chat.version and not self.sessions.failures(tab.scope, tab.told)
+        is_shown &= tab.list_version == self.sessions.version(tab.scope)
         is_shown &= tab.system is not None and tab.system[1] == self._hint
         view = _read(shown).get("view")
         if is_shown and (tab.is_streaming or not chat.is_running):
@@ -125,6 +122,9 @@ class ChatViewer:
     def refresh(self, tab: Tab) -> View:
         """Show what has changed; a message that came to nothing goes back into the box."""
         tab.give(self.session_of(tab).pop_returned())
+        for line in self.sessions.failures(tab.scope, tab.told):
+            gr.Warning(line, duration=None)
+            tab.told += 1
         return self._view(tab)
 
     async def stream(self, tab: Tab) -> Updates:
