@@ -5,13 +5,11 @@
 
 #include "packed.h"
 
-#include <string.h>
-
 #include "team.h"
 #include "tiles.h"
 
 #if WIDTH > LANES
-#define MOST_ROWS 6 /* whose sums stay in registers beside the numbers that they share */
+#define MOST_ROWS 8 /* whose sums stay in registers beside the numbers that they share */
 #else
 #define MOST_ROWS 4
 #endif
@@ -109,79 +107,104 @@ INLINE wide_ints counted(wide_ints a, wide_ints b, wide_ints sums) {
 #endif
 }
 
-/* What ROWS rows add for a pair of inputs, whose numbers are `low` and `high` of 2 * WIDTH outputs.
-   HOLD keeps GCC from adding later, for which it has no registers. */
-#define COUNT(ROWS, k, low, high)                                            \
-    EACH(ROWS) {                                                             \
-        const wide_ints ours = (wide_ints){0} + x[r * stride + (k)];         \
-        sums[2 * r] = counted(ours, (wide_ints)(low), sums[2 * r]);          \
-        sums[2 * r + 1] = counted(ours, (wide_ints)(high), sums[2 * r + 1]); \
-        HOLD(sums[2 * r]);                                                   \
-        HOLD(sums[2 * r + 1]);                                               \
-    }
-#define EACH(ROWS) _Pragma("GCC unroll 8") for (int r = 0; r < ROWS; r++)
+#define EACH _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
 
-/* A panel's outputs y of ROWS rows from `row` on. */
-#define SUM(ROWS)                                                                               \
-    static void sum_##ROWS(const Product *p, const char *panel, int row, float *y) {            \
-        const Weights *w = &p->weights;                                                         \
-        const int half = w->block / 2, blocks = p->ins / w->block;                              \
-        const ptrdiff_t stride = p->stride, table = table_bytes(w);                             \
-        const int32_t *x = (const int32_t *)p->x + row * stride;                                \
-        const float *parts = scales_at(p) + row * blocks, *whole = totals_at(p) + row * blocks; \
-        for (int b = 0; b < blocks; b++, x += half, parts++, whole++) {                         \
-            const char *scales = panel, *floors = panel + table;                                \
-            panel += table * (1 + w->has_floor);                                                \
-            for (int j = 0; j < PANEL; j += 2 * WIDTH) {                                        \
-                wide_ints sums[2 * ROWS] = {0};                                                 \
-                const char *at = panel + j * (w->kind == NIBBLES ? 4 : 2);                      \
-                if (w->kind == NIBBLES)                                                         \
-                    for (int k = 0; k < half; k += 4, at += 2 * BOTH) {                         \
-                        fetch(at, 2 * BOTH);                                                    \
-                        numbers a = numbers_at(at), b = numbers_at(at + sizeof a);              \
-                        HOLD(a);                                                                \
-                        HOLD(b);                                                                \
-                        COUNT(ROWS, k, a & 15, b & 15)                                          \
-                        COUNT(ROWS, k + 1, a >> 4 & 15, b >> 4 & 15)                            \
-                        COUNT(ROWS, k + 2, a >> 8 & 15, b >> 8 & 15)                            \
-                        COUNT(ROWS, k + 3, a >> 12, b >> 12)                                    \
-                    }                                                                           \
-                else                                                                            \
-                    for (int k = 0; k < half; k++, at += BOTH) {                                \
-                        fetch(at, BOTH);                                                        \
-                        COUNT(ROWS, k, widened(at), widened(at + sizeof(numbers) / 2))          \
-                    }                                                                           \
-                _Pragma("GCC unroll 2") for (int v = 0; v < 2; v++) {                           \
-                    const int out = j + v * WIDTH;                                              \
-                    const wide scale = floats_at(w, scales, out);                               \
-                    const wide floor = w->has_floor ? floats_at(w, floors, out) : scale;        \
-                    EACH(ROWS) {                                                                \
-                        loose_wide *to = (loose_wide *)(y + r * PANEL + out);                   \
-                        wide sum = __builtin_convertvector(sums[2 * r + v], wide);              \
-                        sum = fused_wide(sum * parts[r * blocks], scale, *to);                  \
-                        if (w->has_floor)                                                       \
-                            sum = fused_wide(all_wide(whole[r * blocks]), floor, sum);          \
-                        *to = sum;                                                              \
-                    }                                                                           \
-                }                                                                               \
-            }                                                                                   \
-            panel += numbers_size(w);                                                           \
-        }                                                                                       \
+/* What rows add for a pair of inputs x, whose numbers are `low` and `high` of 2 * WIDTH outputs.
+   HOLD keeps GCC from adding later, for which it has no registers. */
+INLINE void count(wide_ints *sums, const int32_t *x, ptrdiff_t stride, numbers low, numbers high,
+                  int rows) {
+    EACH {
+        const wide_ints ours = (wide_ints){0} + x[r * stride];
+        sums[2 * r] = counted(ours, (wide_ints)low, sums[2 * r]);
+        sums[2 * r + 1] = counted(ours, (wide_ints)high, sums[2 * r + 1]);
+        HOLD(sums[2 * r]);
+        HOLD(sums[2 * r + 1]);
+    }
+}
+
+/* The sums of rows over a block of x, whose numbers of 2 * WIDTH outputs are at p. */
+INLINE void count_all(wide_ints *sums, const int32_t *x, ptrdiff_t stride, const char *p, int half,
+                      int rows, int kind) {
+    for (int k = 0; k < half; k += kind == NIBBLES ? IN_A_WORD : 1) {
+        if (kind == NIBBLES) {
+            fetch(p, 2 * BOTH);
+            numbers a = numbers_at(p), b = numbers_at(p + sizeof a);
+            HOLD(a);
+            HOLD(b);
+            count(sums, x + k, stride, a & 15, b & 15, rows);
+            count(sums, x + k + 1, stride, a >> 4 & 15, b >> 4 & 15, rows);
+            count(sums, x + k + 2, stride, a >> 8 & 15, b >> 8 & 15, rows);
+            count(sums, x + k + 3, stride, a >> 12, b >> 12, rows);
+            p += 2 * BOTH;
+        } else {
+            fetch(p, BOTH);
+            count(sums, x + k, stride, widened(p), widened(p + sizeof(numbers) / 2), rows);
+            p += BOTH;
+        }
+    }
+}
+
+/* A panel's outputs y of some rows from `row` on. rows and kind are constants where it is called. */
+INLINE void sum(const Product *p, const char *panel, int row, float *y, int rows, int kind) {
+    const Weights w = p->weights;
+    const int half = w.block / 2, blocks = p->ins / w.block;
+    const ptrdiff_t table = table_bytes(&w), tables = table * (1 + w.has_floor);
+    const ptrdiff_t stride = p->stride, size = tables + numbers_size(&w);
+    for (int j = 0; j < PANEL; j += 2 * WIDTH) {
+        const char *numbers = panel + tables + j * (kind == NIBBLES ? 4 : 2), *scales = panel;
+        const int32_t *x = (const int32_t *)p->x + row * stride;
+        const float *parts = scales_at(p) + row * blocks, *whole = totals_at(p) + row * blocks;
+        wide out[2 * MOST_ROWS];
+        EACH out[2 * r] = out[2 * r + 1] = all_wide(0.0f);
+        for (int b = 0; b < blocks; b++, x += half, parts++, whole++) {
+            wide_ints sums[2 * MOST_ROWS];
+            EACH sums[2 * r] = sums[2 * r + 1] = (wide_ints){0};
+            count_all(sums, x, stride, numbers, half, rows, kind);
+            _Pragma("GCC unroll 2") for (int v = 0; v < 2; v++) {
+                const wide scale = floats_at(&w, scales, j + v * WIDTH);
+                EACH {
+                    const wide found = __builtin_convertvector(sums[2 * r + v], wide);
+                    wide *to = out + 2 * r + v;
+                    *to = fused_wide(found * parts[r * blocks], scale, *to);
+                }
+                if (!w.has_floor) continue;
+                const wide floor = floats_at(&w, scales + table, j + v * WIDTH);
+                EACH {
+                    wide *to = out + 2 * r + v;
+                    *to = fused_wide(all_wide(whole[r * blocks]), floor, *to);
+                }
+            }
+            scales += size, numbers += size;
+        }
+        EACH for (int v = 0; v < 2; v++)
+            *(loose_wide *)(y + r * PANEL + j + v * WIDTH) = out[2 * r + v];
+    }
+}
+
+#define SUM(ROWS)                                                                         \
+    static void nibbles_##ROWS(const Product *p, const char *panel, int row, float *y) {  \
+        sum(p, panel, row, y, ROWS, NIBBLES);                                             \
+    }                                                                                     \
+    static void bytes_##ROWS(const Product *p, const char *panel, int row, float *y) {    \
+        sum(p, panel, row, y, ROWS, BYTES);                                               \
     }
 SUM(1)
 SUM(2)
 SUM(3)
 SUM(4)
-#if MOST_ROWS == 6
+#if MOST_ROWS == 8
 SUM(5)
 SUM(6)
-#define LAST_ROWS , sum_5, sum_6
+SUM(7)
+SUM(8)
+#define LAST_ROWS(KIND) , KIND##_5, KIND##_6, KIND##_7, KIND##_8
 #else
-#define LAST_ROWS
+#define LAST_ROWS(KIND)
 #endif
 
-static void (*const sum_rows[MOST_ROWS])(const Product *, const char *, int, float *) = {
-    sum_1, sum_2, sum_3, sum_4 LAST_ROWS};
+static void (*const sum_rows[][MOST_ROWS])(const Product *, const char *, int, float *) = {
+    {nibbles_1, nibbles_2, nibbles_3, nibbles_4 LAST_ROWS(nibbles)},
+    {bytes_1, bytes_2, bytes_3, bytes_4 LAST_ROWS(bytes)}};
 
 void put_panel(const Product *p, int at) {
     const float *y = outputs_at(p);
@@ -197,12 +220,11 @@ void multiply_packed(const Product *p, int at, int end) {
         multiply_packed_tiles(p, at, end);
         return;
     }
-    const int tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS;
+    const int tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS, kind = p->weights.kind == BYTES;
     for (; at < end; at++, panel += size) {
-        memset(y, 0, (size_t)p->rows * PANEL * sizeof *y);
         for (int t = 0; t < tiles; t++) {
             const int row = first(p->rows, t, tiles), rows = first(p->rows, t + 1, tiles) - row;
-            sum_rows[rows - 1](p, panel, row, y + (ptrdiff_t)row * PANEL);
+            sum_rows[kind][rows - 1](p, panel, row, y + (ptrdiff_t)row * PANEL);
         }
         put_panel(p, at);
     }
