@@ -36,7 +36,7 @@ from medusa_chat.cli.options import (
     named,
     prepare_process,
 )
-from medusa_chat.cli.terminal import note
+from medusa_chat.cli.progress_line import note
 from medusa_chat.cli.train import Train
 from medusa_chat.cli.ui import Ui
 from medusa_chat.errors import MedusaChatError, ModelError

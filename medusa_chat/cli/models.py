@@ -14,8 +14,9 @@ from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.fetch import require_decodable
 from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.cli.options import AsJson, Backbone, DataDir, Offline, prepare_process, value
+from medusa_chat.cli.progress_line import note
 from medusa_chat.cli.pull_progress import shown
-from medusa_chat.cli.terminal import CONTROLS, note
+from medusa_chat.cli.terminal import CONTROLS
 from medusa_chat.errors import ModelError
 from medusa_chat.hub import (
     CachedModel,

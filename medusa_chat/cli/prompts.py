@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.cli.terminal import note
+from medusa_chat.cli.progress_line import note
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message, Prompt, without_broken_characters
 

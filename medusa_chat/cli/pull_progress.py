@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from medusa_chat.cli.terminal import LINE_SECONDS, note
+from medusa_chat.cli.progress_line import LINE_SECONDS, note
 from medusa_chat.hub import DownloadEvent
 from medusa_chat.units import transfer
 

@@ -7,29 +7,21 @@ import json
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from medusa_chat.decoding.events import Event, Finished, Prefilled, Reading
+from medusa_chat.cli.progress_line import ProgressLine, note, with_progress
+from medusa_chat.decoding.events import Event, Finished, Prefilled
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
 from medusa_chat.runtime.trace_line import to_json
-from medusa_chat.units import transfer
 
-CLEARED = "\r\x1b[K"  # back to the start of the terminal's line, which is emptied
-LINE_SECONDS = 10.0  # between lines of progress that go to a file
 # Control characters, which a terminal would obey instead of print; tab and newline stay.
 CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd")
-
-
-def note(message: str) -> None:
-    """One line on stderr."""
-    print(f"medusa-chat: {message}", file=sys.stderr, flush=True)
 
 
 def load(runner: Runner, request: LoadRequest, verbose: bool = False) -> None:
@@ -57,44 +49,6 @@ def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
         line.clear()
 
 
-class ProgressLine:
-    """How far a load or the reading of a prompt is, on stderr: in a terminal one line that changes
-    and is cleared at the end, elsewhere a new line of what may take long now and then, for minutes
-    of silence would look like a hang. What takes space on the disk is told before and stays."""
-
-    def __init__(self) -> None:
-        self._is_open = False
-        self._told = time.monotonic()
-        self._note = ""
-
-    def show(self, text: str) -> None:
-        """Say `text` instead of what was said before, where stderr is a terminal."""
-        if sys.stderr.isatty():
-            self._is_open = True
-            print(f"{CLEARED}{text}", end="", file=sys.stderr, flush=True)
-
-    def show_bytes(self, phase: LoadPhase) -> None:
-        """What is done, told once, then bytes, speed and time left."""
-        if phase.note != self._note:
-            self.clear()
-            self._note = phase.note
-            note(phase.note)
-        self.tell("  ".join([f"{phase.name}ing", *transfer(phase.done, phase.total, phase.rate)]))
-
-    def tell(self, text: str) -> None:
-        """As `show`, elsewhere than in a terminal a line of its own now and then."""
-        self.show(text)
-        if not self._is_open and time.monotonic() - self._told > LINE_SECONDS:
-            self._told = time.monotonic()
-            note(text)
-
-    def clear(self) -> None:
-        """Clear the line that changed."""
-        if self._is_open:
-            self._is_open = False
-            print(CLEARED, end="", file=sys.stderr, flush=True)
-
-
 def answer(
     runner: Runner, asked: Reply, as_json: bool, trace: TextIO | None, verbose: bool = False
 ) -> None:
@@ -103,12 +57,7 @@ def answer(
         stopping(runner.stop) as is_stopped,
         closing(runner.run(asked)) as events,
     ):
-        read = ProgressLine()
-        for event in events:
-            if isinstance(event, Reading):
-                read.tell(f"reading: {event.tokens:,} of {event.prompt_tokens:,} tokens")
-                continue
-            read.clear()
+        for event in with_progress(events):
             line = json.dumps(to_json(event), separators=(",", ":"))
             if trace is not None:
                 with refusing(Path(trace.name)):

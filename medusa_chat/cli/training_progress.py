@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import asdict
 from typing import Any
 
-from medusa_chat.cli.terminal import note
+from medusa_chat.cli.progress_line import note
 from medusa_chat.units import gb
 
 NAMES = {

@@ -31,6 +31,7 @@ SELECT id, title, updated_at FROM conversations
 WHERE deleted_at IS NULL AND instr(words, ?) ORDER BY updated_at DESC, rowid DESC LIMIT ?
 """
 FOUND = "SELECT body, created_at, updated_at FROM conversations WHERE id = ?"
+COUNT = "SELECT count(*) FROM conversations WHERE deleted_at IS NULL AND id = ?"
 READ = "SELECT body, created_at, updated_at FROM conversations WHERE deleted_at IS NULL"
 DELETED = "FROM conversations WHERE deleted_at <= ?"
 
@@ -39,13 +40,15 @@ class History:
     """The conversations of this data folder's owner, by id; what guests say is never here.
 
     A failure to write or read is told through `tell` and stands in `told`, once until a write
-    succeeds; none stops the chat. Other programs may use the file too: see `save`.
+    succeeds; none stops the chat. passed: how many of those told are over. Other programs may use
+    the file too: see `save`.
     """
 
     def __init__(self, file: Path, tell: Callable[[str], None] | None = None) -> None:
         self.file = file
         self._tell = tell or (lambda line: print(line, file=sys.stderr))
         self.told: list[str] = []
+        self.passed = 0
         self._failures: set[str] = set()  # since a write succeeded
         self._lock = threading.Lock()
 
@@ -58,10 +61,10 @@ class History:
     ) -> StoredConversation | None:
         """Write one conversation; what is on disk now, None when it could not be kept.
 
-        is_deleted: it is in no list, and removed by a later `purge`. before: what was on disk when
-        the writer looked last. What another program has written since is kept beside it.
+        is_deleted: it is in no list, and removed by a later `purge`, as an empty one is. before:
+        what was on disk when the writer looked last; what another program has made of that since
+        is merged with it.
         """
-        deleted_at = time.time() if is_deleted else None
         saved = kept
 
         def save(base: sqlite3.Connection) -> None:
@@ -71,7 +74,8 @@ class History:
             if row and row[0] != (before or kept).to_line():
                 other = self._checked(row)
                 saved = kept.merged(other, before or StoredConversation()) if other else kept
-            times = (saved.created_at, saved.updated_at, deleted_at)
+            is_gone = is_deleted or not saved.tree.said
+            times = (saved.created_at, saved.updated_at, time.time() if is_gone else None)
             base.execute(SAVE, (id, saved.title, *times, saved.words, saved.to_line()))
 
         return saved if self._write(save) else None
@@ -80,6 +84,10 @@ class History:
         """A conversation; None when there is none that can be read."""
         rows = self._rows(f"{READ} AND id = ?", (id,))
         return self._checked(rows[0]) if rows else None
+
+    def is_gone(self, id: str) -> bool:
+        """Whether it was deleted for certain: the file can be read and does not have it."""
+        return self._rows(COUNT, (id,)) == [(0,)]
 
     def all(self) -> list[StoredConversation]:
         """Every conversation that can be read, the latest first."""
@@ -114,9 +122,11 @@ class History:
                     self._set_aside(error)
                     self._commit(act)
         except (OSError, sqlite3.Error, UnicodeError) as error:
-            self._say(f"the conversations cannot be saved ({error}): check {self.file}")
+            self._fail(f"the conversations cannot be saved ({error}): check {self.file}")
             return False
-        self._failures.clear()
+        if self._failures:
+            self._failures.clear()
+            self.passed = len(self.told)
         return True
 
     def _commit(self, act: Callable[[sqlite3.Connection], object]) -> None:
@@ -131,7 +141,7 @@ class History:
             with self._lock, closing(self._open()) as base:
                 return base.execute(query, values).fetchall()
         except (OSError, sqlite3.Error) as error:
-            self._say(f"the conversations in {self.file} cannot be read ({error})")
+            self._fail(f"the conversations in {self.file} cannot be read ({error})")
             return []
 
     def _checked(self, row: tuple[str, float, float]) -> StoredConversation | None:
@@ -139,7 +149,7 @@ class History:
         try:
             return StoredConversation.from_line(*row)
         except ValueError as error:
-            self._say(f"a conversation in {self.file} cannot be read ({error})")
+            self._fail(f"a conversation in {self.file} cannot be read ({error})")
             return None
 
     def _open(self) -> sqlite3.Connection:
@@ -175,8 +185,11 @@ class History:
             raise
         return base
 
-    def _say(self, line: str) -> None:
+    def _fail(self, line: str) -> None:
         if line not in self._failures:
             self._failures.add(line)
-            self.told.append(line)
-            self._tell(line)
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        self.told.append(line)
+        self._tell(line)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from secrets import randbelow
 from time import time_ns
 from typing import Any, Self
 
@@ -46,7 +47,8 @@ class MessageTree:
 
     Messages with one parent are versions of each other: answers to one question, or questions at
     one place. An id is the time of its making in microseconds, so that two programs give none
-    twice, and the order of versions is that of their making; `made` is the last one given here.
+    twice, and the order of versions is that of their making; `made` is the last one given here,
+    beyond which a step by chance is made where the clock is behind it.
     """
 
     said: Mapping[int, Said] = field(default_factory=dict)
@@ -99,7 +101,7 @@ class MessageTree:
         self, role: str, content: str, note: str = "", lengths: tuple[int, ...] = ()
     ) -> "MessageTree":
         """The tree with a message more, after the last shown one, beside others after that."""
-        made = max(self.made + 1, time_ns() // 1000)
+        made = max(self.made + 1 + randbelow(1000), time_ns() // 1000)
         new = Said(made, self.leaf, role, content, note, lengths)
         return MessageTree({**self.said, new.id: new}, new.id, new.id)
 
@@ -122,15 +124,22 @@ class MessageTree:
         return replace(self, said=kept, leaf=leaf)
 
     def merged(self, other: "MessageTree", base: "MessageTree") -> "MessageTree":
-        """The tree with what another one has that `base` lacks, from which both went on. A message
-        that both changed stays as it is here; where only the other moved on, its path is shown."""
-        said = dict(self.said)
-        for at, one in other.said.items():  # parents stand before children
-            is_new = at not in base.said and (not one.parent or one.parent in said)
-            if is_new or (at in said and said[at] == base.said.get(at)):
-                said[at] = one
-        leaf = other.leaf if self.leaf == base.leaf and other.leaf in said else self.leaf
-        return MessageTree(dict(sorted(said.items())), leaf, max(self.made, other.made))
+        """The tree with what another one has made of `base`, from which both went on: all that
+        either added or changed, with what it hangs on; what one removed is gone otherwise. A
+        message that both changed is as it is here; where only the other moved on, its path is
+        shown."""
+        ours = {at: one for at, one in self.said.items() if base.said.get(at) != one}
+        theirs = {at: one for at, one in other.said.items() if base.said.get(at) != one}
+        every = {**base.said, **theirs, **ours}
+        kept = {0, *ours, *theirs, *(self.said.keys() & other.said.keys())}
+        for at in sorted(every, reverse=True):  # children before parents
+            if at in kept:
+                kept.add(every[at].parent)
+        said = {at: every[at] for at in sorted(every) if at in kept}
+        leaf = other.leaf if self.leaf == base.leaf else self.leaf
+        if leaf and leaf not in said:
+            leaf = self.leaf if self.leaf in said else max(said, default=0)
+        return MessageTree(said, leaf, max(self.made, other.made))
 
     def versions(self, message: int) -> tuple[int, ...]:
         """A message and its other versions, in the order of their making."""

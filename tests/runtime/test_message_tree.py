@@ -42,7 +42,8 @@ def test_a_tree_comes_back_from_its_json():
 def test_ids_only_grow_whatever_the_clock_does(monkeypatch):
     monkeypatch.setattr("medusa_chat.runtime.message_tree.time_ns", lambda: 5_000_000)
     tree = conversation()
-    assert list(tree.said) == [5000, 5001, 5002]
+    one, two, three = tree.said
+    assert 5000 <= one < two < three < 8010
 
 
 def test_two_programs_that_went_on_from_one_tree_are_put_together():
@@ -57,5 +58,17 @@ def test_two_programs_that_went_on_from_one_tree_are_put_together():
     assert texts(base.merged(theirs, base)) == texts(theirs)  # only they moved on
     assert ours.merged(base, base) == ours
     less = base.without(q2)
-    assert texts(less.merged(theirs, base)) == ["q1", "edited"]  # nothing hangs in the air
-    assert set(less.merged(theirs, base).said) == {q1, a1}
+    both = less.merged(theirs, base)  # what is new keeps what it hangs on
+    assert both.said == theirs.said and texts(both) == ["q1", "edited"]
+    assert base.merged(less, base) == less  # a turn that was taken back does not return
+    assert less.merged(base, base).said.keys() == {q1, a1}
+
+
+def test_two_messages_have_two_ids_where_the_clock_is_behind(monkeypatch):
+    monkeypatch.setattr("medusa_chat.runtime.message_tree.time_ns", lambda: 5_000_000)
+    base = conversation()
+    made = {base.plus("user", str(number)).leaf for number in range(40)}
+    assert len(made) > 20 and min(made) > base.made
+    one, two = base.plus("user", "one"), replace(base, made=base.made).plus("user", "two")
+    two = replace(two, said={**base.said, one.leaf: replace(one.said[one.leaf], content="two")})
+    assert texts(one.merged(two, base))[-1] == "one"  # at the worst what is here stays

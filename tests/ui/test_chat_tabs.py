@@ -49,14 +49,14 @@ def test_a_tab_that_comes_in_mid_answer_sees_all_of_it(controller):
 
 def test_an_answer_goes_on_without_a_tab_and_ends_after_the_grace_time(controller, monkeypatch):
     monkeypatch.setattr(controller.session.runner, "steps", 10_000)
-    monkeypatch.setattr(audience, "GRACE_SECONDS", 600)
+    monkeypatch.setattr(audience, "HIDDEN_SECONDS", 600)
     tab = owner()
     controller.send(tab, turn("hi"))
     chat = controller.session_of(tab)
     asyncio.run(watch(controller, tab, lambda: len(chat.answer.steps) >= 2))
     had = len(chat._run.job.trace)
     wait_for(lambda: len(chat._run.job.trace) > had)
-    monkeypatch.setattr(audience, "GRACE_SECONDS", 0)
+    monkeypatch.setattr(audience, "HIDDEN_SECONDS", 0)
     ended(chat)
     assert had < len(chat.answer.steps) < 10_000 and chat.transcript.notes[1] == "stopped"
 
@@ -71,7 +71,7 @@ def test_a_clock_that_ticks_before_the_page_has_loaded_costs_no_conversation(con
 
 def test_a_tab_that_looks_keeps_the_answer_alive(controller, monkeypatch):
     monkeypatch.setattr(controller.session.runner, "delay", 0.03)
-    monkeypatch.setattr(audience, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(audience, "HIDDEN_SECONDS", 0.1)
     tab = owner()
     controller.send(tab, turn("hi"))
     asyncio.run(watch(controller, tab))
@@ -104,7 +104,7 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(controller, monke
     controller.send(tab, turn("first", max_new_tokens=100_000))
     first = controller.session_of(tab)
     controller.new(tab, {})
-    monkeypatch.setattr(audience, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(audience, "HIDDEN_SECONDS", 0.5)
     until = len(first._run.job.trace) + 200
     while first.is_running and len(first._run.job.trace) < until:
         controller.tick(tab)

@@ -107,7 +107,7 @@ def test_what_has_no_steps_any_more_keeps_its_text(server, session, history):
     assert other.choose(again, event(index=1))["__type__"] == "update"
 
 
-def test_two_servers_on_one_data_folder_lose_nothing(server, session, history):
+def test_two_servers_on_one_data_folder_go_on_from_each_other(server, session, history):
     """The one that wrote last erased what was said in the other."""
     one = owner()
     chat = say(server, one, "hello")
@@ -116,17 +116,14 @@ def test_two_servers_on_one_data_folder_lose_nothing(server, session, history):
     say(other, two, "in the other")
     say(server, one, "in the first")
     kept = history.load(chat.id)
-    contents = [said.content for said in kept.tree.said.values()]
-    assert {"hello", "in the first", "in the other"} <= set(contents) and len(contents) == 6
-    assert [m["content"] for m in kept.messages][::2] == ["hello", "in the first"]
-    assert chat.transcript.version(2) == (2, 2) and chat.transcript.answers
+    assert [m["content"] for m in kept.messages][::2] == ["hello", "in the other", "in the first"]
+    assert chat.transcript.tree == kept.tree and len(chat.transcript.answers) == 3
     other.attach(two, known(one))  # the page is loaded anew
     found = other.session_of(two)
     assert found.transcript.messages == chat.transcript.messages
     server.undo(one)
-    assert len(history.load(chat.id).tree.said) == 4
     view = other.open_conversation(two, event(id=chat.id))
-    assert len(found.transcript.tree.said) == 4 and len(view.history) == 2
+    assert len(found.transcript.tree.said) == 4 == len(view.history)
 
 
 def test_an_answer_that_runs_keeps_what_another_server_says_meanwhile(server, session, history):
@@ -143,6 +140,127 @@ def test_an_answer_that_runs_keeps_what_another_server_says_meanwhile(server, se
     kept = history.load(chat.id)
     assert kept.title == "their title" == chat.stored.title
     assert [m["content"] for m in kept.messages][::2] == ["hello", "slow"]
+
+
+@pytest.fixture
+def pair(server, session, history):
+    """Two servers that show one conversation of two messages: (server, tab) of each, and its id."""
+    one, two, other = owner(), Tab(), ChatController(session, TREES, History(history.file))
+    chat = say(server, one, "hello")
+    other.attach(two, known(one))
+    return (server, one), (other, two), chat.id
+
+
+def asked(history, id):
+    """What the user said in a conversation on disk, all versions."""
+    kept = history.load(id)
+    return kept and [one.content for one in kept.tree.said.values() if one.role == "user"]
+
+
+def test_undo_and_continue_meet_what_the_other_server_said(pair, history):
+    """Undo in one erased what was said in the other, or a turn that its page did not show."""
+    (first, one), (other, two), id = pair
+    say(other, two, "theirs")
+    view = first.undo(one)
+    assert "look at it" in view.live and len(view.history) == 4 and one.back == ""
+    say(other, two, "and more")
+    assert "look at it" in first.proceed(one, turn()).live
+    assert asked(history, id) == ["hello", "theirs", "and more"]
+    first.undo(one)
+    assert one.back == "and more" and asked(history, id) == ["hello", "theirs"]
+    other.keep_settings(two, {"temperature": 0.5})  # what was taken back does not return
+    assert asked(history, id) == ["hello", "theirs"]
+    assert other.session_of(two).settings == {"temperature": 0.5}
+    panel = first.choose(one, event(index=3))  # its steps can be looked at
+    assert json.loads(panel)["step"]["tokens"]
+
+
+def test_what_both_say_at_once_is_kept(pair, session, history):
+    (first, one), (other, two), id = pair
+    session.runner.hold_at = 2
+    for server, tab, text in ((first, one, "ours"), (other, two, "theirs")):
+        server.send(tab, turn(text))
+    wait_for(lambda: session.runner.last)
+    first.stop(one)
+    ended(first.session_of(one))
+    other.stop(two)
+    ended(other.session_of(two))
+    assert sorted(asked(history, id)) == ["hello", "ours", "theirs"]
+    roles = [one.role for one in history.load(id).tree.said.values()]
+    assert roles.count("assistant") == 3
+
+
+def test_a_question_that_was_stopped_does_not_return_by_a_merge(pair, session, history):
+    (first, one), (other, two), id = pair
+    say(other, two, "theirs")
+    session.runner.prefill = 240
+    first.send(one, turn("stopped"))
+    first.stop(one)
+    ended(first.session_of(one))
+    assert asked(history, id) == ["hello", "theirs"]
+    first.refresh(one)
+    assert one.back == "stopped"
+
+
+def test_a_failed_save_is_not_lost_by_a_reload(pair, history, monkeypatch):
+    (first, one), (other, two), id = pair
+    with monkeypatch.context() as patched:
+        patched.setattr(first.sessions.history, "_open", _full)
+        say(first, one, "unsaved")
+    say(other, two, "theirs")
+    first.attach(one, known(one))
+    first.attach(Tab(), known(one))
+    say(first, one, "next")
+    assert asked(history, id) == ["hello", "unsaved", "theirs", "next"]
+
+
+def test_an_undo_to_nothing_does_not_delete_what_the_other_made(pair, history):
+    (first, one), (other, two), id = pair
+    chat = first.session_of(one)
+    other.edit(two, turn("edited", row=0))
+    ended(other.session_of(two))
+    chat.undo()  # between its look at the disk and its save
+    assert asked(history, id) == ["edited"] and history.purge(0) == []
+
+
+def test_an_answer_that_ends_during_a_reload_stays(server, history, monkeypatch):
+    tab = owner()
+    chat = say(server, tab, "hello")
+    load = history.load
+
+    def load_late(id):
+        kept = load(id)
+        chat.rename("meanwhile")
+        return kept
+
+    monkeypatch.setattr(history, "load", load_late)
+    server.attach(tab, known(tab))
+    assert chat.given_title == "meanwhile"
+
+
+def test_what_the_other_server_deleted_is_gone_here(pair, history):
+    (first, one), (other, two), id = pair
+    first.delete_conversation(one, event(id=id))
+    other.keep_settings(two, {"temperature": 0.5})
+    assert titles(other) == [] and two.conversation != id and not history.load(id)
+    first.restore_conversation(one, event(id=id))
+    assert titles(other) == ["hello"] and asked(history, id) == ["hello"]
+
+
+def test_a_failure_that_is_over_is_not_told_to_a_new_tab(server, history, monkeypatch):
+    shown = []
+    monkeypatch.setattr("gradio.Warning", lambda line, duration: shown.append(line))
+    one = owner()
+    with monkeypatch.context() as patched:
+        patched.setattr(history, "_open", _full)
+        say(server, one, "hello")
+        server.attach(Tab(), known(one))
+    told = len(shown)
+    assert told >= 1
+    say(server, one, "again")
+    server.attach(Tab(), known(one))
+    server.refresh(one)
+    assert len(shown) == told
 
 
 def test_the_page_says_once_that_nothing_can_be_saved(server, history, monkeypatch):

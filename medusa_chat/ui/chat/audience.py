@@ -2,8 +2,8 @@
 
 import time
 
-# How long an answer goes on that no tab shows: browsers wake a hidden one once a minute.
-GRACE_SECONDS = 90.0
+GRACE_SECONDS = 20.0  # how long an answer is shown slowly that no tab shows
+HIDDEN_SECONDS = 90.0  # how long one goes on without a tab: a hidden one is woken once a minute
 IDLE_SECONDS = 3 * 24 * 3600.0
 
 
@@ -29,7 +29,7 @@ class Audience:
     @property
     def has_left(self) -> bool:
         """Whether no tab has been there for a while."""
-        return not self.streaming and time.monotonic() - self.seen_at > GRACE_SECONDS
+        return not self.streaming and time.monotonic() - self.seen_at > HIDDEN_SECONDS
 
     @property
     def is_long_gone(self) -> bool:

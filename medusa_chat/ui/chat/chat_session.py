@@ -205,10 +205,10 @@ class ChatSession(Conversation):
         with self._lock:
             answer = self.answer = run.finish()
             answer.is_kept, self._run, self.is_running = self.is_kept, None, False
-            said = run.added_to(self.transcript)
+            said, why = run.added_to(self.transcript), run.failure or run.note or NOTHING_TO_ADD
             if said is None:
                 self._returned = run.text
-                self._set_transcript(run.before, run.failure or run.note or NOTHING_TO_ADD)
+                self._set_transcript(self.transcript.back_to(run.before), why)
             else:
                 self._say_more(said, run.failure)
             self._ended(self, answer)

@@ -22,6 +22,7 @@ class ChatController(ConversationEvents):
 
     def send(self, tab: Tab, inputs: Inputs) -> View:
         """Send a message, or let it wait for the end of the answer that runs."""
+        self.sessions.reread(self.session_of(tab))
         try:
             self.session_of(tab).ask(self._at_pace(tab, inputs))
         except MedusaChatError as error:
@@ -40,7 +41,7 @@ class ChatController(ConversationEvents):
     def undo(self, tab: Tab) -> View:
         """Take the last turn back into the box."""
         try:
-            tab.give(self.session_of(tab).undo())
+            tab.give(self.fresh(tab).undo())
         except MedusaChatError as error:
             return self.refuse(tab, error)
         return self._view(tab)
@@ -95,8 +96,8 @@ class ChatController(ConversationEvents):
         except MedusaChatError as error:
             gr.Warning(str(error))
             return
-        chat = self.session_of(tab)
-        chat.set_system(text)
+        self.sessions.reread(self.session_of(tab))
+        self.session_of(tab).set_system(text)
         tab.system = (text, tab.system[1] if tab.system else "")
 
     def pick(self, tab: Tab, event: gr.EventData) -> str:
@@ -144,7 +145,7 @@ class ChatController(ConversationEvents):
     def _do(self, tab: Tab, act: Callable[[ChatSession], None]) -> View:
         """Do what was asked for, if the chat session does not refuse it."""
         try:
-            act(self.session_of(tab))
+            act(self.fresh(tab))
         except MedusaChatError as error:
             return self.refuse(tab, error)
         return self._view(tab)

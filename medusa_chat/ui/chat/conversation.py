@@ -69,19 +69,29 @@ class Conversation:
         self.created_at, self.updated_at = kept.created_at, kept.updated_at
         self.on_disk = kept
 
-    def adopt(self, kept: StoredConversation) -> None:
-        """Take what the store holds now, which may have more than was saved."""
-        self.transcript = replace(self.transcript, tree=kept.tree)
-        self.system, self.settings, self.given_title = kept.system, kept.settings, kept.given_title
+    def adopt(self, kept: StoredConversation, number: Callable[[], int]) -> None:
+        """Take what the store holds since a save, another program's messages too. An answer that
+        runs goes on where it was asked for. number: of the next answer."""
         self.on_disk = kept
+        if kept.tree != self.transcript.tree:
+            leaf = self.transcript.tree.leaf if self.is_running else kept.tree.leaf
+            self.transcript = self.transcript.grown(replace(kept.tree, leaf=leaf), number)
+            self.transcript_version += 1
+            self._change()
+        self.system, self.settings, self.given_title = kept.system, kept.settings, kept.given_title
 
-    def reread(self, kept: StoredConversation, number: Callable[[], int]) -> None:
-        """Become what another program made of it, unless an answer runs."""
+    def reread(
+        self, kept: StoredConversation, seen: StoredConversation, number: Callable[[], int]
+    ) -> bool:
+        """Become what another program made of it; whether there was anything. Not while an answer
+        runs. seen: what was on disk before `kept` was read, of which nothing was saved since."""
         with self._lock:
-            if not self.is_running and self.on_disk and kept.to_line() != self.on_disk.to_line():
-                self.restore(kept, number)
-                self.transcript_version += 1
-                self._change()
+            if self.is_running or self.on_disk is not seen or kept.to_line() == seen.to_line():
+                return False
+            self.restore(kept, number)
+            self.transcript_version += 1
+            self._change()
+            return True
 
     def rename(self, title: str) -> None:
         """Give it a title; an empty one: that of its first message again."""

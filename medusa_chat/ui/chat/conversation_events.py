@@ -4,7 +4,7 @@ from typing import Any
 
 import gradio as gr
 
-from medusa_chat.errors import MedusaChatError
+from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.view import View, rows_of
@@ -13,11 +13,19 @@ from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import ListInputs, checked, checked_list
 
 LISTED_MORE = 200
+CHANGED = "Another medusa-chat has changed this conversation: look at it, then do it again."
 
 
 class ConversationEvents(ChatViewer):
     """Everything a browser posts is checked, and only conversations of the tab's scope are found:
     what is none of them changes nothing."""
+
+    def fresh(self, tab: Tab) -> ChatSession:
+        """The conversation a tab shows, as it is on disk, for something to be done to it. Raises
+        UsageError where another program has changed it: then it is drawn anew first."""
+        if self.sessions.reread(self.session_of(tab)):
+            raise UsageError(CHANGED)
+        return self.session_of(tab)
 
     def new(self, tab: Tab, settings: dict[str, Any]) -> View:
         """Show an empty conversation, with the settings that are on the page; the one that was
@@ -33,7 +41,9 @@ class ConversationEvents(ChatViewer):
     def open_conversation(self, tab: Tab, event: gr.EventData) -> View:
         """Show a conversation of the list."""
         chat = self.sessions.find(tab.scope, self._posted(event).id)
-        if chat is not None and self.sessions.reread(chat).id != tab.conversation:
+        if chat is not None:
+            self.sessions.reread(chat)
+        if chat is not None and chat.id != tab.conversation and not chat.is_deleted:
             self._turn(tab, chat)
         return self._seen(tab)
 
@@ -67,6 +77,7 @@ class ConversationEvents(ChatViewer):
     def keep_settings(self, tab: Tab, settings: dict[str, Any]) -> None:
         """The settings of the conversation that is shown were changed."""
         if tab.version:
+            self.sessions.reread(self.session_of(tab))
             self.session_of(tab).set_settings(settings)
 
     def show_version(self, tab: Tab, event: gr.EventData) -> View:
@@ -74,7 +85,7 @@ class ConversationEvents(ChatViewer):
         try:
             fields = {name: event_field(event, name) for name in ("row", "version")}
             inputs = checked(fields, self.trees)
-            chat = self.session_of(tab)
+            chat = self.fresh(tab)
             if inputs.row is not None and inputs.version is not None:
                 position = rows_of(chat.transcript)[inputs.row].position
                 chat.show_version(position, inputs.version)

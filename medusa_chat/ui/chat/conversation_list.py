@@ -53,6 +53,7 @@ class ConversationList:
         """Give a conversation a title; an empty one: that of its first message again."""
         chat = self.sessions.find(scope, id)
         if chat is not None:
+            self.sessions.reread(chat)
             chat.rename(title)
 
     def delete(self, scope: str, id: object) -> ChatSession | None:

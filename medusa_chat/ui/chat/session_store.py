@@ -76,8 +76,15 @@ class SessionStore:
         return scope != OWNER and any(chat.scope == scope for chat in self.all())
 
     def failures(self, scope: str, told: int) -> list[str]:
-        """What went wrong on the disk since the owner was told so many failures."""
-        return self.history.told[told:] if self.history and scope == OWNER else []
+        """What is wrong with the disk, but for the first ones that the owner was told."""
+        if not self.history or scope != OWNER:
+            return []
+        return self.history.told[max(told, self.history.passed) :]
+
+    @property
+    def told(self) -> int:
+        """How many failures of the disk there were."""
+        return len(self.history.told) if self.history else 0
 
     def all(self, scope: str | None = None) -> list[ChatSession]:
         """The chat sessions in memory; those of one scope, or all."""
@@ -111,19 +118,28 @@ class SessionStore:
                 self._drop(chat)
 
     def forget(self, chat: ChatSession) -> bool:
-        """Let go of a conversation that is deleted for good; False when it was brought back."""
-        if not chat.is_deleted:
+        """Let go of a conversation that is deleted for good; False when it was brought back, or
+        the disk did not take that."""
+        if not chat.is_deleted or chat.id in self._unsaved:
             return False
         chat.is_kept = False  # an answer that ends late is not written
         self._drop(chat)
         return True
 
-    def reread(self, chat: ChatSession) -> ChatSession:
-        """A conversation with what another program, on the same data folder, has made of it."""
-        kept = self.history.load(chat.id) if self.history and chat.scope == OWNER else None
+    def reread(self, chat: ChatSession) -> bool:
+        """Take over what another program, on the same data folder, has made of a conversation, or
+        let go of it where that deleted it; whether there was anything."""
+        seen = chat.on_disk
+        if not self.history or not seen or chat.id in self._unsaved or chat.is_deleted:
+            return False
+        kept = self.history.load(chat.id)
         if kept is not None:
-            chat.reread(kept, self._number)
-        return chat
+            return chat.reread(kept, seen, self._number)
+        if chat.is_running or not self.history.is_gone(chat.id):
+            return False
+        chat.is_deleted = True
+        self._drop(chat)
+        return True
 
     # ---- opening and dropping ----
 
@@ -173,11 +189,10 @@ class SessionStore:
         """Save a changed conversation; an empty one is removed from disk."""
         is_saved = True
         if self.history and chat.is_kept and (not chat.is_empty or chat.on_disk):
-            kept, is_gone = chat.stored, chat.is_deleted or chat.is_empty
-            saved = self.history.save(chat.id, kept, is_gone, chat.on_disk)
+            saved = self.history.save(chat.id, chat.stored, chat.is_deleted, chat.on_disk)
             is_saved = saved is not None
-            if saved is kept or (saved and not chat.is_running):  # an answer goes on from before
-                chat.adopt(saved)
+            if saved:
+                chat.adopt(saved, self._number)
         with self._keeping:
             self._versions[chat.scope] += 1
             (self._unsaved.discard if is_saved else self._unsaved.add)(chat.id)

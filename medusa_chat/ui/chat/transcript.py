@@ -29,6 +29,19 @@ class Transcript:
         }
         return cls(tree, answers)
 
+    def grown(self, tree: MessageTree, number: Callable[[], int]) -> "Transcript":
+        """The transcript with another tree, some of whose answers may be new here."""
+        made = Transcript.recalled(tree, number)
+        known = {at: answer for at, answer in self.recorded.items() if at in tree.said}
+        return replace(made, recorded={**made.recorded, **known})
+
+    def back_to(self, before: "Transcript") -> "Transcript":
+        """The transcript without the last question, if it is new since `before`, showing what was
+        shown then."""
+        leaf = self.tree.leaf
+        rest = self if leaf in (0, *before.tree.said) else self.without(leaf)
+        return replace(rest, tree=replace(rest.tree, leaf=before.tree.leaf))
+
     @cached_property
     def messages(self) -> tuple[Message, ...]:
         """The shown messages in the form that a model takes."""

@@ -98,7 +98,8 @@ class ChatViewer:
             ids = (kept.get("tab"), kept.get("last"))
             found = [id for id in ids if tab.scope and self.sessions.find(tab.scope, id)]
             tab.conversation = found[0] if found else ""
-        self.sessions.reread(self.session_of(tab)).touch()
+        self.sessions.reread(self.session_of(tab))
+        self.session_of(tab).touch()
         return self.refresh(tab)
 
     def tick(self, tab: Tab, shown: object = "") -> Any:
@@ -124,7 +125,7 @@ class ChatViewer:
         tab.give(self.session_of(tab).pop_returned())
         for line in self.sessions.failures(tab.scope, tab.told):
             gr.Warning(line, duration=None)
-            tab.told += 1
+        tab.told = self.sessions.told
         return self._view(tab)
 
     async def stream(self, tab: Tab) -> Updates:

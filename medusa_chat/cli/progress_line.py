@@ -1,0 +1,69 @@
+"""The line on stderr that says how far something is, and notes beside it."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+from medusa_chat.decoding.events import Event, Reading, Told
+from medusa_chat.messages import LoadPhase
+from medusa_chat.units import transfer
+
+CLEARED = "\r\x1b[K"  # back to the start of the terminal's line, which is emptied
+LINE_SECONDS = 10.0  # between lines of progress that go to a file
+
+
+def note(message: str) -> None:
+    """One line on stderr."""
+    print(f"medusa-chat: {message}", file=sys.stderr, flush=True)
+
+
+class ProgressLine:
+    """How far a load or the reading of a prompt is, on stderr: in a terminal one line that changes
+    and is cleared at the end, elsewhere a new line of what may take long now and then, for minutes
+    of silence would look like a hang. What takes space on the disk is told before and stays."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._told = time.monotonic()
+        self._note = ""
+
+    def show(self, text: str) -> None:
+        """Say `text` instead of what was said before, where stderr is a terminal."""
+        if sys.stderr.isatty():
+            self._is_open = True
+            print(f"{CLEARED}{text}", end="", file=sys.stderr, flush=True)
+
+    def show_bytes(self, phase: LoadPhase) -> None:
+        """What is done, told once, then bytes, speed and time left."""
+        if phase.note != self._note:
+            self.clear()
+            self._note = phase.note
+            note(phase.note)
+        self.tell("  ".join([f"{phase.name}ing", *transfer(phase.done, phase.total, phase.rate)]))
+
+    def tell(self, text: str) -> None:
+        """As `show`, elsewhere than in a terminal a line of its own now and then."""
+        self.show(text)
+        if not self._is_open and time.monotonic() - self._told > LINE_SECONDS:
+            self._told = time.monotonic()
+            note(text)
+
+    def clear(self) -> None:
+        """Clear the line that changed."""
+        if self._is_open:
+            self._is_open = False
+            print(CLEARED, end="", file=sys.stderr, flush=True)
+
+
+def with_progress(events: Iterable[Told]) -> Iterator[Event]:
+    """The events of an answer but for how much of its prompt is read, which is shown."""
+    line = ProgressLine()
+    try:
+        for event in events:
+            if isinstance(event, Reading):
+                line.tell(f"reading: {event.tokens:,} of {event.prompt_tokens:,} tokens")
+                continue
+            line.clear()
+            yield event
+    finally:
+        line.clear()
