@@ -293,8 +293,10 @@ def test_an_empty_conversation_is_neither_stored_nor_listed(server, history):
     assert titles(server) == [] and history.all() == []
     say(server, tab, "hello")
     assert titles(server) == ["hello"] and len(history.all()) == 1
+    chat = server.session_of(tab)
     server.undo(tab)
     assert titles(server) == [] and history.all() == []
+    assert "nothing to undo" in server.undo(tab).live and server.session_of(tab) is chat
     say(server, tab, "once more")
     assert titles(server) == ["once more"] and len(history.all()) == 1
 

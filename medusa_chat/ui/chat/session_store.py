@@ -129,8 +129,8 @@ class SessionStore:
     def reread(self, chat: ChatSession) -> bool:
         """Take over what another program, on the same data folder, has made of a conversation, or
         let go of it where that deleted it; whether there was anything."""
-        seen = chat.on_disk
-        if not self.history or not seen or chat.id in self._unsaved or chat.is_deleted:
+        seen, is_settled = chat.on_disk, chat.id not in self._unsaved and not chat.is_deleted
+        if not self.history or seen is None or not is_settled or chat.is_empty:
             return False
         kept = self.history.load(chat.id)
         if kept is not None:
