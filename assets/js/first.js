@@ -37,7 +37,7 @@
 
   // Gradio draws part after part, each of which moves the others: nothing of it is seen before all
   // are in their places, or have had time enough.
-  const PARTS = ["#header .status-line", "#box textarea", "#send", "#examples button", "#tree .playbar"];
+  const PARTS = ["#header .status-line", "#box textarea", "#send", "#examples button, #history .message", "#tree .playbar"];
   const LATEST = 4000;
 
   const drawn = new MutationObserver(() => {

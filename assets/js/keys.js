@@ -4,6 +4,7 @@ const KEYS = [
   ["Shift + Enter", "new line"],
   ["Esc", "stop the answer"],
   ["Alt + R", "regenerate the last answer"],
+  ["Ctrl + Enter and Esc", "in a message that is edited: done, or leave it"],
   ["Ctrl + Shift + O", "new chat"],
   ["Space", "play and pause the steps; step by step: the next one"],
   ["← and →", "one step back or forward in the timeline"],
@@ -69,9 +70,19 @@ function step(key) {
   return true;
 }
 
+// Gradio's buttons of the message that is edited.
+function endEdit(name) {
+  document.querySelector(`#history button[aria-label="${name}"]`)?.click();
+  return true;
+}
+
 function act(event) {
   const { key, target } = event;
   const isPlain = !event.ctrlKey && !event.altKey && !event.metaKey;
+  if (target.closest?.(".edit-textarea")) {
+    if (key === "Escape") return endEdit("Cancel");
+    return key === "Enter" && (event.ctrlKey || event.metaKey) && endEdit("Submit");
+  }
   if (key === "Escape" && isPlain) {
     const isOpen = target.closest?.("[role=combobox][aria-expanded=true], [role=listbox]");
     return !isOpen && press("stop");

@@ -45,10 +45,12 @@ function keep(conversation, guest) {
 
 // What the box held at the key or the click: what is typed before Gradio looks at it is not a part.
 let held = null;
+let left = null; // and at New chat: the draft that stays behind
 function hold({ type, key, shiftKey, isComposing, target }) {
   const box = document.querySelector("#box textarea");
   const isSent = key === "Enter" && !shiftKey && !isComposing && target === box;
-  if (isSent || (type === "click" && target.closest?.("#send, #clear"))) held = box.value;
+  if (isSent || (type === "click" && target.closest?.("#send"))) held = box.value;
+  if (type === "click" && target.closest?.("#clear")) left = box.value;
 }
 for (const type of ["keydown", "click"]) document.addEventListener(type, hold, true);
 
@@ -61,6 +63,27 @@ window.medusaTake = (posted, place) => {
   return posted;
 };
 
+// What is written in one conversation and not sent waits there while another is shown.
+const drafts = new Map(); // conversation -> text
+let written = ""; // the conversation that the box belongs to
+function changeDraft(conversation) {
+  if (written && conversation !== written) {
+    const { value } = document.querySelector("#box textarea");
+    const stays = left !== null && value.startsWith(left) ? left : value;
+    drafts.set(written, stays);
+    fillBox((drafts.get(conversation) || "") + value.slice(stays.length));
+  }
+  [written, left] = [conversation, null];
+}
+
+function fillBox(text) {
+  const box = document.querySelector("#box textarea");
+  box.dir = "auto";
+  if (text === box.value) return;
+  box.value = text;
+  box.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
 // What is typed while the server answers stays.
 function settleBox(line) {
   const box = document.querySelector("#box textarea");
@@ -71,9 +94,7 @@ function settleBox(line) {
   if (line.taken > taken) window.medusaTaken = "";
   if (line.given > given) text = text.trim() ? `${line.back}\n\n${text}` : line.back;
   [taken, given] = [Math.max(taken, line.taken), Math.max(given, line.given)];
-  if (text === box.value) return;
-  box.value = text;
-  box.dispatchEvent(new Event("input", { bubbles: true }));
+  fillBox(text);
 }
 
 function show() {
@@ -83,6 +104,7 @@ function show() {
   const line = JSON.parse(value);
   const { pending, ask, number, conversation, guest, key, is_demo, view } = line;
   if (key !== mine) [mine, newest, taken, given] = [key, 0, 0, 0];
+  if (conversation) changeDraft(conversation);
   settleBox(line);
   // it came late, and has put older things in the place of what the stream brought
   if (view && view < newest) following?.abort();

@@ -88,11 +88,14 @@ function figuresOf(row, plain) {
   return `${times}; ${number(row.rate, 0)} tokens/s, plain ${number(plain.rate, 0)}: ${gain}`;
 }
 
-// Tokens a step with the first m nodes of the drafts that were shown: drafts are in order of value.
+// Tokens a step with the first m nodes of the answer's drafts, which are in order of value: of all
+// steps or none, for after a reload only those are here that were looked at.
 function tokensWith(m) {
+  const told = known.bars.length;
+  if (m === 1 || !told) return m === 1 ? 1 : null;
+  if (known.nodes.every((nodes) => nodes === m)) return known.bars.reduce((a, b) => a + b, 0) / told;
   const seen = [...steps.values()].filter((step) => step.state);
-  if (m === 1 || !seen.length) return m === 1 ? 1 : null;
-  if (seen.every((step) => step.nodes < m)) return null;
+  if (seen.length < told || known.nodes.every((nodes) => nodes < m)) return null;
   const accepted = (step) => [...step.state.slice(1, m)].filter((state) => state === "a").length;
   return 1 + seen.reduce((sum, step) => sum + accepted(step), 0) / seen.length;
 }

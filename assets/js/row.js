@@ -8,6 +8,7 @@ const ICONS = {
 };
 const toast = make("div", "toast");
 const gone = new Set(); // ids of what was deleted here, before and after the server says so
+const offered = new Map(); // id -> title: what the toast brings back
 let fading = 0; // the timer of the toast
 
 function icon(name) {
@@ -32,7 +33,7 @@ function drawRow(known) {
   const { item, row } = known;
   const [id, title, , isRunning] = row;
   const open = button("chat-row-open", "", () => choose(id));
-  open.append(make("span", "chat-row-title", title || UNTITLED));
+  open.append(Object.assign(make("span", "chat-row-title", title || UNTITLED), { dir: "auto" }));
   open.title = title;
   if (isRunning) {
     const mark = make("span", "chat-row-running");
@@ -67,6 +68,7 @@ function rename(known) {
     known.item.querySelector(".chat-row-open").focus();
   };
   line.value = title;
+  line.dir = "auto";
   line.maxLength = 200;
   line.setAttribute("aria-label", `Title of: ${title}`);
   line.addEventListener("blur", () => end(true));
@@ -92,15 +94,18 @@ function drop(known) {
   offer(id, title);
 }
 
-// What was deleted can be brought back for some seconds.
+// What was deleted can be brought back for some seconds, all of it at once.
 function offer(id, title) {
+  offered.set(id, title.length > 40 ? `${title.slice(0, 39)}…` : title);
   const undo = button("", "Undo", () => {
-    gone.delete(id);
-    trigger("restore_conversation", { id });
+    for (const id of offered.keys()) {
+      gone.delete(id);
+      trigger("restore_conversation", { id });
+    }
     hide();
   });
-  const said = make("span", "", `Deleted “${title.length > 40 ? `${title.slice(0, 39)}…` : title}”.`);
-  toast.replaceChildren(said, undo);
+  const what = offered.size > 1 ? `${offered.size} conversations` : `“${offered.get(id)}”`;
+  toast.replaceChildren(make("span", "", `Deleted ${what}.`), undo);
   toast.hidden = false;
   const box = document.getElementById("box").getBoundingClientRect();
   if (box.height) toast.style.bottom = `${innerHeight - box.top + 10}px`; // Send stays in reach
@@ -109,6 +114,7 @@ function offer(id, title) {
 }
 
 function hide() {
+  offered.clear();
   toast.hidden = true;
   toast.replaceChildren();
 }

@@ -11,6 +11,7 @@ function drawTyped() {
     if (!shown) {
       shown = document.createElement("div");
       shown.className = "as-typed";
+      shown.dir = "auto";
       content.append(shown);
     }
     if (shown.textContent !== text) shown.textContent = text;

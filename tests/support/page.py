@@ -193,11 +193,10 @@ def start_anew(tab) -> None:
     tab.get_by_role("tab", name="Chat").click()
     if tab.locator("#settings .label-wrap.open").count():
         tab.click("#settings button")
-    tab.fill("#box textarea", "goes once the server has answered")
     tab.click("#clear")
-    tab.wait_for_function("() => !document.querySelector('#box textarea').value")
     tab.wait_for_selector("#examples", state="visible")
     tab.wait_for_function("() => !document.querySelector('#history .message-row')")
+    tab.fill("#box textarea", "")  # an empty conversation stays, with what is written in its box
     # What is hidden now is drawn over by the next answer: no test may take it for that.
     tab.evaluate(
         """() => {

@@ -129,6 +129,49 @@ def test_undo_gives_the_turn_back(chat):
         chat.undo()
 
 
+def test_undo_takes_back_the_last_thing_that_was_done(chat):
+    """It took a question with all versions of its answer, or left an edited one with nothing."""
+    for text in ("first", "second"):
+        chat.ask(turn(text))
+        ended(chat)
+    for seed in ("5", "6"):
+        chat.regenerate(turn(seed=seed))
+        ended(chat)
+    assert chat.transcript.version(3) == (3, 3)
+    for left in (2, 1):
+        assert chat.undo() == "" and chat.transcript.version(3) == (left, left)
+        assert chat.answer is chat.transcript.answers[3]
+    chat.edit(rows_of(chat.transcript)[0], turn("changed"))
+    ended(chat)
+    assert len(chat.transcript.messages) == 2
+    assert chat.undo() == "" and chat.transcript.version(0) == (1, 1)
+    assert [m["content"] for m in chat.transcript.messages][::2] == ["first", "second"]
+    assert [chat.undo(), chat.undo()] == ["second", "first"]
+    assert not chat.answer.steps and not chat.answer.pieces
+
+
+def test_a_stop_before_any_text_gives_back_what_waits_too(chat):
+    """What waited was sent without the text that it was about."""
+    chat.session.runner.prefill = 240
+    chat.ask(turn("a long text"))
+    chat.ask(turn("Summarise it."))
+    chat.enter()
+    chat.stop()
+    ended(chat)
+    assert chat.pop_returned() == "a long text\n\nSummarise it." and chat.pending == []
+    assert chat.transcript.messages == () and not chat.error
+
+
+def test_a_continue_that_adds_nothing_leaves_the_steps_that_were_shown(chat):
+    chat.ask(turn("first"))
+    ended(chat)
+    answer = chat.answer
+    chat.session.runner.steps, chat.session.runner.pieces = 0, ("",) * 50
+    chat.proceed(turn())
+    ended(chat)
+    assert chat.answer is answer and answer.steps and "nothing to add" in chat.error
+
+
 def test_an_edited_question_is_sent_and_the_old_branch_stays_reachable(chat):
     for text in ("first", "second"):
         chat.ask(turn(text))

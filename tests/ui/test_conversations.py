@@ -15,6 +15,7 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.history import FILE, History
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST_HEADER
+from medusa_chat.ui.chat import answer_run
 from medusa_chat.ui.chat import conversation_list as list_module
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.controller import ChatController
@@ -285,6 +286,31 @@ def _full():
     raise sqlite3.OperationalError("database or disk is full")
 
 
+def test_an_answer_that_runs_is_on_disk_as_far_as_it_has_come(
+    server, session, history, monkeypatch
+):
+    """A program that was ended took the whole answer along."""
+    monkeypatch.setattr(answer_run, "KEEP_SECONDS", 0.05)
+    session.runner.hold_at = 3
+    tab = owner()
+    server.send(tab, turn("hello"))
+    chat = server.session_of(tab)
+    wait_for(lambda: (kept := history.load(chat.id)) and len(kept.messages) == 2)
+    version = chat.transcript_version
+    other, again = ChatController(session, TREES, History(history.file)), Tab()
+    other.attach(again, known(tab))
+    found = other.session_of(again).transcript
+    assert found.messages[1]["content"].startswith("Medusa adds")
+    assert found.notes[1] == "interrupted: medusa-chat was ended" and len(titles(server)) == 1
+    chat.rename("while it runs")
+    assert len(chat.transcript.messages) == 1 and chat.transcript_version == version
+    server.stop(tab)
+    ended(chat)
+    kept = history.load(chat.id)
+    assert len(kept.tree.said) == 2 and kept.tree == chat.transcript.tree
+    assert chat.transcript.notes[1] == "stopped" and kept.title == "while it runs"
+
+
 def test_an_empty_conversation_is_neither_stored_nor_listed(server, history):
     tab = owner()
     server.attach(tab, None)
@@ -430,7 +456,7 @@ def test_201_browsers_of_the_owner_and_480_guests_erase_nothing(server, session,
         tab = Tab()
         server.attach(tab, None)
         shown = server.session_of(tab)
-        shown.restore(kept, shown.number)
+        shown.restore(kept)
         server.session_of(tab).set_system(f"of browser {number}")
     assert len(history.all()) == MAX_SESSIONS + 2
     for number in range(480):
@@ -438,7 +464,7 @@ def test_201_browsers_of_the_owner_and_480_guests_erase_nothing(server, session,
         server.attach(tab, json.dumps({"last": chat.id, "guest": OWNER}), guest())
         assert server.session_of(tab).is_empty
         shown = server.session_of(tab)
-        shown.restore(kept, shown.number)
+        shown.restore(kept)
         server.session_of(tab).rename(f"guest {number}")
     owners, guests = server.sessions.all(OWNER), len(server.sessions.all())
     assert len(owners) <= MAX_SESSIONS and guests - len(owners) <= MAX_GUEST_SESSIONS

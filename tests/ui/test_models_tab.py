@@ -284,6 +284,9 @@ def test_a_load_keeps_the_device_and_the_limits_of_the_start():
     assert request == LoadRequest("a/b", None, "nf4", "cuda:1", 512, True)
     assert request_of("a/b", ("c/d", "nf4", "8192"), start, 2048).max_context == 2048
     assert choices_of(None, 3, [], {}) == LoadChoices()
+    quoted = '"C:\\models\\my file.gguf"'
+    assert request_of(quoted, ("'/a b'", "nf4", "auto"), start).checkpoint == quoted[1:-1]
+    assert choices_of(f" {quoted} ", "", "nf4", "auto").text == quoted[1:-1]
 
 
 # ---- looking things up ----

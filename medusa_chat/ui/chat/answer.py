@@ -10,8 +10,9 @@ from medusa_chat.ui.chat.maths import with_drawn_dollars
 from medusa_chat.ui.chat.reasoning_spans import pieces_within, spans
 from medusa_chat.ui.page.tree_view import to_line
 
+STOPPED = "stopped"
 NOTES = {
-    "cancelled": "stopped",
+    "cancelled": STOPPED,
     "length": "stopped: the limit of new tokens is reached",
     "context": "stopped: the context is full",
     "error": "stopped: {message}",

@@ -1,6 +1,7 @@
 """AnswerRun: an answer that runs, from its request to what is kept of it. No gradio."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,8 @@ from medusa_chat.ui.chat.audience import Audience
 from medusa_chat.ui.chat.transcript import Transcript
 
 WATCH_SECONDS = 0.2  # between two looks at who shows it
+KEEP_SECONDS = 5.0  # between two looks at how far it has come
+INTERRUPTED = "interrupted: medusa-chat was ended"
 
 
 @dataclass
@@ -35,14 +38,23 @@ class AnswerRun:
     shown: threading.Event = field(default_factory=threading.Event)
     folded: int = 0  # events of the trace that are in the answer
 
-    def follow(self, audience: Audience, settle: Callable[["AnswerRun"], None]) -> None:
-        """See it to its end in a thread, whatever tabs do, then `settle` it. An answer that nobody
-        shows is cancelled."""
+    def follow(
+        self,
+        audience: Audience,
+        settle: Callable[["AnswerRun"], None],
+        keep: Callable[["AnswerRun"], None],
+    ) -> None:
+        """See it to its end in a thread, whatever tabs do, then `settle` it; `keep` it now and
+        then. An answer that nobody shows is cancelled."""
 
         def watch() -> None:
+            kept = time.monotonic()
             while not self.job.done.wait(WATCH_SECONDS):
                 if audience.has_left:
                     self.session.cancel(self.job)
+                if time.monotonic() - kept > KEEP_SECONDS:
+                    keep(self)
+                    kept = time.monotonic()
             while self.is_paced and not self.job.error and audience.is_watching:
                 if self.shown.wait(WATCH_SECONDS):
                     break
@@ -72,11 +84,20 @@ class AnswerRun:
             self.answer = self.answer.head(self.cut)
         return self.answer
 
-    def added_to(self, transcript: Transcript) -> Transcript | None:
-        """The conversation with this answer; None where nothing has come of it."""
-        if self.answer.is_empty and (self.note or self.answer.before):
+    def so_far(self, transcript: Transcript) -> Transcript | None:
+        """The conversation with as much of this answer as there is; None before any of it."""
+        if not self.job.trace:
             return None
-        said = transcript.plus("assistant", self.answer.text, self.answer, self.note)
+        self.fold()
+        return self.added_to(transcript, INTERRUPTED)
+
+    def added_to(self, transcript: Transcript, note: str = "") -> Transcript | None:
+        """The conversation with this answer; None where nothing has come of it. note: why it is
+        cut short, if not for its own reason."""
+        note = note or self.note
+        if self.answer.is_empty and (note or self.answer.before):
+            return None
+        said = transcript.plus("assistant", self.answer.text, self.answer, note)
         return said if self.replaces is None else said.without(self.replaces)
 
     @property

@@ -7,8 +7,7 @@ from medusa_chat.errors import UsageError
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.stored_conversation import StoredConversation
-from medusa_chat.ui.chat.answer import Answer, Piece, Row
+from medusa_chat.ui.chat.answer import STOPPED, Answer, Piece, Row
 from medusa_chat.ui.chat.answer_run import AnswerRun
 from medusa_chat.ui.chat.audience import Audience
 from medusa_chat.ui.chat.conversation import GONE, Conversation
@@ -23,8 +22,8 @@ class ChatSession(Conversation):
     """A conversation and the answer that runs in it. Every method may be called from any thread.
     Tabs open, reload and close; the answer neither stops nor ends twice. No gradio.
 
-    `ended` is called with each answer that is over. number: of the next answer, never given twice.
-    is_kept: whether it may be written to disk. audience: the tabs that show it.
+    `ended` is called with each answer that is over. is_kept: whether it may be written to disk.
+    audience: the tabs that show it.
     """
 
     def __init__(
@@ -33,24 +32,17 @@ class ChatSession(Conversation):
         scope: str,
         session: Session,
         ended: Callable[["ChatSession", Answer], None],
-        changed: Callable[["ChatSession"], None],
+        changed: Callable[["ChatSession", Transcript | None], None],
         number: Callable[[], int],
     ) -> None:
-        super().__init__(id, scope, changed)
+        super().__init__(id, scope, changed, number)
         self.session = session
-        self.number = number
-        self.answer = Answer(self.number())
         self.audience = Audience()
         self.pending: list[Inputs] = []
         self.is_kept = False
         self._ended = ended
         self._run: AnswerRun | None = None
         self._returned = ""
-
-    def restore(self, kept: StoredConversation, number: Callable[[], int]) -> None:
-        """Become what a store kept; its last answer is the one that is shown."""
-        super().restore(kept, number)
-        self.answer = self.transcript.last_answer or self.answer
 
     # ---- what a person does ----
 
@@ -101,12 +93,6 @@ class ChatSession(Conversation):
                 self._begin(inputs, self.transcript.head(row.position), inputs.text)
             else:
                 self._set_transcript(self.transcript.with_text(row, inputs.text))
-
-    def show_version(self, position: int, version: int) -> None:
-        """Show another version of a message, with the steps of the answer it comes to."""
-        with self._lock:
-            super().show_version(position, version)
-            self.answer = self.transcript.last_answer or self.answer
 
     def end(self) -> None:
         """End the answer that runs, and forget what waits."""
@@ -197,7 +183,13 @@ class ChatSession(Conversation):
         run = (self.session, job, self.answer, text, self.transcript, inputs.is_paced, replaces)
         self._run = AnswerRun(*run)
         self._say_more(transcript)
-        self._run.follow(self.audience, self._settle)
+        self._run.follow(self.audience, self._settle, self._keep_so_far)
+
+    def _keep_so_far(self, run: AnswerRun) -> None:
+        """Write the answer that runs as far as it has come, for a program that is ended."""
+        with self._lock:
+            if run is self._run and (said := run.so_far(self.transcript)) is not None:
+                self._changed(self, said)
 
     def _settle(self, run: AnswerRun) -> None:
         """Move what was generated into the conversation; send what waits. The only place where an
@@ -205,14 +197,16 @@ class ChatSession(Conversation):
         with self._lock:
             answer = self.answer = run.finish()
             answer.is_kept, self._run, self.is_running = self.is_kept, None, False
-            said, why = run.added_to(self.transcript), run.failure or run.note or NOTHING_TO_ADD
+            said = run.added_to(self.transcript)
             if said is None:
                 self._returned = run.text
-                self._set_transcript(self.transcript.back_to(run.before), why)
+                why = "" if run.note == STOPPED else run.note or NOTHING_TO_ADD
+                self._set_transcript(self.transcript.back_to(run.before), run.failure or why)
+                self._show_last()
             else:
                 self._say_more(said, run.failure)
             self._ended(self, answer)
-            if run.failure:  # what waits was written for an answer that is not there
+            if run.failure or (said is None and run.text):  # what waits was written for an answer
                 texts = (self._returned, *(inputs.text for inputs in self.pending))
                 self._returned = "\n\n".join(filter(None, texts))
                 self.pending = []

@@ -9,6 +9,7 @@ from typing import Any
 
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.stored_conversation import StoredConversation
+from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.transcript import Transcript
 
 BUSY = "An answer is still running: stop it, or wait for its end."
@@ -22,11 +23,16 @@ class Conversation:
     version grows with each change, transcript_version with each change of what has been said. A
     refusal is a UsageError and changes nothing. `changed` is called with each change of what a
     store keeps. settings: of its next answer, by name, as the page posts them; none so far: {}.
-    most: characters that may be said in it. on_disk: what the store holds of it.
+    most: characters that may be said in it. on_disk: what the store holds of it. number: of the
+    next answer, never given twice. answer: the one that runs, or the last one shown.
     """
 
     def __init__(
-        self, id: str, scope: str, changed: Callable[[Any], None] = lambda chat: None
+        self,
+        id: str,
+        scope: str,
+        changed: Callable[[Any, Transcript | None], None],
+        number: Callable[[], int],
     ) -> None:
         self.id = id
         self.scope = scope
@@ -42,6 +48,8 @@ class Conversation:
         self.is_deleted = False
         self.on_disk: StoredConversation | None = None
         self.most: int | None = None
+        self.number = number
+        self.answer = Answer(number())
         self._changed = changed
         self._lock = threading.RLock()
 
@@ -53,8 +61,12 @@ class Conversation:
     @property
     def stored(self) -> StoredConversation:
         """The conversation as the store on disk keeps it."""
+        return self.stored_as(self.transcript)
+
+    def stored_as(self, transcript: Transcript) -> StoredConversation:
+        """As `stored`, with another transcript."""
         return StoredConversation(
-            self.transcript.tree,
+            transcript.tree,
             self.system,
             self.settings,
             self.given_title,
@@ -62,33 +74,33 @@ class Conversation:
             self.updated_at,
         )
 
-    def restore(self, kept: StoredConversation, number: Callable[[], int]) -> None:
-        """Become what a store kept. number: of the next answer."""
-        self.transcript = Transcript.recalled(kept.tree, number)
+    def restore(self, kept: StoredConversation) -> None:
+        """Become what a store kept."""
+        self.transcript = Transcript.recalled(kept.tree, self.number)
         self.system, self.settings, self.given_title = kept.system, kept.settings, kept.given_title
         self.created_at, self.updated_at = kept.created_at, kept.updated_at
         self.on_disk = kept
+        self._show_last()
 
-    def adopt(self, kept: StoredConversation, number: Callable[[], int]) -> None:
+    def adopt(self, kept: StoredConversation, unsaid: int = 0) -> None:
         """Take what the store holds since a save, another program's messages too. An answer that
-        runs goes on where it was asked for. number: of the next answer."""
+        runs goes on where it was asked for. unsaid: a message that is on disk alone."""
         self.on_disk = kept
-        if kept.tree != self.transcript.tree:
-            leaf = self.transcript.tree.leaf if self.is_running else kept.tree.leaf
-            self.transcript = self.transcript.grown(replace(kept.tree, leaf=leaf), number)
+        tree = kept.tree.without(unsaid) if unsaid else kept.tree
+        leaf = self.transcript.tree.leaf if self.is_running else tree.leaf
+        if (tree.said, leaf) != (self.transcript.tree.said, self.transcript.tree.leaf):
+            self.transcript = self.transcript.grown(replace(tree, leaf=leaf), self.number)
             self.transcript_version += 1
             self._change()
         self.system, self.settings, self.given_title = kept.system, kept.settings, kept.given_title
 
-    def reread(
-        self, kept: StoredConversation, seen: StoredConversation, number: Callable[[], int]
-    ) -> bool:
+    def reread(self, kept: StoredConversation, seen: StoredConversation) -> bool:
         """Become what another program made of it; whether there was anything. Not while an answer
         runs. seen: what was on disk before `kept` was read, of which nothing was saved since."""
         with self._lock:
             if self.is_running or self.on_disk is not seen or kept.to_line() == seen.to_line():
                 return False
-            self.restore(kept, number)
+            self.restore(kept)
             self.transcript_version += 1
             self._change()
             return True
@@ -112,7 +124,7 @@ class Conversation:
             if settings != self.settings:
                 self.settings = settings
                 if not self.is_empty:
-                    self._changed(self)
+                    self._changed(self, None)
 
     def set_deleted(self, is_deleted: bool) -> None:
         """Take it out of the lists, or back in; what was said stays until it is removed."""
@@ -121,14 +133,15 @@ class Conversation:
             self._keep()
 
     def undo(self) -> str:
-        """Remove the last turn; returns the user's text, for the message box."""
+        """Take back what was done last: see Transcript.undone. Returns the user's text, for the
+        message box."""
         with self._idle():
-            length = self.transcript.length_before_answer()
-            if not length:
+            if not self.transcript.length_before_answer():
                 raise UsageError("there is nothing to undo")
-            last = self.transcript.tree.path[length - 1]
-            self._set_transcript(self.transcript.without(last.id))
-            return last.content
+            left, text = self.transcript.undone()
+            self._set_transcript(left)
+            self._show_last()
+            return text
 
     def show_version(self, position: int, version: int) -> None:
         """Show another version of a message, from 1, and what came after it."""
@@ -138,6 +151,7 @@ class Conversation:
             except IndexError:
                 raise UsageError(GONE) from None
             self._set_transcript(shown)
+            self._show_last()
 
     @contextmanager
     def _idle(self) -> Iterator[None]:
@@ -164,8 +178,12 @@ class Conversation:
         self.transcript_version += 1
         self._keep()
 
+    def _show_last(self) -> None:
+        """The last answer of the messages shown is the one whose steps are shown."""
+        self.answer = self.transcript.last_answer or Answer(self.number())
+
     def _keep(self) -> None:
-        self._changed(self)
+        self._changed(self, None)
         self._change()
 
     def _change(self) -> None:

@@ -35,7 +35,6 @@ class ConversationEvents(ChatViewer):
             chat = self.sessions.open(tab.scope)
             chat.set_settings(settings)
             self._turn(tab, chat)
-        tab.take()
         return self._view(tab)
 
     def open_conversation(self, tab: Tab, event: gr.EventData) -> View:

@@ -15,7 +15,7 @@ HEADING = (
     '<button type="button" id="list-button" class="tool" title="Conversations" '
     'aria-label="Conversations" aria-controls="conversations"><svg viewBox="0 0 24 24" '
     'aria-hidden="true"><path d="M4 6h16M4 12h16M4 18h10"/></svg></button>'
-    '<h2 id="chat-title"></h2><button type="button" id="system-button" class="tool" '
+    '<h2 id="chat-title" dir="auto"></h2><button type="button" id="system-button" class="tool" '
     'aria-expanded="false" aria-controls="system-box" title="System prompt of this conversation">'
     "System prompt</button>"
 )
@@ -38,8 +38,6 @@ FROM_BROWSER = """(tab, known, settings, vanilla) => {
   };
   return [tab, JSON.stringify(kept), read('localStorage', 'medusa-chat-settings'), vanilla];
 }"""
-# What the box holds when this is clicked goes out of it once the server has answered (next.js).
-EMPTIES_BOX = "(...posted) => medusaTake(posted)"
 # A second click before the first was answered must not be dropped.
 EACH: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
 Posted = Mapping[gr.components.Component, Any]
@@ -85,7 +83,7 @@ def connect_conversations(
     asked = [tab, parts["next"], parts["heading"], vanilla]
     page().load(come, asked, everything, js=FROM_BROWSER, **AT_ONCE)
     posted = {tab, *settings.components.values()}
-    parts["clear"].click(new, posted, view, js=EMPTIES_BOX, **AT_ONCE)
+    parts["clear"].click(new, posted, view, **AT_ONCE)
     _connect_turns(controller, tab, rows, everything, settings)
     rows.rename_conversation(controller.rename_conversation, [tab], view, **EACH)
     rows.search_conversations(controller.search_conversations, [tab], view, **EACH)

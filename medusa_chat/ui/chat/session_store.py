@@ -16,6 +16,7 @@ from medusa_chat.runtime.step_store import StepStore
 from medusa_chat.runtime.stored_conversation import StoredConversation
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.chat_session import ChatSession
+from medusa_chat.ui.chat.transcript import Transcript
 from medusa_chat.ui.page.inputs import ID
 
 OWNER = "owner"  # the scope of the owner's conversations; each guest's is a secret of their browser
@@ -39,9 +40,7 @@ class SessionStore:
         self.session = session
         self.history = history
         self.steps = steps
-        self.learn: Callable[[Answer], None] = lambda answer: (
-            None
-        )  # from what the owner's chats say
+        self.learn: Callable[[Answer], None] = lambda answer: None  # from the owner's chats
         self._ended = ended
         self._number = itertools.count(1).__next__
         self._sessions: dict[tuple[str, str], ChatSession] = {}
@@ -134,7 +133,7 @@ class SessionStore:
             return False
         kept = self.history.load(chat.id)
         if kept is not None:
-            return chat.reread(kept, seen, self._number)
+            return chat.reread(kept, seen)
         if chat.is_running or not self.history.is_gone(chat.id):
             return False
         chat.is_deleted = True
@@ -154,7 +153,7 @@ class SessionStore:
         made.is_kept = scope == OWNER
         made.most = None if scope == OWNER else MAX_GUEST_CHARACTERS
         if kept is not None:
-            made.restore(kept, self._number)
+            made.restore(kept)
         with self._lock:
             return self._sessions.setdefault((scope, id), made)
 
@@ -185,16 +184,18 @@ class SessionStore:
 
     # ---- keeping ----
 
-    def _save(self, chat: ChatSession) -> None:
-        """Save a changed conversation; an empty one is removed from disk."""
+    def _save(self, chat: ChatSession, so_far: Transcript | None = None) -> None:
+        """Save a changed conversation; an empty one is removed from disk. so_far: with an answer
+        that is not said yet, its last message."""
         is_saved = True
         if self.history and chat.is_kept and (not chat.is_empty or chat.on_disk):
-            saved = self.history.save(chat.id, chat.stored, chat.is_deleted, chat.on_disk)
+            kept = chat.stored_as(so_far or chat.transcript)
+            saved = self.history.save(chat.id, kept, chat.is_deleted, chat.on_disk)
             is_saved = saved is not None
             if saved:
-                chat.adopt(saved, self._number)
+                chat.adopt(saved, so_far.tree.leaf if so_far else 0)
         with self._keeping:
-            self._versions[chat.scope] += 1
+            self._versions[chat.scope] += so_far is None
             (self._unsaved.discard if is_saved else self._unsaved.add)(chat.id)
 
     def _keep(self, chat: ChatSession, answer: Answer) -> None:

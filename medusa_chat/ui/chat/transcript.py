@@ -106,6 +106,19 @@ class Transcript:
         tree = self.tree.without(message)
         return Transcript(tree, {at: a for at, a in self.recorded.items() if at in tree.said})
 
+    def undone(self) -> tuple["Transcript", str]:
+        """(what is left without what was done last, the user's text that is said no more). An
+        answer that was generated again, or a question that was edited, gives its place to another
+        version of it; else the last turn goes."""
+        asked, last = self.tree.path[self.length_before_answer() - 1], self.tree.path[-1]
+        again = last.role == "assistant" and len(self.tree.versions(last.id)) > 1
+        gone = last if again else asked
+        left, others = self.without(gone.id), self.tree.versions(gone.id)
+        if len(others) == 1:
+            return left, gone.content
+        shown = max(at for at in others if at != gone.id)
+        return replace(left, tree=left.tree.showing(shown)), ""
+
     def message_of(self, answer: Answer) -> int | None:
         """The id of the message that an answer became."""
         return next((at for at, other in self.recorded.items() if other is answer), None)

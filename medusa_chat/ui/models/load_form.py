@@ -60,10 +60,9 @@ def is_hub_name(name: str) -> bool:
 
 def choices_of(text: object, backbone: object, precision: object, context: object) -> LoadChoices:
     """What was posted while somebody types: wrong values are as if they were not there."""
-    line = " ".join(text.split()) if _is_line(text) else ""  # type: ignore[attr-defined]
-    base = backbone.strip() if _is_line(backbone) else ""  # type: ignore[attr-defined]
+    line, base = (_unquoted(typed) if _is_line(typed) else "" for typed in (text, backbone))
     known = str(precision) if precision in PRECISIONS else AUTO
-    return LoadChoices(line, base or None, known, _tokens(context))
+    return LoadChoices(" ".join(line.split()), base or None, known, _tokens(context))
 
 
 def request_of(
@@ -84,13 +83,20 @@ def request_of(
     if context != AUTO and tokens is None:
         raise UsageError(f"context is {context!r:.40}: give a whole number of tokens from 16")
     return LoadRequest(
-        checkpoint=str(name).strip(),
-        backbone=str(backbone).strip() or None,
+        checkpoint=_unquoted(name),
+        backbone=_unquoted(backbone) or None,
         precision=str(precision),
         device=start.device,
         max_context=min(tokens, longest) if tokens and longest else tokens,
         offline=start.offline,
     )
+
+
+def _unquoted(value: object) -> str:
+    """A line without the quotes in which Windows copies a path."""
+    line = str(value).strip()
+    is_quoted = len(line) > 1 and line[0] == line[-1] and line[0] in "\"'"
+    return line[1:-1].strip() if is_quoted else line
 
 
 def _is_line(value: object) -> bool:

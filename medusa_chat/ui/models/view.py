@@ -27,6 +27,7 @@ STILL_SECONDS = 0.5  # a text is looked up once nobody types any more
 MEMORY_SECONDS = 5.0
 MOST_FOUND = 30  # of a search: more are found by another word
 NVIDIA = Path("/proc/driver/nvidia/version")  # with the driver there is a GPU, most likely
+NOTHING = "Nothing found: give a Hub id, or the whole path of a folder or of a GGUF file."
 NOT_YOURS = to_line(
     {"guest": "Which model answers is chosen by the person who shared this page.", "rows": []}
 )
@@ -85,11 +86,15 @@ class ModelsView:
         groups = grouped(choices, *lists)
         self._fill(groups, choices, is_still)
         machine = self._machine()
+        rows = [row_view(group, entry, choices, machine) for group, entry in groups.all()]
+        said = self._limits(search.error if search else "")
+        if choices.text and not rows and is_still and not (search and search.state == "asking"):
+            said = f"{NOTHING} {said}".strip()
         view = {
-            "rows": [row_view(group, entry, choices, machine) for group, entry in groups.all()],
+            "rows": rows,
             "memory": memory_line(self.session.memory),
             "search": search.state if search else "asking",
-            "said": self._limits(search.error if search else ""),
+            "said": said,
         }
         return tab.changed(to_line(self._card(tab)), to_line(view))
 

@@ -139,9 +139,15 @@ def test_turns_are_regenerated_continued_edited_undone_and_cleared(quick, open_t
     rows(tab, 2)
     assert quick.prompts[-1] == [{"role": "user", "content": "changed"}]
 
+    tab.click("#undo")  # the edit
+    tab.wait_for_function(
+        "() => document.querySelector('#history .bot')?.innerText.includes('my own')"
+    )
+    tab.click("#undo")  # the answer that was generated again
+    tab.wait_for_function("t => document.querySelector('#history .bot').innerText === t", arg=first)
     tab.click("#undo")
     rows(tab, 0)
-    tab.wait_for_function("() => document.querySelector('#box textarea')?.value === 'changed'")
+    tab.wait_for_function("() => document.querySelector('#box textarea')?.value === 'first'")
     tab.press("#box textarea", "Enter")
     rows(tab, 2)
     wait_end(tab)

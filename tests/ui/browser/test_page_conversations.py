@@ -154,6 +154,8 @@ def test_a_title_is_written_in_place(tab):
 
 
 def test_what_is_deleted_comes_back_with_one_click(tab):
+    tab.reload()  # what the list was emptied of would come back, too
+    tab.wait_for_selector("html.is-settled")
     say(tab, "keep this")
     new_chat(tab)
     say(tab, "drop this")
@@ -167,6 +169,12 @@ def test_what_is_deleted_comes_back_with_one_click(tab):
     listed(tab, "drop this", "keep this")
     tab.wait_for_function(ROWS, arg=2)
     assert not tab.locator(".toast").is_visible()
+    for title in ("drop this", "keep this"):
+        tab.get_by_label(f"Delete: {title}").evaluate("node => node.click()")
+    listed(tab)
+    assert "Deleted 2 conversations" in tab.locator(".toast").inner_text()
+    tab.locator(".toast button").click()
+    listed(tab, "drop this", "keep this")
 
 
 def test_the_list_is_searched_by_what_was_said(tab):
@@ -180,6 +188,37 @@ def test_the_list_is_searched_by_what_was_said(tab):
     assert tab.locator(".chat-list-empty").inner_text() == "Nothing found."
     tab.fill(".chat-list-search", "")
     listed(tab, "plums", "apples and pears")
+
+
+def test_what_is_written_stays_with_its_conversation(tab):
+    say(tab, "the first")
+    tab.fill("#box textarea", "not sent yet")
+    new_chat(tab)
+    box = tab.locator("#box textarea")
+    tab.wait_for_function("() => document.querySelector('#box textarea').value === ''")
+    box.fill("of the new one")
+    open_listed(tab, "the first")
+    tab.wait_for_function("() => document.querySelector('#box textarea').value === 'not sent yet'")
+    send(tab, "sent instead")
+    wait_end(tab)
+    assert box.input_value() == ""
+
+
+def test_an_edit_is_ended_by_keys(tab):
+    say(tab, "the first")
+    edit = tab.locator("#history .message-buttons-right button[aria-label=Edit]")
+    edit.click()
+    area = tab.locator(".edit-textarea")
+    area.fill("changed my mind")
+    area.press("Escape")
+    area.wait_for(state="detached")
+    assert "the first" in tab.locator("#history .user").inner_text()
+    edit.click()
+    area.fill("changed it")
+    area.press("Control+Enter")
+    tab.wait_for_selector(".versions")
+    wait_end(tab)
+    assert "changed it" in tab.locator("#history .user").inner_text()
 
 
 def test_an_answer_goes_on_and_is_marked_while_another_is_shown(tab, served):
