@@ -101,7 +101,6 @@ class ModelInfo:
     nodes: int
     tree_reason: str
     memory_bytes: int
-    has_template: bool
     notes: tuple[str, ...] = ()
     estimated_bytes: int = 0
     tree_facts: TreeFacts | None = None

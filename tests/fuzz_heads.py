@@ -2,7 +2,7 @@
 
 Half are .safetensors, half .pt; each is a good file with a few bytes flipped, cut, moved, doubled
 or made large, in its header as often as in its data. Every file must be taken or refused in one
-line. What the sandbox lets through goes on, many in one child, to torch and the heads themselves.
+line. What the sandbox lets through goes on, in this process, to torch and the heads themselves.
 A canary that code in a file would touch must never appear. Exit code 1 if anything else happens.
 """
 
@@ -24,6 +24,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from support.checkpoints import layered, with_bias, with_own
+from support.pickles import run_here
 
 from medusa_chat.checkpoints import pickle_sandbox
 from medusa_chat.checkpoints.head_tensors import heads_of
@@ -33,7 +34,7 @@ from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.errors import ModelError
 
 SLOW = 10.0  # seconds of computing of our own that no file of a few kilobytes may take
-BATCH = 500  # files for one child
+BATCH = 500  # files that lie in the folder at a time
 INTERESTING = (0, 1, 0x7F, 0x80, 0xFF, ord('"'), ord("{"), ord("["), ord("9"), ord("-"), ord("."))
 
 
@@ -200,23 +201,16 @@ def try_header(source, file, counts, passed):
 
 
 def try_values(passed, counts):
-    """The child for pickles, then what loading does with safetensors."""
-    pickles = [(f, header, heads) for f, header, heads in passed if f.suffix == ".pt"]
-    made = {f: f.with_suffix(".out.safetensors") for f, _, _ in pickles}
-    jobs = [
-        pickle_sandbox.Job(((f, made[f], pickle_sandbox.plain(h)),), True) for f, h, _ in pickles
-    ]
-    problems = pickle_sandbox.run(jobs) if jobs else []
-    for (file, _, heads), problem in zip(pickles, problems, strict=True):
-        if problem is None:
-            passed.append((made[file], None, heads))
-        elif "the process that read it" in problem:
-            fail(problem, file, counts)
-        else:
-            refuse(problem, file, counts)
-    for file, _, heads in passed:
-        if file.suffix == ".safetensors":
-            build(file, heads, counts)
+    """What the child does with pickles, then what loading does with safetensors."""
+    for file, header, heads in passed:
+        made = file
+        if file.suffix == ".pt":
+            made = file.with_suffix(".out.safetensors")
+            job = pickle_sandbox.Job(((file, made, pickle_sandbox.plain(header)),), True)
+            if (problem := run_here(job)) is not None:
+                refuse(problem, file, counts)
+                continue
+        build(made, heads, counts)
 
 
 def build(file, heads, counts):

@@ -224,8 +224,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_runs(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     if "--chats" in line:
-        said = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"})
-        chat = StoredConversation(MessageTree.of(said))
+        said = MessageTree().plus("user", "Hello").plus("assistant", "Hello!")
+        chat = StoredConversation(said)
         assert History(paths.data_dir() / FILE).save("browser", chat)
     if line.startswith("python "):
         monkeypatch.setattr(sys, "argv", line.split()[1:])

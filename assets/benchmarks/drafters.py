@@ -13,7 +13,7 @@ tokens are plain decoding's.
 import argparse
 import json
 import random
-from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from medusa_chat.checkpoints.load import load
@@ -32,6 +32,22 @@ def questions(file: Path, count: int) -> list[str]:
     rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     chosen = rows[:: max(1, len(rows) // count)][:count]
     return [row["prompt"] if "prompt" in row else row["turns"][0] for row in chosen]
+
+
+def measure(
+    loaded: LoadedModel, texts: Sequence[str], rounds: int, most: int
+) -> list[dict[str, object]]:
+    """`table` of the answers to some questions, of `most` tokens."""
+    prompts = [encode(loaded, [{"role": "user", "content": text}])[0] for text in texts]
+    found: dict[str, list[list[Finished]]] = {name: [[] for _ in prompts] for name in DRAFTERS}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for number, ids in enumerate(prompts):
+            for name in order.sample(DRAFTERS, len(DRAFTERS)):
+                found[name][number].append(answer(loaded, ids, name, most))
+    return table(
+        {name: [min(one, key=seconds_of) for one in tries] for name, tries in found.items()}
+    )
 
 
 def answer(loaded: LoadedModel, ids: list[int], drafter: str, most: int) -> Finished:
@@ -89,22 +105,11 @@ def main() -> None:
     assert loaded is not None
     for _ in tune(loaded):
         pass
-    asked = [{"role": "user", "content": text} for text in questions(wish.file, wish.count)]
-    prompts = [encode(loaded, [message])[0] for message in asked]
-    found: dict[str, dict[int, list[Finished]]] = {name: defaultdict(list) for name in DRAFTERS}
-    order = random.Random(0)
-    for _ in range(wish.rounds):
-        for number, ids in enumerate(prompts):
-            for name in order.sample(DRAFTERS, len(DRAFTERS)):
-                found[name][number].append(answer(loaded, ids, name, wish.tokens))
-    fastest = {
-        name: [min(tries, key=seconds_of) for _, tries in sorted(by_prompt.items())]
-        for name, by_prompt in found.items()
-    }
-    rows = table(fastest)
+    texts = questions(wish.file, wish.count)
+    rows = measure(loaded, texts, wish.rounds, wish.tokens)
     if wish.json:
         facts = {"precision": loaded.info.precision, "device": loaded.info.device}
-        shown = {"file": wish.file.name, "prompts": len(prompts), "tokens": wish.tokens, **facts}
+        shown = {"file": wish.file.name, "prompts": len(texts), "tokens": wish.tokens, **facts}
         print(json.dumps({**shown, "rows": rows}, indent=1))
         return
     for row in rows:

@@ -4,7 +4,6 @@ drafter's answers in the page's way of decoding."""
 import subprocess
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
@@ -18,7 +17,6 @@ from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.events import Finished, Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.prompt_ids import encode
 from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune
 from medusa_chat.runtime.tuner import tune
 from medusa_chat.runtime.worker_process import WorkerProcess
@@ -114,14 +112,4 @@ def speeds(bench: Bench, precision: str) -> Iterator[tuple[str, Any]]:
         costs = loaded.tuned.costs
         yield "costs", [costs.sizes, costs.lengths, costs.seconds]
     asked = drafters.questions(QUESTIONS, count)
-    prompts = [encode(loaded, [{"role": "user", "content": text}])[0] for text in asked]
-    found: Any = {name: defaultdict(list) for name in drafters.DRAFTERS}
-    for _ in range(rounds):
-        for number, ids in enumerate(prompts):
-            for name in drafters.DRAFTERS:
-                found[name][number].append(drafters.answer(loaded, ids, name, length))
-    fastest = {
-        name: [min(tries, key=drafters.seconds_of) for _, tries in sorted(by_prompt.items())]
-        for name, by_prompt in found.items()
-    }
-    yield "drafters", drafters.table(fastest)
+    yield "drafters", drafters.measure(loaded, asked, rounds, length)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from medusa_chat.checkpoints import kernel_trial
+
 WARM_UPS, TIMED = 5, 30
 FLUSH = 2**30  # bytes, more than any cache
 
@@ -32,14 +34,7 @@ def spans(
     """Milliseconds of each of `count` calls, each after `before`, which is not timed."""
     if device != "cuda":
         return [_by_host(call, before) for _ in range(count)]
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
-    for begin, end in marks:
-        before()
-        begin.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return [begin.elapsed_time(end) for begin, end in marks]
+    return [1e3 * seconds for seconds in kernel_trial.spans(before, call, count)]
 
 
 def _by_host(call: Callable[[], Any], before: Callable[[], Any]) -> float:

@@ -27,11 +27,7 @@ function toggle() {
     const isShut = !columns.dataset.list;
     if (isShut) columns.dataset.list = "closed";
     else delete columns.dataset.list;
-    try {
-      localStorage.setItem(CLOSED, isShut ? "closed" : "open");
-    } catch {
-      // a browser that keeps nothing opens with the list
-    }
+    store("localStorage", CLOSED, isShut ? "closed" : "open");
   } else side.classList.toggle("is-open");
   told();
   if (isOpen()) field.focus();
@@ -39,12 +35,7 @@ function toggle() {
 
 // Open beside the chat where that takes no node of the tree away, else as it was left.
 function arrange() {
-  let kept = "";
-  try {
-    kept = localStorage.getItem(CLOSED);
-  } catch {
-    // a browser that keeps nothing is asked for its width
-  }
+  const kept = stored("localStorage", CLOSED);
   if (kept ? kept === "closed" : !ROOMY.matches) columns.dataset.list = "closed";
   else delete columns.dataset.list;
   side.classList.remove("is-open");

@@ -21,6 +21,17 @@ function button(name, text, act) {
   return node;
 }
 
+// A drawing of one line on 24 by 24.
+function icon(line) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  svg.setAttribute("viewBox", "0 0 24 24");
+  svg.setAttribute("aria-hidden", "true");
+  path.setAttribute("d", line);
+  svg.append(path);
+  return svg;
+}
+
 // What a node is to a screen reader, and how it is called there.
 function withRole(node, role, label) {
   node.setAttribute("role", role);

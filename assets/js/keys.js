@@ -16,33 +16,22 @@ const OWN_ARROWS =
   "[role=listbox], [role=option], [role=menu], [role=tree], .tree-box, svg.bars";
 
 const root = element.querySelector(".keys-block") || element;
-const list = document.createElement("dialog");
-const title = document.createElement("h2");
-const table = document.createElement("dl");
-const close = document.createElement("button");
+const list = make("dialog", "");
+const title = make("h2", "", "Keyboard");
+const table = make("dl", "");
 list.id = "shortcuts";
 list.setAttribute("aria-labelledby", "shortcuts-title");
 title.id = "shortcuts-title";
-title.textContent = "Keyboard";
 for (const [key, what] of KEYS) {
-  const name = document.createElement("dt");
-  const text = document.createElement("dd");
-  name.append(Object.assign(document.createElement("kbd"), { textContent: key }));
-  text.textContent = what;
-  table.append(name, text);
+  const name = make("dt", "");
+  name.append(make("kbd", "", key));
+  table.append(name, make("dd", "", what));
 }
-close.type = "button";
-close.textContent = "Close";
-close.addEventListener("click", () => list.close());
-list.append(title, table, close);
+list.append(title, table, button("", "Close", () => list.close()));
 
-const help = document.createElement("button");
-help.type = "button";
-help.className = "tool";
-help.textContent = "?";
+const help = button("tool", "?", () => list.showModal());
 help.title = "Keyboard";
 help.setAttribute("aria-label", "Keyboard: what each key does");
-help.addEventListener("click", () => list.showModal());
 root.replaceChildren(help, list);
 
 function isWriting(node) {

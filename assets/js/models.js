@@ -28,11 +28,9 @@ function link(text, address, name) {
 }
 
 function rowButton(act, text, label, press) {
-  const node = make("button", act, text);
-  node.type = "button";
+  const node = button(act, text, press);
   node.dataset.act = act;
   node.setAttribute("aria-label", label);
-  node.addEventListener("click", press);
   return node;
 }
 

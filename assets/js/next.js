@@ -10,37 +10,22 @@ let [taken, given] = [0, 0]; // of what was in the box, and what goes back into 
 window.medusaTaken = "";
 
 function row(text, place) {
-  const node = document.createElement("div");
-  const what = document.createElement("span");
-  const drop = document.createElement("button");
-  node.className = "next-line";
-  what.textContent = `next: ${text}`;
-  drop.type = "button";
-  drop.textContent = "×";
+  const node = make("div", "next-line");
+  const drop = button("", "×", () => trigger("drop", { place, text }));
   drop.title = "Do not send it";
   drop.setAttribute("aria-label", `Do not send: ${text.slice(0, 60)}`);
-  drop.addEventListener("click", () => trigger("drop", { place, text }));
-  node.append(what, drop);
+  node.append(make("span", "", `next: ${text}`), drop);
   return node;
 }
 
 function skipButton() {
-  const node = document.createElement("button");
-  node.type = "button";
-  node.className = "skip";
-  node.textContent = "show the rest of this answer now";
-  node.addEventListener("click", () => window.medusaShow.skip());
-  return node;
+  return button("skip", "show the rest of this answer now", () => window.medusaShow.skip());
 }
 
 function keep(conversation, guest) {
-  try {
-    sessionStorage.setItem("medusa-chat", conversation); // this tab's, for a reload
-    localStorage.setItem("medusa-chat", conversation); // for the next tab
-    if (guest) localStorage.setItem("medusa-chat-guest", guest);
-  } catch {
-    // a browser that keeps nothing begins a new chat in each tab
-  }
+  store("sessionStorage", "medusa-chat", conversation); // this tab's, for a reload
+  store("localStorage", "medusa-chat", conversation); // for the next tab
+  if (guest) store("localStorage", "medusa-chat-guest", guest);
 }
 
 // What the box held at the key or the click: what is typed before Gradio looks at it is not a part.

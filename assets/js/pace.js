@@ -41,11 +41,7 @@ function paceOf(nodes, ms) {
 
 function setPace(change) {
   Object.assign(pace, change);
-  try {
-    localStorage.setItem(PACE_KEY, JSON.stringify(pace));
-  } catch {
-    // a browser that keeps nothing goes at this pace as long as the page lasts
-  }
+  store("localStorage", PACE_KEY, JSON.stringify(pace));
   tellPace();
   drawPace();
   if (data) drawFigures(data.figures);

@@ -7,7 +7,7 @@ const text = make("p", "pick-text"); // the only part that is read aloud: figure
 const figures = make("p", "pick-figures");
 const bar = make("progress", "pick-bar");
 const remedy = make("a", "pick-remedy", "Open its page");
-const halt = make("button", "pick-halt");
+const halt = button("pick-halt", "", () => trigger("halt"));
 let seen = "";
 
 function drawLoaded(model) {
@@ -48,8 +48,6 @@ bar.max = 1;
 bar.setAttribute("aria-label", "Progress of the load");
 remedy.target = "_blank";
 remedy.rel = "noopener noreferrer";
-halt.type = "button";
-halt.addEventListener("click", () => trigger("halt"));
 card.append(text, figures, bar, remedy, halt);
 root.hidden = true;
 root.replaceChildren(loaded, card);

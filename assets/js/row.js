@@ -11,21 +11,11 @@ const gone = new Set(); // ids of what was deleted here, before and after the se
 const offered = new Map(); // id -> title: what the toast brings back
 let fading = 0; // the timer of the toast
 
-function icon(name) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  svg.setAttribute("viewBox", "0 0 24 24");
-  svg.setAttribute("aria-hidden", "true");
-  path.setAttribute("d", ICONS[name]);
-  svg.append(path);
-  return svg;
-}
-
 function iconButton(name, label, act) {
   const node = button(`chat-row-${name}`, "", act);
   node.setAttribute("aria-label", label);
   node.title = name === "rename" ? "Rename" : "Delete";
-  node.append(icon(name));
+  node.append(icon(ICONS[name]));
   return node;
 }
 

@@ -1,7 +1,10 @@
 // The Share button and its dialog. The value is what the owner may see; guests get an empty one.
 // The server makes the link; it arrives here with the next status.
 const root = element.querySelector(".share-block") || element;
-const opener = make("button", "tool named", "Share");
+const opener = button("tool named", "Share", () => {
+  drawDialog();
+  dialog.showModal();
+});
 const dialog = make("dialog", "share-dialog");
 let view = null;
 let seen = "";
@@ -9,14 +12,7 @@ let seen = "";
 function row(label, text, name) {
   const line = make("div", "share-row");
   const field = make("input", "");
-  const copy = make("button", "tool named", "Copy");
-  field.id = `share-${name}`;
-  field.readOnly = true;
-  field.value = text;
-  const word = make("label", "", label);
-  word.htmlFor = field.id;
-  copy.setAttribute("aria-label", `Copy: ${label}`);
-  copy.addEventListener("click", async () => {
+  const copy = button("tool named", "Copy", async () => {
     field.select();
     try {
       await navigator.clipboard.writeText(text);
@@ -25,6 +21,12 @@ function row(label, text, name) {
     }
     copy.textContent = "Copied";
   });
+  field.id = `share-${name}`;
+  field.readOnly = true;
+  field.value = text;
+  const word = make("label", "", label);
+  word.htmlFor = field.id;
+  copy.setAttribute("aria-label", `Copy: ${label}`);
   line.append(word, field, copy);
   return line;
 }
@@ -48,8 +50,7 @@ function drawOff() {
   }
   const label = make("label", "", "The link ends after");
   label.htmlFor = hours.id;
-  const begin = make("button", "share-main", "Make a link");
-  begin.addEventListener("click", () => {
+  const begin = button("share-main", "Make a link", () => {
     begin.disabled = true;
     trigger("begin_share", { hours: Number(hours.value) });
   });
@@ -92,18 +93,15 @@ function drawOn() {
 }
 
 function endButton(text) {
-  const end = make("button", "share-end", text);
-  end.addEventListener("click", () => trigger("end_share", {}));
-  return end;
+  return button("share-end", text, () => trigger("end_share", {}));
 }
 
 function drawDialog() {
   const head = make("div", "share-head");
   const title = make("h2", "", "Share this chat");
-  const close = make("button", "tool", "×");
+  const close = button("tool", "×", () => dialog.close());
   title.id = "share-title";
   close.setAttribute("aria-label", "Close");
-  close.addEventListener("click", () => dialog.close());
   head.append(title, close);
   const body = { off: drawOff, making: drawMaking, on: drawOn }[view.status]();
   const hadFocus = dialog.contains(document.activeElement);
@@ -130,10 +128,6 @@ function draw() {
 root.hidden = true;
 dialog.setAttribute("aria-labelledby", "share-title");
 opener.setAttribute("aria-haspopup", "dialog");
-opener.addEventListener("click", () => {
-  drawDialog();
-  dialog.showModal();
-});
 dialog.addEventListener("keydown", (event) => event.stopPropagation()); // Esc is the dialog's
 dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
 root.replaceChildren(opener, dialog);

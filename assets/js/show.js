@@ -112,7 +112,7 @@ function showUpTo(to) {
     steps: views,
     step: views.at(-1),
   });
-  keepShown();
+  store("sessionStorage", SHOWN_KEY, `${reel.answer}:${reel.at}`);
 }
 
 function addPieces(pieces) {
@@ -126,7 +126,7 @@ function addPieces(pieces) {
 function finishReel() {
   addPieces([reel.steps.at(-1)?.[1].tokens ?? 1, reel.tail]);
   reel.isOver = true;
-  forgetShown();
+  store("sessionStorage", SHOWN_KEY, "");
   trigger("shown", { answer: reel.answer });
 }
 
@@ -136,29 +136,9 @@ function tellReel() {
 
 // ---- where a reload goes on ----
 
-function keepShown() {
-  try {
-    sessionStorage.setItem(SHOWN_KEY, `${reel.answer}:${reel.at}`);
-  } catch {
-    // a browser that keeps nothing begins the show again
-  }
-}
-
-function forgetShown() {
-  try {
-    sessionStorage.removeItem(SHOWN_KEY);
-  } catch {
-    // nothing was kept
-  }
-}
-
 function shownBefore(answer) {
-  try {
-    const [of, at] = (sessionStorage.getItem(SHOWN_KEY) || "").split(":").map(Number);
-    return of === answer && Number.isInteger(at) ? at : -1;
-  } catch {
-    return -1;
-  }
+  const [of, at] = (stored("sessionStorage", SHOWN_KEY) || "").split(":").map(Number);
+  return of === answer && Number.isInteger(at) ? at : -1;
 }
 
 // ---- what is asked of it: by the play button, the keys, Stop, and a message that waits ----

@@ -5,17 +5,14 @@ const KEY = "medusa-chat-tint";
 const LEVELS = 5; // the last one: that many or more
 
 const root = element.querySelector(".tint-block") || element;
-const label = document.createElement("label");
-const box = document.createElement("input");
-const legend = document.createElement("span");
+const label = make("label", "");
+const box = make("input", "");
+const legend = make("span", "tint-legend");
 box.type = "checkbox";
 box.id = "tint-switch";
 label.append(box, document.createTextNode("Colour by tokens per step"));
-legend.className = "tint-legend";
 for (let n = 1; n <= LEVELS; n++) {
-  const mark = document.createElement("span");
-  mark.className = `tint-${n}`;
-  mark.textContent = n < LEVELS ? n : `${n}+`;
+  const mark = make("span", `tint-${n}`, n < LEVELS ? n : `${n}+`);
   mark.title = `${mark.textContent} token${n > 1 ? "s" : ""} in one step`;
   legend.append(mark);
 }
@@ -148,22 +145,6 @@ function take() {
   requestAnimationFrame(mark);
 }
 
-function remember() {
-  try {
-    localStorage.setItem(KEY, box.checked ? "on" : "off");
-  } catch {
-    // a browser that keeps nothing still tints
-  }
-}
-
-function recall() {
-  try {
-    return localStorage.getItem(KEY) === "on";
-  } catch {
-    return false;
-  }
-}
-
 function show() {
   root.dataset.on = String(box.checked);
   schedule();
@@ -171,9 +152,9 @@ function show() {
 
 box.disabled = !has;
 if (!has) label.title = "this browser cannot tint text without changing it";
-box.checked = Boolean(has) && recall();
+box.checked = Boolean(has) && stored("localStorage", KEY) === "on";
 box.addEventListener("change", () => {
-  remember();
+  store("localStorage", KEY, box.checked ? "on" : "off");
   show();
 });
 window.addEventListener("medusa-live", (event) => {

@@ -9,12 +9,11 @@ function drawTyped() {
     if (!content) continue;
     let shown = content.querySelector(":scope > .as-typed");
     if (!shown) {
-      shown = document.createElement("div");
-      shown.className = "as-typed";
+      shown = make("div", "as-typed");
       shown.dir = "auto";
       content.append(shown);
     }
-    if (shown.textContent !== text) shown.textContent = text;
+    say(shown, text);
   }
 }
 

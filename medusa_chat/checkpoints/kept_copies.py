@@ -90,9 +90,9 @@ def writing(folder: Path, origin: Origin) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def kept(*kinds: str) -> tuple[KeptCopy, ...]:
-    """Every copy that is on this disk, of all kinds or of those named."""
-    return tuple(one for kind in kinds or KINDS for one in _all(kind))
+def kept() -> tuple[KeptCopy, ...]:
+    """Every copy that is on this disk."""
+    return tuple(one for kind in KINDS for one in _all(kind))
 
 
 def drop(folder: Path) -> None:

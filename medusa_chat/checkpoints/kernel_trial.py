@@ -141,17 +141,17 @@ def cuda_seconds(call: Callable[[], Any]) -> float:
     began = perf_counter()
     call()
     queueing = perf_counter() - began
-    (write,) = _spans(buffer.zero_, buffer.zero_, 1)
+    (write,) = spans(buffer.zero_, buffer.zero_, 1)
     writes = min(1 + ceil(2 * queueing / write), MOST_WRITES)
 
     def before() -> None:
         for _ in range(writes):
             buffer.zero_()
 
-    return median(_spans(before, call, WARM_UPS + REPEATS)[WARM_UPS:])
+    return median(spans(before, call, WARM_UPS + REPEATS)[WARM_UPS:])
 
 
-def _spans(before: Callable[[], Any], call: Callable[[], Any], count: int) -> list[float]:
+def spans(before: Callable[[], Any], call: Callable[[], Any], count: int) -> list[float]:
     """The device's seconds of each of `count` calls, each after `before`, which is not timed."""
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
     for begin, end in marks:

@@ -167,7 +167,6 @@ def _loaded_model(
         nodes=len(tree),
         tree_reason=why,
         memory_bytes=held_bytes(*modules) + backbone.cache.nbytes,
-        has_template=bool(parts.tokenizer.chat_template),
         notes=tuple(parts.notes),
         estimated_bytes=estimate.held if estimate else 0,
         tree_facts=tree_facts(found.name, parts.parameters, heads, calibration, tuned),

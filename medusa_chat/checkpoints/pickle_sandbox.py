@@ -32,6 +32,7 @@ SPEED = 20e6  # bytes a second that the slowest disk converts
 STARTUP = 120  # seconds for the child to import torch on a busy machine
 REMEDY = "fetch it again, or use a .safetensors file"
 INDEX = "model.safetensors.index.json"
+DIED = "the process that read it {}: it is broken or malicious"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _convert_into(
         names = target_names(files)
         parts = zip(files, names, headers, strict=True)
         job = Job(tuple((f, partial / name, plain(h)) for f, name, h in parts), finite)
-        (problem,) = run([job])
+        problem = run(job)
         if problem is not None:
             raise ModelError(f"{' and '.join(map(str, files))} is refused: {problem}; {REMEDY}")
         if len(files) > 1:
@@ -123,43 +124,27 @@ def plain(header: dict[str, Entry]) -> dict[str, list[Any]]:
     return {name: [entry.dtype, list(entry.shape)] for name, entry in header.items()}
 
 
-def run(jobs: Sequence[Job]) -> list[str | None]:
-    """The problem of each job, None for those converted. One child takes them all; when a file
-    ends it, that file is named and a new child takes the rest."""
-    problems: list[str | None] = []
-    while len(problems) < len(jobs):
-        rest = jobs[len(problems) :]
-        answers, why = _run_child(rest)
-        problems += answers
-        if len(answers) < len(rest):
-            problems.append(f"the process that read it {why}: it is broken or malicious")
-    return problems
-
-
-def _run_child(jobs: Sequence[Job]) -> tuple[list[str | None], str]:
-    """The answers as far as the child came, and how it ended."""
+def run(job: Job) -> str | None:
+    """Why a child process refuses the job's files; None when it converted them."""
     command = [sys.executable, "-P", "-m", "medusa_chat.checkpoints.pickle_sandbox_child"]
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment(),
-        text=True,
-        encoding="utf-8",
-    )
-    why = ""
     try:
-        lines = "".join(job.line() + "\n" for job in jobs)
-        seconds = STARTUP + sum(job.seconds for job in jobs)
-        out, _ = child.communicate(lines, timeout=seconds)
-        why = f"ended with code {child.returncode}"
+        child = subprocess.run(
+            command,
+            input=job.line(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment(),
+            text=True,
+            encoding="utf-8",
+            timeout=STARTUP + job.seconds,
+        )
     except subprocess.TimeoutExpired:
-        child.kill()
-        out, _ = child.communicate()
-        why = "took too long"
-    found = [json.loads(line) for line in out.splitlines() if line.startswith('{"job"')]
-    return [answer["problem"] for answer in found], why
+        return DIED.format("took too long")
+    answers = [line for line in child.stdout.splitlines() if line.startswith('{"problem"')]
+    if not answers:
+        return DIED.format(f"ended with code {child.returncode}")
+    problem: str | None = json.loads(answers[0])["problem"]
+    return problem
 
 
 def _content_key(files: Sequence[Path]) -> str:

@@ -1,7 +1,7 @@
 """The child process of the pickle sandbox: reads pickled tensors under limits, writes safetensors.
 
-It is started by pickle_sandbox.py and by nothing else. Jobs come as JSON lines on stdin, answers go
-as JSON lines to stdout: {"job": index, "problem": null or why the file is refused}.
+It is started by pickle_sandbox.py and by nothing else. The job comes as JSON on stdin, the
+answer goes as a JSON line to stdout: {"problem": null or why the file is refused}.
 """
 
 import json
@@ -36,12 +36,11 @@ class Refusal(Exception):
 
 
 def main() -> None:
-    """Answer every job; whatever a file does to the reader is told as its problem."""
-    jobs = [json.loads(line) for line in sys.stdin]
+    """Answer the job; whatever a file does to the reader is told as its problem."""
+    job = json.load(sys.stdin)
     torch.set_num_threads(1)
-    limit(max(job["bytes"] for job in jobs), sum(job["seconds"] for job in jobs))
-    for index, job in enumerate(jobs):
-        print(json.dumps({"job": index, "problem": problem_of(job)}), flush=True)
+    limit(job["bytes"], job["seconds"])
+    print(json.dumps({"problem": problem_of(job)}), flush=True)
 
 
 def limit(size: int, seconds: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from medusa_chat.checkpoints import kept_copies
-from medusa_chat.checkpoints.kept_copies import KeptCopy, Origin
+from medusa_chat.checkpoints.kept_copies import Origin
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.errors import first_line
 
@@ -35,11 +35,6 @@ def keep(model: Any, found: Checkpoint, precision: str, dtype: str, size: int) -
     except (OSError, SafetensorError) as error:
         return f"the {precision} weights are not kept in {folder.parent}: {first_line(error)}"
     return f"the {precision} weights are kept for the next load (medusa-chat models list)"
-
-
-def kept() -> tuple[KeptCopy, ...]:
-    """All quantised backbones that are kept on this disk."""
-    return kept_copies.kept(KIND)
 
 
 def _folder(found: Checkpoint, precision: str, dtype: str) -> Path:

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import asdict
 from typing import Any
 
-from medusa_chat.cli.progress_line import note
+from medusa_chat.cli.progress_line import LINE_SECONDS, ProgressLine, note
 from medusa_chat.units import gb
 
 NAMES = {
@@ -21,7 +21,6 @@ NAMES = {
     "Measured": "measured",
     "Written": "written",
 }
-LINE_SECONDS = 10.0  # between lines of progress that go to a file
 BAR = 20
 RECENT = 64  # answers whose speed is shown; those that an earlier run left come at once
 
@@ -40,7 +39,7 @@ class TrainingView:
 
     def __init__(self, as_json: bool, is_quiet: bool = False) -> None:
         self.as_json, self.is_quiet = as_json, is_quiet
-        self.is_terminal = sys.stderr.isatty()
+        self.is_terminal, self.line = sys.stderr.isatty(), ProgressLine()
         self._begin()
 
     def _begin(self) -> None:
@@ -54,7 +53,7 @@ class TrainingView:
     def say(self, line: str) -> None:
         """One line that stays, on stderr."""
         if not self.is_quiet:
-            self._clear()
+            self.line.clear()
             note(line)
 
     def show(self, event: Any) -> None:
@@ -77,7 +76,7 @@ class TrainingView:
         elif name == "evaluated":
             self.say(evaluated_line(event))
         else:
-            self._clear()
+            self.line.clear()
             for line in {
                 "plan": plan_lines,
                 "calibrated": calibrated_lines,
@@ -131,14 +130,10 @@ class TrainingView:
         if self.is_terminal:
             full = BAR * done // max(total, 1)
             bar = "#" * full + "-" * (BAR - full)
-            print(f"\r\x1b[2K[{bar}] {text}", end="", file=sys.stderr, flush=True)
+            self.line.show(f"[{bar}] {text}")
         elif done >= total or time.monotonic() - self.told > LINE_SECONDS:
             self.told = time.monotonic()
             note(text)
-
-    def _clear(self) -> None:
-        if self.is_terminal:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def heads_shown(top: Any) -> str:

@@ -88,7 +88,7 @@ class Reading:
 @dataclass(frozen=True)
 class Prefilled:
     """The prompt is in the cache and the first token is there. settings: all of them, resolved.
-    backend: what runs the steps ("" in an older trace)."""
+    backend: what runs the steps."""
 
     model: str
     precision: str
@@ -112,9 +112,8 @@ class Step:
     token_ids: the accepted path after the root, then the next token. heads_seconds: the part of
     `seconds` that proposing the draft took; backbone_seconds: the part of the backbone's pass, LM
     head included, and of the draft too where both are one recording (then heads_seconds is 0);
-    nodes: of the draft, 1 for plain decoding (0 in a trace that is older than the
-    figure). draft: None when details were not asked for. budget: why so many nodes, "all" or in
-    words (draft_budget.py).
+    nodes: of the draft, 1 for plain decoding. draft: None when details were not asked for. budget:
+    why so many nodes, "all" or in words (draft_budget.py).
     """
 
     index: int
@@ -125,13 +124,8 @@ class Step:
     draft: DraftRecord | None = None
     heads_seconds: float = 0.0
     backbone_seconds: float = 0.0
-    nodes: int = 0
+    nodes: int = 1
     budget: str = ""
-
-
-def nodes_of(step: Step) -> int:
-    """How many nodes it drafted, the root included; of an older record what its draft has."""
-    return step.nodes or (len(step.draft.tokens) if step.draft else 1)
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,12 @@ class MedusaHeads(nn.Module):
         return torch.bmm(x, weight[: len(x)].transpose(1, 2))
 
 
+def half_precision(hidden: Tensor) -> torch.autocast:
+    """Lets heads in fp32 take hidden states in half precision."""
+    is_half = hidden.dtype in (torch.bfloat16, torch.float16)
+    return torch.autocast(hidden.device.type, torch.bfloat16, enabled=is_half)
+
+
 class RootEmbedding:
     """The backbone's embedding of roots, each vector scaled to a root mean square of 1, since
     models differ in the size of their embeddings. It holds no parameters of its own."""

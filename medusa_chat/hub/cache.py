@@ -70,14 +70,13 @@ def find(repo: str, revision: str | None = None) -> Path | None:
     return folder if folder and is_whole(folder) else None
 
 
-def cached_folder(repo: str, revision: str | None = None) -> Path | None:
+def cached_folder(repo: str) -> Path | None:
     """The folder of a repo that is whole in the cache, or that has the GGUF file which is named
-    with it, None where it is not; without a revision, the one that its preset names, then any. It
-    is used as it is: `pull` brings what is newer. No network."""
+    with it, None where it is not: the revision that its preset names, then any. It is used as it
+    is: `pull` brings what is newer. No network."""
     repo, file = split_name(repo)
     preset = model_preset(repo)
-    pinned = revision or (preset.revision if preset else None)
-    folder = find(repo, pinned) or (None if revision else find(repo))
+    folder = find(repo, preset.revision if preset else None) or find(repo)
     is_there = folder is not None and (file is None or (folder / file).is_file())
     return folder if is_there else None
 

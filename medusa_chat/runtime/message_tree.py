@@ -56,14 +56,6 @@ class MessageTree:
     made: int = 0
 
     @classmethod
-    def of(cls, messages: Any, notes: Mapping[int, str] | None = None) -> Self:
-        """A conversation without versions; notes: by position."""
-        made = cls()
-        for position, message in enumerate(messages):
-            made = made.plus(message["role"], message["content"], (notes or {}).get(position, ""))
-        return made
-
-    @classmethod
     def from_json(cls, values: Any) -> Self:
         """The tree that the store wrote. Raises ValueError where it is none."""
         try:

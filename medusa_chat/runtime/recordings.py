@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step, nodes_of
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
 from medusa_chat.errors import MedusaChatError
 
 END_OF_TEXT = "end of text"
@@ -178,7 +178,7 @@ def _frames(trace: Sequence[Event]) -> Iterator[Frame]:
                 yield Frame(seconds, event.tail, 0)
         else:
             seconds += event.seconds
-            nodes = nodes_of(event) if isinstance(event, Step) else 0
+            nodes = event.nodes if isinstance(event, Step) else 0
             yield Frame(seconds, event.text, len(event.token_ids), nodes)
 
 

@@ -6,7 +6,7 @@ Behind it stands a runner (runner.py, worker_process.py). This module never impo
 from typing import Any
 
 from medusa_chat.decoding.events import Finished, Stats
-from medusa_chat.errors import LoadStopped, ModelError
+from medusa_chat.errors import LoadStopped
 from medusa_chat.messages import DeviceMemory, LoadRequest, Request, V
 from medusa_chat.runtime.job_thread import STOPPED, JobThread
 from medusa_chat.runtime.model_lifecycle import NO_MODEL, ModelLifecycle, ModelState
@@ -58,19 +58,6 @@ class Session:
             self._queue.put(ticket)
             self._thread.wake()
         return ticket
-
-    def ask(self, request: Request[V], timeout: float | None = None) -> V:
-        """Queue a request and wait for its last value.
-
-        Raises ModelError: why there is none, or none within `timeout` seconds.
-        """
-        ticket = self.submit(request)
-        if not ticket.done.wait(timeout):
-            self.cancel(ticket)
-            raise ModelError("the model is busy: try again when the running answer has ended")
-        if ticket.result is None:
-            raise ModelError(ticket.error)
-        return ticket.result
 
     def position(self, ticket: Ticket[Any]) -> int:
         """How many requests come before this one; 0 when it runs or has ended."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.heads import MedusaHeads, half_precision
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example, collate, group_by_length
 from medusa_chat.training.loss import IGNORED, LMHead, hidden_and_targets
@@ -89,7 +89,7 @@ def count_hits(
     chosen = (targets != IGNORED).any(-1)
     parts = (tensor[chosen].split(ROWS) for tensor in (hidden, roots, targets))
     for rows, tokens, wanted in zip(*parts, strict=True):
-        with _half_precision(rows):
+        with half_precision(rows):
             best = _guesses(heads, lm_head, rows, tokens, ranks, listed)
         found = (best == wanted.T.unsqueeze(-1)).sum(1).cpu()
         hits[:, : found.shape[1]] += found
@@ -139,7 +139,7 @@ def ranks_of_answer(
     ids = torch.tensor(example.ids, device=heads.weight.device)
     hidden = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
     lm_head = lm_head or model.get_output_embeddings()
-    with _half_precision(hidden):
+    with half_precision(hidden):
         before, answer = hidden[first - 1 : -1], example.ids[first:]
         return ranks_after(before, answer, heads, lm_head, ranks, listed)
 
@@ -158,17 +158,15 @@ def ranks_after(
     roots = torch.tensor(answer, dtype=torch.long, device=hidden.device)
     pairs = zip(hidden.split(ROWS), roots.split(ROWS), strict=True)
     parts = [_guesses(heads, lm_head, *pair, ranks, listed) for pair in pairs]
-    best = torch.cat(parts, dim=1).tolist()
+    return ranks_in(torch.cat(parts, dim=1).tolist(), answer)
+
+
+def ranks_in(best: Sequence[Sequence[list[int]]], answer: Sequence[int]) -> list[list[int | None]]:
+    """The rows of ranks_of_answer. best[k][place]: the guesses of head k."""
     return [
         [
-            best[head][place].index(token) if token in best[head][place] else None
-            for head, token in enumerate(answer[place + 1 : place + 1 + len(heads)])
+            guesses[place].index(token) if token in guesses[place] else None
+            for guesses, token in zip(best, answer[place + 1 :], strict=False)
         ]
         for place in range(len(answer))
     ]
-
-
-def _half_precision(hidden: Tensor) -> torch.autocast:
-    """Lets heads in fp32 take hidden states in half precision."""
-    is_half = hidden.dtype in (torch.bfloat16, torch.float16)
-    return torch.autocast(hidden.device.type, torch.bfloat16, enabled=is_half)

@@ -70,14 +70,13 @@ class Calibrated:
         found = {n: expected_length(self.tree.head(n), self.accuracies) for n in _sizes(self.tree)}
         return found | dict(self.rates)
 
-    def to_json(self, nodes: int | None = None) -> dict[str, Any]:
-        """The content of medusa_calibration.json. nodes: the default size of the tree."""
+    def to_json(self) -> dict[str, Any]:
+        """The content of medusa_calibration.json."""
         shown = {"version": 1, "accuracies": self.accuracies, "choices": self.choices}
-        chosen = {} if nodes is None else {"nodes": nodes}
         rates = {"tokens_per_step": {str(n): rate for n, rate in self.rates.items()}}
         origin = {"measured_on": self.measured_on, "positions": self.positions}
         short = {"shortlist": self.shortlist} if self.shortlist else {}
-        return {**shown, **chosen, **origin, **(rates if self.rates else {}), **short}
+        return {**shown, **origin, **(rates if self.rates else {}), **short}
 
 
 def _sizes(tree: Tree) -> list[int]:

@@ -35,7 +35,7 @@ class Answer:
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
     temperature: float
-    by: str = ""
+    by: str
 
     @property
     def example(self) -> Example:
@@ -63,8 +63,8 @@ def answer_prompts(
         return
     if kept and kept[0].by != answerer.name:
         raise UsageError(
-            f"{path} was written by {kept[0].by or 'an older version'}, and {answerer.name} "
-            "samples differently: remove it, or continue on the machine that wrote it"
+            f"{path} was written by {kept[0].by}, and {answerer.name} samples differently: remove "
+            "it, or continue on the machine that wrote it"
         )
     found = answerer.answer(batches, recipe.max_new_tokens, len(kept))
     with path.open("a", encoding="utf-8") as file:
@@ -91,7 +91,7 @@ def read_answers(path: Path) -> Iterator[Answer]:
     for line in path.read_bytes().split(b"\n")[:-1]:
         row = json.loads(line)
         ids = (tuple(row["prompt_ids"]), tuple(row["answer_ids"]))
-        yield Answer(row["index"], *ids, row["temperature"], row.get("by", ""))
+        yield Answer(row["index"], *ids, row["temperature"], row["by"])
 
 
 def _groups(prompts: Sequence[Sequence[int]], rows: int) -> list[list[int]]:

@@ -12,19 +12,8 @@ class Stage:
     name: str
 
 
-class Accuracies:
-    """What an event has that counts the heads' hits."""
-
-    top: TopShares
-
-    @property
-    def top1(self) -> tuple[float, ...]:
-        """Per head, the share of labels that its first prediction hits."""
-        return tuple(row[0] for row in self.top)
-
-
 @dataclass(frozen=True)
-class TrainStep(Accuracies):
+class TrainStep:
     """One optimizer step is done.
 
     losses, top: per head; top[k][n - 1] is the share of labels within the first n predictions of
@@ -43,7 +32,7 @@ class TrainStep(Accuracies):
 
 
 @dataclass(frozen=True)
-class Evaluated(Accuracies):
+class Evaluated:
     """Losses and accuracies on the held-out examples after `step` steps, as in TrainStep."""
 
     step: int

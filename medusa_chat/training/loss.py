@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.heads import MedusaHeads, half_precision
 from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy
 from medusa_chat.training.data import Batch
 from medusa_chat.training.events import TopShares
@@ -196,8 +196,7 @@ def _sums(
     """hidden [n, d], roots [n],
     targets [n, K] -> sums of the cross-entropy [K] float32 in nats and hits of
     each rank [K, RANKS] int64."""
-    half = hidden.dtype in (torch.bfloat16, torch.float16)
-    with torch.autocast(hidden.device.type, torch.bfloat16, enabled=half):
+    with half_precision(hidden):
         logits = heads(hidden, roots, lm_head).float()
     wanted = targets.T
     if soft is None:

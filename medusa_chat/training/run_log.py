@@ -29,9 +29,8 @@ class RunLog:
     can_stop: whether the page may ask the training to stop (`wants_stop`).
     """
 
-    def __init__(self, output: Path, can_stop: bool = True, folder: Path | None = None) -> None:
-        self.folder = folder or runs_folder()
-        self.file = self.folder / f"{time.time_ns()}.jsonl"
+    def __init__(self, output: Path, can_stop: bool = True) -> None:
+        self.file = runs_folder() / f"{time.time_ns()}.jsonl"
         self.can_stop, self._reason = can_stop, ""
         self._began, self._told = time.monotonic(), float("-inf")
         started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -46,7 +45,7 @@ class RunLog:
         if is_step:
             self._told = now
         if self._first:
-            _make_room(self.folder)
+            _make_room(self.file.parent)
             self._write(self._first)
             self._first = ""
         self._write(line)
@@ -113,10 +112,10 @@ def runs_folder() -> Path:
     return paths.state_dir() / "runs"
 
 
-def latest(folder: Path | None = None, last_seen: Run | None = None) -> Run | None:
+def latest(last_seen: Run | None = None) -> Run | None:
     """The training that began last; None where there is none that can be read. last_seen: the last
     result, which is returned again while its file has not changed."""
-    for file in sorted((folder or runs_folder()).glob("*.jsonl"), reverse=True):
+    for file in sorted(runs_folder().glob("*.jsonl"), reverse=True):
         if last_seen is not None and last_seen.file == file and last_seen.stamp == _stamp(file):
             return last_seen
         if (found := read(file)) is not None:

@@ -74,14 +74,9 @@ def optimizers_of(heads: MedusaHeads, recipe: HeadRecipe) -> Optimizers:
     return head_optimizers(heads, recipe.optimizer, *rates, recipe.weight_decay)
 
 
-def rate_at(step: int, recipe: HeadRecipe) -> float:
-    """Share of the peak learning rate at a step from 0."""
-    return share_of_peak(step, recipe.steps, recipe.warmup_steps)
-
-
 def _set_learning_rates(optimizers: Optimizers, step: int, recipe: HeadRecipe) -> float:
     """Returns the share of the peak learning rate."""
-    share = rate_at(step, recipe)
+    share = share_of_peak(step, recipe.steps, recipe.warmup_steps)
     for optimizer, peak in optimizers:
         for param_group in optimizer.param_groups:
             param_group["lr"] = peak * share

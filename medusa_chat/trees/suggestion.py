@@ -1,12 +1,12 @@
 """TreeSuggestion: a tree that suits the user's chats better than the one in use."""
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 from medusa_chat.decoding.step_costs import StepCosts
-from medusa_chat.decoding.tree import Choice, Tree
+from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import PersonalTree, TreeFacts
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
+from medusa_chat.trees.greedy_search import likeliest
 from medusa_chat.trees.path_probabilities import PathProbabilities
 from medusa_chat.trees.pick import pick
 
@@ -58,23 +58,8 @@ def suggest_tree(counts: AcceptanceCounts, facts: TreeFacts, nodes: int) -> Tree
 
 def search_likeliest(paths: PathProbabilities, nodes: int) -> Tree:
     """The tree of at most `nodes` nodes with the most expected tokens a step, its nodes in order of
-    value: the greedy search of training/tree_search.py over paths instead of ranks."""
-    frontier: list[tuple[float, int, Choice]] = []
-    choices: list[Choice] = []
-
-    def push(above: Choice, probability: float) -> None:
-        if len(above) < len(paths.table):
-            for rank in range(len(paths.table[len(above)])):
-                choice = (*above, rank)
-                if (value := probability * paths.share(choice)) > 0:
-                    heappush(frontier, (-value, len(choice), choice))
-
-    push((), 1.0)
-    while frontier and len(choices) < nodes - 1:
-        negative, _, choice = heappop(frontier)
-        choices.append(choice)
-        push(choice, -negative)
-    return Tree.from_choices(choices)
+    value."""
+    return likeliest(paths.table, paths.share, nodes)
 
 
 def costs_of(facts: TreeFacts) -> StepCosts | None:

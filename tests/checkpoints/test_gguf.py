@@ -230,7 +230,7 @@ def test_it_is_converted_once_told_before_and_anew_when_the_file_has_changed(tmp
     assert notes[0].startswith("converting a.gguf (") and ", F16) once to bf16: takes" in notes[0]
     assert str(place) in notes[0] and model.info.name == str(path)
     first = answer(model, drafter="none")[-1].token_ids
-    (kept,) = kept_copies.kept("gguf")
+    (kept,) = kept_copies.kept()
     assert (kept.name, kept.precision, kept.folder.parent) == (str(path), "bf16", place)
     names, _, model = loads(path, precision="bf16")
     assert "convert" not in names and answer(model, drafter="none")[-1].token_ids == first
@@ -238,13 +238,13 @@ def test_it_is_converted_once_told_before_and_anew_when_the_file_has_changed(tmp
     write_gguf(path, tiny_model(seed=1), "F16")
     names, _, model = loads(path, precision="bf16")
     assert "convert" in names and answer(model, drafter="none")[-1].token_ids != first
-    assert len(kept_copies.kept("gguf")) == 1  # what was made of the file as it was is gone
+    assert len(kept_copies.kept()) == 1  # what was made of the file as it was is gone
 
 
 def test_a_damaged_copy_is_made_anew(tmp_path):
     path = write_gguf(tmp_path / "a.gguf", tiny_model())
     first = answer(loads(path)[2], drafter="none")[-1].token_ids
-    (kept,) = kept_copies.kept("gguf")
+    (kept,) = kept_copies.kept()
     file = kept.folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     names, _, model = loads(path)
@@ -298,7 +298,7 @@ def test_of_two_that_convert_at_once_one_waits_and_reads(tmp_path):
     notes += [phase.note for phase, _ in second]
     thread.join()
     assert set(notes) == {f"another process converts {path.name}: waiting for it"}
-    assert len(kept_copies.kept("gguf")) == 1
+    assert len(kept_copies.kept()) == 1
 
 
 def test_heads_sit_on_it_as_on_the_folder_it_was_made_of(tmp_path):
@@ -414,4 +414,4 @@ def test_without_the_package_gguf_all_else_works_and_a_file_is_one_line(tmp_path
 
 def test_without_a_template_it_loads_and_says_so(tmp_path):
     _, _, model = loads(write_gguf(tmp_path / "a.gguf", tiny_model(), template=None))
-    assert not model.info.has_template
+    assert model.tokenizer.chat_template is None

@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import struct
+import subprocess
 import zipfile
 
 import pytest
@@ -12,6 +13,7 @@ from support.bad_heads import GOOD, PICKLED, W, refusal, require, spoiled
 from support.checkpoints import (
     save_pt,
 )
+from support.pickles import run_here
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kept_copies, pickle_sandbox
@@ -323,10 +325,10 @@ def test_the_child_refuses_what_its_header_hides(tmp_path):
     save_pt({f"{h}.0.linear.weight": once for h in range(16)}, files["shared"])
     save_pt(GOOD, files["gone"])
     save_pt(GOOD, files["other"])
-    jobs = [job(file, tmp_path / f"{name}.safetensors") for name, file in files.items()]
+    jobs = {name: job(file, tmp_path / f"{name}.safetensors") for name, file in files.items()}
     files["gone"].write_bytes(files["gone"].read_bytes()[:500])
     save_pt({W: torch.zeros(2, 2)}, files["other"])
-    problems = dict(zip(files, pickle_sandbox.run(jobs), strict=True))
+    problems = {name: run_here(job) for name, job in jobs.items()}
     assert problems["good"] is None
     assert "'1.0.linear.weight' holds NaN" in problems["nan"]
     assert "share storage" in problems["shared"]
@@ -334,15 +336,14 @@ def test_the_child_refuses_what_its_header_hides(tmp_path):
     assert "torch reads tensors" in problems["other"]
 
 
-def test_a_child_that_dies_is_named_and_the_rest_goes_on(tmp_path, monkeypatch):
-    for name in ("first", "second", "third"):
-        save_pt(GOOD, tmp_path / f"{name}.pt")
-    monkeypatch.setattr(pickle_sandbox, "STARTUP", 300)
-    jobs = [job(tmp_path / f"{n}.pt", tmp_path / f"{n}.out") for n in ("first", "second", "third")]
-    answers = iter([([None], "ended with code -11"), ([None], "ended with code 0")])
-    monkeypatch.setattr(pickle_sandbox, "_run_child", lambda rest: next(answers))
-    first, second, third = pickle_sandbox.run(jobs)
-    assert first is None and third is None and "code -11" in second
+def test_a_child_that_dies_or_hangs_refuses_its_file(tmp_path, monkeypatch):
+    save_pt(GOOD, tmp_path / "heads.pt")
+    doomed = job(tmp_path / "heads.pt", tmp_path / "heads.out")
+    monkeypatch.setattr(pickle_sandbox, "STARTUP", -0.9)
+    assert "took too long" in pickle_sandbox.run(doomed)
+    dead = subprocess.CompletedProcess([], -11, stdout="")
+    monkeypatch.setattr(pickle_sandbox.subprocess, "run", lambda *command, **how: dead)
+    assert "ended with code -11" in pickle_sandbox.run(doomed)
 
 
 def test_a_bad_value_leaves_no_file_in_the_cache(lone_heads):

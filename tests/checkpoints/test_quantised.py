@@ -16,7 +16,7 @@ from support.quantised import opened, texts
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from medusa_chat import paths
-from medusa_chat.checkpoints import native_build, quantised, tree_check
+from medusa_chat.checkpoints import kept_copies, native_build, tree_check
 from medusa_chat.checkpoints.kept_copies import KeptCopy, belongs
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.cli.main import main
@@ -68,7 +68,7 @@ def test_the_second_load_reads_nothing_of_the_source_and_says_the_same(tmp_path,
     first = texts(model)
     tensors = load_file(folder / "model.safetensors").values()
     assert model.info.parameters == sum(tensor.numel() for tensor in tensors)
-    (kept,) = quantised.kept()
+    (kept,) = kept_copies.kept()
     assert (kept.name, kept.precision) == (str(folder), precision)
     file = folder / "model.safetensors"
     data = file.read_bytes()
@@ -79,17 +79,17 @@ def test_the_second_load_reads_nothing_of_the_source_and_says_the_same(tmp_path,
     file.write_bytes(data)  # changed since, as far as one can tell without reading it
     names, model = opened(folder, precision)
     assert "quantise" in names and texts(model) == first
-    assert len(quantised.kept()) == 1  # that of the source as it was is gone
+    assert len(kept_copies.kept()) == 1  # that of the source as it was is gone
 
 
 def test_a_damaged_copy_is_made_anew(tmp_path):
     folder = write_checkpoint(tmp_path / "model")
     first = texts(opened(folder, "nf4")[1])
-    (kept,) = quantised.kept()
+    (kept,) = kept_copies.kept()
     file = kept.folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     assert texts(opened(folder, "nf4")[1]) == first
-    assert texts(opened(folder, "nf4")[1]) == first and len(quantised.kept()) == 1
+    assert texts(opened(folder, "nf4")[1]) == first and len(kept_copies.kept()) == 1
 
 
 def test_a_full_disk_leaves_nothing_half_written_and_the_model_loads(tmp_path):
@@ -101,17 +101,17 @@ def test_a_full_disk_leaves_nothing_half_written_and_the_model_loads(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert any("not kept" in note for note in model.info.notes)
-    assert quantised.kept() == () and not list((paths.cache_dir() / "quantised").iterdir())
+    assert kept_copies.kept() == () and not list((paths.cache_dir() / "quantised").iterdir())
 
 
 def test_models_lists_what_is_kept_and_rm_frees_it(tmp_path, capsys):
     folder = write_checkpoint(tmp_path / "model")
     opened(folder, "nf4")
-    size = quantised.kept()[0].bytes
+    size = kept_copies.kept()[0].bytes
     assert main(["models", "list"]) == 0
     assert f"{folder}  (nf4" in capsys.readouterr().out
     assert main(["models", "rm", str(folder), "--json"]) == 0
-    assert str(size) in capsys.readouterr().out and quantised.kept() == ()
+    assert str(size) in capsys.readouterr().out and kept_copies.kept() == ()
     assert main(["models", "rm", str(folder)]) == 4
 
 

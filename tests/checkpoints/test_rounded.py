@@ -12,7 +12,7 @@ from support.loading import answer
 from support.native_engines import lay_out, made_native
 from support.quantised import opened, texts
 
-from medusa_chat.checkpoints import native_build, prepare, quantised
+from medusa_chat.checkpoints import kept_copies, native_build, prepare
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.backends.native.attach import round_linears
 from medusa_chat.decoding.backends.native.blocks import Blocks, Keep, Rounded
@@ -104,14 +104,14 @@ def test_a_load_rounds_and_keeps_no_copy(tmp_path, library):
         plain, drafted = texts(model)
         assert plain == drafted
         assert answer(model)[0].precision == precision
-    assert quantised.kept() == ()
+    assert kept_copies.kept() == ()
 
 
 def test_without_a_compiler_bitsandbytes_does_it(tmp_path, monkeypatch):
     monkeypatch.setenv(native_build.PLACE, "0")
     names, model = opened(write_checkpoint(tmp_path / "model"), "nf4")
     assert names.index("quantise") < names.index("check")
-    assert not prepare.is_native(model.engine.backend) and len(quantised.kept()) == 1
+    assert not prepare.is_native(model.engine.backend) and len(kept_copies.kept()) == 1
 
 
 def test_where_our_c_is_wrong_nothing_passes_for_rounded(library, monkeypatch):

@@ -18,7 +18,7 @@ from support.checkpoints import (
 from support.hub_files import use
 from support.hub_server import Fault, Hub, HubRepo, serving
 from support.loading import answer
-from support.waiting import wait_for
+from support.waiting import ask, wait_for
 from support.warm_workers import warm_starts
 
 from medusa_chat import hub
@@ -119,9 +119,8 @@ def test_a_known_repo_without_a_chat_template_gets_ours_and_says_so(
     bare = write_checkpoint(tmp_path / "bare", template=None)
     server.repos[known.id] = HubRepo(contents(bare))
     model = list(load(LoadRequest(known.id)))[-1][1]
-    assert model is not None and model.info.has_template
     ours = known_template(known.id)
-    assert ours is not None and model.tokenizer.chat_template == ours.text
+    assert model is not None and ours is not None and model.tokenizer.chat_template == ours.text
     assert any("chat template" in note and known.id in note for note in model.info.notes)
     # heads of one's own on the same base: known by the base's id
     server.repos[str(known.base)] = HubRepo(contents(bare))
@@ -130,7 +129,7 @@ def test_a_known_repo_without_a_chat_template_gets_ours_and_says_so(
     model, ours = list(load(LoadRequest(str(folder))))[-1][1], known_template(str(known.base))
     assert model is not None and ours and model.tokenizer.chat_template == ours.text
     model = list(load(LoadRequest(str(bare))))[-1][1]
-    assert model is not None and not model.info.has_template
+    assert model is not None and not model.tokenizer.chat_template
 
 
 # Stopping.
@@ -218,7 +217,7 @@ def test_a_load_inside_one_long_call_is_ended_with_its_process(
 ) -> None:
     monkeypatch.setattr("medusa_chat.runtime.worker_process.PATIENCE", {"find": 0.2})
     assert isinstance(child.runner, WorkerProcess) and child.runner.pid
-    child.ask(MeasureMemory())  # and all that was asked before has ended
+    ask(child, MeasureMemory())  # and all that was asked before has ended
     os.kill(child.runner.pid, signal.SIGSTOP)  # it heeds nothing any more
     loading = child.submit(LoadRequest(str(backbone)))
     wait_for(lambda: loading.state == "running" and child.runner._running is not None)

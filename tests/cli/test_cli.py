@@ -33,7 +33,7 @@ from medusa_chat.runtime.session import NO_STATS
 from medusa_chat.runtime.trace_line import from_json
 from medusa_chat.training.recipe import TrainRequest, read_recipe
 
-MODEL = ModelInfo("demo", "llama", "fp32", "cpu", 1, 3, 64, "sparse-8", 8, "", 1, True, ("note",))
+MODEL = ModelInfo("demo", "llama", "fp32", "cpu", 1, 3, 64, "sparse-8", 8, "", 1, ("note",))
 
 
 class Scripted:

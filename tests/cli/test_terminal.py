@@ -16,7 +16,7 @@ from medusa_chat.messages import LoadPhase, ModelInfo, Request
 from medusa_chat.runtime.requests import Reply
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
-MODEL = ModelInfo("demo", "llama", "fp32", "cpu", 1, 3, 64, "auto", 8, "", 1, True, ("a note",))
+MODEL = ModelInfo("demo", "llama", "fp32", "cpu", 1, 3, 64, "auto", 8, "", 1, ("a note",))
 FIGURES = "4 tokens, 2 steps, 1.50 tokens/step, 10.0 tokens/s, ended by eos"
 CHOICES = "demo, fp32, cpu; drafter medusa, tree auto (8 nodes), seed 7"
 

@@ -149,7 +149,6 @@ def test_a_cached_main_serves_a_preset_that_pins_another(server: Hub) -> None:
     plan = hub.plan(preset, "main")
     fetch(plan)
     assert hub.resolve(preset) == plan.parts[0].folder
-    assert hub.cached_folder(preset, "refs/pr/1") is None
 
 
 def test_a_lora_adapter_belongs_to_the_heads_and_names_their_base(server: Hub) -> None:

@@ -15,7 +15,8 @@ from medusa_chat.runtime.stored_conversation import MAX_TITLE, StoredConversatio
 
 TALK = ({"role": "user", "content": "مرحبا 👋"}, {"role": "assistant", "content": "a\n\nb"})
 SETTINGS = {"temperature": 0.5}
-KEPT = StoredConversation(MessageTree.of(TALK, {1: "stopped"}), "Be brief.", SETTINGS, "", 1.5, 2.5)
+TREE = MessageTree().plus(**TALK[0]).plus(**TALK[1], note="stopped")
+KEPT = StoredConversation(TREE, "Be brief.", SETTINGS, "", 1.5, 2.5)
 
 
 @pytest.fixture
@@ -29,7 +30,9 @@ def history(tmp_path, told):
 
 
 def said(*texts, at=0.0, title=""):
-    tree = MessageTree.of({"role": "user", "content": text} for text in texts)
+    tree = MessageTree()
+    for text in texts:
+        tree = tree.plus("user", text)
     return StoredConversation(tree, given_title=title, updated_at=at)
 
 

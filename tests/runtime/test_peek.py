@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from support.checkpoints import write_checkpoint
-from support.waiting import wait_for
+from support.waiting import ask, wait_for
 from support.warm_workers import warm_workers  # noqa: F401
 
 from medusa_chat.decoding.events import Step
@@ -183,13 +183,13 @@ def test_the_childs_look_waits_behind_a_running_answer():
         wait_for(lambda: any(isinstance(e, Step) for e in job.trace))
         answer = Answer()
         answer.add(list(job.trace))
-        found = session.ask(peek_request(answer, 0, 1), timeout=60)
+        found = ask(session, peek_request(answer, 0, 1))
         assert job.done.is_set() and not job.error
         draft = answer.steps[0].draft
         assert math.isclose(found.asked[0].probability, draft.probabilities[1], abs_tol=1e-3)
         with pytest.raises(ModelError, match="no Medusa head"):
-            session.ask(PeekRequest((1,), head=50))
-        assert session.ask(PeekRequest((1, 2), head=1)).head
+            ask(session, PeekRequest((1,), head=50))
+        assert ask(session, PeekRequest((1, 2), head=1)).head
     finally:
         session.close()
 
@@ -197,7 +197,7 @@ def test_the_childs_look_waits_behind_a_running_answer():
 def test_a_look_without_a_model_says_so():
     session = Session(InProcess())
     with pytest.raises(ModelError, match="no model is loaded"):
-        session.ask(PeekRequest((1,)))
+        ask(session, PeekRequest((1,)))
     session.close()
 
 

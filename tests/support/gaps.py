@@ -3,9 +3,10 @@
 from medusa_chat.runtime.compare import add_gap, gap_request
 from medusa_chat.runtime.recordings import Comparison
 from medusa_chat.runtime.session import Session
+from support.waiting import ask
 
 
 def with_gap(session: Session, found: Comparison) -> Comparison:
     """The comparison with the gap of its difference, as the page asks for it; waits its turn."""
     request = gap_request(session, found)
-    return found if request is None else add_gap(found, session.ask(request))
+    return found if request is None else add_gap(found, ask(session, request))

@@ -3,19 +3,17 @@ import torch. That it is one, and its limits, are tested in tests/checkpoints/te
 """
 
 import json
-from collections.abc import Sequence
 
 import pytest
 
 from medusa_chat.checkpoints import pickle_sandbox, pickle_sandbox_child
 
 
-def _here(jobs: Sequence[pickle_sandbox.Job]) -> tuple[list[str | None], str]:
-    answers = [pickle_sandbox_child.problem_of(json.loads(job.line())) for job in jobs]
-    return answers, "ended with code 0"
+def run_here(job: pickle_sandbox.Job) -> str | None:
+    return pickle_sandbox_child.problem_of(json.loads(job.line()))
 
 
 @pytest.fixture(autouse=True)
 def pickles_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """For modules that import it."""
-    monkeypatch.setattr(pickle_sandbox, "_run_child", _here)
+    monkeypatch.setattr(pickle_sandbox, "run", run_here)

@@ -137,7 +137,6 @@ class ScriptedRunner:
             nodes=self.nodes,
             tree_reason="the checkpoint's own tree, cut to 16 nodes on a CPU",
             memory_bytes=64 * 2**20,
-            has_template=True,
             notes=("attention: medusa_sdpa",),
             tree_facts=self.facts,
         )
@@ -295,4 +294,4 @@ def scripted_step(
     )
     text = "".join(pieces[token] for token in emitted)
     parts = {"heads_seconds": seconds * 0.06, "backbone_seconds": seconds * 0.8}
-    return Step(index, emitted, text, seconds, tuple(path), draft, **parts)
+    return Step(index, emitted, text, seconds, tuple(path), draft, **parts, nodes=len(tree))

@@ -1,6 +1,8 @@
-"""Waiting until a condition holds."""
+"""Waiting until a condition holds, or a model has answered."""
 
 import time
+
+from medusa_chat.errors import ModelError
 
 
 def wait_for(what, seconds=240):
@@ -10,3 +12,12 @@ def wait_for(what, seconds=240):
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.01)
     return found
+
+
+def ask(session, request):
+    """The last value of a request, once it had its turn."""
+    ticket = session.submit(request)
+    assert ticket.done.wait(240)
+    if ticket.result is None:
+        raise ModelError(ticket.error)
+    return ticket.result

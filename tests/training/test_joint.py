@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.child_lines import run_together
+from support.children import run_together
 from support.training_models import conversations, write_backbone, write_rows
 from transformers import AutoModelForCausalLM
 

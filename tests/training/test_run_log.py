@@ -99,9 +99,10 @@ def test_only_the_last_runs_are_kept(tmp_path):
     assert len(list(runs_folder().glob("*.jsonl"))) == run_log.MOST_RUNS
 
 
-def test_a_disk_that_cannot_be_written_does_not_stop_a_training(tmp_path):
+def test_a_disk_that_cannot_be_written_does_not_stop_a_training(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with RunLog(tmp_path / "out", folder=tmp_path / "file" / "runs") as log:
+    monkeypatch.setattr(run_log, "runs_folder", lambda: tmp_path / "file" / "runs")
+    with RunLog(tmp_path / "out") as log:
         log.tell(step(1))
         assert not log.wants_stop()
 

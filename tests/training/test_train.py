@@ -269,9 +269,8 @@ def test_calibration_asks_the_users_own_chats_again(
 ) -> None:
     history = History(data_dir() / FILE)
     for number in range(3):
-        said = [("user", f"abc {number}"), ("assistant", "a secret")]
-        messages = tuple({"role": role, "content": text} for role, text in said)
-        assert history.save(f"browser {number}", StoredConversation(MessageTree.of(messages)))
+        said = MessageTree().plus("user", f"abc {number}").plus("assistant", "a secret")
+        assert history.save(f"browser {number}", StoredConversation(said))
     file = tmp_path / "mine.json"
     line = ["calibrate", "--checkpoint", str(trained), "--chats", "--output", str(file)]
     assert main([*line, "--nodes", "8", "--precision", "fp32", "--device", "cpu"]) == 0

@@ -38,9 +38,9 @@ from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_ans
 from medusa_chat.training.engine_answerer import PromptBatch
 from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
 from medusa_chat.training.loss import IGNORED, head_targets, hidden_and_targets, medusa_loss
+from medusa_chat.training.optimizers import share_of_peak
 from medusa_chat.training.stage_recipes import HeadRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
-from medusa_chat.training.training_loop import rate_at
 from medusa_chat.training.tree_search import search_tree
 from medusa_chat.trees.expected_length import expected_length, node_value
 
@@ -326,7 +326,7 @@ def test_training_yields_falling_losses_and_evaluations():
     events = list(train_heads(model, model.lm_head, heads, examples, recipe, examples[:4]))
     steps = [event for event in events if isinstance(event, TrainStep)]
     assert [event.step for event in steps] == list(range(1, 21))
-    assert steps[-1].loss < steps[0].loss and len(steps[0].top1) == 2
+    assert steps[-1].loss < steps[0].loss and len(steps[0].top) == 2
     assert [e.step for e in events if isinstance(e, Evaluated)] == [10, 20]
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
@@ -384,7 +384,7 @@ def test_loss_that_is_not_finite_stops_with_its_row_named():
 
 def test_rate_warms_up_and_falls_to_zero():
     recipe = HeadRecipe(steps=100, warmup_steps=10)
-    rates = [rate_at(step, recipe) for step in range(101)]
+    rates = [share_of_peak(step, recipe.steps, recipe.warmup_steps) for step in range(101)]
     assert rates[0] == 0.1 and rates[9] == 1.0 and rates[100] < 1e-9
     assert rates[10:] == sorted(rates[10:], reverse=True)
 

@@ -179,7 +179,6 @@ def test_a_guest_learns_the_model_and_nothing_of_the_folders():
         *("/home/me/secret/vicuna", "llama", "fp16", "cpu", 7, 3, 2048, "auto", 16),
         tree_reason="from /home/me/secret/tree.json",
         memory_bytes=2**20,
-        has_template=True,
         notes=("read from /home/me/secret",),
     )
     ready, failed = (
@@ -201,7 +200,6 @@ def test_a_long_name_keeps_its_end_in_the_bar_and_is_whole_in_the_reason():
         *(name, "llama", "fp16", "cpu", 7, 3, 2048, "auto", 16),
         tree_reason="",
         memory_bytes=2**20,
-        has_template=True,
     )
     _, shown, why = json.loads(status_line(ModelState("ready", model=model)))["facts"][0]
     assert shown.startswith("…") and shown.endswith("far/vicuna-7b") and len(shown) <= 36

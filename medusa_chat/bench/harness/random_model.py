@@ -88,7 +88,6 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         nodes=len(tree),
         tree_reason=why,
         memory_bytes=_held_bytes(backend.backbone, model, heads),
-        has_template=False,
         notes=(reason, *notes),
     )
     texts: Any = None  # no token is ever turned into text

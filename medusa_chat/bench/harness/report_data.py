@@ -65,8 +65,8 @@ class Answered:
 class Figures:
     """Medusa against one baseline over some answers; every sum is over all of them."""
 
-    ours: list[Run]
-    base: list[Run]
+    ours: Sequence[Run]
+    base: Sequence[Run]
 
     @property
     def acceleration(self) -> float:
@@ -83,7 +83,7 @@ class Figures:
     @property
     def speedup(self) -> float:
         """Tokens a second over the baseline's."""
-        return _rate(self.ours) / _rate(self.base)
+        return rate(self.ours) / rate(self.base)
 
 
 @dataclass
@@ -100,5 +100,6 @@ def _mean_step(runs: Sequence[Run]) -> float:
     return fsum(run.seconds for run in runs) / sum(run.steps for run in runs)
 
 
-def _rate(runs: Sequence[Run]) -> float:
+def rate(runs: Sequence[Run]) -> float:
+    """Tokens a second of all answers together."""
     return fsum(run.stepped for run in runs) / fsum(run.seconds for run in runs)

@@ -6,7 +6,6 @@ chain of tokens with a small model and verifies them in one pass of the large on
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from math import fsum
 from typing import Any
 
 from medusa_chat.bench.harness.answer_rows import per_step, speed
@@ -20,7 +19,7 @@ from medusa_chat.bench.harness.hf_baseline import (
     matching_baseline,
     read_draft,
 )
-from medusa_chat.bench.harness.report_data import Question, Run
+from medusa_chat.bench.harness.report_data import Figures, Question, Run, rate
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.bench.studies.paper_figures import GREEDY, chosen_tree
 from medusa_chat.units import number
@@ -69,7 +68,7 @@ def _drafted(baseline: HFBaseline, draft: Any, length: int, question: Question) 
 
 def _overhead(name: str, runs: Sequence[Run], base: Sequence[Run]) -> Row:
     """Time of a step, with its drafting, over the time of a token of `generate`."""
-    token = fsum(p.seconds for p in base) / fsum(p.stepped for p in base)
+    token = 1 / rate(base)
     values = [p.seconds / p.steps / token for p in runs]
     found = row(f"{name}: overhead", values, "x", COMMAND, GENERATE)
-    return {**found, "value": fsum(p.seconds for p in runs) / sum(p.steps for p in runs) / token}
+    return {**found, "value": Figures(runs, base).overhead}

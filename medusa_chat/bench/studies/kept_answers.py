@@ -17,11 +17,12 @@ from torch import Tensor
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import DTYPES, read_baseline
 from medusa_chat.decoding.backbone import LogitHead
-from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.heads import MedusaHeads, half_precision
 from medusa_chat.errors import UsageError
+from medusa_chat.training.accuracy import ranks_in
 from medusa_chat.training.data import Example, collate, group_by_length
 from medusa_chat.training.distill import read_answers
-from medusa_chat.training.loss import IGNORED, run_decoder
+from medusa_chat.training.loss import run_decoder
 from medusa_chat.training.path_search import Answer
 from medusa_chat.training.short_vocabulary import ShortVocabulary, shortlist
 
@@ -98,18 +99,8 @@ def ranks_among(
     found: list[Answer] = []
     for hidden, example in states:
         answer = torch.tensor(example.ids[-len(hidden) :], device=hidden.device)
-        is_half = hidden.dtype in (torch.bfloat16, torch.float16)
-        with torch.autocast(hidden.device.type, torch.bfloat16, enabled=is_half):
+        with half_precision(hidden):
             logits = heads(hidden, answer, short.lm_head)
         best = logits.topk(min(RANKS, logits.shape[-1]), dim=-1).indices.tolist()
-        columns = [None if c == IGNORED else c for c in short.columns(answer).tolist()]
-        found.append(
-            [
-                [
-                    best[head][place].index(wanted) if wanted in best[head][place] else None
-                    for head, wanted in enumerate(columns[place + 1 : place + 1 + len(heads)])
-                ]
-                for place in range(len(columns))
-            ]
-        )
+        found.append(ranks_in(best, short.columns(answer).tolist()))  # IGNORED is no column
     return found

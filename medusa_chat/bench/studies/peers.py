@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
-from math import fsum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,7 +26,7 @@ from medusa_chat.bench.harness.hf_baseline import (
     read_baseline,
 )
 from medusa_chat.bench.harness.peer_process import Peer, PeerFailed, ask, write_as_bf16
-from medusa_chat.bench.harness.report_data import Question, Run
+from medusa_chat.bench.harness.report_data import Question, Run, rate
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.bench.studies.contestants import DTYPES, LOOKUP
 from medusa_chat.checkpoints.locate import Checkpoint
@@ -187,13 +186,9 @@ def _rows(
 
 def _speed(name: str, runs: Sequence[Run], plain: Sequence[Run], note: str) -> Row:
     """Tokens a second over all answers; the minimum and the maximum are of single answers."""
-    value, base = _rate(runs), _rate(plain)
+    value, base = rate(runs), rate(plain)
     found = row(name, [run.rate for run in runs], "tokens/s", COMMAND, PLAIN, note=note)
     return {**found, "value": value, "ratio": value / base}
-
-
-def _rate(runs: Sequence[Run]) -> float:
-    return fsum(run.stepped for run in runs) / fsum(run.seconds for run in runs)
 
 
 def _same_text(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:

@@ -6,13 +6,12 @@ A prediction has two parts: the time of a step, and the tokens it gives (Medusa,
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from math import fsum
 from operator import attrgetter
 from statistics import fmean
 
 from medusa_chat.bench.harness.answers import questions, rotate
 from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.report_data import Question, Run
+from medusa_chat.bench.harness.report_data import Figures, Question, Run
 from medusa_chat.bench.harness.rows import Row, row
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Step
 from medusa_chat.decoding.settings import GenerationSettings
@@ -87,18 +86,16 @@ def _rows(
     yield row(f"{name}: step", values, "ms", COMMAND, "the tuner's", against, note)
     if size == 1:
         return
-    tokens = fsum(run.stepped for run in runs) / fsum(run.steps for run in runs)
-    speedup = _rate(runs) / _rate(plain)
+    found = Figures(runs, plain)
     overhead = seconds / min(_at_answers(one, 1, runs) for one in costs)
-    measured = (fsum(r.seconds for r in runs) / fsum(r.steps for r in runs)) / (
-        fsum(r.seconds for r in plain) / fsum(r.steps for r in plain)
-    )
-    yield row(f"{name}: overhead", [measured], "x", COMMAND, "the tuner's", [overhead])
+    yield row(f"{name}: overhead", [found.overhead], "x", COMMAND, "the tuner's", [overhead])
     for by, lengths in expected.items():
         said = lengths[size - 1]
-        yield row(f"{name}: tokens a step", [tokens], "tokens/step", COMMAND, by, [said])
+        yield row(
+            f"{name}: tokens a step", [found.acceleration], "tokens/step", COMMAND, by, [said]
+        )
         beside = [said / overhead]
-        yield row(f"{name}: speedup", [speedup], "x", COMMAND, f"predicted by {by}", beside)
+        yield row(f"{name}: speedup", [found.speedup], "x", COMMAND, f"predicted by {by}", beside)
 
 
 def _tuned(context: BenchContext) -> StepCosts:
@@ -111,11 +108,6 @@ def _tuned(context: BenchContext) -> StepCosts:
 def _at_answers(costs: StepCosts, size: int, runs: Sequence[Run]) -> float:
     """Seconds of a step of this size in the middle of these answers, by the tuner's times."""
     return fmean(costs.at(size, len(r.question.ids) + len(r.tokens) // 2) for r in runs)
-
-
-def _rate(runs: Sequence[Run]) -> float:
-    """Tokens a second of all answers together."""
-    return fsum(run.stepped for run in runs) / fsum(run.seconds for run in runs)
 
 
 def _answer(

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.rows import Row, row
-from medusa_chat.decoding.events import Finished, Step, nodes_of
+from medusa_chat.decoding.events import Finished, Step
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.trace_line import from_json
@@ -21,7 +21,7 @@ def from_trace(context: BenchContext, file: str) -> list[Row]:
         raise UsageError("--trace needs the study steps: omit --study, or add --study steps")
     length = tuned.costs.lengths[0]
     emitted = sum(max(len(step.path), 1) for step in steps)
-    nodes = fmean(nodes_of(step) for step in steps)
+    nodes = fmean(step.nodes for step in steps)
     usual = max(context.loaded.info.nodes, 2)
     spent = sum(_seconds(step, tuned.costs, usual, length) for step in steps)
     speedup = emitted * tuned.costs.at(1, length) / spent
@@ -46,7 +46,7 @@ def _steps(file: str) -> list[Step]:
 def _seconds(step: Step, costs: StepCosts, drafted: int, length: int) -> float:
     """Seconds of such a step on this model. A step that ran the heads pays for the whole draft,
     even where only a part of it was verified."""
-    nodes = nodes_of(step)
+    nodes = step.nodes
     if step.draft is not None and step.draft.guesses:
         return costs.drafted(drafted, max(nodes, drafted), length)[nodes - 1]
     return costs.at(nodes, length)

@@ -10,7 +10,7 @@ from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.page.status import without_folders
-from medusa_chat.ui.page.tree_view import printable, to_line
+from medusa_chat.ui.page.tree_view import printable, short, to_line
 
 POLL_SECONDS = 0.04
 WAIT_SECONDS = 20.0  # then the browser is told to ask again: no request stays open for minutes
@@ -111,4 +111,4 @@ def _is_count(value: object) -> bool:
 
 
 def _row(found: Ranked) -> list[Any]:
-    return [found.id, printable(found.text), float(f"{found.probability:.4g}"), found.rank]
+    return [found.id, printable(found.text), short(found.probability), found.rank]

@@ -3,9 +3,9 @@
 from itertools import islice
 from typing import Any
 
-from medusa_chat.decoding.events import Step, nodes_of
+from medusa_chat.decoding.events import Step
 from medusa_chat.ui.chat.answer import Answer
-from medusa_chat.ui.page.tree_view import step_view, to_line
+from medusa_chat.ui.page.tree_view import short, step_view, to_line
 
 LIVE_BARS = 240  # of an answer that runs, for who comes in the middle of it
 MOST_BARS = 900  # of one that is looked at: sent on a click
@@ -24,23 +24,23 @@ def figures(answer: Answer, plain: float | None) -> dict[str, Any]:
     ms = answer.seconds / steps * 1000 if steps else None
     pays = plain and not answer.is_plain
     return {
-        "rate": _round(answer.rate),
-        "recent": _round(recent_rate(answer)),
-        "per_step": _round(tokens_per_step(answer)),
-        "ms": _round(ms),
+        "rate": short(answer.rate),
+        "recent": short(recent_rate(answer)),
+        "per_step": short(tokens_per_step(answer)),
+        "ms": short(ms),
         "split_ms": split_ms(answer),
         "steps": steps,
         "used": used,
         "context": first.context or None if first else None,
-        "plain": _round(plain),
-        "ratio": _round(answer.rate / plain if answer.rate and plain else None),
-        "overhead": _round(ms * plain / 1000 if ms and plain and pays else None),
+        "plain": short(plain),
+        "ratio": short(answer.rate / plain if answer.rate and plain else None),
+        "overhead": short(ms * plain / 1000 if ms and plain and pays else None),
         "slower": verdict(answer, plain),
         "is_plain": answer.is_plain,
-        "prefill_ms": _round(first.seconds * 1000 if first else None),
+        "prefill_ms": short(first.seconds * 1000 if first else None),
         "prompt": first.prompt_tokens if first else None,
         "reused": first.reused_tokens if first else None,
-        "first_ms": _round(_first_ms(answer)),
+        "first_ms": short(_first_ms(answer)),
     }
 
 
@@ -68,7 +68,7 @@ def split_ms(answer: Answer) -> list[float] | None:
         return None
     rest = max(0.0, answer.seconds - answer.backbone_seconds - answer.heads_seconds)
     parts = (answer.backbone_seconds, answer.heads_seconds, rest)
-    return [float(f"{part / steps * 1000:.4g}") for part in parts]
+    return [short(part / steps * 1000) for part in parts]
 
 
 def verdict(answer: Answer, plain: float | None) -> str:
@@ -107,7 +107,6 @@ def panel_line(
             "pinned": is_pinned,
             "ended": answer.finished is not None,
             "drafter": settings.get("drafter"),
-            "acceptance": settings.get("acceptance"),
             "temperature": settings.get("temperature"),
             "epsilon": settings.get("posterior_threshold"),
             "delta": settings.get("posterior_alpha"),
@@ -115,8 +114,8 @@ def panel_line(
             "first": first,
             **_places(answer, first, shown),
             "bars": [len(step.token_ids) for step in shown],
-            "times": [_short_ms(step.seconds) for step in shown],
-            "nodes": [nodes_of(step) for step in shown],
+            "times": [short(step.seconds * 1000, 3) for step in shown],
+            "nodes": [step.nodes for step in shown],
             "step": _view(answer, step, place) if step else None,
         }
     )
@@ -184,11 +183,3 @@ def _first_ms(answer: Answer) -> float | None:
     if answer.first_seconds is not None:
         return answer.first_seconds * 1000
     return answer.prefilled.seconds * 1000 if answer.prefilled else None
-
-
-def _short_ms(seconds: float) -> float:
-    return float(f"{seconds * 1000:.3g}")
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")

@@ -6,7 +6,7 @@ from typing import Any
 from medusa_chat.runtime.compare import Progress
 from medusa_chat.runtime.recordings import PLAIN_STEPS, Comparison, Difference, Recording
 from medusa_chat.ui.page.status import without_folders
-from medusa_chat.ui.page.tree_view import printable
+from medusa_chat.ui.page.tree_view import printable, short
 
 NAMES = {
     "none": "Plain",
@@ -45,7 +45,7 @@ def progress_view(progress: Progress, limit: int, wait: str) -> dict[str, Any]:
         "place": progress.place,
         "tokens": progress.tokens,
         "limit": limit,
-        "rate": _short(rate),
+        "rate": short(rate),
     }
 
 
@@ -150,13 +150,13 @@ def _side(side: Recording, key: str) -> dict[str, Any]:
         "key": key,
         "name": _name(side),
         "frames": [[round(f.seconds * 1000, 2), f.text, f.tokens, f.nodes] for f in side.frames],
-        "rate": _short(side.stats.tokens_per_second),
-        "first_ms": _short(side.first_token_seconds * 1000),
+        "rate": short(side.stats.tokens_per_second),
+        "first_ms": short(side.first_token_seconds * 1000),
         "total_ms": round(side.total_seconds * 1000, 2),
         "tokens": len(side.token_ids),
         "steps": side.stats.steps,
-        "per_step": _short(side.stats.acceleration_rate),
-        "step_ms": _short(None if side.step_seconds is None else side.step_seconds * 1000),
+        "per_step": short(side.stats.acceleration_rate),
+        "step_ms": short(None if side.step_seconds is None else side.step_seconds * 1000),
         "end": ENDS.get(side.reason, side.reason),
     }
 
@@ -172,7 +172,3 @@ def _is_lookup(found: Comparison) -> bool:
 def _ratio(value: float | None) -> float | None:
     """Rounded here, once: the sentence and the figures must not round a tie differently."""
     return None if value is None or not math.isfinite(value) else round(value, 2)
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")

@@ -12,7 +12,7 @@ from typing import Literal
 
 from medusa_chat import hub
 from medusa_chat.errors import MedusaChatError, UsageError, first_line
-from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
+from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.runtime.requests import Switch
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
@@ -29,14 +29,13 @@ STOPPED_LOADING = "stopped; the model that was there before is loaded again"
 class LoadProgress:
     """How far it is. download: while "downloading". switch: while "loading", in the session's
     queue. error: why it "failed" or what became of it when "stopped"; link: a page for that.
-    model: what is there once "done"."""
+    """
 
     request: LoadRequest | None = None
     stage: Stage = "idle"
     detail: Detail | None = None
     download: hub.DownloadEvent | None = None
     switch: Ticket[LoadPhase] | None = None
-    model: ModelInfo | None = None
     error: str = ""
     link: str = ""
 
@@ -129,8 +128,7 @@ class ModelPicker:
         if switch.error:
             yield replace(progress, stage="failed", error=switch.error)
         else:
-            model = switch.result.model if switch.result else None
-            yield replace(progress, stage="done", model=model)
+            yield replace(progress, stage="done")
 
     def _tell(self, turn: int, progress: LoadProgress) -> bool:
         """Show it, unless it was given up; then whatever was begun of it ends."""

@@ -20,18 +20,20 @@ AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}  # never behind an answer
 PARTS = {
     "tree": (
         *("elements", "draw", "words", "numbers", "chart", "mask", "card", "timeline"),
-        *("frame", "layout", "walk", "steps", "whatif", "gpu", "pace"),
+        *("frame", "layout", "walk", "steps", "whatif", "stored", "gpu", "pace"),
     ),
     "tune": ("elements", "draw", "words", "mask", "layout", "plot", "heat", "shape"),
     "roof": ("elements", "draw", "plot"),
     "train": ("elements", "draw", "plot"),
-    "next": ("reasoning", "show", "follow"),
-    "tint": ("typed", "align", "hover"),
+    "next": ("elements", "stored", "reasoning", "show", "follow"),
+    "tint": ("elements", "stored", "typed", "align", "hover"),
     "live": ("elements", "emptied", "scroll", "reasoning"),
     "compare": ("elements", "gpu", "race", "figures", "lanes", "replay"),
-    **dict.fromkeys(("status", "share", "versions"), ("elements",)),
+    **dict.fromkeys(("status", "share", "versions", "keys"), ("elements",)),
     **dict.fromkeys(("models", "pick", "offer"), ("elements", "try")),
-    "conversations": ("elements", "drawer", "system", "row"),
+    "conversations": ("elements", "stored", "drawer", "system", "row"),
+    "look": ("elements", "stored"),
+    "kept": ("stored",),
 }
 
 

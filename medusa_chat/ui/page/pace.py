@@ -10,6 +10,7 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.training.gpu_step import PRECISIONS, step_seconds
 from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.ui.page.inputs import Inputs
+from medusa_chat.ui.page.tree_view import short
 
 SHOW_NODES = 64  # of the demo's show: drafted in every step, whether they pay here or not
 LENGTH = 512  # tokens before the step
@@ -65,16 +66,15 @@ def usual_pace(session: Session) -> Pace:
 
 def gpu_times() -> dict[str, Any]:
     """{"nodes": [n ...], "sizes", "gpus", "precisions": names, "ms": {"size|GPU|precision": [ms of
-    a step of n nodes ...]}, "length"}; between two n the browser draws a line."""
+    a step of n nodes ...]}}; between two n the browser draws a line."""
     return {
-        "length": LENGTH,
         "nodes": SIZES,
         "sizes": [shape.name for shape in SHAPES],
         "gpus": [gpu.name for gpu in GPUS],
         "precisions": PRECISIONS,
         "ms": {
             f"{shape.name}|{gpu.name}|{precision}": [
-                float(f"{step_seconds(shape, gpu, precision, n, LENGTH) * 1000:.4g}") for n in SIZES
+                short(step_seconds(shape, gpu, precision, n, LENGTH) * 1000) for n in SIZES
             ]
             for shape in SHAPES
             for gpu in GPUS

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from medusa_chat.decoding.events import DraftRecord, Step, nodes_of
+from medusa_chat.decoding.events import DraftRecord, Step
 
 MAX_TEXT = 24
 MAX_MARGIN = 99.0
@@ -29,11 +29,11 @@ def step_view(step: Step, epsilon: float | None = None) -> dict[str, Any]:
     view: dict[str, Any] = {
         "index": step.index,
         "tokens": len(step.token_ids),
-        "nodes": nodes_of(step),
+        "nodes": step.nodes,
         "accepted": len(step.path) - 1,
-        "ms": _short(step.seconds * 1000),
-        "heads_ms": _short(step.heads_seconds * 1000),
-        "backbone_ms": _short(step.backbone_seconds * 1000),
+        "ms": short(step.seconds * 1000, 3),
+        "heads_ms": short(step.heads_seconds * 1000, 3),
+        "backbone_ms": short(step.backbone_seconds * 1000, 3),
     }
     if step.draft is not None:
         view |= _nodes(step.draft, step.path, epsilon)
@@ -46,14 +46,14 @@ def _nodes(draft: DraftRecord, path: Sequence[int], epsilon: float | None) -> di
     return {
         "parent": list(draft.parents),
         "id": list(draft.tokens),
-        "text": texts_of(draft),
+        "text": [printable(text) for text in draft.texts],
         "state": states(draft.parents, path),
         "source": "".join((source or "-")[0] for source in draft.sources) or None,
         "rank": _some([None if rank is None else rank + 1 for rank in draft.ranks]),
-        "q": _some([_short(q) for q in draft.draft_probabilities]),
-        "p": _some([_short(p) for p in draft.probabilities]),
-        "entropy": _some([_short(h) for h in draft.entropies]),
-        "threshold": _some([_short(t) for t in draft.thresholds]),
+        "q": _some([short(q, 3) for q in draft.draft_probabilities]),
+        "p": _some([short(p, 3) for p in draft.probabilities]),
+        "entropy": _some([short(h, 3) for h in draft.entropies]),
+        "threshold": _some([short(t, 3) for t in draft.thresholds]),
         "binds": binds if set(binds) - {"-"} else None,
         "margin": _some(
             [
@@ -105,14 +105,6 @@ def binding(threshold: float | None, epsilon: float | None) -> str:
     return "e" if threshold >= epsilon * (1 - 1e-6) else "d"
 
 
-def texts_of(draft: DraftRecord) -> list[str]:
-    """Printable token texts; the ids where the worker sent no texts."""
-    texts = getattr(draft, "texts", ())
-    if len(texts) != len(draft.tokens):
-        return [str(token) for token in draft.tokens]
-    return [printable(text) for text in texts]
-
-
 def printable(text: str) -> str:
     """One line that shows what a token really is: spaces, line ends and unprintables marked."""
     shown = "".join(_mark(text, place) for place in range(min(len(text), 2 * MAX_TEXT)))
@@ -153,11 +145,11 @@ def _continues(text: str, place: int) -> bool:
     return unicodedata.category(here).startswith("M")
 
 
-def _short(value: float | None) -> float | None:
-    """Three significant digits; a figure that is not finite is none."""
+def short(value: float | None, digits: int = 4) -> Any:
+    """So many significant digits; a figure that is not finite is none."""
     if value is None or not math.isfinite(value):
         return None
-    return float(f"{value:.3g}")
+    return float(f"{value:.{digits}g}")
 
 
 def to_line(value: object) -> str:

@@ -11,6 +11,7 @@ from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.trees.acceptance_fold import Count
 from medusa_chat.trees.expected_length import Accuracies, expected_lengths
 from medusa_chat.trees.pick import Pick, pick
+from medusa_chat.ui.page.tree_view import short
 
 MOST_NODES = 128  # of the curve of searched trees
 LEAST_MEASURED = 20  # steps before a size counts as measured
@@ -96,8 +97,3 @@ def _thin(values: Sequence[float]) -> list[list[float]]:
 
 def _thin_sizes(sizes: Sequence[int]) -> list[int]:
     return [m for m in sizes if m <= 32 or m % 4 == 0 or m == sizes[-1]]
-
-
-def short(value: float) -> float:
-    """Four significant digits."""
-    return float(f"{value:.4g}")

@@ -16,6 +16,7 @@ from medusa_chat.training.hardware import (
     layer_seconds,
     speedup,
 )
+from medusa_chat.ui.page.tree_view import short
 
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -61,20 +62,16 @@ def roof_view(chosen: Setting, tokens: float | None = None) -> dict[str, Any]:
         "gpu": gpu.name,
         "peak": gpu.flops / 1e12,
         "bandwidth": gpu.bandwidth / 1e9,
-        "ridge": _short(gpu.flops / gpu.bandwidth),
+        "ridge": short(gpu.flops / gpu.bandwidth),
         "nodes": chosen.nodes,
         "points": [
             _point(name, place, queries, chosen)
             for queries in (1, chosen.nodes)
             for name, place in OPERATORS
         ],
-        "overhead": [[m, _short(_overhead(chosen, m))] for m in SIZES],
-        "speedup": [[m, _short(_speedup(chosen, m, constant))] for m in SIZES],
-        "best": {
-            "nodes": best,
-            "speedup": _short(gain),
-            "overhead": _short(_overhead(chosen, best)),
-        },
+        "overhead": [[m, short(_overhead(chosen, m))] for m in SIZES],
+        "speedup": [[m, short(_speedup(chosen, m, constant))] for m in SIZES],
+        "best": {"nodes": best, "speedup": short(gain)},
         "text": summary(chosen, best, gain, _speedup(chosen, chosen.nodes, constant)),
         "assumptions": assumptions(chosen, tokens),
     }
@@ -120,8 +117,8 @@ def _point(name: str, place: int, queries: int, chosen: Setting) -> dict[str, An
     return {
         "name": name,
         "queries": queries,
-        "intensity": _short(work.intensity),
-        "tflops": _short(work.flops / seconds / 1e12),
+        "intensity": short(work.intensity),
+        "tflops": short(work.flops / seconds / 1e12),
     }
 
 
@@ -139,7 +136,3 @@ def _one_of(what: str, value: object, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise UsageError(f"{what}: choose one of {', '.join(allowed)}")
     return value
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")

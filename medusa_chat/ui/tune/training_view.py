@@ -5,6 +5,7 @@ from typing import Any
 
 from medusa_chat.training.run_log import Run
 from medusa_chat.ui.page.status import without_folders
+from medusa_chat.ui.page.tree_view import short
 
 MOST_POINTS = 120
 STAGES = {
@@ -30,14 +31,13 @@ def train_view(run: Run | None, is_guest: bool = False) -> dict[str, Any] | None
         "stoppable": is_running and run.can_stop and not is_guest,
         "text": state_text(run, is_running, steps, is_guest),
         "part": steps[-1]["step"] / max(steps[-1]["steps"], 1) if steps else None,
-        "steps": steps[-1]["steps"] if steps else 0,
         "loss": _curve(steps, lambda step: step["loss"]),
         "lm_loss": _curve(
             [s for s in steps if _is_number(s.get("lm_loss"))], lambda s: s["lm_loss"]
         ),
         "top1": [_curve(steps, lambda s, h=head: s["top"][h][0]) for head in range(_heads(steps))],
         "held": [
-            [[event["step"], _short(event["top"][head][0])] for event in held]
+            [[event["step"], short(event["top"][head][0])] for event in held]
             for head in range(_heads(held))
         ],
     }
@@ -69,7 +69,7 @@ def _curve(steps: Sequence[Any], value: Any) -> list[list[float]]:
     """[step, mean value] of neighbours, so that at most MOST_POINTS are left."""
     width = max(1, -(-len(steps) // MOST_POINTS))
     groups = [steps[at : at + width] for at in range(0, len(steps), width)]
-    return [[g[-1]["step"], _short(sum(map(value, g)) / len(g))] for g in groups]
+    return [[g[-1]["step"], short(sum(map(value, g)) / len(g))] for g in groups]
 
 
 def _heads(events: Sequence[Any]) -> int:
@@ -94,7 +94,3 @@ def _is_top(top: Any) -> bool:
 def _is_number(value: Any) -> bool:
     is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_one and abs(value) < 1e12
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")

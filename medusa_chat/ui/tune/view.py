@@ -12,7 +12,8 @@ from medusa_chat.trees.acceptance_fold import AcceptanceFold
 from medusa_chat.trees.expected_length import Accuracies, node_value
 from medusa_chat.trees.suggestion import LEAST_STEPS, TreeSuggestion, costs_of
 from medusa_chat.ui.page.status import without_folders
-from medusa_chat.ui.tune.curves import short, speedup_view, times_view, token_curves
+from medusa_chat.ui.page.tree_view import short
+from medusa_chat.ui.tune.curves import speedup_view, times_view, token_curves
 
 EMPTY = {
     "empty": "No model is loaded. Choose one in the Models tab: its heads, its tree and what they "
@@ -170,7 +171,7 @@ def chats_view(counts: AcceptanceCounts) -> dict[str, Any]:
         if left > 0 and counts.steps
         else ""
     )
-    return {"steps": counts.steps, "answers": counts.answers, "text": text + more}
+    return {"text": text + more}
 
 
 def suggestion_view(found: TreeSuggestion) -> dict[str, Any]:

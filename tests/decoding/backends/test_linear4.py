@@ -10,7 +10,7 @@ from support.families import tiny
 from support.linear4 import WIDE, bnb, linear4, quantised_model, weights_of
 from support.quantised import opened, texts
 
-from medusa_chat.checkpoints import quantised
+from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.memory import held_bytes
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backends.linear4 import (
@@ -159,7 +159,7 @@ def test_the_kept_copy_is_the_stock_one_and_says_the_same(tmp_path, monkeypatch)
     phases, made = opened(folder, "nf4")
     assert "quantise" in phases and any("layers merged" in note for note in made.info.notes)
     plain, medusa = texts(made)
-    assert plain == medusa and len(quantised.kept()) == 1
+    assert plain == medusa and len(kept_copies.kept()) == 1
     phases, again = opened(folder, "nf4")
     assert "quantise" not in phases and texts(again) == [plain, plain]
     assert again.info.memory_bytes == made.info.memory_bytes

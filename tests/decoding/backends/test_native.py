@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.child_loads import load_demo
+from support.children import load_demo
 from support.engines import TREES, decode, drafters_of, engine_of, on, tokens
 from support.families import CONTEXT, VOCABULARY, tiny
 from support.native_engines import lay_out, made_native, native_engine
