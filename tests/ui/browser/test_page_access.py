@@ -13,6 +13,7 @@ from medusa_chat.ui.app import Page, PageOptions, open_page
 SPOIL = """() => {
   const [title, tool] = ['#brand h1', '#look .tool'].map(at => document.querySelector(at));
   const names = ['aria-label', 'title'].map(name => [name, tool.getAttribute(name)]);
+  title.style.transition = 'none';
   title.style.color = '#ddd';
   names.forEach(([name]) => tool.removeAttribute(name));
   window.mend = () => {
@@ -38,6 +39,7 @@ def settled(tab) -> list[str]:
 
 def test_the_check_finds_what_is_wrong(opened, resident):
     tab = resident(f"{opened.url}?__theme=light")
+    tab.wait_for_selector("html.is-settled")  # what lies over the title has gone
     tab.evaluate(SPOIL)
     assert {line.split(":")[0] for line in findings(tab)} == {"color-contrast", "button-name"}
     tab.evaluate("window.mend()")
