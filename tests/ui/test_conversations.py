@@ -311,6 +311,24 @@ def test_an_answer_that_runs_is_on_disk_as_far_as_it_has_come(
     assert chat.transcript.notes[1] == "stopped" and kept.title == "while it runs"
 
 
+def test_a_continued_answer_stays_in_memory_while_it_is_kept_so_far(
+    server, session, history, monkeypatch
+):
+    """What it goes on from was taken out with the part that only the disk has."""
+    monkeypatch.setattr(answer_run, "KEEP_SECONDS", 0.05)
+    tab = owner()
+    chat = say(server, tab, "hello")
+    before = chat.transcript.tree
+    session.runner.hold_at = 3
+    server.proceed(tab, turn())
+    wait_for(lambda: len(history.load(chat.id).tree.said) == 3)
+    assert chat.transcript.tree.said == before.said
+    server.stop(tab)
+    ended(chat)
+    assert history.load(chat.id).tree == chat.transcript.tree
+    assert len(chat.transcript.messages) == 2 and chat.transcript.version(1) == (1, 1)
+
+
 def test_an_empty_conversation_is_neither_stored_nor_listed(server, history):
     tab = owner()
     server.attach(tab, None)

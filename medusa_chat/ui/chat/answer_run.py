@@ -85,19 +85,20 @@ class AnswerRun:
         return self.answer
 
     def so_far(self, transcript: Transcript) -> Transcript | None:
-        """The conversation with as much of this answer as there is; None before any of it."""
+        """The conversation with as much of this answer as there is, beside the one that it goes on
+        from; None before any of it."""
         if not self.job.trace:
             return None
         self.fold()
-        return self.added_to(transcript, INTERRUPTED)
-
-    def added_to(self, transcript: Transcript, note: str = "") -> Transcript | None:
-        """The conversation with this answer; None where nothing has come of it. note: why it is
-        cut short, if not for its own reason."""
-        note = note or self.note
-        if self.answer.is_empty and (note or self.answer.before):
+        if self.answer.is_empty:
             return None
-        said = transcript.plus("assistant", self.answer.text, self.answer, note)
+        return transcript.plus("assistant", self.answer.text, self.answer, INTERRUPTED)
+
+    def added_to(self, transcript: Transcript) -> Transcript | None:
+        """The conversation with this answer; None where nothing has come of it."""
+        if self.answer.is_empty and (self.note or self.answer.before):
+            return None
+        said = transcript.plus("assistant", self.answer.text, self.answer, self.note)
         return said if self.replaces is None else said.without(self.replaces)
 
     @property

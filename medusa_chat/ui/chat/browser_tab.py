@@ -49,7 +49,7 @@ class Tab:
     told: int = 0
 
     def take(self) -> None:
-        """What its box held was sent, or put away: the browser takes it out of the box."""
+        """What its box held was sent: the browser takes it out of the box."""
         self.taken, self.back = self.taken + 1, ""
 
     def give(self, text: str) -> None:

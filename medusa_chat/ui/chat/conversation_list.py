@@ -54,6 +54,7 @@ class ConversationList:
         chat = self.sessions.find(scope, id)
         if chat is not None:
             self.sessions.reread(chat)
+        if chat is not None and not chat.is_deleted:
             chat.rename(title)
 
     def delete(self, scope: str, id: object) -> ChatSession | None:
