@@ -88,7 +88,8 @@ class Reading:
 @dataclass(frozen=True)
 class Prefilled:
     """The prompt is in the cache and the first token is there. settings: all of them, resolved.
-    backend: what runs the steps."""
+    backend: what runs the steps. left_out: how many messages of the conversation's beginning the
+    context has no room for."""
 
     model: str
     precision: str
@@ -103,6 +104,7 @@ class Prefilled:
     context: int = 0
     version: int = VERSION
     backend: str = ""
+    left_out: int = 0
 
 
 @dataclass(frozen=True)

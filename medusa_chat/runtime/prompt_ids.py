@@ -1,5 +1,7 @@
 """The token ids of a prompt: a text, or a conversation whose earlier turns keep their ids."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
 
 from medusa_chat.checkpoints.chat_template import renderer
@@ -28,6 +30,32 @@ def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
         rest = tokenizer(text[len(said) :], add_special_tokens=False)["input_ids"]
         return [*ids, *rest], text
     return tokenizer(text, add_special_tokens=False)["input_ids"], text
+
+
+def encode_latest(
+    loaded: LoadedModel, messages: Sequence[Message], wanted: int
+) -> tuple[list[int], str, int]:
+    """`encode` of a conversation without its oldest messages, where the context would not hold it
+    and `wanted` new tokens, or a quarter of the context where that is less -> ids, text, and how
+    many messages were left out.
+
+    The system prompt stays, and a user's message comes first. Tokens are dropped by quarters of the
+    context, so that some turns to come begin alike and the cache is reused.
+    """
+    ids, text = encode(loaded, messages)
+    part = -(-loaded.info.context // 4)
+    over = len(ids) + min(wanted, part) - loaded.info.context
+    asked = [at for at, message in enumerate(messages) if message["role"] == "user"][1:]
+    if over <= 0 or not asked:
+        return ids, text, 0
+    most = len(ids) - part * -(-over // part)
+    system = [one for one in messages[:1] if one["role"] == "system"]
+
+    def of(start: int) -> tuple[list[int], str]:
+        return encode(loaded, [*system, *messages[start:]])
+
+    place = bisect_left(asked[:-1], True, key=lambda start: len(of(start)[0]) <= most)
+    return *of(asked[place]), asked[place] - len(system)
 
 
 def _rendered(loaded: LoadedModel, messages: list[Message]) -> str:

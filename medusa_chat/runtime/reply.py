@@ -11,12 +11,12 @@ from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.decoding.continuation import DEPTH
 from medusa_chat.decoding.detokenizer import with_text
 from medusa_chat.decoding.draft import Drafter
-from medusa_chat.decoding.events import Finished, Reading, Told, changed
+from medusa_chat.decoding.events import Finished, Prefilled, Reading, Told, changed
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import Fresh, ModelInfo
 from medusa_chat.runtime.plain_clock import busy, plain_step_seconds
-from medusa_chat.runtime.prompt_ids import encode, said_so_far
+from medusa_chat.runtime.prompt_ids import encode, encode_latest, said_so_far
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.tuner import draft_budget
 from medusa_chat.trees.presets import load_tree
@@ -31,14 +31,20 @@ def reply(
         loaded.engine.forget()
         loaded.said, prompt = ("", []), prompt.text
     settings, drafter = resolve(loaded, asked.settings)
-    ids, text = encode(loaded, prompt)
+    left_out = 0
+    if asked.drops_oldest and not isinstance(prompt, str):
+        ids, text, left_out = encode_latest(loaded, prompt, settings.max_new_tokens)
+    else:
+        ids, text = encode(loaded, prompt)
     advice = _Advice(loaded.info, settings.nodes or 1)
     answer = loaded.engine.generate(ids, drafter, settings)
     told = with_times_and_text(loaded, answer, settings.stop, should_stop)
     with refuse_out_of_memory(advice), closing(told) as events:
         for event in events:
             advice.has_begun = not isinstance(event, Reading)
-            if isinstance(event, Finished):
+            if isinstance(event, Prefilled):
+                event = changed(event, left_out=left_out)
+            elif isinstance(event, Finished):
                 event = _with_plain(loaded, ids, settings, event)
                 if not isinstance(prompt, str):
                     loaded.said = said_so_far(loaded, text, ids, event)

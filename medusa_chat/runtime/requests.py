@@ -21,10 +21,12 @@ from medusa_chat.messages import (
 
 @dataclass(frozen=True)
 class Reply(Request[Event]):
-    """Answer a conversation, or continue a raw text."""
+    """Answer a conversation, or continue a raw text. drops_oldest: whether the oldest messages of a
+    conversation that is too long for the context are left out; else that is refused."""
 
     prompt: Prompt
     settings: GenerationSettings
+    drops_oldest: bool = False
 
 
 @dataclass(frozen=True)

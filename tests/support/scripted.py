@@ -71,6 +71,7 @@ class ScriptedRunner:
     last: the steps of the last answer, what a picture is compared with. fail_at: raise there.
     hold_at: wait before that step until it is moved on, however slow the machine that looks is.
     parts: of a prompt of which the reading of the first ones is told.
+    left_out: messages that the context has no room for.
     plain_share: of a plain step in the delay of a tree step.
     forced: settings that stand over those asked for.
     is_load_held: a load reads until it is stopped or closed.
@@ -80,6 +81,7 @@ class ScriptedRunner:
     prefill: float = 0.05
     is_load_held: bool = False
     parts: int = 1
+    left_out: int = 0
     steps: int = 40
     nodes: int = 16
     fail_at: int | None = None
@@ -209,6 +211,7 @@ class ScriptedRunner:
             text=self.pieces[0],
             seconds=self.prefill,
             context=2048,
+            left_out=self.left_out,
         )
         yield from self._decode(tree, settings)
 

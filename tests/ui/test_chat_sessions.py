@@ -32,6 +32,20 @@ def test_a_message_sent_while_one_runs_waits_and_goes_out_at_the_end(chat):
     assert sent == ["one", "two", "three"] and chat.pending == []
 
 
+def test_messages_that_were_not_read_are_told_below_the_answer(chat):
+    chat.session.runner.left_out = 1
+    chat.ask(turn("one"))
+    assert chat._run.job.request.drops_oldest
+    ended(chat)
+    chat.session.runner.left_out = 4
+    chat.ask(turn("two", max_new_tokens=16))
+    ended(chat)
+    room = "not read: the context holds 2,048 tokens"
+    assert chat.transcript.notes[1] == f"the oldest message was {room}"
+    limit = "stopped: the limit of new tokens is reached"
+    assert chat.transcript.notes[3] == f"{limit}; the oldest 4 messages were {room}"
+
+
 def test_what_waits_goes_out_after_a_stop_too(chat, monkeypatch):
     monkeypatch.setattr(chat.session.runner, "delay", 0.05)
     chat.ask(turn("one"))

@@ -98,8 +98,18 @@ class AnswerRun:
         """The conversation with this answer; None where nothing has come of it."""
         if self.answer.is_empty and (self.note or self.answer.before):
             return None
-        said = transcript.plus("assistant", self.answer.text, self.answer, self.note)
+        note = "; ".join(filter(None, (self.note, self.left_out)))
+        said = transcript.plus("assistant", self.answer.text, self.answer, note)
         return said if self.replaces is None else said.without(self.replaces)
+
+    @property
+    def left_out(self) -> str:
+        """That the beginning of the conversation was not read, for below it; empty where it was."""
+        first = self.answer.prefilled
+        if first is None or not first.left_out:
+            return ""
+        oldest = "message was" if first.left_out == 1 else f"{first.left_out} messages were"
+        return f"the oldest {oldest} not read: the context holds {first.context:,} tokens"
 
     @property
     def failure(self) -> str:

@@ -179,7 +179,7 @@ class ChatSession(Conversation):
         self.system, self.is_running = inputs.system, True
         transcript = kept.plus("user", text) if text else kept
         prompt = transcript.prompt(self.system, self.answer.text)
-        job = self.session.submit(Reply(prompt, inputs.settings))
+        job = self.session.submit(Reply(prompt, inputs.settings, drops_oldest=True))
         run = (self.session, job, self.answer, text, self.transcript, inputs.is_paced, replaces)
         self._run = AnswerRun(*run)
         self._say_more(transcript)
