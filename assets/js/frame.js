@@ -16,6 +16,7 @@ const nodes = draw("g", { role: "group" });
 const legend = make("div", "legend");
 const fold = button("fold", "", () => {
   wantsFold = !isFolded();
+  tallest = 0;
   schedule();
 });
 const single = make(

@@ -71,9 +71,9 @@ function lay(step, drawn, width) {
   const chip = pitch - gap;
   const wide = Math.ceil(pitch * columns - gap + 2);
   const high = TOP + rows * ROW_HIGH + 2;
-  tallest = Math.max(tallest, high);
-  const standing = isFolded() ? tallest : high; // a fold that changes with the step must not jump
-  set(svg, { width: wide, height: standing, viewBox: `0 0 ${wide} ${standing}` });
+  tallest = Math.max(tallest, high); // what stands below must not jump from step to step
+  picture.style.minHeight = `${tallest}px`; // nor where a step has no tree
+  set(svg, { width: wide, height: tallest, viewBox: `0 0 ${wide} ${tallest}` });
   names.replaceChildren(
     ...Array.from({ length: columns }, (_, column) =>
       draw("text", { class: "column", x: column * pitch + 1, y: 12 }, columnName(data, step, column)),

@@ -5,7 +5,7 @@ const facts = make("div", "facts");
 const PARTS_OF_A_STEP = ["backbone", "heads", "rest"];
 const tiles = {
   rate: tile("tokens/s", "decoding, prefill left out", true),
-  ratio: tile("vs plain", "against plain decoding on this machine", true),
+  ratio: tile("vs plain", "against plain decoding", true),
   per_step: tile("tokens/step", "the paper's acceleration rate", false),
   ms: tile("ms/step", "mean over the steps so far", false),
 };
@@ -64,18 +64,12 @@ function makeContext() {
   return { ...made, fill };
 }
 
+// f: measured on this machine. What is shown at the clock of a GPU has the figures of that in its
+// tiles (pace.js), and those of this machine in the line below.
 function drawFigures(f) {
-  say(tiles.rate.value, number(f.rate, 1));
-  say(tiles.rate.under, f.recent === null ? "" : `last second ${number(f.recent, 1)}`);
-  const ratio = f.ratio === null ? "–" : `${f.ratio.toFixed(2)}×`;
-  say(tiles.ratio.value, f.is_plain ? "plain" : ratio);
-  tiles.ratio.value.classList.toggle("under-one", f.ratio !== null && f.ratio < 1);
-  const paid = f.overhead !== null && f.per_step !== null;
-  say(tiles.ratio.under, paid ? `${number(f.per_step, 2)} ÷ ${number(f.overhead, 2)} overhead` : "");
-  say(tiles.per_step.value, number(f.per_step, 2));
-  say(tiles.per_step.under, `${count(f.steps)} step${f.steps === 1 ? "" : "s"}`);
-  say(tiles.ms.value, number(f.ms, 1));
-  say(tiles.ms.under, f.overhead === null ? "" : `${number(f.overhead, 2)} × a plain step`);
+  const modelled = modelledFigures(f);
+  drawTiles(f, modelled || f);
+  figures.classList.toggle("is-modelled", Boolean(modelled));
   drawSplit(f.split_ms);
   drawContext(f);
   say(first.value, f.first_ms === null ? "–" : `${count(Math.round(f.first_ms))} ms`);
@@ -83,7 +77,22 @@ function drawFigures(f) {
   say(prefill.value, f.prefill_ms === null ? "–" : `${count(Math.round(f.prefill_ms))} ms`);
   const reused = f.reused ? `, ${count(f.reused)} reused` : "";
   say(prefill.under, f.prompt === null ? "" : `${count(f.prompt)} tokens${reused}`);
-  drawPlain(f);
+  drawPlain(f, Boolean(modelled));
+}
+
+function drawTiles(f, on) {
+  const last = f.recent === null ? "" : `last second ${number(f.recent, 1)}`;
+  say(tiles.rate.value, number(on.rate, 1));
+  say(tiles.rate.under, on.where || last);
+  const ratio = on.ratio === null ? "–" : `${on.ratio.toFixed(2)}×`;
+  say(tiles.ratio.value, f.is_plain ? "plain" : ratio);
+  tiles.ratio.value.classList.toggle("under-one", on.ratio !== null && on.ratio < 1);
+  const paid = on.overhead !== null && on.per_step !== null;
+  say(tiles.ratio.under, paid ? `${number(on.per_step, 2)} ÷ ${number(on.overhead, 2)} overhead` : "");
+  say(tiles.per_step.value, number(on.per_step, 2));
+  say(tiles.per_step.under, `${count(f.steps)} step${f.steps === 1 ? "" : "s"}`);
+  say(tiles.ms.value, number(on.ms, 1));
+  say(tiles.ms.under, on.overhead === null ? "" : `${number(on.overhead, 2)} × a plain step`);
 }
 
 function drawSplit(parts) {
@@ -109,20 +118,21 @@ function drawContext(f) {
 
 // The show drafts the same number of nodes in every step, whether they pay here or not: that they
 // do not is no fault to mend.
-function slowerText(f) {
-  if (!f.slower || window.medusaPace?.mode() !== "gpu") return f.slower;
-  const cost = f.overhead === null ? "" : `: a step costs ${number(f.overhead, 1)} plain ones`;
-  return `On this machine these nodes are too many to pay${cost}. At full speed the number is automatic.`;
+function measuredHere(f) {
+  const ratio = f.ratio === null ? "" : `, ${f.ratio.toFixed(2)}× plain decoding's ${number(f.plain, 1)}`;
+  const cost = f.overhead === null ? "" : ` (a step costs ${number(f.overhead, 1)} plain ones)`;
+  const why = f.slower ? `: these nodes are too many to pay here${cost}; at full speed the number is automatic` : "";
+  return `Measured on this machine: ${number(f.rate, 1)} tokens/s${ratio}${why}.`;
 }
 
-function drawPlain(f) {
+function drawPlain(f, isModelled) {
+  plain.classList.toggle("slower", Boolean(f.slower) && !isModelled);
+  if (isModelled) return say(plain, measuredHere(f));
   let text = "";
   if (f.is_plain) text = "This is plain decoding: the baseline the ratio is taken against.";
   else if (f.plain === null) text = "plain: timed at the end of an answer, by its last tokens";
   else text = `plain: ${f.plain.toFixed(1)} tokens/s, timed beside this answer`;
-  const slower = slowerText(f);
-  plain.classList.toggle("slower", Boolean(f.slower) && slower === f.slower);
-  say(plain, slower ? `${slower} (${text})` : text);
+  say(plain, f.slower ? `${f.slower} (${text})` : text);
 }
 
 const NO_FIGURES = {

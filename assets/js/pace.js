@@ -73,15 +73,19 @@ function drawPace() {
   const words = modelledWords(pace, isDemo() ? "demo" : "model");
   const slow = times > 1 ? `Shown ${times} times slower, at most six steps a second. ` : "";
   const show = `${slow}A show: every step drafts ${pace.nodes} nodes, whether they pay here or not.`;
-  const figures = make("b", "", figuresOf(rows.find((row) => row.nodes === pace.nodes), rows[0]));
-  gpuLine.replaceChildren(figures, ` (${words}). ${isBehind ? BEHIND : show}`);
+  say(gpuLine, `These figures are ${words}. ${isBehind ? BEHIND : show}`);
 }
 
-function figuresOf(row, plain) {
-  const times = `${number(row.ms, 1)} ms a step, plain ${number(plain.ms, 1)}`;
-  if (row.gain === null) return times;
-  const gain = `${row.gain.toFixed(2)}× plain`;
-  return `${times}; ${number(row.rate, 0)} tokens/s, plain ${number(plain.rate, 0)}: ${gain}`;
+// What the tiles show in place of figures f of this machine; null at another pace, and where the
+// tokens a step of so many nodes are not known.
+function modelledFigures(f) {
+  if (paceMode() !== "gpu" || !f.steps) return null;
+  const [own, ...rows] = gpuRows();
+  const row = f.is_plain ? own : rows.find((one) => one.nodes === pace.nodes);
+  if (row.rate === null) return null;
+  const { ms, tokens, rate, gain } = row;
+  const overhead = f.is_plain ? null : ms / own.ms;
+  return { ms, rate, overhead, per_step: tokens, ratio: gain, where: `modelled: ${pace.gpu}` };
 }
 
 // Tokens a step with the first m nodes of the answer's drafts, which are in order of value: of all

@@ -44,6 +44,7 @@ function forget() {
   stopPlay();
   [pinned, flying, shown, live, shape, tallest] = [null, null, null, null, null, 0];
   [widest, asIf] = [0, null];
+  picture.style.minHeight = "";
   known = { bars: [], times: [], nodes: [], ends: [] };
   steps = new Map();
   chart = emptyChart();

@@ -44,7 +44,7 @@ function drawAll(isReadable) {
   const seen = judged(shown);
   const now = pinned === null ? shown.index : pinned;
   const size = widthIn(root) < NARROW ? "narrow" : widthIn(root) < 960 ? "middle" : "wide";
-  if (root.dataset.size !== size) root.dataset.size = size;
+  if (root.dataset.size !== size) [root.dataset.size, tallest, shape] = [size, 0, null];
   if (isReadable) drawHead(seen);
   if (isReadable) drawChart(data, known.bars, known.times, pinned);
   if (isReadable) drawPace();

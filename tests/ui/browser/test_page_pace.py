@@ -137,6 +137,9 @@ def answer_of(tab) -> str:
     return " ".join(tab.locator("#history .bot .message-content").first.inner_text().split())
 
 
+TILES = "ms/step", "tokens/step", "tokens/s", "vs plain"
+
+
 def drawn(tab) -> int:
     return int(tab.get_attribute("svg.tree", "data-step"))
 
@@ -191,7 +194,16 @@ def test_every_modelled_figure_says_what_it_is(tab, runner):
     tab.click(".skip")
     wait_end(tab)
     assert words in tab.inner_text(".modelled")
-    assert tab.inner_text("[data-figure='ms/step'] .value") == "2.0"  # measured here: it stays
+    tiles = {name: tab.inner_text(f"[data-figure='{name}'] .value") for name in TILES}
+    ms, tokens, rate, gain = tab.locator(".gpu-table .now td").all_inner_texts()
+    assert tiles == dict(zip(TILES, (ms, tokens, f"{float(tiles['tokens/s']):.1f}", gain)))
+    assert round(float(tiles["tokens/s"])) == float(rate)
+    assert tab.inner_text("[data-figure='tokens/s'] .under") == "modelled: RTX 4090"
+    here = tab.inner_text(".tree-block p.plain")
+    assert here.startswith("Measured on this machine: ") and "× plain decoding's" in here
+    tab.select_option(".mode", "full")
+    assert tab.inner_text("[data-figure='ms/step'] .value") == "2.0"
+    assert tab.locator(".is-modelled").count() == 0
 
 
 def row(tab, nodes: int) -> list[float]:
@@ -230,7 +242,7 @@ def test_that_the_show_does_not_pay_here_is_told_without_alarm(tab, runner):
     tab.click(".skip")
     wait_end(tab)
     here = tab.locator(".tree-block p.plain")
-    here.get_by_text("On this machine these nodes are too many to pay").wait_for()
+    here.get_by_text("these nodes are too many to pay here").wait_for()
     assert tab.locator(".tree-block .plain.slower").count() == 0
     tab.select_option(".mode", "full")
     tab.locator(".tree-block .plain.slower").get_by_text("Slower than plain decoding").wait_for()
