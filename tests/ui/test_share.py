@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import httpx
@@ -195,15 +196,17 @@ def test_a_guest_learns_the_model_and_nothing_of_the_folders():
 
 
 def test_a_long_name_keeps_its_end_in_the_bar_and_is_whole_in_the_reason():
-    name = "/home/me/" + "far/" * 30 + "vicuna-7b"
+    name = "/home/me/far/" + "long-" * 30 + "vicuna-7b"
     model = ModelInfo(
         *(name, "llama", "fp16", "cpu", 7, 3, 2048, "auto", 16),
         tree_reason="",
         memory_bytes=2**20,
     )
     _, shown, why = json.loads(status_line(ModelState("ready", model=model)))["facts"][0]
-    assert shown.startswith("…") and shown.endswith("far/vicuna-7b") and len(shown) <= 36
+    assert shown.startswith("…") and shown.endswith("long-vicuna-7b") and len(shown) <= 36
     assert name in why
+    near = replace(model, name="/home/me/far/vicuna-7b")
+    assert json.loads(status_line(ModelState("ready", model=near)))["facts"][0][1] == "vicuna-7b"
 
 
 # ---- the door, on the real page ----

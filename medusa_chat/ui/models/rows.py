@@ -131,8 +131,10 @@ def _gated(entry: Entry) -> str:
 
 
 def _download(entry: Entry, machine: Machine) -> str:
-    """The bytes left to download; cached files are not counted."""
-    left = 0 if entry.is_here else entry.detail.left if entry.detail else None
+    """The bytes left to download; cached files are not counted, nor those of a model that is
+    loaded, from wherever it came."""
+    is_here = entry.is_here or entry.id == machine.loaded
+    left = 0 if is_here else entry.detail.left if entry.detail else None
     if left is not None:
         return f"{gb(left)} to download" if left else "nothing to download"
     if entry.preset is not None and entry.preset.download_bytes:

@@ -31,7 +31,8 @@ FOR_GUESTS = "The model could not be loaded here. Ask the person who shared this
 
 
 def without_folders(name: str) -> str:
-    """The last part of a path or of a Hub id: what a guest may read of it."""
+    """The last part of a path or of a Hub id: what the bar has room for, and what a guest may
+    read of it."""
     return name.replace("\\", "/").rstrip("/").rpartition("/")[2]
 
 
@@ -54,7 +55,6 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
         line["notes"] = [*filter(None, [_capital(state.message)]), *line["notes"]]
         if is_guest:
             line |= {"notes": [], "facts": [[*fact[:2], ""] for fact in line["facts"]]}
-            line["facts"][0][1] = _short(without_folders(state.model.name))
     elif state.status == "loading":
         why = f"{_capital(state.message)}: " if state.message else "Loading: "
         now = phase_text(state, is_guest)
@@ -84,8 +84,8 @@ def phase_text(state: ModelState, is_guest: bool = False) -> str:
 
 def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
     """The most important first: a narrow page shows the first ones only."""
-    name = _short(model.name)
-    heads = f"{model.heads} heads" if model.heads else "no Medusa heads"
+    name = _short(without_folders(model.name))
+    heads = f"{model.heads} heads" if model.heads else "none"
     own = gb(model.memory_bytes)
     process = f"; its process holds {gb(memory)} of main memory" if memory else ""
     is_here = memory and not model.device.startswith("cuda")
