@@ -196,7 +196,8 @@ def test_every_modelled_figure_says_what_it_is(tab, runner):
     assert words in tab.inner_text(".modelled")
     tiles = {name: tab.inner_text(f"[data-figure='{name}'] .value") for name in TILES}
     ms, tokens, rate, gain = tab.locator(".gpu-table .now td").all_inner_texts()
-    assert tiles == dict(zip(TILES, (ms, tokens, f"{float(tiles['tokens/s']):.1f}", gain)))
+    rate_shown = f"{float(tiles['tokens/s']):.1f}"
+    assert tiles == dict(zip(TILES, (ms, tokens, rate_shown, gain), strict=True))
     assert round(float(tiles["tokens/s"])) == float(rate)
     assert tab.inner_text("[data-figure='tokens/s'] .under") == "modelled: RTX 4090"
     here = tab.inner_text(".tree-block p.plain")
