@@ -80,7 +80,8 @@ class PersonalTree:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The loaded model in words a status bar can show. heads: 0 without Medusa heads.
+    """The loaded model in words a status bar can show. heads: 0 without Medusa heads. backbone: its
+    Hub id or place, where that is not the checkpoint itself.
 
     memory_bytes: what weights, heads and cache were measured to take; estimated_bytes: what the
     estimate made before says of the same parts, 0 where there is none.
@@ -104,6 +105,7 @@ class ModelInfo:
     notes: tuple[str, ...] = ()
     estimated_bytes: int = 0
     tree_facts: TreeFacts | None = None
+    backbone: str = ""
 
 
 @dataclass(frozen=True)

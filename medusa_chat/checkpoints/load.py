@@ -100,7 +100,8 @@ def _without_unused_heads(
         return found
     count = found.heads.heads
     if request.tree == "auto":
-        tuned = tuning_store.read(tuning_key(found.name, plan.precision, plan.device))
+        place = tuning_key(found.name, found.base, plan.precision, plan.device)
+        tuned = tuning_store.read(place)
         usual = _usual_nodes(found, plan, calibration)
         tree, _ = auto_tree(calibration, count, plan.device, usual, request.nodes, tuned)
     else:
@@ -150,13 +151,15 @@ def _loaded_model(
 ) -> tuple[LoadedModel, Tree]:
     """The model with all that is told of it, and its auto tree."""
     usual, heads = _usual_nodes(found, plan, calibration), parts.head_count
-    tuned = tuning_store.read(tuning_key(found.name, plan.precision, plan.device), parts.parameters)
+    place = tuning_key(found.name, found.base, plan.precision, plan.device)
+    tuned = tuning_store.read(place, parts.parameters)
     tree, why = auto_tree(calibration, heads, plan.device, usual, tuned=tuned)
     backbone = engine.backbone
     modules = [parts.model, *backbone.beside, *filter(None, [parts.heads])]
     estimate = replace(plan.needs, found=found).at(plan.precision)
     info = ModelInfo(
         name=found.name,
+        backbone=found.base,
         family=parts.model.config.model_type,
         precision=plan.precision,
         device=plan.words,
@@ -186,12 +189,14 @@ def _usual_nodes(
     )
 
 
-def tuning_key(name: str, precision: str, device: torch.device) -> tuning_store.TuningKey:
-    """Under what the tuner's result for a model is kept."""
+def tuning_key(
+    name: str, backbone: str, precision: str, device: torch.device
+) -> tuning_store.TuningKey:
+    """Under what the tuner's result for a model is kept. backbone: see ModelInfo."""
     software = f"torch {torch.__version__}"
     if device.type == "cpu" and precision != "fp16" and native_build.compiler() is not None:
         software += " and C"
-    return tuning_store.TuningKey(name, precision, describe_device(device), software)
+    return tuning_store.TuningKey(name, backbone, precision, describe_device(device), software)
 
 
 def _check_first_answers(loaded: LoadedModel) -> None:

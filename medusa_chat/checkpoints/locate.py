@@ -58,6 +58,13 @@ class Checkpoint:
             return self.backbone / self.weights.files[0]
         return self.original or self.backbone
 
+    @property
+    def base(self) -> str:
+        """The backbone that the heads sit on, by its Hub id or its place; empty where it is the
+        checkpoint itself."""
+        is_own = self.folder in (self.source, self.source.parent)
+        return "" if is_own else self.repo or str(self.source)
+
     @classmethod
     def find(cls, request: LoadRequest) -> "Checkpoint":
         """Find the parts on disk or in the Hub's cache, without the network (fetch.py downloads

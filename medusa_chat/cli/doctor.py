@@ -193,7 +193,7 @@ def _demo(problems: list[str]) -> dict[str, Any]:
 def _tuned() -> dict[str, Any]:
     """The measured step times of each model."""
     found = {
-        f"{t.place.model}, {t.place.precision}, {t.place.device}": t.summary()
+        ", ".join(filter(None, list(asdict(t.place).values())[:-1])): t.summary()
         for t in tuning_store.all_tunings()
     }
     return found or {"measured": "nothing yet (the page measures when idle; bench measures too)"}

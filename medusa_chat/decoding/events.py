@@ -89,7 +89,7 @@ class Reading:
 class Prefilled:
     """The prompt is in the cache and the first token is there. settings: all of them, resolved.
     backend: what runs the steps. left_out: how many messages of the conversation's beginning the
-    context has no room for."""
+    context has no room for; backbone: what the heads sit on, where that is not the checkpoint."""
 
     model: str
     precision: str
@@ -105,6 +105,7 @@ class Prefilled:
     version: int = VERSION
     backend: str = ""
     left_out: int = 0
+    backbone: str = ""
 
 
 @dataclass(frozen=True)

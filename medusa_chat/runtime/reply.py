@@ -43,7 +43,7 @@ def reply(
         for event in events:
             advice.has_begun = not isinstance(event, Reading)
             if isinstance(event, Prefilled):
-                event = changed(event, left_out=left_out)
+                event = changed(event, left_out=left_out, backbone=loaded.info.backbone)
             elif isinstance(event, Finished):
                 event = _with_plain(loaded, ids, settings, event)
                 if not isinstance(prompt, str):

@@ -53,7 +53,7 @@ def tune_unless_known(
 
 def _applied(loaded: LoadedModel, costs: StepCosts) -> Tuning | None:
     info, device = loaded.info, loaded.engine.backbone.device
-    place = tuning_key(info.name, info.precision, device)
+    place = tuning_key(info.name, info.backbone, info.precision, device)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     measured = loaded.tuned.measured if loaded.tuned is not None else {}
     apply_tuning(loaded, Tuning(place, info.parameters, costs, date, measured))

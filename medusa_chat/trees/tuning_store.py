@@ -18,15 +18,17 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.trees.expected_length import Accuracies, expected_lengths
 from medusa_chat.trees.pick import Pick, pick
 
-VERSION = 2
+VERSION = 3
 MOST_BYTES = 100_000
 
 
 @dataclass(frozen=True)
 class TuningKey:
-    """The key of measured step times: another key is measured again. device: name and threads."""
+    """The key of measured step times: another key is measured again. backbone: see ModelInfo;
+    device: name and threads."""
 
     model: str
+    backbone: str
     precision: str
     device: str
     software: str

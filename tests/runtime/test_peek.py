@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -225,6 +226,13 @@ def test_a_card_of_nothing_is_one_line(demo, step, node):
 def test_a_card_of_another_models_answer_says_so(demo, tiny):
     answer = answered(tiny, "hello there")
     assert "is loaded now" in json.loads(asyncio.run(card_line(demo, answer, 0, 0)))["error"]
+
+
+def test_a_card_of_an_answer_on_another_backbone_says_so(demo):
+    answer = answered(demo, HELLO)
+    answer.prefilled = replace(answer.prefilled, backbone="/models/its-own")
+    said = json.loads(asyncio.run(card_line(demo, answer, 0, 0)))["error"]
+    assert said == "demo is loaded now, and this answer is from demo on its-own: load that one"
 
 
 def test_a_card_that_waits_too_long_asks_the_browser_to_come_again(demo, monkeypatch):

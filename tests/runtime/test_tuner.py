@@ -32,7 +32,7 @@ from medusa_chat.trees.pick import pick
 
 CPU = torch.device("cpu")
 BRIEF = 0.03  # seconds of a clock on which a plain step takes 0.001: the fewest rounds
-PLACE = tuning_store.TuningKey("demo", "fp32", "a CPU, 2 threads", "torch 2")
+PLACE = tuning_store.TuningKey("demo", "", "fp32", "a CPU, 2 threads", "torch 2")
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +278,7 @@ def test_another_place_or_size_is_measured_anew():
     tuning_store.write(found)
     assert tuning_store.read(PLACE, 1000) == tuning_store.read(PLACE) == found
     assert tuning_store.read(PLACE, 1001) is None
-    for name in ("model", "precision", "device", "software"):
+    for name in ("model", "backbone", "precision", "device", "software"):
         assert tuning_store.read(replace(PLACE, **{name: "another"})) is None
 
 

@@ -91,6 +91,27 @@ def test_a_row_tells_what_was_looked_up_rather_than_what_the_preset_says():
     assert fact(row, "base") == "someone/else"
 
 
+@pytest.mark.parametrize(
+    ("typed", "loaded_on", "is_loaded"),
+    [
+        (None, None, True),
+        (None, "HuggingFaceTB/SmolLM2-135M-Instruct", True),
+        (None, "some.gguf", False),
+        ("some.gguf", "some.gguf", True),
+        ("other", "some.gguf", False),
+        ("other", None, False),
+    ],
+)
+def test_a_row_is_loaded_on_the_backbone_that_is_asked_for_now(typed, loaded_on, is_loaded):
+    preset = model_preset("smollm2")
+    machine = Machine(loaded=LoadRequest("smollm2", loaded_on))
+    row = row_view("known", Entry("smollm2", preset), LoadChoices(backbone=typed), machine)
+    assert row["is_loaded"] == is_loaded
+    assert row["download"] == ("nothing to download" if is_loaded else "about 269 MB to download")
+    other = row_view("known", Entry("demo"), LoadChoices(), machine)
+    assert not other["is_loaded"]
+
+
 def test_memory_follows_the_context_up_to_what_the_model_reads():
     at = [bytes_for(PARTS, 8192, context) for context in (1024, 8192, 99_999)]
     assert at[0] < at[1] == at[2] == PARTS.total

@@ -122,10 +122,10 @@ class Answer:
         return NOTES.get(self.finished.reason, "").format(message=self.finished.message)
 
     @property
-    def model_key(self) -> tuple[str, str, str] | None:
-        """The model, precision and device that a speed was measured with."""
+    def model_key(self) -> tuple[str, str, str, str] | None:
+        """The model, backbone, precision and device that a speed was measured with."""
         first = self.prefilled
-        return (first.model, first.precision, first.device) if first else None
+        return (first.model, first.backbone, first.precision, first.device) if first else None
 
     @property
     def is_plain(self) -> bool:

@@ -9,7 +9,7 @@ from medusa_chat.messages import Peek, PeekRequest, Ranked
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.answer import Answer
-from medusa_chat.ui.page.status import without_folders
+from medusa_chat.ui.page.status import named
 from medusa_chat.ui.page.tree_view import printable, short, to_line
 
 POLL_SECONDS = 0.04
@@ -95,8 +95,12 @@ async def _peeked(session: Session, request: PeekRequest) -> Ticket[Peek]:
 
 def _require_same_model(session: Session, answer: Answer) -> None:
     model, first = session.state.model, answer.prefilled
-    if model and first and (model.name, model.precision) != (first.model, first.precision):
-        now, then = without_folders(model.name), without_folders(first.model)
+    if model is None or first is None:
+        return
+    is_named = (model.name, model.precision) == (first.model, first.precision)
+    if not is_named or first.backbone not in ("", model.backbone):
+        now = named(model.name, model.backbone)
+        then = named(first.model, first.backbone)
         raise UsageError(f"{now} is loaded now, and this answer is from {then}: load that one")
 
 

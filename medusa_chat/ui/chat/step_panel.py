@@ -5,6 +5,7 @@ from typing import Any
 
 from medusa_chat.decoding.events import Step
 from medusa_chat.ui.chat.answer import Answer
+from medusa_chat.ui.page.status import named
 from medusa_chat.ui.page.tree_view import short, step_view, to_line
 
 LIVE_BARS = 240  # of an answer that runs, for who comes in the middle of it
@@ -13,6 +14,7 @@ SHOWN_AT_ONCE = 24  # steps with their trees, about 6 KB each
 LOW_RATE = 1.6  # tokens per step; below it the heads guess too seldom to pay
 NOISE = 0.1  # share of plain decoding's speed by which two measurements of one speed may differ
 MANY_NODES = 8  # of a step; with fewer, fewer still would not help
+CHEAPER = " Fewer nodes cost less; at full speed their number is automatic."
 SPLIT = ("backbone", "heads", "rest")
 
 
@@ -83,7 +85,7 @@ def verdict(answer: Answer, plain: float | None) -> str:
     overhead = answer.seconds / steps * plain
     low = f"low acceptance, {per_step:.2f} tokens per step"
     dear = f"the tree's overhead, a step costs {overhead:.2f} plain ones"
-    advice = " Try fewer nodes." if max(s.nodes for s in answer.steps) > MANY_NODES else ""
+    advice = CHEAPER if max(s.nodes for s in answer.steps) > MANY_NODES else ""
     if per_step >= LOW_RATE:
         return f"Slower than plain decoding here: {dear}.{advice}"
     if overhead <= LOW_RATE:
@@ -92,11 +94,16 @@ def verdict(answer: Answer, plain: float | None) -> str:
 
 
 def panel_line(
-    answer: Answer, plain: float | None, index: int | None = None, since: int = 0
+    answer: Answer,
+    plain: float | None,
+    index: int | None = None,
+    since: int = 0,
+    is_newest: bool = True,
 ) -> str:
     """JSON for the picture: figures, bars, and step `index` (None: the latest). since: of how
-    many steps the reader has the bars."""
-    settings = answer.prefilled.settings if answer.prefilled else {}
+    many steps the reader has the bars. is_newest: whether it is the conversation's last answer."""
+    begun = answer.prefilled
+    settings = begun.settings if begun else {}
     is_pinned = index is not None and index < len(answer.steps)
     place = index if is_pinned and index is not None else len(answer.steps) - 1
     first, shown = bars_around(answer, place, is_pinned, since)
@@ -104,6 +111,8 @@ def panel_line(
     return to_line(
         {
             "answer": answer.number,
+            "newest": is_newest,
+            "model": named(begun.model, begun.backbone) if begun else "",
             "pinned": is_pinned,
             "ended": answer.finished is not None,
             "drafter": settings.get("drafter"),

@@ -45,7 +45,7 @@ class ChatViewer:
         steps = StepStore(history.file.parent / FOLDER) if history else None
         self.sessions = SessionStore(session, self._measure, history, steps)
         self.list = ConversationList(self.sessions)
-        self._plain: dict[tuple[str, str, str], tuple[float, float]] = {}  # rate, when
+        self._plain: dict[tuple[str, ...], tuple[float, float]] = {}  # rate, when
         self._tabs: weakref.WeakValueDictionary[str, Tab] = weakref.WeakValueDictionary()
 
     # ---- what others ask ----
@@ -199,11 +199,11 @@ class ChatViewer:
         return waiting_text(self.session.state, self.session.position(job))
 
     def _panel(self, tab: Tab, step: int | None = None, since: int = 0) -> str:
-        answer = self.answer_of(tab)
-        self.sessions.recall(self.session_of(tab), answer)
-        if answer.prefilled is None and not self.session_of(tab).is_running:
+        answer, chat = self.answer_of(tab), self.session_of(tab)
+        self.sessions.recall(chat, answer)
+        if answer.prefilled is None and not chat.is_running:
             return ""
-        return panel_line(answer, self.plain_of(answer), step, since)
+        return panel_line(answer, self.plain_of(answer), step, since, answer is chat.answer)
 
     def _measure(self, answer: Answer) -> None:
         """Remember the plain speed that was timed beside the answer."""

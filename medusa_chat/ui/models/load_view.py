@@ -93,7 +93,13 @@ def loaded_view(
     held = model.estimated_bytes or _estimated(model, detail)
     return {
         "name": request.checkpoint if request else model.name,
-        "facts": f"{model.precision} on {model.device}, context {model.context:,} tokens",
+        "facts": ", ".join(
+            [
+                *([f"backbone {model.backbone}"] if model.backbone else []),
+                f"{model.precision} on {model.device}",
+                f"context {model.context:,} tokens",
+            ]
+        ),
         "measured": gb(model.memory_bytes),
         "estimated": gb(held) if held else "",
         "ratio": f"{100 * held / max(1, model.memory_bytes):.0f} %" if held else "",

@@ -11,7 +11,7 @@ from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.hub import gb
 from medusa_chat.hub.catalog import ModelPreset, shape
-from medusa_chat.messages import DeviceMemory
+from medusa_chat.messages import DeviceMemory, LoadRequest
 from medusa_chat.ui.models.checkpoint_lookup import MemoryTarget
 
 DEFAULT_CONTEXT = 8192  # what a load takes at most when nobody says
@@ -26,14 +26,15 @@ WORDS = {"fits": "fits", "tight": "tight", "large": "too large"}
 @dataclass(frozen=True)
 class Machine:
     """What rows are judged by. memory: None before it is known. context: tokens when nobody says.
-    in_use: names that are loaded or being loaded, with their bases; loaded: the one itself."""
+    in_use: names that are loaded or being loaded, with their bases; loaded: what that was asked
+    for by."""
 
     memory: DeviceMemory | None = None
     target: MemoryTarget = MemoryTarget()
     is_online: bool = True
     context: int = DEFAULT_CONTEXT
     in_use: frozenset[str] = frozenset()
-    loaded: str = ""
+    loaded: LoadRequest | None = None
 
     @property
     def is_cpu(self) -> bool:

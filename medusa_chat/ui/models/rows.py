@@ -29,7 +29,7 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
         "title": _title(entry),
         "note": entry.preset.notes if entry.preset else "",
         "facts": list(_facts(entry, choices)),
-        "download": _download(entry, machine),
+        "download": _download(entry, choices, machine),
         "is_here": entry.is_here,
         "memory": memory,
         "warning": warning(memory, choices.precision),
@@ -37,7 +37,7 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
         "is_refused": _is_refused(entry),
         "remedy": entry.detail.link if entry.detail else "",
         "page": _page(entry),
-        "is_loaded": entry.id == machine.loaded,
+        "is_loaded": _is_loaded(entry, choices, machine),
         "ships": entry.ships,
         "delete": f"Delete {gb(freed)}" if freed else "",
         "deletion": _deletion(entry, freed) if freed else "",
@@ -130,10 +130,18 @@ def _gated(entry: Entry) -> str:
     return "yes" if entry.found is not None and entry.found.gated else ""
 
 
-def _download(entry: Entry, machine: Machine) -> str:
+def _is_loaded(entry: Entry, choices: LoadChoices, machine: Machine) -> bool:
+    """Whether it is loaded, on the backbone that it would be loaded with now."""
+    loaded, base = machine.loaded, entry.preset.base if entry.preset else None
+    if loaded is None or loaded.checkpoint != entry.id:
+        return False
+    return entry.key(choices.backbone).backbone in (loaded.backbone or base, None)
+
+
+def _download(entry: Entry, choices: LoadChoices, machine: Machine) -> str:
     """The bytes left to download; cached files are not counted, nor those of a model that is
     loaded, from wherever it came."""
-    is_here = entry.is_here or entry.id == machine.loaded
+    is_here = entry.is_here or _is_loaded(entry, choices, machine)
     left = 0 if is_here else entry.detail.left if entry.detail else None
     if left is not None:
         return f"{gb(left)} to download" if left else "nothing to download"

@@ -140,14 +140,13 @@ class ModelsView:
         return for_page(error or self.catalog.hub_error)
 
     def _machine(self) -> Machine:
-        loaded = self.session.loaded
         return Machine(
             memory=self.session.memory,
             target=self.catalog.target,
             is_online=self.catalog.is_online(),
             context=self.start.max_context or DEFAULT_CONTEXT,
             in_use=self.in_use(),
-            loaded=loaded.checkpoint if loaded else "",
+            loaded=self.session.loaded,
         )
 
     def _target(self) -> MemoryTarget:

@@ -36,6 +36,11 @@ def without_folders(name: str) -> str:
     return name.replace("\\", "/").rstrip("/").rpartition("/")[2]
 
 
+def named(model: str, backbone: str) -> str:
+    """A model as a guest may read it, with the backbone that its heads sit on."""
+    return " on ".join(map(without_folders, filter(None, (model, backbone))))
+
+
 def status_line(state: ModelState, memory: int | None = None, is_guest: bool = False) -> str:
     """JSON: facts of the loaded model with the reasons behind them, else one sentence.
 
@@ -85,13 +90,14 @@ def phase_text(state: ModelState, is_guest: bool = False) -> str:
 def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
     """The most important first: a narrow page shows the first ones only."""
     name = _short(without_folders(model.name))
+    whole = f"{model.name} on {model.backbone}" if model.backbone else model.name
     heads = f"{model.heads} heads" if model.heads else "none"
     own = gb(model.memory_bytes)
     process = f"; its process holds {gb(memory)} of main memory" if memory else ""
     is_here = memory and not model.device.startswith("cuda")
     return {
         "facts": [
-            ["model", name, f"{model.name}: {model.family}, {number(model.parameters)} parameters"],
+            ["model", name, f"{whole}: {model.family}, {number(model.parameters)} parameters"],
             ["precision", model.precision, ""],
             ["device", model.device, ""],
             ["tree", _tree(model), model.tree_reason],
