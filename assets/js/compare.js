@@ -39,7 +39,7 @@ function drawRunning(now) {
     const isDone = now.stage === "running" && !isNow && !isFirst[lane.box.dataset.side];
     if (isNow) lane.bar.value = now.tokens / now.limit;
     else lane.bar.value = isDone ? 1 : 0;
-    say(lane.count, isNow ? `${now.tokens} tokens` : isDone ? "recorded" : "waits for its turn");
+    say(lane.count, isNow ? `${now.tokens} token${now.tokens === 1 ? "" : "s"}` : isDone ? "recorded" : "waits for its turn");
   }
   if (now.spoken) say(spoken, now.spoken);
 }
@@ -82,7 +82,7 @@ function fold() {
   if (value === seen) return;
   const isFirst = seen === null;
   seen = value;
-  const now = value ? JSON.parse(value) : { state: "empty", result: null };
+  const now = value ? JSON.parse(value) : lastRace();
   root.dataset.state = now.state;
   say(fault, now.error || "");
   if (now.state === "running") drawRunning(now);
@@ -92,6 +92,32 @@ function fold() {
   if (now.state !== "running" && !now.result) setLanes([]);
   root.classList.toggle("has-result", Boolean(now.result));
   hollow.hidden = now.state === "running" || Boolean(now.result);
+  if (value && now.result) keepRace(now.result);
+}
+
+// ---- a reload shows the last result again, with its prompt ----
+
+const RACE_KEY = "medusa-chat-race";
+
+function promptBox() {
+  return document.querySelector("#compare-prompt textarea");
+}
+
+function keepRace(found) {
+  store("sessionStorage", RACE_KEY, JSON.stringify({ result: found, prompt: promptBox()?.value }));
+}
+
+function lastRace() {
+  const { result = null, prompt = "" } = JSON.parse(stored("sessionStorage", RACE_KEY) || "{}");
+  if (prompt) setTimeout(() => fillPrompt(prompt), 500); // Gradio draws the box later, and empty
+  return { state: result ? "still" : "empty", result };
+}
+
+function fillPrompt(text) {
+  const box = promptBox();
+  if (!box || box.value === text) return;
+  box.value = text;
+  box.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
 watch("value", () => requestAnimationFrame(fold));

@@ -11,6 +11,7 @@ function isOpen() {
 }
 
 function told() {
+  for (const other of columns.children) if (other !== side) other.inert = side.classList.contains("is-open");
   const toggler = document.getElementById("list-button");
   toggler?.setAttribute("aria-expanded", String(isOpen()));
 }

@@ -1,5 +1,6 @@
-// A slider's number box that is emptied keeps the slider's value: Gradio would post null for it, which
-// its server refuses with a traceback. What is typed next counts; left empty, the value stands again.
+// A slider's number box that is emptied keeps the slider's value, and a number beyond the slider's end
+// becomes that end: Gradio would post them, which its server refuses with a traceback. What is typed
+// next counts; left empty, the value stands again.
 function rangeBeside(box) {
   if (box.type !== "number") return null;
   return box.closest(".block")?.querySelector("input[type=range]") ?? null;
@@ -8,7 +9,12 @@ function rangeBeside(box) {
 window.addEventListener(
   "input",
   (event) => {
-    if (event.target.value === "" && rangeBeside(event.target)) event.stopImmediatePropagation();
+    const box = event.target;
+    const range = rangeBeside(box);
+    if (!range) return;
+    if (box.value === "") return event.stopImmediatePropagation();
+    const held = Math.min(Math.max(Number(box.value), Number(range.min)), Number(range.max));
+    if (held !== Number(box.value)) box.value = held;
   },
   true,
 );

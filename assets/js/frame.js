@@ -19,12 +19,13 @@ const fold = button("fold", "", () => {
   tallest = 0;
   schedule();
 });
-const single = make(
-  "p",
-  "single",
+const PLAIN =
   "Plain decoding: every pass of the model gives one token. There is no draft and no tree; " +
-    "this is the baseline that Medusa is measured against.",
-);
+  "this is the baseline that Medusa is measured against.";
+const UNDRAFTED =
+  "Nothing was drafted in this step: by what the heads expected, no token was worth its time. The " +
+  "pass gave one token, as in plain decoding.";
+const single = make("p", "single");
 const hollow = make(
   "p",
   "hollow",
@@ -66,7 +67,6 @@ let steps = new Map();
 let pinned = null; // the step the user looks at, while newer ones arrive
 let flying = null; // the step that was asked for: {step, at, isDropped}
 let view = "tree";
-let newest = 0; // number of the newest answer that was shown
 let wantsFold = null; // null: by width
 let shape = null; // what the layout was made for
 let chips = [];

@@ -84,6 +84,16 @@ function press(event) {
   else goToWord(word);
 }
 
+// By the keyboard an answer's steps are shown as by a click beside its words.
+function reach(target) {
+  if (!target || target.hasAttribute("tabindex")) return;
+  withRole(target, "group", "Answer. Enter shows its steps.").tabIndex = 0;
+}
+
+document.getElementById("conversation")?.addEventListener("keydown", ({ key, target }) => {
+  if (key === "Enter" && target.matches?.("#history .bot .message-content")) target.click();
+});
+
 function goToWord({ at }) {
   const found = window.medusaWords.stepAt(at);
   if (found) window.medusaWords.go(found.step);

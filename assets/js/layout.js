@@ -186,6 +186,8 @@ function drawHead(step) {
     test.title = "threshold = min(ε, δ·exp(−H)), H the entropy there";
     parts.push(test);
   }
+  const now = window.medusaModel?.model;
+  if (now && data.model && data.model !== now) parts.push(make("b", "", `by ${data.model}`));
   head.replaceChildren(...parts);
 }
 

@@ -87,7 +87,7 @@ function show() {
   if (!value || value === seen) return;
   seen = value;
   const line = JSON.parse(value);
-  const { pending, ask, number, conversation, guest, key, is_demo, view } = line;
+  const { pending, ask, number, conversation, guest, key, is_demo, model, view } = line;
   if (key !== mine) [mine, newest, taken, given] = [key, 0, 0, 0];
   if (conversation) changeDraft(conversation);
   settleBox(line);
@@ -97,8 +97,9 @@ function show() {
   if (conversation) keep(conversation, guest);
   root.replaceChildren(...pending.map(row));
   if (pending.length && window.medusaShow.isOn()) root.append(skipButton());
-  if (window.medusaModel?.isDemo !== is_demo) {
-    window.medusaModel = { isDemo: is_demo, isGuest: Boolean(guest) };
+  const known = window.medusaModel;
+  if (known?.isDemo !== is_demo || known.model !== model) {
+    window.medusaModel = { isDemo: is_demo, isGuest: Boolean(guest), model };
     tell("medusa-model");
   }
   if (number <= asked) return;

@@ -72,7 +72,10 @@ function drawPace() {
   const times = slowness(pace);
   const words = modelledWords(pace, isDemo() ? "demo" : "model");
   const slow = times > 1 ? `Shown ${times} times slower, at most six steps a second. ` : "";
-  const show = `${slow}A show: every step drafts ${pace.nodes} nodes, whether they pay here or not.`;
+  const isOther = known.nodes.some((nodes) => nodes !== pace.nodes); // it was made at another pace
+  const show = isOther
+    ? `${slow}These steps drafted other numbers of nodes; the next answer drafts ${pace.nodes} in each.`
+    : `${slow}A show: every step drafts ${pace.nodes} nodes, whether they pay here or not.`;
   say(gpuLine, `These figures are ${words}. ${isBehind ? BEHIND : show}`);
 }
 

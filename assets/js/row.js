@@ -46,7 +46,7 @@ function rename(known) {
   const [id, title] = known.row;
   const line = make("input", "chat-row-name");
   let isOver = false;
-  const end = (isKept) => {
+  const end = (isKept, isByKey) => {
     if (isOver) return;
     isOver = true;
     known.isWritten = false;
@@ -55,18 +55,18 @@ function rename(known) {
       trigger("rename_conversation", { id, title: line.value });
     }
     drawRow(known);
-    known.item.querySelector(".chat-row-open").focus();
+    if (isByKey) known.item.querySelector(".chat-row-open").focus(); // a click chose another place
   };
   line.value = title;
   line.dir = "auto";
   line.maxLength = 200;
   line.setAttribute("aria-label", `Title of: ${title}`);
-  line.addEventListener("blur", () => end(true));
+  line.addEventListener("blur", () => end(true, false));
   line.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" && event.key !== "Escape") return;
     event.preventDefault();
     event.stopPropagation();
-    end(event.key === "Enter");
+    end(event.key === "Enter", true);
   });
   known.isWritten = true;
   known.item.replaceChildren(line);

@@ -79,10 +79,11 @@ function tint(target, key, pieces) {
 
 function draw() {
   scheduled = false;
+  const all = document.querySelectorAll("#history .message-row");
+  for (const [row] of rows) reach(all[row]?.querySelector(".message-content"));
   if (!has) return;
   const wanted = new Set();
   if (box.checked) {
-    const all = document.querySelectorAll("#history .message-row");
     for (const [row, key] of rows) {
       const target = all[row]?.querySelector(".message-content");
       if (!target || !known.has(key)) continue;

@@ -6,7 +6,6 @@
 function take(next) {
   if (!next || !data || next.answer !== data.answer || next.figures.steps < data.figures.steps) forget();
   data = next;
-  newest = Math.max(newest, next ? next.answer : 0);
   window.dispatchEvent(new CustomEvent("medusa-answer", { detail: next ? next.answer : null }));
   if (!next) return schedule();
   learn(next);
@@ -40,6 +39,7 @@ function drawAll(isReadable) {
   const isEmpty = !data || !shown;
   root.classList.toggle("is-empty", isEmpty);
   if (isReadable || isEmpty) drawFigures(data ? data.figures : NO_FIGURES);
+  hide(toNewest, isEmpty || data.newest);
   if (isEmpty) return;
   const seen = judged(shown);
   const now = pinned === null ? shown.index : pinned;
@@ -50,7 +50,6 @@ function drawAll(isReadable) {
   if (isReadable) drawPace();
   drawTimeline(known, data.figures.steps, now, pinned === null);
   hide(back, pinned === null);
-  hide(toNewest, data.answer >= newest);
   say(back, data.ended ? "back to the latest step" : "back to live");
   const isTree = Boolean(shown.parent);
   const isPlain = isTree && shown.parent.length === 1;
@@ -59,6 +58,7 @@ function drawAll(isReadable) {
   viewButtons.forEach((node) => node.setAttribute("aria-pressed", String(node.textContent === (isMask ? "mask" : "tree"))));
   hide(box, !isTree || isMask);
   hide(single, !isPlain);
+  say(single, data.figures.is_plain ? PLAIN : UNDRAFTED);
   hide(maskBox, !isMask);
   hide(legend, !isTree || isPlain || isMask);
   area.classList.toggle("has-card", !card.hidden);

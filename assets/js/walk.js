@@ -44,11 +44,11 @@ nodes.addEventListener("pointermove", (event) => {
 nodes.addEventListener("pointerout", (event) => {
   if (!nodes.contains(event.relatedTarget)) hideTip();
 });
-nodes.addEventListener("focusin", (event) => {
+box.addEventListener("focusin", (event) => { // on the group Chromium would make that a stop of its own
   const node = nodeOf(event.target);
   if (node !== null && event.target.matches(":focus-visible")) tellNode(node);
 });
-nodes.addEventListener("focusout", hideTip);
+box.addEventListener("focusout", hideTip);
 
 // ---- the card, by click and by keyboard ----
 

@@ -31,6 +31,7 @@ from medusa_chat.ui.theme import looks
 
 EVERYWHERE = ("0.0.0.0", "::")
 USER = "medusa"
+TRIES = "After five wrong passwords even the right one is refused for a minute."
 INTERRUPTED = 130
 QUEUE_SECONDS = 0.02  # between two looks into Gradio's queue
 Auth = tuple[str, str]
@@ -166,6 +167,7 @@ def _serve(
             server_port=options.port,  # None: Gradio takes the first free one of 7860 to 7959
             share=False,
             auth=auth,
+            auth_message=TRIES if auth else None,
             inbrowser=options.open_browser,
             root_path=options.root_path or "",
             app_kwargs=kwargs,

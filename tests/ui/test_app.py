@@ -352,7 +352,7 @@ def test_a_slower_medusa_says_why(tokens, seconds, said):
     answer.add([Step(n, (7,) * tokens, "", seconds, (0,), nodes=64) for n in range(10)])
     sentence = verdict(answer, plain=100.0)
     assert said in sentence and bool(said) == bool(sentence)
-    assert ("fewer nodes" in sentence) == ("overhead" in said)
+    assert ("Fewer nodes" in sentence) == ("overhead" in said)
     assert figures(answer, 100.0)["slower"] == sentence
     assert verdict(answer, None) == ""
 

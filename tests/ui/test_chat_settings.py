@@ -11,7 +11,7 @@ from medusa_chat.ui.chat.settings_panel import build_settings, restored
 def test_a_bad_setting_is_one_line_and_queues_nothing(controller):
     tab = owner()
     view = post(controller.send, controller.refuse, tab, "hi", temperature=3)
-    assert "temperature" in view.live and controller.session.runner.prompts == []
+    assert "Temperature" in view.live and controller.session.runner.prompts == []
     assert controller.session_of(tab).transcript.messages == ()
 
 

@@ -81,11 +81,12 @@ def test_who_goes_first_alternates_whichever_tab_asks(session):
     [
         ("  ", ASKED, "message is empty"),
         (None, ASKED, "give text"),
-        ("hi", ("other", *ASKED[1:]), "acceptance"),
-        ("hi", ("exact", 9, *ASKED[2:]), "temperature"),
-        ("hi", ("exact", 0, "../x", 24, ""), "tree"),
-        ("hi", ("exact", 0, "auto", 1.5, ""), "max_new_tokens"),
-        ("hi", ("exact", 0, "auto", 24, "x"), "seed"),
+        ("hi", ("other", *ASKED[1:]), "Acceptance"),
+        ("hi", ("exact", 9, *ASKED[2:]), "Temperature"),
+        ("hi", ("exact", 0, "../x", 24, ""), "Tree"),
+        ("hi", ("exact", 0, "auto", 1.5, ""), "Max new tokens is 1.5"),
+        ("hi", ("exact", 0, "auto", None, ""), "Max new tokens is empty: give a whole number"),
+        ("hi", ("exact", 0, "auto", 24, "x"), "Seed"),
     ],
 )
 def test_what_cannot_be_run_is_one_line_and_runs_nothing(session, text, asked, said):

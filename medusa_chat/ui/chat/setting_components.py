@@ -5,7 +5,7 @@ from typing import Any
 
 import gradio as gr
 
-from medusa_chat.ui.page.inputs import DRAFTERS, follows
+from medusa_chat.ui.page.inputs import DRAFTERS, LABELS, follows
 
 ACCEPTANCES = [
     ("exact: every token is the model's own; the text is that of plain decoding", "exact"),
@@ -43,7 +43,7 @@ HINTS = {
     "stop": "one per line; the answer ends before it",
 }
 # Numbers have no range here: Gradio would raise before a handler can say what is wrong.
-Words = Callable[[str, str], dict[str, Any]]  # of a setting's name and label: what Gradio shows
+Words = Callable[[str], dict[str, Any]]  # of a setting's name: what Gradio shows
 GREEDY = "no effect at temperature 0: always the most likely token"
 
 
@@ -51,11 +51,11 @@ def build_components(trees: Sequence[str]) -> tuple[dict[str, Any], gr.Button]:
     """(the components by name, as the defaults make them; the button that resets them)."""
     now = idle({**DEFAULTS, "vanilla": False})
 
-    def words(name: str, label: str) -> dict[str, Any]:
+    def words(name: str) -> dict[str, Any]:
         info = now.get(name, HINTS[name])
         return {
             "value": DEFAULTS[name],
-            "label": label,
+            "label": LABELS[name],
             "info": info,
             "interactive": name not in now,
         }
@@ -68,19 +68,17 @@ def build_components(trees: Sequence[str]) -> tuple[dict[str, Any], gr.Button]:
 def _sampling(words: Words) -> dict[str, Any]:
     """The settings of acceptance and sampling."""
     made: dict[str, Any] = {
-        "acceptance": gr.Radio(
-            ACCEPTANCES, elem_id="acceptance", **words("acceptance", "Acceptance")
-        )
+        "acceptance": gr.Radio(ACCEPTANCES, elem_id="acceptance", **words("acceptance"))
     }
     with gr.Row():
-        made["temperature"] = gr.Slider(0, 2, step=0.05, **words("temperature", "Temperature"))
-        made["top_p"] = gr.Slider(0, 1, step=0.01, **words("top_p", "Top-p"))
-        made["top_k"] = gr.Number(step=1, **words("top_k", "Top-k"))
+        made["temperature"] = gr.Slider(0, 2, step=0.05, **words("temperature"))
+        made["top_p"] = gr.Slider(0, 1, step=0.01, **words("top_p"))
+        made["top_k"] = gr.Number(step=1, **words("top_k"))
     with gr.Row():
-        epsilon = words("posterior_threshold", "ε (threshold)")
+        epsilon = words("posterior_threshold")
         made["posterior_threshold"] = gr.Slider(0, 1, step=0.01, elem_id="epsilon", **epsilon)
-        made["locked"] = gr.Checkbox(elem_id="lock", **words("locked", "lock δ = √ε"))
-        delta = words("posterior_alpha", "δ (alpha)")
+        made["locked"] = gr.Checkbox(elem_id="lock", **words("locked"))
+        delta = words("posterior_alpha")
         made["posterior_alpha"] = gr.Slider(0, 0.999, step=0.001, elem_id="delta", **delta)
     return made
 
@@ -89,19 +87,19 @@ def _drafting(words: Words, trees: Sequence[str]) -> dict[str, Any]:
     """The settings of drafting."""
     with gr.Row():
         return {
-            "drafter": gr.Dropdown(list(DRAFTERS), **words("drafter", "Drafter")),
-            "tree": gr.Dropdown(["auto", *trees], **words("tree", "Tree")),
-            "nodes": gr.Number(step=1, **words("nodes", "Nodes")),
+            "drafter": gr.Dropdown(list(DRAFTERS), **words("drafter")),
+            "tree": gr.Dropdown(["auto", *trees], **words("tree")),
+            "nodes": gr.Number(step=1, **words("nodes")),
         }
 
 
 def _limits(words: Words) -> dict[str, Any]:
     with gr.Row():
-        length = words("max_new_tokens", "Max new tokens")
+        length = words("max_new_tokens")
         return {
             "max_new_tokens": gr.Number(step=1, **length),
-            "seed": gr.Textbox(max_lines=1, **words("seed", "Seed")),
-            "stop": gr.Textbox(lines=1, max_lines=4, **words("stop", "Stop strings")),
+            "seed": gr.Textbox(max_lines=1, **words("seed")),
+            "stop": gr.Textbox(lines=1, max_lines=4, **words("stop")),
         }
 
 

@@ -12,7 +12,7 @@ from medusa_chat.ui.chat.reasoning_spans import visible_text
 from medusa_chat.ui.chat.session_store import OWNER
 from medusa_chat.ui.chat.transcript import Transcript
 from medusa_chat.ui.page.pace import is_demo
-from medusa_chat.ui.page.status import FOR_GUESTS
+from medusa_chat.ui.page.status import FOR_GUESTS, named
 from medusa_chat.ui.page.tree_view import to_line
 
 MAX_SHOWN = 200  # messages; a longer conversation is kept, but drawing it all would be slow
@@ -93,7 +93,9 @@ def next_line(tab: Tab, chat: ChatSession, ask: str, view: int) -> str:
     tab.asks += bool(ask)
     line = {"pending": [inputs.shown for inputs in chat.pending], "ask": ask}
     line |= {"taken": tab.taken, "given": tab.given, "back": tab.back}
+    model = chat.session.state.model
     line |= {"number": tab.asks, "key": tab.key, "is_demo": is_demo(chat.session), "view": view}
+    line["model"] = named(model.name, model.backbone) if model else ""
     return to_line({**line, "conversation": chat.id, "guest": "" if chat.is_kept else chat.scope})
 
 

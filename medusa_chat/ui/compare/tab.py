@@ -46,7 +46,8 @@ def build_compare(
 
     begin = settings.handler(controller.begin, controller.refuse, tab, text=prompt)
     posted = {tab, prompt, *settings.components.values()}
-    begun = run.click(begin, posted, [picture, run, stop], **UNLIMITED).then(
+    asks = [run.click, prompt.submit]
+    begun = gr.on(asks, begin, posted, [picture, run, stop], **UNLIMITED).then(
         controller.stream, [tab], [picture], **UNLIMITED
     )
     begun.then(controller.end, [tab], [run, stop], **UNLIMITED)

@@ -28,7 +28,7 @@ PARTS = {
     "next": ("elements", "stored", "reasoning", "show", "follow"),
     "tint": ("elements", "stored", "typed", "align", "hover"),
     "live": ("elements", "emptied", "scroll", "reasoning"),
-    "compare": ("elements", "gpu", "race", "figures", "lanes", "replay"),
+    "compare": ("elements", "stored", "gpu", "race", "figures", "lanes", "replay"),
     **dict.fromkeys(("status", "share", "versions", "keys"), ("elements",)),
     **dict.fromkeys(("models", "pick", "offer"), ("elements", "try")),
     "conversations": ("elements", "stored", "drawer", "system", "row"),

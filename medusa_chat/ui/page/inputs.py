@@ -22,6 +22,21 @@ SETTINGS = ("acceptance", "temperature", "top_p", "posterior_threshold", "poster
 WHOLE = ("top_k", "nodes", "max_new_tokens")
 OTHERS = ("drafter", "tree", "seed", "stop", "vanilla", "locked")
 DRAFTERS = ("auto", "medusa", "prompt-lookup")
+LABELS = {  # of the settings, as the page names them
+    "acceptance": "Acceptance",
+    "temperature": "Temperature",
+    "top_p": "Top-p",
+    "top_k": "Top-k",
+    "posterior_threshold": "ε (threshold)",
+    "locked": "lock δ = √ε",
+    "posterior_alpha": "δ (alpha)",
+    "drafter": "Drafter",
+    "tree": "Tree",
+    "nodes": "Nodes",
+    "max_new_tokens": "Max new tokens",
+    "seed": "Seed",
+    "stop": "Stop strings",
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +101,7 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
             version=_count("version", posted.get("version")),
         )
     except UsageError as error:
-        raise UsageError(_clean_line(str(error))) from None
+        raise UsageError(_clean_line(_as_labelled(str(error)))) from None
 
 
 def follows(epsilon: float) -> float:
@@ -172,6 +187,14 @@ def _count(what: str, value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STEP:
         raise UsageError(f"{what} is {value!r:.80}: give a whole number from 0 to {MAX_STEP}")
     return value
+
+
+def _as_labelled(text: str) -> str:
+    """An error line that begins with a setting's name, in the page's words."""
+    name, _, rest = text.partition(" ")
+    if name not in LABELS:
+        return text
+    return f"{LABELS[name]} {rest.replace('is None:', 'is empty:', 1)}"
 
 
 def _clean_line(text: str) -> str:

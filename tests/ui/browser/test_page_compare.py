@@ -187,6 +187,22 @@ def test_the_result_survives_a_look_at_the_chat(raced):
     assert tab.inner_text(".compare-verdict") == verdict and all(tab.evaluate(TEXTS))
 
 
+def test_the_result_and_its_prompt_survive_a_reload(served, open_tab):
+    tab = open_tab()
+    tab.get_by_role("tab", name="Compare").click()
+    tab.fill("#compare-prompt textarea", "a prompt of my own")
+    tab.press("#compare-prompt textarea", "Enter")
+    tab.wait_for_selector(".compare-verdict", state="visible")
+    verdict = tab.inner_text(".compare-verdict")
+    tab.reload()
+    tab.get_by_role("tab", name="Compare").click()
+    tab.wait_for_selector(".compare-verdict", state="visible")
+    assert tab.inner_text(".compare-verdict") == verdict and all(tab.evaluate(TEXTS))
+    tab.wait_for_function(
+        "() => document.querySelector('#compare-prompt textarea').value === 'a prompt of my own'"
+    )
+
+
 def test_every_control_works_with_the_keyboard(tab, served, monkeypatch):
     monkeypatch.setattr(served.runner, "delay", 0.05)  # two seconds to replay
     run_both(tab)

@@ -113,6 +113,20 @@ def test_new_chat_keeps_the_old_one_and_a_click_opens_it_with_its_steps(tab):
     assert tab.locator("#chat-title").inner_text() == "first question"
 
 
+def test_the_keyboard_reaches_the_steps_of_an_earlier_answer(tab):
+    say(tab, "first question")
+    say(tab, "second question")
+    assert tab.locator(".newest").is_hidden()
+    first = tab.locator("#history .bot .message-content").first
+    first.press("Enter")
+    tab.wait_for_selector(".newest", state="visible")
+    tab.click(".newest")
+    tab.wait_for_selector(".newest", state="hidden")
+    new_chat(tab)
+    tab.wait_for_selector("#examples", state="visible")
+    assert tab.locator(".newest").is_hidden()
+
+
 def test_every_browser_of_the_owner_has_the_same_list(tab, open_tab):
     say(tab, "said in one browser")
     other = open_tab(person=1)
@@ -151,6 +165,14 @@ def test_a_title_is_written_in_place(tab):
     )
     tab.reload()
     listed(tab, "<b>Short & new</b>")
+    show_list(tab)
+    row(tab, "Short & new").hover()
+    tab.get_by_label("Rename: <b>Short & new</b>").click()
+    tab.fill(".chat-row-name", "left by a click")
+    tab.click("#box textarea")
+    tab.keyboard.type("two words")
+    listed(tab, "left by a click")
+    assert tab.input_value("#box textarea") == "two words"
 
 
 def test_what_is_deleted_comes_back_with_one_click(tab):
@@ -374,9 +396,11 @@ def test_the_list_stands_beside_the_chat_or_in_a_drawer(tab, width):
         tab.click("#list-button")
         tab.wait_for_selector(".chat-list-search", state="visible")
         assert tab.evaluate(EDGES)[0][2] <= 0.86 * width
+        assert tab.evaluate("document.querySelector('#left').inert"), "the keyboard gets behind it"
         tab.keyboard.press("Escape")
         tab.wait_for_selector(".chat-list-search", state="hidden")
         assert tab.evaluate("document.activeElement.id") == "list-button"
+        assert not tab.evaluate("document.querySelector('#left').inert")
         tab.click("#list-button")
         tab.locator(".chat-row-open").first.click()
         tab.wait_for_selector(".chat-list-search", state="hidden")
