@@ -37,6 +37,7 @@ from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
 from medusa_chat.ui.models.rows import row_view
 from medusa_chat.ui.models.tab import first_rows
 from medusa_chat.ui.models.view import ModelsTab
+from medusa_chat.ui.page.status import part_of
 
 GB = 10**9
 PARTS = Estimate(weights=4 * GB, heads=GB, cache=2 * GB, step=GB // 10, device=GB)
@@ -274,7 +275,12 @@ def test_a_download_tells_bytes_speed_and_time_left():
     event = hub.DownloadEvent("download", "a.bin", GB, 4 * GB, 5e7, 60.0)
     view = progress_card(LoadProgress(NEW, "downloading", download=event))
     assert view["figures"] == "1 GB of 4 GB · 50 MB/s · 1:00 left · a.bin" and view["part"] == 0.25
-    assert "2 answers" in progress_card(LoadProgress(NEW, "loading"), ahead=2)["text"]
+    loading = LoadProgress(NEW, "loading")
+    assert "2 answers" in progress_card(loading, ahead=2, part=0.5)["text"]
+    assert progress_card(loading, ahead=2, part=0.5)["part"] is None
+    assert progress_card(loading, phase="converting", part=0.5)["part"] == 0.5
+    assert part_of(ModelState("loading", phase="convert", done=30, total=40)) == 0.75
+    assert part_of(ModelState("loading", phase="warm up")) > 0.5
 
 
 # ---- what is posted ----

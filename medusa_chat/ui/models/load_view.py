@@ -25,10 +25,13 @@ BOXES = {
 PHASES = {"check": "checking existing files", "wait": "waiting to try again"}
 
 
-def progress_card(progress: LoadProgress, ahead: int = 0, phase: str = "") -> dict[str, Any]:
+def progress_card(
+    progress: LoadProgress, ahead: int = 0, phase: str = "", part: float | None = None
+) -> dict[str, Any]:
     """The card of a load: what happens, how far it is (part, 0 to 1), what became of it.
 
-    ahead: answers that run or wait before it. phase: what loading does now, in words.
+    ahead: answers that run or wait before it. phase, part: what loading does now, in words, and
+    how far it is.
     """
     name = progress.request.checkpoint if progress.request else ""
     view: dict[str, Any] = {
@@ -46,7 +49,7 @@ def progress_card(progress: LoadProgress, ahead: int = 0, phase: str = "") -> di
     elif progress.stage == "loading":
         what = "one answer" if ahead == 1 else f"{ahead} answers"
         now = f"{name} waits for {what} before it" if ahead else f"Loading {name}: {phase}"
-        view["text"] = f"{now} …"
+        view |= {"text": f"{now} …", "part": None if ahead else part}
     elif progress.stage in ("failed", "stopped"):
         view["text"] = for_page(
             progress.error if name in progress.error else f"{name}: {progress.error}"

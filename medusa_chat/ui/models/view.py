@@ -20,7 +20,7 @@ from medusa_chat.ui.models.memory_fit import DEFAULT_CONTEXT, Machine, memory_li
 from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
 from medusa_chat.ui.models.rows import row_view
-from medusa_chat.ui.page.status import phase_text
+from medusa_chat.ui.page.status import part_of, phase_text
 from medusa_chat.ui.page.tree_view import to_line
 
 STILL_SECONDS = 0.5  # a text is looked up once nobody types any more
@@ -131,7 +131,8 @@ class ModelsView:
         current = self._current()
         detail = self.catalog.detail(current) if current else None
         loaded = loaded_view(state.model, self.session.loaded, detail)
-        return progress_card(progress, ahead, phase_text(state)) | {"loaded": loaded}
+        card = progress_card(progress, ahead, phase_text(state), part_of(state))
+        return card | {"loaded": loaded}
 
     def _limits(self, error: str) -> str:
         """Why less is shown than there may be."""

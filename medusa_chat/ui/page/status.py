@@ -63,7 +63,7 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
     elif state.status == "loading":
         why = f"{_capital(state.message)}: " if state.message else "Loading: "
         now = phase_text(state, is_guest)
-        line |= {"text": f"{why}{now} …", "part": PARTS.get(state.phase, 0.0)}
+        line |= {"text": f"{why}{now} …", "part": part_of(state)}
     elif is_guest:
         line["text"] = FOR_GUESTS
     else:
@@ -78,6 +78,11 @@ def waiting_text(state: ModelState, ahead: int) -> str:
     if state.status == "loading":
         return f"waiting for the model: {phase_text(state, True)} …"
     return "starting …"
+
+
+def part_of(state: ModelState) -> float:
+    """How far loading is, 0 to 1: of files that are fetched or converted as told, else about."""
+    return state.done / state.total if state.total else PARTS.get(state.phase, 0.0)
 
 
 def phase_text(state: ModelState, is_guest: bool = False) -> str:
