@@ -2,8 +2,10 @@
 // textContent.
 const UNDO_MS = 10000;
 const UNTITLED = "New chat";
+const TITLES = { rename: "Rename", save: "Save as a Markdown file", delete: "Delete" };
 const ICONS = {
   rename: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
+  save: "M12 4v11M7 11l5 5 5-5M5 20h14",
   delete: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10 11v5M14 11v5",
 };
 const toast = make("div", "toast");
@@ -14,7 +16,7 @@ let fading = 0; // the timer of the toast
 function iconButton(name, label, act) {
   const node = button(`chat-row-${name}`, "", act);
   node.setAttribute("aria-label", label);
-  node.title = name === "rename" ? "Rename" : "Delete";
+  node.title = TITLES[name];
   node.append(icon(ICONS[name]));
   return node;
 }
@@ -34,6 +36,7 @@ function drawRow(known) {
   const acts = make("div", "chat-row-acts");
   acts.append(
     iconButton("rename", `Rename: ${title}`, () => rename(known)),
+    iconButton("save", `Save as a file: ${title}`, () => trigger("save_conversation", { id })),
     iconButton("delete", `Delete: ${title}`, () => drop(known)),
   );
   const focused = item.contains(document.activeElement) ? document.activeElement.className : "";

@@ -368,6 +368,23 @@ def test_rename_search_delete_and_undo(server, history, is_owner):
     assert len(history.all()) == (2 if is_owner else 0)
 
 
+def test_a_conversation_is_saved_as_it_was_written(server):
+    tab = owner()
+    chat = say(server, tab, 'a/b: "c"\n<b>bold</b> *and* more')
+    chat.set_system("Be brief.")
+    line = json.loads(server.save_conversation(tab, event(id=chat.id)))
+    assert line["number"] == 1 and line["name"] == "a b c.md"
+    question, answer = (message["content"] for message in chat.transcript.messages)
+    assert line["text"] == (
+        '# a/b: "c"\n\n## System prompt\n\nBe brief.\n\n'
+        f"## You\n\n{question}\n\n## medusa-chat\n\n{answer}\n"
+    )
+    assert "value" not in server.save_conversation(tab, event(id="of-nobody"))
+    stranger = Tab()
+    server.attach(stranger, None, guest())
+    assert "value" not in server.save_conversation(stranger, event(id=chat.id))
+
+
 def test_a_deleted_conversation_leaves_the_disk_after_a_while(server, history, monkeypatch):
     monkeypatch.setattr(list_module, "UNDO_SECONDS", 0.05)
     tab = owner()

@@ -7,10 +7,12 @@ import gradio as gr
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
+from medusa_chat.ui.chat.saved_file import SavedFile
 from medusa_chat.ui.chat.view import View, rows_of
 from medusa_chat.ui.chat.viewer import ChatViewer
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import ListInputs, checked, checked_list
+from medusa_chat.ui.page.tree_view import to_line
 
 LISTED_MORE = 200
 CHANGED = "Another medusa-chat has changed this conversation: look at it, then do it again."
@@ -51,6 +53,15 @@ class ConversationEvents(ChatViewer):
         posted = self._posted(event)
         self.list.rename(tab.scope, posted.id, posted.title)
         return self._view(tab)
+
+    def save_conversation(self, tab: Tab, event: gr.EventData) -> Any:
+        """A conversation as a file, for the browser to keep."""
+        chat = self.sessions.find(tab.scope, self._posted(event).id)
+        if chat is None:
+            return gr.skip()
+        self.sessions.reread(chat)
+        tab.saved += 1
+        return to_line({"number": tab.saved, **SavedFile.of(chat.stored)._asdict()})
 
     def delete_conversation(self, tab: Tab, event: gr.EventData) -> View:
         """Take a conversation out of the list. An empty one is shown where it was."""

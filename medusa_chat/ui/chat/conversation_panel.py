@@ -46,7 +46,7 @@ Posted = Mapping[gr.components.Component, Any]
 def build_list() -> dict[str, Any]:
     """Put the list into the gr.Row that is open."""
     with gr.Column(elem_id="side", scale=0, min_width=0):
-        return {"conversations": script_block("conversations")}
+        return {"conversations": script_block("conversations"), "saved": script_block("saved")}
 
 
 def build_heading() -> dict[str, Any]:
@@ -86,6 +86,7 @@ def connect_conversations(
     parts["clear"].click(new, posted, view, **AT_ONCE)
     _connect_turns(controller, tab, rows, everything, settings)
     rows.rename_conversation(controller.rename_conversation, [tab], view, **EACH)
+    rows.save_conversation(controller.save_conversation, [tab], [parts["saved"]], **EACH)
     rows.search_conversations(controller.search_conversations, [tab], view, **EACH)
     parts["versions"].show_version(controller.show_version, [tab], view, **EACH)
 

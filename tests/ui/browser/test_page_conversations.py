@@ -1,5 +1,7 @@
 """The list of conversations in a real browser: kept, opened, renamed, deleted, searched, forked."""
 
+from pathlib import Path
+
 import pytest
 from support.page import Served, browser_or_skip, drawn_frames, last_answer, send, wait_end
 from support.scripted import ScriptedRunner
@@ -173,6 +175,17 @@ def test_a_title_is_written_in_place(tab):
     tab.keyboard.type("two words")
     listed(tab, "left by a click")
     assert tab.input_value("#box textarea") == "two words"
+
+
+def test_a_conversation_is_saved_as_a_file(tab):
+    say(tab, "keep this")
+    row(tab, "keep this").hover()
+    for _ in range(2):
+        with tab.expect_download() as caught:
+            tab.get_by_label("Save as a file: keep this").click()
+        assert caught.value.suggested_filename == "keep this.md"
+        text = Path(caught.value.path()).read_text("utf-8")
+        assert text.startswith("# keep this\n\n## You\n\nkeep this\n\n## medusa-chat\n\n")
 
 
 def test_what_is_deleted_comes_back_with_one_click(tab):
