@@ -51,6 +51,16 @@ def cache_dir() -> Path:
     return _of_user("cache")
 
 
+def unwritable() -> list[Path]:
+    """Which of the user's folders cannot be made or written."""
+    found = []
+    for folder in (data_dir(), state_dir(), cache_dir()):
+        place = next(one for one in (folder, *folder.parents) if one.exists())
+        if not (place.is_dir() and os.access(place, os.W_OK)):
+            found.append(folder)
+    return found
+
+
 def _of_user(kind: str) -> Path:
     """Folder of one kind; it need not exist. platformdirs is imported only when it is needed."""
     if chosen := os.environ.get(DATA_DIR_VARIABLE):

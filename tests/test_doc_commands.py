@@ -71,7 +71,7 @@ RUNS = {
     "medusa-chat bench [--study NAME] [--prompts FILE] [--shape 7b|8b] [--layers N] "
     "[--trace FILE] [--reference DIR] [--medusa-2 DIR] [--draft DIR] [--data FILE] [--rounds N] "
     "[--max-new-tokens N] [--tree NAME] [--json] [--output FILE] [--picture FILE.svg]": [
-        f"bench --study turns --study text {QUESTIONS} --json --output F.json --picture FILE.svg",
+        f"bench --study turns --study text {SMALL} --json --output F.json --picture FILE.svg",
         "bench --study assisted --draft assets/demo/draft " + QUESTIONS,
     ],
     "medusa-chat bench --study NAME --prompts assets/benchmarks/questions.jsonl --output F.json "
@@ -87,16 +87,11 @@ RUNS = {
     ],
     **{
         f"medusa-chat bench --study {name}": [f"bench --study {name} {QUESTIONS}"]
-        for name in (
-            "trees",
-            "thresholds",
-            "temperatures",
-            "hardware",
-            "assisted",
-            "roofline",
-            "tuner",
-            "head-count",
-        )
+        for name in ("trees", "thresholds", "temperatures", "assisted", "tuner", "head-count")
+    },
+    **{
+        f"medusa-chat bench --study {name}": [f"bench --study {name} {SMALL}"]
+        for name in ("hardware", "roofline")
     },
     "medusa-chat doctor": ["doctor"],
     "medusa-chat doctor [--json]": ["doctor --json"],

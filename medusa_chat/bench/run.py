@@ -29,7 +29,7 @@ from medusa_chat.bench.studies.recorded_acceptance import from_trace
 from medusa_chat.bench.studies.reference import reference as reference_study
 from medusa_chat.bench.studies.report import report as report_study
 from medusa_chat.bench.studies.roofline import roofline
-from medusa_chat.bench.studies.speed import race
+from medusa_chat.bench.studies.speed import PROMPTS, race
 from medusa_chat.bench.studies.step_times import bandwidth, contexts, host_gaps, node_counts
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.settings import GenerationSettings
@@ -112,15 +112,17 @@ def run(
     rows = [row for name in chosen for row in every[name](context)]
     if context.tree == "auto":
         _keep(loaded, rows)
-    prompt_count = 0 if set(chosen) <= set(WITHOUT_PROMPTS) else _prompt_count(context)
+    prompt_count = _prompt_count(context, chosen)
     return {"machine": machine(context, prompt_count), "rows": rows, "verdict": verdict(loaded)}
 
 
-def _prompt_count(context: BenchContext) -> int:
-    """The number of prompts that were answered."""
+def _prompt_count(context: BenchContext, studies: Sequence[str]) -> int:
+    """The number of prompts that were answered: of the file, else of the speed's own."""
     if context.report is not None and context.report.answered:
         return len(context.report.answered)
-    return len(questions(context))
+    if set(studies) & set(FINDINGS) - set(WITHOUT_PROMPTS):
+        return len(questions(context))
+    return len(PROMPTS) if "speed" in studies else 0
 
 
 def run_shape(

@@ -52,8 +52,8 @@ def inspect(
         return replace(report, problems=(str(error),))
     said = found.heads.disagreements if found.heads else ()
     report = replace(report, heads=found.heads, adapter=found.adapter, notes=(*found.notes, *said))
-    if backbone and found.is_whole:
-        return _with(report, f"{name} holds its own backbone: omit --backbone")
+    if backbone and (why := found.refuses_backbone):
+        return _with(report, f"{name} {why}")
     where = backbone or _own_backbone(name, found)
     if where is None:
         return _with(report, _names_none(found))

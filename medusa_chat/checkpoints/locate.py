@@ -150,11 +150,8 @@ def _backbone_place(
 ) -> Path | str:
     """The one that --backbone names, else the checkpoint itself, else its base: a folder, a GGUF
     file, or a Hub id."""
-    if request.backbone and found.is_whole:
-        raise ModelError(
-            f"{request.checkpoint} holds its own backbone, trained together with its heads: omit "
-            "--backbone"
-        )
+    if request.backbone and (why := found.refuses_backbone):
+        raise ModelError(f"{request.checkpoint} {why}")
     if request.backbone:
         return folder_or_repo(request.backbone)
     if found.backbone is not None:

@@ -32,7 +32,7 @@ def folder_or_repo(name: str) -> Path | str:
     if name and (is_folder(path) or is_gguf_file(path)):
         return path
     is_id = split_name(name)[0].count("/") == 1 and not name.startswith((".", "/", "~"))
-    if not name.isprintable() or not is_id or is_here(name):
+    if not name.isprintable() or not is_id or is_here(name):  # a file's name is not sent out
         raise ModelError(_no_such(name))
     return name
 
@@ -47,10 +47,10 @@ def shipped_folder(name: str) -> Path | None:
 
 
 def is_here(name: str) -> bool:
-    """Whether a name means something on this disk: what ships, a folder, a GGUF file, or one that
-    is missing from a folder that is there."""
+    """Whether a name means something on this disk: what ships, a folder, a file, or a GGUF file
+    that is missing from a folder that is there."""
     path = _path(name)
-    is_place = is_folder(path) or is_gguf_file(path)
+    is_place = is_folder(path) or (name.isprintable() and os.path.isfile(path))
     is_named = is_gguf(name) and is_folder(path.parent)
     return shipped_folder(name) is not None or is_place or is_named
 

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from medusa_chat.bench import Report
 
 MEASURED = "steps, speed, bandwidth, turns, text, load, context, elsewhere"
+ASKING = (  # --prompts
+    *("ladder", "trees", "thresholds", "temperatures", "categories", "assisted", "reference"),
+    *("head-count", "report", "peers", "exactness", "tuner"),
+)
 FINDINGS = (
     "Run only when named (the paper's findings, other programs): ladder, trees, thresholds, "
     "temperatures, categories, hardware, assisted, reference, head-count, heads, two-stage, "
@@ -108,10 +112,13 @@ class Bench(StudyInputs, LoadOptions, BenchOptions):
         """Check the options, measure, print the rows and write the files. Raises UsageError."""
         request = self.load_request()
         refuse_unknown_tree(self.tree)
+        _refuse_misplaced(self)
+        read = (self.prompts, self.trace, self.data)
         for file in (self.output, self.picture, self.report, self.answers):
             if file is not None:
-                require_folder(file)
-        _refuse_misplaced(self)
+                require_folder(file, *read)
+        _refuse_missing(*read, self.llama_cpp, self.vllm)
+        _refuse_missing(self.draft, self.reference, self.medusa_2, self.vllm_heads, folders=True)
         settings = GenerationSettings(acceptance=self.acceptance, temperature=self.temperature)
         from medusa_chat.bench import Report, table
 
@@ -152,8 +159,24 @@ def _measure(
     )
 
 
+def _refuse_missing(*given: Path | None, folders: bool = False) -> None:
+    """Refuse what is not there before hours of measuring."""
+    for path in filter(None, given):
+        if not (path.is_dir() if folders else path.is_file()):
+            kind = "folder" if folders else "file"
+            raise UsageError(f"there is no {kind} {path}: check the path")
+
+
 def _refuse_misplaced(options: Bench) -> None:
     """Refuse options that the studies asked for would not read."""
+    asks = set(options.study or ()) & {*ASKING}
+    if not asks and (options.prompts is not None or options.questions is not None):
+        raise UsageError(
+            f"--prompts and --questions are for the studies {', '.join(ASKING)}: add --study NAME, "
+            "or omit them"
+        )
+    if options.shape is not None and (options.checkpoint or options.backbone):
+        raise UsageError("--shape has random weights: omit --checkpoint and --backbone")
     if options.shape not in (None, "7b", "8b"):
         raise UsageError(f"shape is {options.shape!r}: choose 7b or 8b")
     if options.shape is None and (options.layers is not None or options.trace is not None):

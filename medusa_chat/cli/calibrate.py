@@ -1,5 +1,6 @@
 """`medusa-chat calibrate`: measure the heads on prompts, and search the best tree for them."""
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from medusa_chat.cli.training_progress import TrainingView
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.history import FILE, History
 from medusa_chat.training.conversations import Conversation
+from medusa_chat.trees.calibration import CALIBRATION_FILE
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class Calibrate(LoadOptions, CalibrateOptions):
         request = self.load_request()
         if not self.data and not self.chats:
             raise UsageError("there is nothing to measure on: give --data FILE, or --chats")
-        file = calibration_file(request.checkpoint, self.output)
         files = data_paths(self.data, self.more)
+        file = calibration_file(request.checkpoint, self.output, files)
         chats = own_chats() if self.chats else []
         from medusa_chat.training.calibrate import calibrate
 
@@ -64,14 +66,15 @@ class Calibrate(LoadOptions, CalibrateOptions):
         return None
 
 
-def calibration_file(checkpoint: str, output: Path | None) -> Path:
-    """The file of a calibration. Raises UsageError before anything is loaded."""
+def calibration_file(checkpoint: str, output: Path | None, read: Sequence[Path] = ()) -> Path:
+    """The file of a calibration. read: what it is measured on. Raises UsageError before anything
+    is loaded."""
     if output is None:
         folder = Path(checkpoint).expanduser()
         if shipped_folder(checkpoint) is not None or not folder.is_dir():
             raise UsageError(f"{checkpoint} is not a local folder: give --output FILE")
-        return folder / "medusa_calibration.json"
-    require_folder(output)
+        output = folder / CALIBRATION_FILE
+    require_folder(output, *read)
     return output
 
 

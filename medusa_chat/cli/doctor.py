@@ -93,6 +93,8 @@ def examine() -> Report:
     report.sections["packages"] = {name: _version(name) for name in PACKAGES}
     report.sections["memory"] = _memory()
     report.sections["folders"] = _folders()
+    for folder in paths.unwritable():
+        report.problems.append(f"{folder} cannot be written: free it, or give --data-dir")
     report.sections["demo checkpoint"] = _demo(report.problems)
     report.sections["tuner"] = _tuned()
     report.sections["cpu"] = {
@@ -169,11 +171,7 @@ def _folders() -> dict[str, Any]:
     is_installed = paths.asset().is_relative_to(paths.PACKAGE)
     place = "inside the installed package" if is_installed else "beside the package"
     shipped = {"assets": paths.asset(), "presets": paths.preset()}
-    own = {
-        "data": paths.data_dir,
-        "state": paths.state_dir,
-        "cache": paths.cache_dir,
-    }
+    own = {"data": paths.data_dir, "state": paths.state_dir, "cache": paths.cache_dir}
     return {name: f"{folder} ({place})" for name, folder in shipped.items()} | {
         name: f"{folder()} ({origin})" for name, folder in own.items()
     }

@@ -1,6 +1,6 @@
 """`medusa-chat generate`: answers to prompts, on stdout as they come."""
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -18,8 +18,9 @@ from medusa_chat.cli.options import (
     values_of,
 )
 from medusa_chat.cli.prompts import as_asked, read_prompts
-from medusa_chat.cli.terminal import answer, load, opened
+from medusa_chat.cli.terminal import answer, load, opened, require_folder
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import UsageError
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import InProcess
 
@@ -80,7 +81,12 @@ class DecodingOptions:
     def settings(self) -> GenerationSettings:
         """The settings of every answer. Raises UsageError."""
         values = values_of(DecodingOptions, self)
-        return GenerationSettings(**values | {"stop": tuple(self.stop or ())})
+        try:
+            return GenerationSettings(**values | {"stop": tuple(self.stop or ())})
+        except UsageError as error:
+            name, _, rest = str(error).partition(" ")
+            option = f"--{name.replace('_', '-')}" if name in values else name
+            raise UsageError(f"{option} {rest}") from None
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,15 @@ class Generate(DecodingOptions, LoadOptions, PromptOptions):
         refuse_unknown_tree(self.tree, self.nodes)
         given = read_prompts(self.prompt, self.prompt_file, self.messages, self.prompts)
         prompts = [as_asked(prompt, self.raw) for prompt in given]
+        if self.trace is not None:
+            require_folder(self.trace, self.prompt_file, self.messages, self.prompts)
         with opened(self.trace) as file, closing(InProcess()) as runner:
             load(runner, replace(request, tree=self.tree, nodes=self.nodes), self.verbose)
-            for prompt in prompts:
-                answer(runner, Reply(prompt, settings), self.as_json, file, self.verbose)
+            with suppress(OSError):  # a pipe or a device has no old text
+                file and file.truncate(0)
+            for number, prompt in enumerate(prompts, start=1):
+                try:
+                    answer(runner, Reply(prompt, settings), self.as_json, file, self.verbose)
+                except UsageError as error:
+                    where = f"prompt {number} of {len(prompts)}: " if len(prompts) > 1 else ""
+                    raise type(error)(f"{where}{error}") from None

@@ -4,6 +4,7 @@ Exit codes: 0 ok, 1 unexpected, 2 usage, 3 no usable device, 4 model, 5 out of m
 use, 130 interrupted. torch, transformers and gradio are imported only where a command needs them.
 """
 
+import errno
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ from medusa_chat.cli.options import (
     Backbone,
     Command,
     DataDir,
+    Offline,
     count,
     named,
     prepare_process,
@@ -41,6 +43,7 @@ from medusa_chat.cli.train import Train
 from medusa_chat.cli.ui import Ui
 from medusa_chat.errors import MedusaChatError, ModelError
 
+UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 GROUP_FLAGS = ("--help", "--version")
 # Each would silently switch off a protection against malicious files or websites.
 WEAKENING_VARIABLES = (
@@ -69,13 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in GROUP_FLAGS):
         arguments.insert(0, "ui")
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        if hasattr(stream := getattr(sys, name), "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character
     try:
         _end_in_order()
         command = _parser()(arguments, prog_name="medusa-chat", standalone_mode=False)
-        return (command.run() if isinstance(command, Command) else command) or 0
+        code = (command.run() if isinstance(command, Command) else command) or 0
+        sys.stdout.flush()
+        return code
     except TyperException as error:
         note(" ".join(error.format_message().split()))
         return error.exit_code
@@ -87,7 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 5
     except (KeyboardInterrupt, Abort):
         return 130
-    except BrokenPipeError:  # the reader of our output closed it, as `head` does
+    except OSError as error:  # the reader of our output closed it, as `head` does, or it is full
+        if error.errno not in UNWRITTEN:
+            raise
+        if error.errno != errno.EPIPE:
+            note(f"cannot write the output: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -143,11 +154,12 @@ def inspect(
     max_context: Annotated[
         int | None, count("Context length of the memory estimate.", min=16)
     ] = None,
+    offline: Offline = False,
     as_json: AsJson = False,
     data_dir: DataDir = None,
 ) -> None:
     """Report a checkpoint's contents, memory needs and problems, without loading it."""
-    prepare_process(data_dir=data_dir)
+    prepare_process(data_dir=data_dir, offline=offline)
     checkpoint, backbone = named(checkpoint, backbone)
     report = inspection.inspect(
         *(checkpoint, backbone, max_context, inspection.open_anywhere),

@@ -13,7 +13,15 @@ from medusa_chat import paths
 from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.fetch import require_decodable
 from medusa_chat.checkpoints.kept_copies import KeptCopy
-from medusa_chat.cli.options import AsJson, Backbone, DataDir, Offline, prepare_process, value
+from medusa_chat.cli.options import (
+    AsJson,
+    Backbone,
+    DataDir,
+    HubId,
+    Offline,
+    prepare_process,
+    value,
+)
 from medusa_chat.cli.progress_line import note
 from medusa_chat.cli.pull_progress import shown
 from medusa_chat.cli.terminal import CONTROLS
@@ -33,14 +41,10 @@ from medusa_chat.hub import (
 from medusa_chat.hub.catalog import ModelPreset, model_presets, repo_of
 from medusa_chat.units import gb
 
-Id = Annotated[str, Argument(metavar="ID", help="Hub id: owner/name, or owner/name/FILE.gguf.")]
 # kinds of kept copies, in JSON
 KINDS = {"quantised": "quantised", "gguf": "converted", "converted": "from_pickles"}
 
-models = Typer(
-    name="models",
-    help="List, search, download and remove checkpoints.",
-)
+models = Typer(name="models", help="List, search, download and remove checkpoints.")
 
 
 @models.command("list")
@@ -86,7 +90,7 @@ def search_models(
 
 @models.command("pull")
 def pull_model(
-    repo: Id,
+    repo: HubId,
     backbone: Backbone = None,
     revision: Annotated[str | None, value("NAME", "Branch, tag or refs/pr/N.")] = None,
     offline: Offline = False,
@@ -99,8 +103,7 @@ def pull_model(
     for line in plan_lines(needs):
         note(line)
     require_decodable(needs)
-    start = time.monotonic()
-    fetched = 0
+    start, fetched = time.monotonic(), 0
     with closing(pull(needs)) as events:
         for event in shown(events):
             fetched = event.done
@@ -112,7 +115,7 @@ def pull_model(
 
 
 @models.command("rm")
-def remove_model(repo: Id, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def remove_model(repo: HubId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Delete a checkpoint, and what was quantised or converted of it, from this disk. A file of
     yours stays, and so does a backbone, because other checkpoints may need it; of heads that ship
     with medusa-chat the backbone goes."""
@@ -128,9 +131,6 @@ def remove_model(repo: Id, data_dir: DataDir = None, as_json: AsJson = False) ->
         show_json({"id": repo, "freed_bytes": freed})
     else:
         print(f"{repo} is deleted: {gb(freed)} freed")
-
-
-# Rows and lines.
 
 
 def cached_row(model: CachedModel) -> dict[str, Any]:

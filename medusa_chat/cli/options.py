@@ -15,11 +15,13 @@ from typer import Argument, Option
 
 from medusa_chat import paths
 from medusa_chat.checkpoints.precision import PRECISIONS
-from medusa_chat.errors import UsageError
+from medusa_chat.errors import ModelError, UsageError
+from medusa_chat.hub.catalog import model_preset, repo_of
 from medusa_chat.hub.dataset import dataset_files
 from medusa_chat.messages import LoadRequest
 from medusa_chat.trees.presets import load_tree
 
+DATA_FILES = (".json", ".jsonl", ".txt", ".parquet", ".csv", ".gz")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
 
 
@@ -52,6 +54,17 @@ AsJson = Annotated[bool, flag("--json", "Print JSON.")]
 TreeName = Annotated[str, value("auto|NAME|FILE", "Draft tree: a preset or a file.")]
 PLACE = "ID|DIR|FILE"  # where a checkpoint or a backbone is: on the Hub, a folder, a GGUF file
 Backbone = Annotated[str | None, value(PLACE, "Use this backbone, not the checkpoint's.")]
+
+
+def of_hub(name: str) -> str:
+    """An id as it is. Raises ModelError for the demo, which is neither fetched nor deleted."""
+    if name == "demo":
+        raise ModelError("demo ships with medusa-chat: it is always there, in the package")
+    return name
+
+
+HUB_ID = "Hub id: owner/name, or owner/name/FILE.gguf."
+HubId = Annotated[str, Argument(metavar="ID", help=HUB_ID, callback=of_hub)]
 Device = Annotated[str, value("auto|cpu|cuda[:N]|mps", "Device that runs the model.")]
 Offline = Annotated[bool, flag("--offline", "Do not use the network.")]
 DataDir = Annotated[
@@ -97,7 +110,9 @@ class LoadOptions:
 
 def named(checkpoint: str | None, backbone: str | None) -> tuple[str, str | None]:
     """The checkpoint and the backbone to use with it: a backbone that is named alone is loaded
-    alone, and without either it is the demo."""
+    alone, and without either it is the demo. The name of heads that ship means their base there."""
+    if checkpoint and backbone and model_preset(backbone):
+        backbone = repo_of(backbone)
     return (checkpoint, backbone) if checkpoint else (backbone or "demo", None)
 
 
@@ -144,7 +159,8 @@ def data_paths(data: list[str] | None, more: list[str] | None) -> tuple[Path, ..
         if path.is_file():
             files.append(path)
             continue
-        if name.startswith((".", "/", "~")) or name.count("/") < 1:
+        is_path = name.startswith((".", "/", "~")) or path.suffix.lower() in DATA_FILES
+        if is_path or name.count("/") != 1 or path.parent.is_dir():
             raise UsageError(f"there is no file {name}: give a file, or a Hub data set OWNER/NAME")
         files += dataset_files(name)
     return tuple(files)

@@ -31,7 +31,9 @@ def read_prompts(
     if prompt is not None:
         return [clean_text(prompt, "--prompt")]
     if prompt_file is not None:
-        return [clean_text(read_file(prompt_file), str(prompt_file))]
+        text = read_file(prompt_file).removesuffix("\n")  # as $(...) takes what a command prints
+        is_input = str(prompt_file) == "-"
+        return [clean_text(text, "the standard input" if is_input else str(prompt_file))]
     if messages is not None:
         return [conversation(parse_json(read_file(messages), str(messages)), str(messages))]
     assert prompts is not None

@@ -4,6 +4,7 @@ Answers go to stdout, everything else to stderr.
 """
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -41,10 +42,10 @@ def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
                 line.show(f"loading: {phase.name}")
             elif phase.model is None:
                 line.clear()
-                progress(f"loading: {phase.name}")
+                note(f"loading: {phase.name}")
             else:
                 for sentence in phase.model.notes:
-                    progress(sentence)
+                    note(sentence)
     finally:
         line.clear()
 
@@ -134,13 +135,14 @@ def progress(message: str) -> None:
 
 @contextmanager
 def opened(file: Path | None) -> Iterator[TextIO | None]:
-    """The trace file, opened before the model is loaded; None without one."""
+    """The trace file, opened before the model is loaded; None without one. What was in it stays
+    until the model is there."""
     if file is None:
         yield None
         return
     require_folder(file)
     with refusing(file):
-        trace = open(file, "w", encoding="utf-8", newline="\n")
+        trace = open(file, "a", encoding="utf-8", newline="\n")
     try:
         yield trace
     finally:
@@ -148,12 +150,17 @@ def opened(file: Path | None) -> Iterator[TextIO | None]:
             trace.close()
 
 
-def require_folder(file: Path) -> None:
-    """Raises UsageError unless a file of this name can be written."""
+def require_folder(file: Path, *read: Path | None) -> None:
+    """Raises UsageError unless a file of this name can be written, and none of what is read would
+    be lost by it."""
     if not file.parent.is_dir():
         raise UsageError(f"cannot write {file}: its folder does not exist")
     if file.is_dir():
         raise UsageError(f"cannot write {file}: it is a folder")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UsageError(f"cannot write {file}: you may not write there")
+    if file.exists() and any(one and one.exists() and one.samefile(file) for one in read):
+        raise UsageError(f"{file} is what is read: give another file for what is written")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`medusa-chat ui`: the page, which runs without a command too."""
 
+import threading
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -8,8 +9,10 @@ from typer import Option
 
 from medusa_chat import paths
 from medusa_chat.cli.options import LoadOptions, flag, value
+from medusa_chat.cli.progress_line import note
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.history import FILE, History
+from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.worker_process import WorkerProcess
 from medusa_chat.trees.presets import tree_names
@@ -44,7 +47,7 @@ class Ui(LoadOptions, UiOptions):
         request = self.load_request()
         login = parse_auth(self.auth)
         with closing(Session(WorkerProcess(), tunes=True)) as session:
-            session.submit(request)  # the worker loads while gradio is imported
+            _tell_failure(session.submit(request))  # the worker loads while gradio is imported
             options_of, launch = _page()
             options = options_of(
                 trees=tree_names(),
@@ -58,6 +61,17 @@ class Ui(LoadOptions, UiOptions):
             )
             code: int = launch(session, options)
             return code
+
+
+def _tell_failure(load: Ticket[Any]) -> None:
+    """Say on stderr, too, why the first model could not be loaded: nobody may look at the page."""
+
+    def tell() -> None:
+        load.done.wait()
+        if load.error:
+            note(f"{load.error}; the page stays open: choose another model there")
+
+    threading.Thread(target=tell, daemon=True).start()
 
 
 def _page() -> tuple[Any, Any]:

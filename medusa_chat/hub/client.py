@@ -97,6 +97,7 @@ def _explained(repo: str, error: Exception) -> HubError | None:
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx
 
+    what = f" for {repo}" if "/" in repo else ""
     then = "check the network and try again, or use --offline"
     match error:
         case errors.GatedRepoError():
@@ -114,9 +115,10 @@ def _explained(repo: str, error: Exception) -> HubError | None:
         case errors.HFValidationError():
             return HubError(f"{repo!r} is not a valid Hub id: give owner/name", "missing")
         case httpx.TimeoutException():
-            return HubError(f"the Hub does not answer: {then}", "network")
+            return HubError(f"the Hub does not answer{what}: {then}", "network")
         case httpx.TransportError():
-            return HubError(f"the Hub cannot be reached ({reason(error)}): {then}", "network")
+            why = f"the Hub cannot be reached{what} ({reason(error)})"
+            return HubError(f"{why}: {then}", "network")
         case httpx.RequestError() | ValueError() | KeyError() | TypeError():
             return HubError(
                 f"what answers at {constants().ENDPOINT} is not the Hub ({reason(error)}): check "

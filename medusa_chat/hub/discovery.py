@@ -43,7 +43,8 @@ def search(text: str = "") -> list[Found]:
     Takes DEADLINE_SECONDS at most; what was found is kept for last_search. Raises HubError.
     """
     if is_offline():
-        raise HubError("the network is off: only what is known and cached is shown", "offline")
+        why = "the network is off, and this was not searched before"
+        raise HubError(f"{why}: see medusa-chat models list", "offline")
     until = time.monotonic() + DEADLINE_SECONDS
     words = text.lower().split()
     rows = _rows(words)

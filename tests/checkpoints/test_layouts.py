@@ -22,10 +22,13 @@ from support.checkpoints import (
 from support.loading import answer, loaded
 from support.pickles import pickles_here  # noqa: F401
 
+from medusa_chat import hub
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
+from medusa_chat.checkpoints.inspection import inspect, open_anywhere
 from medusa_chat.checkpoints.layouts.contents import survey
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.places import folder_or_repo
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
@@ -176,6 +179,25 @@ def test_heads_in_the_weights_keep_their_own_backbone(backbone, tmp_path):
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     changed = answer(loaded(folder), drafter="medusa")[-1].token_ids
     assert changed != answer(loaded(backbone))[-1].token_ids
+
+
+def test_a_model_without_heads_takes_no_other_backbone(backbone, tmp_path):
+    other = shutil.copytree(backbone, tmp_path / "other")
+    with pytest.raises(ModelError, match="is a model without Medusa heads: name it or --backbone"):
+        Checkpoint.find(LoadRequest(str(other), backbone=str(backbone)))
+    assert "without Medusa heads" in inspect(str(other), str(backbone)).problems[0]
+
+
+def test_a_file_is_not_asked_for_at_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "owner").mkdir()
+    (tmp_path / "owner" / "weights.safetensors").write_bytes(b"x")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "HubSource", None)
+    for name in ("owner/weights.safetensors", str(tmp_path / "owner" / "weights.safetensors")):
+        with pytest.raises(ModelError, match="is a file: give the folder"):
+            open_anywhere(name)
+        with pytest.raises(ModelError, match="is a file: give the folder"):
+            folder_or_repo(name)
 
 
 def test_a_pickled_backbone_is_converted_once_and_keeps_its_end_tokens(backbone, tmp_path):

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from medusa_chat import __version__, paths
 from medusa_chat.cli import doctor, generate, terminal, train, ui
 from medusa_chat.cli.main import WEAKENING_VARIABLES, main
+from medusa_chat.cli.options import named
 from medusa_chat.cli.prompts import read_prompts
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
@@ -43,6 +45,8 @@ class Scripted:
         self.request: LoadRequest | None = None
         self.asked: list[tuple[Prompt, GenerationSettings]] = []
         self.refusal: Exception | None = None
+        self.load_refusal: Exception | None = None
+        self.refuse_at: int | None = None
         self.reason: Any = "eos"
         self.interrupt_at: int | None = None
         self.is_stopped = False
@@ -54,6 +58,8 @@ class Scripted:
         else:
             assert isinstance(request, LoadRequest)
             self.request = request
+            if self.load_refusal is not None:
+                raise self.load_refusal
             yield LoadPhase("weights")
             yield LoadPhase("ready", MODEL)
 
@@ -61,6 +67,8 @@ class Scripted:
         self.asked.append((prompt, settings))
         if self.refusal is not None:
             raise self.refusal
+        if len(self.asked) - 1 == self.refuse_at:
+            raise ContextError("too long")
         chosen = settings.to_json()
         yield Prefilled("demo", "fp32", "cpu", chosen, (1, 2), 2, 0, (3,), "Once", 0.1)
         words = (" upon", " a", " time")
@@ -165,7 +173,7 @@ def test_prompts_of_a_file_are_answered_one_after_another(
 
 def test_a_prompt_comes_from_the_standard_input(monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
-    assert read_prompts(None, Path("-"), None, None) == ["from a pipe\n"]
+    assert read_prompts(None, Path("-"), None, None) == ["from a pipe"]
 
 
 def test_prompt_file_and_messages_file(runner: Scripted, capsys: Any, tmp_path: Path) -> None:
@@ -174,7 +182,7 @@ def test_prompt_file_and_messages_file(runner: Scripted, capsys: Any, tmp_path: 
     (tmp_path / "prompt.txt").write_bytes(b"\xef\xbb\xbf\xc3\xa9\r\n")
     assert main(["generate", "--messages", str(tmp_path / "chat.json")]) == 0
     assert main(["generate", "--prompt-file", str(tmp_path / "prompt.txt")]) == 0
-    assert [asked[0]["content"] for asked, _ in runner.asked] == ["é", "é\n"]  # type: ignore[index]
+    assert [asked[0]["content"] for asked, _ in runner.asked] == ["é", "é"]  # type: ignore[index]
 
 
 def test_broken_characters_are_replaced_and_said(runner: Scripted, capsys: Any) -> None:
@@ -234,6 +242,76 @@ def test_our_own_bugs_keep_their_traceback(runner: Scripted) -> None:
         main(["generate", "--prompt", "x"])
 
 
+def test_a_refused_command_leaves_the_old_trace(
+    runner: Scripted, capsys: Any, tmp_path: Path
+) -> None:
+    old = tmp_path / "old.jsonl"
+    old.write_text("precious", "utf-8")
+    runner.load_refusal = ModelError("not there")
+    assert main(["generate", "--prompt", "x", "--trace", str(old)]) == 4
+    assert old.read_text("utf-8") == "precious"
+    runner.load_refusal = None
+    assert main(["generate", "--prompt", "x", "--trace", str(old)]) == 0
+    assert json.loads(old.read_text("utf-8").splitlines()[0])["event"] == "prefilled"
+
+
+@pytest.mark.parametrize(
+    "command", [["generate", "--trace"], ["bench", "--study", "tuner", "--output"]]
+)
+def test_what_is_read_is_not_written_over(
+    runner: Scripted, capsys: Any, tmp_path: Path, command: list[str]
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "x"}\n', "utf-8")
+    code, line = refused(capsys, *command, str(file), "--prompts", str(file))
+    assert code == 2 and "is what is read" in line
+    assert file.read_text("utf-8") == '{"prompt": "x"}\n'
+
+
+def test_a_prompt_of_several_that_is_refused_is_named(
+    runner: Scripted, capsys: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n', "utf-8")
+    runner.refuse_at = 1
+    assert main(["generate", "--prompts", str(file)]) == 2
+    assert "prompt 2 of 2: too long" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="it has no /dev/full")
+def test_a_full_output_is_one_line_and_a_closed_one_no_fault(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m medusa_chat"
+    for redirect, code, said in ((">/dev/full", 1, "cannot write the output"), (">&-", 0, "")):
+        found = subprocess.run(
+            f"{command} models list {redirect}", shell=True, capture_output=True, text=True
+        )
+        assert (found.returncode, found.stderr.count("\n")) == (code, 1 if said else 0), found
+        assert said in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--prompts", "nope"], "--prompts and --questions are for the studies"),
+        (["--study", "tuner", "--prompts", "nope"], "there is no file nope"),
+        (["--study", "peers", "--llama-cpp", "nope"], "there is no file nope"),
+        (["--study", "ladder", "--medusa-2", "nope"], "there is no folder nope"),
+        (["--shape", "7b", "--trace", "nope"], "there is no file nope"),
+        (["--shape", "7b", "--checkpoint", "demo"], "random weights"),
+    ],
+)
+def test_bench_refuses_what_is_missing_before_it_measures(
+    capsys: Any, options: list[str], word: str
+) -> None:
+    code, line = refused(capsys, "bench", *options)
+    assert code == 2 and word in line
+
+
+def test_heads_that_ship_name_their_base_as_a_backbone() -> None:
+    assert named("heads", "smollm2") == ("heads", "HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert named(None, "smollm2") == ("smollm2", None) == named("smollm2", None)
+
+
 # Refusals, all before a model is loaded.
 
 
@@ -244,11 +322,11 @@ def test_our_own_bugs_keep_their_traceback(runner: Scripted) -> None:
         (["--temperature", "2.1"], "from 0 to 2"),
         (["--temperature", "-0.1"], "from 0 to 2"),
         (["--temperature", "warm"], "--temperature"),
-        (["--top-p", "inf"], "top_p is inf"),
-        (["--top-k", "-1"], "top_k is -1"),
-        (["--posterior-threshold", "1.5"], "posterior_threshold is 1.5"),
+        (["--top-p", "inf"], "--top-p is inf"),
+        (["--top-k", "-1"], "--top-k is -1"),
+        (["--posterior-threshold", "1.5"], "--posterior-threshold is 1.5"),
         (["--posterior-alpha", "1"], "below 1"),
-        (["--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is 0"),
         (["--max-new-tokens", "1.5"], "--max-new-tokens"),
         (["--nodes", "0"], "nodes is 0"),
         (["--seed", "-1"], "seed is -1"),

@@ -42,6 +42,15 @@ class Contents:
             self.heads is not None and self.heads.layout in ("C", "F", "H") and bool(self.backbone)
         )
 
+    @property
+    def refuses_backbone(self) -> str:
+        """Why it takes no other backbone; empty where it does."""
+        if self.is_whole:
+            return "holds its own backbone, trained together with its heads: omit --backbone"
+        if self.heads is None and self.adapter is None and self.backbone is not None:
+            return "is a model without Medusa heads: name it or --backbone, not both"
+        return ""
+
 
 def survey(source: Source) -> Contents:
     """What a source and the folders one level below it hold: each config and each header is read
