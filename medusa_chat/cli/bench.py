@@ -92,9 +92,7 @@ class StudyInputs:
     reference: Annotated[
         Path | None, folder_path("Checkout of FasterDecoding/Medusa to compare with.")
     ] = None
-    medusa_2: Annotated[Path | None, folder_path("With --study ladder: a medusa-2 checkpoint.")] = (
-        None
-    )
+    medusa_2: Annotated[Path | None, folder_path("With --study ladder: of medusa-2.")] = None
     llama_cpp: Annotated[
         Path | None, value("PYTHON", "With --study peers: one with llama-cpp-python.")
     ] = None
@@ -168,7 +166,9 @@ def _refuse_missing(*given: Path | None, folders: bool = False) -> None:
 
 
 def _refuse_misplaced(options: Bench) -> None:
-    """Refuse options that the studies asked for would not read."""
+    """Refuse options that the studies asked for would not read, and a picture of another kind."""
+    if options.picture is not None and options.picture.suffix.lower() != ".svg":
+        raise UsageError(f"--picture is drawn as SVG: give {options.picture.stem}.svg")
     asks = set(options.study or ()) & {*ASKING}
     if not asks and (options.prompts is not None or options.questions is not None):
         raise UsageError(
@@ -214,6 +214,6 @@ def _write_report(result: dict[str, Any], report: "Report", options: Bench) -> N
 
 
 def _write(file: Path | None, text: str) -> None:
-    if file is not None:
+    if file:
         with refusing(file):
             paths.write_text(file, text)

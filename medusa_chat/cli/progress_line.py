@@ -1,5 +1,6 @@
 """The line on stderr that says how far something is, and notes beside it."""
 
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -31,7 +32,8 @@ class ProgressLine:
         """Say `text` instead of what was said before, where stderr is a terminal."""
         if sys.stderr.isatty():
             self._is_open = True
-            print(f"{CLEARED}{text}", end="", file=sys.stderr, flush=True)
+            shown = text[: shutil.get_terminal_size().columns - 1]  # a second row would stay
+            print(f"{CLEARED}{shown}", end="", file=sys.stderr, flush=True)
 
     def show_bytes(self, phase: LoadPhase) -> None:
         """What is done, told once, then bytes, speed and time left."""

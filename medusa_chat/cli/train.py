@@ -26,9 +26,12 @@ from medusa_chat.cli.options import (
 )
 from medusa_chat.cli.terminal import stopping
 from medusa_chat.cli.training_progress import TrainingView, event_json
+from medusa_chat.errors import UsageError
 from medusa_chat.training.events import HiddenStates, TrainStep
 from medusa_chat.training.recipe import TrainRequest, read_recipe
 from medusa_chat.training.run_log import RunLog
+
+OF_MEDUSA_2 = ("lambda0", "lambda0_schedule", "lora_rank", "lora_alpha", "lora_dropout")
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,10 @@ class Train(RecipeOptions, TrainOptions):
     def run(self) -> int | None:
         """Check the options, then train; 130 where it was stopped."""
         recipe = read_recipe(self.recipe).changed(**values_of(RecipeOptions, self))
+        unread = [name for name in OF_MEDUSA_2 if getattr(self, name) is not None]
+        if unread and recipe.method != "medusa-2":
+            option = unread[0].replace("_", "-")
+            raise UsageError(f"--{option} is for medusa-2: add --method medusa-2, or omit it")
         prepare_process(self.device, self.data_dir, self.offline, self.precision)
         request = TrainRequest(
             *(self.backbone, data_paths(self.data, self.more), self.output.expanduser(), recipe),

@@ -22,13 +22,16 @@ NAMES = {
     "Written": "written",
 }
 BAR = 20
+FEW_POSITIONS = 1000  # of held-out answers: the tree is made for them, and fits others less well
+POOR = 1.15  # tokens a step
 RECENT = 64  # answers whose speed is shown; those that an earlier run left come at once
 
 
 def event_json(event: Any) -> str:
     """{"event": its name, ...} in one line. Training examples are not repeated."""
     values = asdict(event)
-    values.pop("example", None)
+    for name in ("example", "said", "place"):
+        values.pop(name, None)
     if hasattr(event, "expected"):
         values["expected"] = event.expected
     return json.dumps({"event": NAMES[type(event).__name__], **values}, separators=(",", ":"))
@@ -91,8 +94,8 @@ class TrainingView:
         speed = self.labels / max(time.monotonic() - self.started, 1e-9)
         lm = "" if event.lm_loss is None else f" (backbone {event.lm_loss:.3f})"
         text = (
-            f"step {event.step}/{event.steps}  loss {event.loss:.3f}{lm}  "
-            f"top-1..5 {heads_shown(event.top)}  {speed:,.0f} tokens/s  {left}"
+            f"step {event.step}/{event.steps}  {left}  {speed:,.0f} tokens/s  "
+            f"loss {event.loss:.3f}{lm}  top-1 {heads_shown(row[:1] for row in event.top)}"
         )
         self._progress(event.step, event.steps, text)
 
@@ -166,7 +169,15 @@ def calibrated_lines(event: Any) -> list[str]:
         shown = " ".join(f"{sum(row[: i + 1]):.3f}" for i in range(min(5, len(row))))
         lines.append(f"head {head}   top-1..5 {shown}")
     promised = ", ".join(f"{tokens:.2f} with {n}" for n, tokens in event.expected.items())
-    return [*lines, f"tokens a step expected, by nodes: {promised}"]
+    lines.append(f"tokens a step expected, by nodes: {promised}")
+    if max(event.expected.values(), default=1.0) < POOR:
+        lines.append("these heads draft next to nothing that is accepted: train longer")
+    elif event.positions < FEW_POSITIONS:
+        lines.append(
+            f"that is of {event.positions} positions alone, and too high: measure it on other "
+            "prompts with medusa-chat calibrate"
+        )
+    return lines
 
 
 def measured_lines(event: Any) -> list[str]:
@@ -177,7 +188,10 @@ def measured_lines(event: Any) -> list[str]:
 
 
 def written_lines(event: Any) -> list[str]:
-    return [f"{event.folder} is written ({gb(event.bytes)})"]
+    lines = [f"{event.folder} is written ({gb(event.bytes)})"]
+    if event.answers:
+        lines.append(f"the backbone's answers: {event.answers}; train on them again with --data")
+    return lines
 
 
 def duration(seconds: float) -> str:

@@ -16,6 +16,7 @@ from medusa_chat.training.data_files import rows_of
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 ROLES = ("system", "user", "assistant")
+ANSWERS = ("output", "response", "completion", "answer")  # to an instruction or a prompt
 SPEAKERS = {
     **{role: role for role in ROLES},
     **dict.fromkeys(("human", "prompter"), "user"),
@@ -124,13 +125,20 @@ def _messages(found: Any, key: str, place: str) -> tuple[Message, ...]:
 def _message(message: Any, place: str) -> Message:
     if not isinstance(message, dict):
         raise UsageError(f"{place}: a message must be a JSON object")
-    role = SPEAKERS.get(str(message.get("role", message.get("from"))))
-    content = message.get("content", message.get("value"))
+    named = message.get("role", message.get("from"))
+    role, content = SPEAKERS.get(str(named)), message.get("content", message.get("value"))
     if role is None:
-        raise UsageError(f"{place}: a message needs a role: one of {', '.join(ROLES)}")
+        raise UsageError(f"{place}: the role {named!r:.40} is none of {', '.join(ROLES)}")
+    if isinstance(content, list) and all(_is_text(part) for part in content):
+        content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise UsageError(f"{place}: the content of a message must be text")
     return {"role": role, "content": content}
+
+
+def _is_text(part: Any) -> bool:
+    """Whether it is a part of a message as OpenAI's API has them, with text."""
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
 def _sharegpt(found: Any, place: str) -> Conversation | None:
@@ -157,7 +165,7 @@ def _alternating(found: list[Any], key: str, place: str) -> tuple[Message, ...]:
 
 def _question(row: dict[str, Any], key: str, place: str) -> tuple[Message, ...]:
     parts = [row[key], row.get("input") or ""]
-    answer = row.get("output") or row.get("response") or ""
+    answer = next(filter(None, map(row.get, ANSWERS)), "")
     if not all(isinstance(text, str) for text in (*parts, answer)) or not row[key]:
         raise UsageError(f'{place}: "{key}", its "input" and its answer must be text')
     asked = {"role": "user", "content": "\n\n".join(part for part in parts if part)}

@@ -1,5 +1,6 @@
 """The rows of JSON, JSONL, parquet and text files, each with its place: the file and the line."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from medusa_chat.errors import UsageError
 def rows_of(path: Path, prompts: bool) -> Iterator[tuple[str, Any]]:
     """(place, row) of a file in the format its name says, JSONL where it says none. A text file is
     one row, or with `prompts` one a line. Raises UsageError with the line that cannot be read."""
-    readers = {".parquet": _parquet, ".txt": _plain(prompts), ".json": _json}
+    readers = {".parquet": _parquet, ".txt": _plain(prompts), ".json": _json, ".csv": _refused}
     return readers.get(path.suffix.lower(), _lines)(path)
 
 
@@ -37,24 +38,41 @@ def _reason(error: ValueError | RecursionError) -> str:
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a JSON array, each with the line it begins in; otherwise as in JSONL."""
+    """The rows of a JSON array, each with the line it begins in and, where others do too, its
+    number; a single object is one row; otherwise as in JSONL."""
     text = _text(path)
     at = len(text) - len(text.lstrip())
     if text[at : at + 1] != "[":
-        yield from _lines(path)
+        whole = _object(text)
+        yield from _lines(path) if whole is None else [(f"{path}:1", whole)]
         return
-    decoder, line, counted, at = json.JSONDecoder(), 1, 0, at + 1
-    while True:
+    decoder, line, counted, at, before = json.JSONDecoder(), 1, 0, at + 1, 0
+    for number in itertools.count(1):
         while at < len(text) and text[at] in " \t\r\n,":
             at += 1
         line, counted = line + text.count("\n", counted, at), at
         if text[at : at + 1] == "]":
+            if rest := text[at + 1 :].strip():
+                raise UsageError(f"{path}:{line}: after the array comes {rest[:20]!r}: remove it")
             return
         try:
             row, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}:{line}: not JSON: {_reason(error)}") from error
-        yield f"{path}:{line}", row
+        yield f"{path}:{line}" + (f", row {number}" if line == before else ""), row
+        before = line
+
+
+def _object(text: str) -> Any:
+    """The only JSON object of a text; None where it is something else."""
+    try:
+        return found if isinstance(found := json.loads(text), dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refused(path: Path) -> Iterator[tuple[str, Any]]:
+    raise UsageError(f"{path} is a table: give JSON, JSONL, parquet or text")
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:

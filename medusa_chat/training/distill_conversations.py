@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat.errors import UsageError
+from medusa_chat.messages import Message
 from medusa_chat.training.answerers import Answerer
 from medusa_chat.training.conversations import Conversation
 from medusa_chat.training.data import Example, encode_prompt, render
@@ -23,12 +24,15 @@ MARK = "§next§"
 class Answered:
     """done of total questions are answered, in `tokens` tokens. total falls when a conversation
     ends before its last question. example: the last answer, with its conversation as the prompt;
-    None where it is too short to train a head."""
+    None where it is too short to train a head. said: the conversation up to that answer; place:
+    where it is from."""
 
     done: int
     total: int
     tokens: int
     example: Example | None = None
+    said: tuple[Message, ...] = ()
+    place: str = ""
 
 
 @dataclass
@@ -130,7 +134,9 @@ def answer_conversations(
         total = done + sum(max(dialogue.limit - turn, 1) for dialogue in dialogues)
         for answer, example in distiller.answer(dialogues, prompts, turn):
             done, tokens = done + 1, tokens + len(answer.answer_ids)
-            yield Answered(done, total, tokens, example)
+            dialogue = dialogues[answer.index]
+            said = tuple(dialogue.messages), dialogue.source.place
+            yield Answered(done, total, tokens, example, *said)
     if not done:
         raise UsageError(
             f"no prompt leaves space for an answer within {length} tokens: raise --sequence-length"

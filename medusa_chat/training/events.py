@@ -53,7 +53,8 @@ class HiddenStates:
 
 @dataclass(frozen=True)
 class Written:
-    """The output is on the disk. bytes: its size."""
+    """The output is on the disk. bytes: its size; answers: the file of the backbone's answers."""
 
     folder: str
     bytes: int
+    answers: str = ""

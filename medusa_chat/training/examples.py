@@ -10,13 +10,13 @@ from medusa_chat.training.conversations import Conversation
 from medusa_chat.training.data import Example, encode
 
 HELD_OUT_SHARE = 0.02
-MOST_HELD_OUT = 128
+FEW_HELD_OUT, MOST_HELD_OUT = 8, 128
 
 
 @dataclass(frozen=True)
 class EncodedExamples:
     """Examples; the number of conversations cut to the sequence length, and of those left out
-    because no answer begins within it."""
+    because no answer of two tokens begins within it."""
 
     examples: tuple[Example, ...]
     cut: int
@@ -56,8 +56,8 @@ def encode_all(
         examples += kept
     if not examples:
         raise UsageError(
-            f"the data has no usable example: no answer begins within {length} tokens; raise "
-            "--sequence-length, or give other --data"
+            f"the data has no usable example: no answer of two tokens begins within {length} "
+            "tokens; raise --sequence-length, or give other --data"
         )
     return EncodedExamples(tuple(examples), cut, left_out)
 
@@ -92,11 +92,13 @@ def _parts(example: Example, length: int, is_plain: bool) -> list[Example]:
 
 def split(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
     """(training, held-out) examples, no conversation in both. A fiftieth of the conversations is
-    held out, at least one and at most 128; a single conversation is in both."""
+    held out, of few a tenth up to FEW_HELD_OUT, at least one and at most 128; a single conversation
+    is in both."""
     places = list(dict.fromkeys(example.place for example in examples))
     if len(places) < 2:
         return list(examples), list(examples)
-    count = min(max(round(len(places) * HELD_OUT_SHARE), 1), MOST_HELD_OUT)
+    few = min(round(len(places) / 10), FEW_HELD_OUT)
+    count = min(max(round(len(places) * HELD_OUT_SHARE), few, 1), MOST_HELD_OUT)
     chosen = set(random.Random(seed).sample(places, count))
     learnt = [example for example in examples if example.place not in chosen]
     return learnt, [example for example in examples if example.place in chosen]

@@ -20,6 +20,8 @@ from medusa_chat.training.step_timing import batch_seconds, joint_batch_seconds
 from medusa_chat.training.teacher_states import BYTES, needs_teacher_twice
 from medusa_chat.units import gb
 
+FEW_STEPS = 50
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -96,6 +98,15 @@ def plan(
     is_joint = recipe.method == "medusa-2"
     has_head_stage = is_joint and recipe.stages == 2
     notes = list(setup.notes)
+    is_one = list(examples) == list(held_out)  # a single conversation is in both
+    every = examples if is_one else (*examples, *held_out)
+    if is_one:
+        notes.append("there is one row alone: figures of held-out rows are of what was learnt")
+    if stage.steps < FEW_STEPS:
+        notes.append(
+            f"heads learn little in {stage.steps} steps: raise --epochs or --max-steps, or give "
+            "more data"
+        )
     if is_joint and is_tied(model):
         notes.append("the LM head is tied to the embeddings: the adapter leaves both alone")
     adapter = adapter_size(model, recipe.lora_rank) if is_joint else 0
@@ -115,8 +126,8 @@ def plan(
         precision=setup.precision,
         rows=len(examples),
         held_out=len(held_out),
-        tokens=sum(len(e.ids) for e in (*examples, *held_out)),
-        labels=sum(sum(e.is_label) for e in (*examples, *held_out)),
+        tokens=sum(len(example.ids) for example in every),
+        labels=sum(sum(example.is_label) for example in every),
         steps=stage.steps * (2 if has_head_stage else 1),
         seconds=_seconds(setup, heads, examples, recipe, stage, short),
         memory_bytes=memory_bytes(model, heads, stage, adapter, cached),

@@ -23,6 +23,7 @@ CHOICES = {
     "stages": (1, 2),
     "output": ("merged", "adapter"),
 }
+BACKBONE_RATE = 5e-4  # of LoRA in Medusa-2 (Medusa, arXiv 2401.10774, B.3)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,17 @@ class Recipe:
 
     def changed(self, **options: Any) -> "Recipe":
         """The recipe with the options that are not None. Raises UsageError."""
-        return replace(self, **{name: v for name, v in options.items() if v is not None})
+        return replace(self, **self._joint({n: v for n, v in options.items() if v is not None}))
+
+    def _joint(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values with what Medusa-2 needs where the recipe is one of Medusa-1 and they do not
+        say otherwise: a rate that harms no backbone, the same for the heads, and two stages."""
+        if values.get("method") != "medusa-2" or self.method == "medusa-2":
+            return values
+        own = {"learning_rate": BACKBONE_RATE, "stages": 2}
+        if "learning_rate" not in values and "head_learning_rate_multiplier" not in values:
+            own["head_learning_rate_multiplier"] = self.head_learning_rate / BACKBONE_RATE
+        return own | values
 
 
 @dataclass(frozen=True)
@@ -143,7 +154,7 @@ def _recipe(values: Mapping[str, Any], name: str) -> Recipe:
         is_whole = kinds[key] is float and type(value) is int
         if type(value) is not kinds[key] and not is_whole:
             raise UsageError(f"{key} must be {kinds[key].__name__}, not {str(value)[:40]!r}")
-    return Recipe(**{"name": name, **values})
+    return Recipe(name=name).changed(**values)
 
 
 def _option(name: str) -> str:

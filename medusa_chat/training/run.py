@@ -2,7 +2,6 @@
 
 import errno
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,12 +11,11 @@ import torch
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, OutOfMemoryError, UsageError
-from medusa_chat.training.answerers import answerer_of, rows_of
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import Example
-from medusa_chat.training.distill import DistillRecipe
-from medusa_chat.training.distill_conversations import Answered, answer_conversations
+from medusa_chat.training.distill_conversations import Answered
+from medusa_chat.training.distill_stage import distill, distilled_examples, keep_answers
 from medusa_chat.training.events import Evaluated, HiddenStates, Stage, TrainStep, Written
 from medusa_chat.training.examples import EncodedExamples, encode_all, require_template, split
 from medusa_chat.training.head_calibration import calibrate_heads
@@ -34,7 +32,6 @@ from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.training_output import Adapter, write_output
 from medusa_chat.training.work_folder import begin_training, end_training, work_folder
 
-ANSWERS_DONE = "answers.done"
 Event = Stage | Plan | Answered | HiddenStates | TrainStep | Evaluated | Calibrated | Written
 
 
@@ -61,8 +58,8 @@ def _from_setup(request: TrainRequest, group: ProcessGroup, folder: Path) -> Ite
         if recipe.distill:
             require_template(setup.tokenizer, conversations)
             setup.model = read_model(setup)
-            yield from _distill(setup, conversations, recipe, folder, group)
-            examples = _distilled_examples(setup, conversations, recipe, folder)
+            yield from distill(setup, conversations, recipe, folder, group)
+            examples = distilled_examples(setup, conversations, recipe, folder)
         else:
             examples = _encode(setup, conversations)
             setup.model = read_model(setup)
@@ -72,8 +69,7 @@ def _from_setup(request: TrainRequest, group: ProcessGroup, folder: Path) -> Ite
 def _read(paths: Sequence[Path], prompts: bool) -> list[Conversation]:
     found = [one for path in paths for one in read_conversations(path, prompts)]
     if not found:
-        names = ", ".join(str(path) for path in paths)
-        raise UsageError(f"{names} holds no conversation: give other --data")
+        raise UsageError(f"{', '.join(map(str, paths))} holds no conversation: give other --data")
     return found
 
 
@@ -84,56 +80,10 @@ def _encode(setup: TrainingSetup, conversations: list[Conversation]) -> EncodedE
         setup.notes.append(f"{encoded.cut} rows are cut to {setup.length} tokens")
     if encoded.left_out:
         setup.notes.append(
-            f"{encoded.left_out} rows are skipped: no answer begins within that length"
+            f"{encoded.left_out} rows are skipped: no answer of two tokens begins within "
+            f"{setup.length}"
         )
     return encoded
-
-
-def _distill_recipe(setup: TrainingSetup, recipe: Recipe) -> DistillRecipe:
-    return DistillRecipe(
-        max_new_tokens=min(recipe.answer_tokens, setup.length // 2),
-        temperatures=(recipe.temperature,),
-        rows=rows_of(setup),
-        seed=recipe.seed,
-    )
-
-
-def _distill(
-    setup: TrainingSetup,
-    conversations: list[Conversation],
-    recipe: Recipe,
-    folder: Path,
-    group: ProcessGroup,
-) -> Iterator[Event]:
-    """The first process answers the questions; the others wait until it is done."""
-    questions = sum(len(found.asked) + recipe.self_talk for found in conversations)
-    most = _distill_recipe(setup, recipe).max_new_tokens
-    yield Stage(f"answering {questions:,} questions, at most {most} tokens each")
-    while not group.is_first and not (folder / ANSWERS_DONE).exists():
-        time.sleep(1.0)
-    if group.is_first:
-        yield from _answers(setup, conversations, recipe, folder)
-        (folder / ANSWERS_DONE).touch()
-
-
-def _answers(
-    setup: TrainingSetup, conversations: list[Conversation], recipe: Recipe, folder: Path
-) -> Iterator[Answered]:
-    """The backbone's answers, read from their files as far as they are there."""
-    settings = _distill_recipe(setup, recipe), setup.length, folder / "answers", recipe.self_talk
-    return answer_conversations(answerer_of(setup), setup.tokenizer, conversations, *settings)
-
-
-def _distilled_examples(
-    setup: TrainingSetup, conversations: list[Conversation], recipe: Recipe, folder: Path
-) -> EncodedExamples:
-    events = _answers(setup, conversations, recipe, folder)
-    found = tuple(event.example for event in events if event.example is not None)
-    if not found:
-        raise UsageError(
-            "the backbone's answers are too short to train heads on: give other prompts"
-        )
-    return EncodedExamples(found, 0, 0)
 
 
 def _train(
@@ -197,8 +147,9 @@ def _finish(
     calibrated = replace(calibrated, shortlist=tokens)
     yield calibrated
     size = write_output(request, setup, heads, calibrated, adapter)
+    kept = keep_answers(folder, request.output)
     shutil.rmtree(folder, ignore_errors=True)
-    yield Written(str(request.output), size)
+    yield Written(str(request.output), size, "" if kept is None else str(kept))
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """The work folder of an unfinished training, beside its output until that is written."""
 
+import hashlib
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ def begin_training(request: TrainRequest, folder: Path) -> None:
         raise UsageError(f"{output} exists: give another --output, or move it away")
     if not output.resolve().parent.is_dir():
         raise UsageError(f"{output} cannot be written: create its parent folder first")
+    if not os.access(output.resolve().parent, os.W_OK):
+        raise UsageError(f"{output} cannot be written: you may not write in its parent folder")
     if holds_work(folder) and not request.resume:
         raise UsageError(f"{folder} holds an unfinished training: add --resume, or remove it")
     if request.resume and not folder.exists():
@@ -35,10 +39,10 @@ def begin_training(request: TrainRequest, folder: Path) -> None:
         before = json.loads(file.read_text("utf-8"))
         for key, value in shown.items():
             if before.get(key) != value:
+                option = key.removeprefix("explicit ").replace("_", "-")
                 raise UsageError(
-                    f"{folder} was started with {key} {before.get(key)}, not {value}: give the "
-                    "same "
-                    "options, or remove it"
+                    f"{folder} was started with --{option} {before.get(key)}, not {value}: give "
+                    "the same options and data, or remove it"
                 )
     folder.mkdir(exist_ok=True)
     write_json(file, shown)
@@ -57,10 +61,16 @@ def end_training(folder: Path) -> None:
         folder.rmdir()
 
 
+def _digest(path: Path) -> str:
+    """What tells one content of a file from another."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+
+
 def _request_json(request: TrainRequest) -> dict[str, Any]:
     """The values that a resumed training must share."""
     chosen = asdict(request.recipe)
-    data = [str(path.resolve()) for path in request.data]
+    data = [f"{path.resolve()} ({_digest(path)})" for path in request.data]
     asked = {"backbone": request.backbone, "precision": request.precision}
     length = {"explicit sequence_length": request.sequence_length}
     return asked | {"data": data} | length | chosen

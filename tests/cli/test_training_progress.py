@@ -1,9 +1,16 @@
 """The progress of a training: what its lines say."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from medusa_chat.cli import training_progress
-from medusa_chat.cli.training_progress import LINE_SECONDS, RECENT, TrainingView
+from medusa_chat.cli import progress_line, training_progress
+from medusa_chat.cli.training_progress import (
+    LINE_SECONDS,
+    RECENT,
+    TrainingView,
+    calibrated_lines,
+)
 from medusa_chat.training.distill_conversations import Answered
 from medusa_chat.training.events import Stage
 
@@ -27,6 +34,27 @@ def test_answers_are_counted_with_their_speed_and_the_time_left(clock, capsys):
         clock[0] += 2 * LINE_SECONDS
         view.show(Answered(done, 40, 1000 * done))
     assert "answer 10/40  10,000 tokens  50 tokens/s  10 min left" in last_line(capsys)
+
+
+def calibrated(expected, positions):
+    named = {"expected": expected, "positions": positions, "measured_on": "rows", "accuracies": []}
+    return SimpleNamespace(**named)
+
+
+@pytest.mark.parametrize(
+    ("expected", "positions", "said"),
+    [(2.5, 80, "of 80 positions alone"), (1.05, 80, "next to nothing"), (2.5, 9000, "")],
+)
+def test_what_a_calibration_is_worth_is_said(expected, positions, said):
+    *_, last = calibrated_lines(calibrated({4: 1.0, 64: expected}, positions))
+    assert said in last if said else last.startswith("tokens a step expected")
+
+
+def test_a_line_that_changes_fits_into_the_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(progress_line.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    progress_line.ProgressLine().show("x" * 200)
+    assert capsys.readouterr().err == f"{progress_line.CLEARED}{'x' * 39}"
 
 
 def test_answers_of_an_earlier_run_do_not_make_it_faster(clock, capsys):

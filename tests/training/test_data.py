@@ -144,6 +144,52 @@ def test_bad_row_of_an_array_is_refused_with_the_line_it_begins_in(tmp_path: Pat
         list(read_conversations(file))
 
 
+def test_rows_of_an_array_in_one_line_have_places_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    file.write_text(json.dumps(conversations(30)), "utf-8")
+    found = list(read_conversations(file))
+    assert len({one.place for one in found}) == 30 and found[1].place == f"{file}:1, row 2"
+    kept = [Example((n,) * 2, (True,) * 2, one.place) for n, one in enumerate(found)]
+    learnt, held_out = split(kept, 0)
+    assert (len(learnt), len(held_out)) == (27, 3)
+
+
+def test_what_follows_an_array_is_not_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    file.write_text(json.dumps(conversations(2)) * 2, "utf-8")
+    with pytest.raises(UsageError, match=r"after the array comes '\[\{"):
+        list(read_conversations(file))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": ASKED, "completion": ANSWERED},
+        {"instruction": ASKED, "answer": ANSWERED},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": ASKED}]},
+                {"role": "assistant", "content": [{"type": "text", "text": ANSWERED}]},
+            ]
+        },
+    ],
+)
+def test_other_names_of_an_answer_are_read(tmp_path: Path, row: dict[str, object]) -> None:
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps(row, indent=2), "utf-8")  # a single object
+    (found,) = read_conversations(file)
+    assert [message["content"] for message in found.messages] == [ASKED, ANSWERED]
+
+
+def test_what_cannot_be_read_says_what_can(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b", "utf-8")
+    with pytest.raises(UsageError, match="is a table: give JSON, JSONL, parquet or text"):
+        list(read_conversations(tmp_path / "a.csv"))
+    row = {"messages": [{"role": "tool", "content": "x"}]}
+    with pytest.raises(UsageError, match="the role 'tool' is none of system, user, assistant"):
+        list(read_conversations(write_rows(tmp_path / "t.jsonl", [row])))
+
+
 def test_plain_text_is_one_text_or_a_prompt_a_line(tmp_path: Path) -> None:
     file = tmp_path / "t.txt"
     file.write_text("abc\n\ndef\n", "utf-8")
@@ -204,7 +250,8 @@ def test_held_out_conversations_are_not_learnt() -> None:
         learnt, held_out = split(rows, 0)
         assert sorted(e.ids for e in learnt + held_out) == [e.ids for e in rows]
         places = {e.place for e in held_out}
-        assert 1 <= len(places) <= 128 and not places & {e.place for e in learnt}
+        assert len(places) == {2: 1, 3: 1, 100: 8, 10_000: 128}[count]
+        assert not places & {e.place for e in learnt}
 
 
 def test_plain_text_is_learnt_in_parts_and_whole(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.training_models import CONTEXT, conversations, write_backbone, writ
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.cli.main import main
-from medusa_chat.cli.training_progress import heads_shown
+from medusa_chat.cli.training_progress import TrainingView, heads_shown
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
@@ -22,6 +23,7 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import data_dir
 from medusa_chat.runtime.history import FILE, History, StoredConversation
 from medusa_chat.runtime.message_tree import MessageTree
+from medusa_chat.training.events import TrainStep
 from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
 from medusa_chat.training.run_log import latest
 
@@ -149,7 +151,18 @@ def test_backbone_answers_every_question_in_order(
     assert answered[-1]["done"] == answered[-1]["total"] == 3 * 2 + 3
     plan = next(e for e in events if e["event"] == "plan")
     assert plan["rows"] + plan["held_out"] == 9 and plan["seconds"] > 0
+    assert any("learn little in 2 steps" in note for note in plan["notes"])
     assert [e["event"] for e in events][-1] == "written"
+    kept = tmp_path / "out.answers.jsonl"
+    assert events[-1]["answers"] == str(kept)
+    rows = [json.loads(row)["messages"] for row in kept.read_text("utf-8").splitlines()]
+    assert [m["content"] for m in rows[0] if m["role"] == "user"] == ["abc", "de"]
+    assert len(rows) == 6 and all(row[-1]["role"] == "assistant" for row in rows)
+    again = command(inputs, tmp_path / "again", "--max-steps", "2", "--json")
+    again[again.index("--data") + 1] = str(kept)
+    assert main(again) == 0 and (tmp_path / "again").is_dir()
+    plan = next(e for e in events_of(capsys.readouterr().out) if e["event"] == "plan")
+    assert plan["rows"] + plan["held_out"] == 6
 
 
 # -------------------------------------------------------------------------------- medusa-2
@@ -303,6 +316,16 @@ def test_recipes_that_ship_are_whole() -> None:
     assert isinstance(read_recipe("default"), Recipe)
 
 
+def test_medusa_2_without_a_recipe_of_its_own_spares_the_backbone(tmp_path: Path) -> None:
+    default = read_recipe("default")
+    (tmp_path / "own.toml").write_text('method = "medusa-2"\nroot = true\n')
+    for made in (default.changed(method="medusa-2"), read_recipe(str(tmp_path / "own.toml"))):
+        assert (made.learning_rate, made.stages) == (5e-4, 2)
+        assert made.head_learning_rate == pytest.approx(default.head_learning_rate)
+    asked = default.changed(method="medusa-2", learning_rate=1e-3)
+    assert (asked.learning_rate, asked.head_learning_rate_multiplier) == (1e-3, 4.0)
+
+
 def refusal(line: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()  # what making the files said
     assert main(line) in (1, 2, 4)
@@ -324,6 +347,7 @@ def refusal(line: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--resume"], "nothing to resume"),
         (["--backbone", "/no/such/folder"], "there is no folder /no/such/folder"),
         (["--precision", "fp8"], "precision is 'fp8'"),
+        (["--lora-rank", "8"], "--lora-rank is for medusa-2"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(
@@ -331,6 +355,25 @@ def test_bad_input_is_refused_in_one_line(
 ) -> None:
     assert said in refusal(command(inputs, tmp_path / "out", *options), capsys)
     assert not (tmp_path / "out").exists()
+
+
+def test_other_data_is_no_data_to_go_on_with(
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    data = write_rows(tmp_path / "data.jsonl", conversations())
+    line = command(inputs, tmp_path / "out", "--max-steps", "4")
+    line[line.index("--data") + 1] = str(data)
+    show = TrainingView.show
+
+    def interrupting(view: Any, event: Any) -> None:
+        show(view, event)
+        if isinstance(event, TrainStep):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(TrainingView, "show", interrupting)
+    assert main(line) == 130
+    write_rows(data, conversations()[:-1])
+    assert "was started with --data" in refusal([*line, "--resume"], capsys)
 
 
 def test_output_that_exists_is_left_alone(

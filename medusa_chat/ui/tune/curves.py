@@ -58,13 +58,11 @@ def speedup_view(
     if costs is None:
         return None
     expected = expected_lengths(Tree.from_choices(facts.choices), used)
-    sizes = [m for m in range(1, min(len(expected), costs.sizes[-1]) + 1)]
+    sizes = [m for m in costs.sizes if m <= len(expected)]
     lines = []
     for length in costs.lengths:
         best = pick(costs, expected, length)
-        points = [
-            [m, short(expected[m - 1] / costs.overhead(m, length))] for m in _thin_sizes(sizes)
-        ]
+        points = [[m, short(expected[m - 1] / costs.overhead(m, length))] for m in sizes]
         lines.append({"length": length, "points": points, "best": _pick(best)})
     return {"lines": lines, "plain": plain_wins(costs, expected)}
 

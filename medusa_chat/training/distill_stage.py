@@ -1,0 +1,85 @@
+"""The stage of a training in which the backbone answers the prompts (self-distillation)."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from medusa_chat import paths
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import Message
+from medusa_chat.training.answerers import answerer_of, rows_of
+from medusa_chat.training.conversations import Conversation
+from medusa_chat.training.data import Example
+from medusa_chat.training.distill import DistillRecipe
+from medusa_chat.training.distill_conversations import Answered, answer_conversations
+from medusa_chat.training.events import Stage
+from medusa_chat.training.examples import EncodedExamples
+from medusa_chat.training.process_group import ProcessGroup
+from medusa_chat.training.recipe import Recipe
+from medusa_chat.training.setup import TrainingSetup
+
+ANSWERS_DONE = "answers.done"
+KEPT = "answers.jsonl"  # the conversations with their answers, as `train --data` reads them
+
+
+def keep_answers(folder: Path, output: Path) -> Path | None:
+    """Move the answers of a training that is done beside its output, where no other file is; None
+    without any. They are the dearest part of it, and another training can learn from them."""
+    kept = output.with_name(f"{output.name}.{KEPT}")
+    if not (folder / KEPT).is_file() or kept.exists():
+        return None
+    (folder / KEPT).replace(kept)
+    return kept
+
+
+def _recipe_of(setup: TrainingSetup, recipe: Recipe) -> DistillRecipe:
+    return DistillRecipe(
+        max_new_tokens=min(recipe.answer_tokens, setup.length // 2),
+        temperatures=(recipe.temperature,),
+        rows=rows_of(setup),
+        seed=recipe.seed,
+    )
+
+
+def distill(
+    setup: TrainingSetup,
+    conversations: list[Conversation],
+    recipe: Recipe,
+    folder: Path,
+    group: ProcessGroup,
+) -> Iterator[Stage | Answered]:
+    """The first process answers the questions; the others wait until it is done."""
+    questions = sum(len(found.asked) + recipe.self_talk for found in conversations)
+    most = _recipe_of(setup, recipe).max_new_tokens
+    yield Stage(f"answering {questions:,} questions, at most {most} tokens each")
+    while not group.is_first and not (folder / ANSWERS_DONE).exists():
+        time.sleep(1.0)
+    if group.is_first:
+        yield from _answers(setup, conversations, recipe, folder)
+        (folder / ANSWERS_DONE).touch()
+
+
+def _answers(
+    setup: TrainingSetup, conversations: list[Conversation], recipe: Recipe, folder: Path
+) -> Iterator[Answered]:
+    """The backbone's answers, read from their files as far as they are there."""
+    settings = _recipe_of(setup, recipe), setup.length, folder / "answers", recipe.self_talk
+    return answer_conversations(answerer_of(setup), setup.tokenizer, conversations, *settings)
+
+
+def distilled_examples(
+    setup: TrainingSetup, conversations: list[Conversation], recipe: Recipe, folder: Path
+) -> EncodedExamples:
+    """What the heads learn; the conversations with the answers are written below `folder`."""
+    said, found = dict[str, Sequence[Message]](), list[Example]()
+    for event in _answers(setup, conversations, recipe, folder):
+        said[event.place] = event.said
+        found += [] if event.example is None else [event.example]
+    rows = (json.dumps({"messages": messages}, ensure_ascii=False) for messages in said.values())
+    paths.write_text(folder / KEPT, "".join(f"{row}\n" for row in rows))
+    if not found:
+        raise UsageError(
+            "the backbone's answers are too short to train heads on: give other prompts"
+        )
+    return EncodedExamples(tuple(found), 0, 0)
