@@ -103,19 +103,27 @@ function promptBox() {
   return document.querySelector("#compare-prompt textarea");
 }
 
+document.addEventListener("input", (event) => {
+  if (event.isTrusted && event.target === promptBox()) isTyped = true;
+});
+
+let isTyped = false; // since the page was loaded
+
 function keepRace(found) {
-  store("sessionStorage", RACE_KEY, JSON.stringify({ result: found, prompt: promptBox()?.value }));
+  store("sessionStorage", RACE_KEY, JSON.stringify(found));
 }
 
+// The server numbers the races of this page from 1 on: this one is none of them.
 function lastRace() {
-  const { result = null, prompt = "" } = JSON.parse(stored("sessionStorage", RACE_KEY) || "{}");
-  if (prompt) setTimeout(() => fillPrompt(prompt), 500); // Gradio draws the box later, and empty
-  return { state: result ? "still" : "empty", result };
+  const found = JSON.parse(stored("sessionStorage", RACE_KEY) || "null");
+  if (!found) return { state: "empty", result: null };
+  setTimeout(() => fillPrompt(found.prompt), 500); // Gradio draws the box later
+  return { state: "still", result: { ...found, number: 0 } };
 }
 
 function fillPrompt(text) {
   const box = promptBox();
-  if (!box || box.value === text) return;
+  if (!box || isTyped || box.value === text) return;
   box.value = text;
   box.dispatchEvent(new Event("input", { bubbles: true }));
 }

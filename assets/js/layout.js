@@ -187,7 +187,9 @@ function drawHead(step) {
     parts.push(test);
   }
   const now = window.medusaModel?.model;
-  if (now && data.model && data.model !== now) parts.push(make("b", "", `by ${data.model}`));
+  // answers kept by an older version do not name the backbone
+  const isOther = now && data.model && data.model !== now && !now.startsWith(`${data.model} on `);
+  if (isOther) parts.push(make("b", "", `by ${data.model}`));
   head.replaceChildren(...parts);
 }
 

@@ -72,11 +72,13 @@ function drawPace() {
   const times = slowness(pace);
   const words = modelledWords(pace, isDemo() ? "demo" : "model");
   const slow = times > 1 ? `Shown ${times} times slower, at most six steps a second. ` : "";
-  const isOther = known.nodes.some((nodes) => nodes !== pace.nodes); // it was made at another pace
+  const isPlain = Boolean(data?.figures.is_plain);
+  const isOther = !isPlain && known.nodes.some((nodes) => nodes !== pace.nodes); // at another pace
   const show = isOther
     ? `${slow}These steps drafted other numbers of nodes; the next answer drafts ${pace.nodes} in each.`
     : `${slow}A show: every step drafts ${pace.nodes} nodes, whether they pay here or not.`;
-  say(gpuLine, `These figures are ${words}. ${isBehind ? BEHIND : show}`);
+  const what = !data || modelledFigures(data.figures) ? "These figures are" : "The table below is";
+  say(gpuLine, `${what} ${words}. ${isBehind ? BEHIND : isPlain ? slow : show}`);
 }
 
 // What the tiles show in place of figures f of this machine; null at another pace, and where the
@@ -96,7 +98,7 @@ function modelledFigures(f) {
 function tokensWith(m) {
   const told = known.bars.length;
   if (m === 1 || !told) return m === 1 ? 1 : null;
-  if (known.nodes.every((nodes) => nodes === m)) return known.bars.reduce((a, b) => a + b, 0) / told;
+  if (known.nodes.every((nodes) => nodes === m)) return data.figures.per_step;
   const seen = [...steps.values()].filter((step) => step.state);
   if (seen.length < told || known.nodes.every((nodes) => nodes < m)) return null;
   const accepted = (step) => [...step.state.slice(1, m)].filter((state) => state === "a").length;

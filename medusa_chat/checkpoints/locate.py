@@ -36,7 +36,8 @@ class Checkpoint:
     tokenizer and the files of `weights`, or with a GGUF file that holds all of them. notes: a
     sentence for each thing that was decided. template: ours for the checkpoint's id or its base's,
     where we have one. repo: what the backbone was had by on the Hub, with its GGUF file where
-    one was named. original: the GGUF file that the backbone was converted from.
+    one was named. original: the GGUF file that the backbone was converted from. is_own:
+    whether the backbone is what the checkpoint's name means.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Checkpoint:
     template: KnownTemplate | None = None
     repo: str | None = None
     original: Path | None = None
+    is_own: bool = False
 
     @property
     def source(self) -> Path:
@@ -62,8 +64,7 @@ class Checkpoint:
     def base(self) -> str:
         """The backbone that the heads sit on, by its Hub id or its place; empty where it is the
         checkpoint itself."""
-        is_own = self.folder in (self.source, self.source.parent)
-        return "" if is_own else self.repo or str(self.source)
+        return "" if self.is_own else self.repo or str(self.source.resolve())
 
     @classmethod
     def find(cls, request: LoadRequest) -> "Checkpoint":
@@ -124,6 +125,7 @@ class SurveyedFolder:
             notes=(*notes, *told),
             template=known_template(self.request.checkpoint, base),
             repo=_repo(where, self.request.checkpoint if is_own else ""),
+            is_own=is_own,
         )
 
     def _heads(self, own: BackboneFiles | None) -> tuple[HeadsFile | None, Path, Sequence[str]]:

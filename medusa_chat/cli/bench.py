@@ -1,6 +1,8 @@
 """`medusa-chat bench`: its options are checked before a model is loaded; then it measures."""
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,9 +99,7 @@ class StudyInputs:
         Path | None, value("PYTHON", "With --study peers: one with llama-cpp-python.")
     ] = None
     vllm: Annotated[Path | None, value("PYTHON", "With --study peers: one with vLLM.")] = None
-    vllm_heads: Annotated[
-        Path | None, folder_path("With --study peers: heads for vLLM, trained with --no-root.")
-    ] = None
+    vllm_heads: Annotated[Path | None, folder_path("With --study peers: --no-root heads.")] = None
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,10 @@ class Bench(StudyInputs, LoadOptions, BenchOptions):
         for file in (self.output, self.picture, self.report, self.answers):
             if file is not None:
                 require_folder(file, *read)
-        _refuse_missing(*read, self.llama_cpp, self.vllm)
-        _refuse_missing(self.draft, self.reference, self.medusa_2, self.vllm_heads, folders=True)
+        _refuse_missing("file", Path.is_file, *read)
+        _refuse_missing("program", shutil.which, self.llama_cpp, self.vllm)
+        folders = (self.draft, self.reference, self.medusa_2, self.vllm_heads)
+        _refuse_missing("folder", Path.is_dir, *folders)
         settings = GenerationSettings(acceptance=self.acceptance, temperature=self.temperature)
         from medusa_chat.bench import Report, table
 
@@ -157,11 +159,10 @@ def _measure(
     )
 
 
-def _refuse_missing(*given: Path | None, folders: bool = False) -> None:
+def _refuse_missing(kind: str, is_there: Callable[[Path], object], *given: Path | None) -> None:
     """Refuse what is not there before hours of measuring."""
     for path in filter(None, given):
-        if not (path.is_dir() if folders else path.is_file()):
-            kind = "folder" if folders else "file"
+        if not is_there(path):
             raise UsageError(f"there is no {kind} {path}: check the path")
 
 

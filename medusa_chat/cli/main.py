@@ -43,7 +43,7 @@ from medusa_chat.cli.train import Train
 from medusa_chat.cli.ui import Ui
 from medusa_chat.errors import MedusaChatError, ModelError
 
-UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 GROUP_FLAGS = ("--help", "--version")
 # Each would silently switch off a protection against malicious files or websites.
 WEAKENING_VARIABLES = (

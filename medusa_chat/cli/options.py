@@ -160,7 +160,7 @@ def data_paths(data: list[str] | None, more: list[str] | None) -> tuple[Path, ..
             files.append(path)
             continue
         is_path = name.startswith((".", "/", "~")) or path.suffix.lower() in DATA_FILES
-        if is_path or name.count("/") != 1 or path.parent.is_dir():
+        if is_path or name.count("/") != 1:
             raise UsageError(f"there is no file {name}: give a file, or a Hub data set OWNER/NAME")
         files += dataset_files(name)
     return tuple(files)

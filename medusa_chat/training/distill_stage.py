@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain, count
 from pathlib import Path
 
 from medusa_chat import paths
@@ -24,11 +25,14 @@ KEPT = "answers.jsonl"  # the conversations with their answers, as `train --data
 
 
 def keep_answers(folder: Path, output: Path) -> Path | None:
-    """Move the answers of a training that is done beside its output, where no other file is; None
-    without any. They are the dearest part of it, and another training can learn from them."""
-    kept = output.with_name(f"{output.name}.{KEPT}")
-    if not (folder / KEPT).is_file() or kept.exists():
+    """Move the answers of a training that is done beside its output, by the first name that is
+    free; None without any. They are the dearest part of it, and another training can learn from
+    them."""
+    if not (folder / KEPT).is_file():
         return None
+    names = chain([KEPT], (f"{number}.{KEPT}" for number in count(2)))
+    places = (output.with_name(f"{output.name}.{name}") for name in names)
+    kept = next(place for place in places if not place.exists())
     (folder / KEPT).replace(kept)
     return kept
 

@@ -39,10 +39,11 @@ def begin_training(request: TrainRequest, folder: Path) -> None:
         before = json.loads(file.read_text("utf-8"))
         for key, value in shown.items():
             if before.get(key) != value:
-                option = key.removeprefix("explicit ").replace("_", "-")
+                what = "recipe" if key == "name" else key.removeprefix("explicit ")
                 raise UsageError(
-                    f"{folder} was started with --{option} {before.get(key)}, not {value}: give "
-                    "the same options and data, or remove it"
+                    f"{folder} was started with another {what.replace('_', ' ')} "
+                    f"({before.get(key)}, not {value}): give the same options and data, or remove "
+                    "it"
                 )
     folder.mkdir(exist_ok=True)
     write_json(file, shown)
@@ -62,9 +63,12 @@ def end_training(folder: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    """What tells one content of a file from another."""
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    """What tells one content of a file from another. Raises UsageError."""
+    try:
+        with open(path, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _request_json(request: TrainRequest) -> dict[str, Any]:

@@ -188,6 +188,17 @@ def test_a_model_without_heads_takes_no_other_backbone(backbone, tmp_path):
     assert "without Medusa heads" in inspect(str(other), str(backbone)).problems[0]
 
 
+def test_heads_name_the_backbone_that_they_sit_on(backbone, tmp_path):
+    heads = tmp_path / "heads"
+    layout_i(heads, backbone, scale=0.1)
+    inside = shutil.copytree(backbone, heads / "bf16")
+    for place in (backbone, inside):
+        found = Checkpoint.find(LoadRequest(str(heads), backbone=str(place)))
+        assert found.base == str(place.resolve())
+    assert Checkpoint.find(LoadRequest(str(backbone))).base == ""
+    assert Checkpoint.find(LoadRequest("demo")).base == ""
+
+
 def test_a_file_is_not_asked_for_at_the_hub(tmp_path, monkeypatch):
     (tmp_path / "owner").mkdir()
     (tmp_path / "owner" / "weights.safetensors").write_bytes(b"x")

@@ -294,7 +294,7 @@ def test_a_full_output_is_one_line_and_a_closed_one_no_fault(tmp_path: Path) -> 
     [
         (["--prompts", "nope"], "--prompts and --questions are for the studies"),
         (["--study", "tuner", "--prompts", "nope"], "there is no file nope"),
-        (["--study", "peers", "--llama-cpp", "nope"], "there is no file nope"),
+        (["--study", "peers", "--llama-cpp", "nope"], "there is no program nope"),
         (["--study", "ladder", "--medusa-2", "nope"], "there is no folder nope"),
         (["--shape", "7b", "--trace", "nope"], "there is no file nope"),
         (["--shape", "7b", "--checkpoint", "demo"], "random weights"),

@@ -373,7 +373,7 @@ def test_other_data_is_no_data_to_go_on_with(
     monkeypatch.setattr(TrainingView, "show", interrupting)
     assert main(line) == 130
     write_rows(data, conversations()[:-1])
-    assert "was started with --data" in refusal([*line, "--resume"], capsys)
+    assert "was started with another data" in refusal([*line, "--resume"], capsys)
 
 
 def test_output_that_exists_is_left_alone(

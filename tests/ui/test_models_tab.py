@@ -111,6 +111,8 @@ def test_a_row_is_loaded_on_the_backbone_that_is_asked_for_now(typed, loaded_on,
     assert row["download"] == ("nothing to download" if is_loaded else "about 269 MB to download")
     other = row_view("known", Entry("demo"), LoadChoices(), machine)
     assert not other["is_loaded"]
+    own = Machine(loaded=LoadRequest("me/heads", "x/backbone"))
+    assert not row_view("here", Entry("me/heads"), LoadChoices(), own)["is_loaded"]
 
 
 def test_memory_follows_the_context_up_to_what_the_model_reads():

@@ -30,7 +30,7 @@ class SettingsPanel(SettingsForm):
             if name != "posterior_alpha" or not shown["locked"]:
                 change.pop("value")
             if wrong := refusal(name, values.get(name), self.trees):
-                change["info"] = wrong
+                change["info"] = f"⚠ {wrong}"
         return [to_line(valid), *changes]
 
     def valid(self, posted: Posted) -> dict[str, Any]:

@@ -136,7 +136,8 @@ class CompareController:
             self._keep(tab, add_gap(found, ticket.result))
 
     def _keep(self, tab: CompareTab, found: Comparison) -> None:
-        tab.result = result_view(found) | {"number": tab.number, "show_nodes": tab.show_nodes}
+        of_tab = {"number": tab.number, "show_nodes": tab.show_nodes, "prompt": tab.text}
+        tab.result = result_view(found) | of_tab
 
     def _progress(self, progress: Progress, settings: GenerationSettings) -> dict[str, Any]:
         waiting = waiting_text(self.session.state, progress.ahead)

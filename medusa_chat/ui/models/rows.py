@@ -135,7 +135,8 @@ def _is_loaded(entry: Entry, choices: LoadChoices, machine: Machine) -> bool:
     loaded, base = machine.loaded, entry.preset.base if entry.preset else None
     if loaded is None or loaded.checkpoint != entry.id:
         return False
-    return entry.key(choices.backbone).backbone in (loaded.backbone or base, None)
+    wanted = entry.key(choices.backbone).backbone or base
+    return entry.is_whole or wanted == (loaded.backbone or base)
 
 
 def _download(entry: Entry, choices: LoadChoices, machine: Machine) -> str:

@@ -201,6 +201,7 @@ def test_the_result_and_its_prompt_survive_a_reload(served, open_tab):
     tab.wait_for_function(
         "() => document.querySelector('#compare-prompt textarea').value === 'a prompt of my own'"
     )
+    assert tab.get_attribute(".compare-block", "data-race") == "0", "the next race is number 1"
 
 
 def test_every_control_works_with_the_keyboard(tab, served, monkeypatch):
