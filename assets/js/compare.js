@@ -39,7 +39,7 @@ function drawRunning(now) {
     const isDone = now.stage === "running" && !isNow && !isFirst[lane.box.dataset.side];
     if (isNow) lane.bar.value = now.tokens / now.limit;
     else lane.bar.value = isDone ? 1 : 0;
-    say(lane.count, isNow ? `${now.tokens} token${now.tokens === 1 ? "" : "s"}` : isDone ? "recorded" : "waits for its turn");
+    say(lane.count, isNow ? counted(now.tokens, "token") : isDone ? "recorded" : "waits for its turn");
   }
   if (now.spoken) say(spoken, now.spoken);
 }

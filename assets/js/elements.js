@@ -46,6 +46,10 @@ function scrollRegion(name, label) {
   return node;
 }
 
+function counted(count, what) {
+  return `${count} ${what}${count === 1 ? "" : "s"}`;
+}
+
 function number(value, digits) {
   return value === null || value === undefined ? "–" : value.toFixed(digits);
 }

@@ -78,7 +78,7 @@ function ratios() {
 
 function badge() {
   if (result.identical) {
-    return make("p", "badge identical", `✓ identical: all ${result.tokens} token${result.tokens === 1 ? "" : "s"}`);
+    return make("p", "badge identical", `✓ identical: all ${counted(result.tokens, "token")}`);
   }
   const { index, tokens, gap, note } = result.difference;
   const box = make("p", "badge different");

@@ -116,7 +116,7 @@ function show(lane) {
   const decoded = at - side.first_ms;
   const rate = isOver ? side.rate : decoded > 0 ? ((tokens - 1) / decoded) * 1000 : null;
   const kind = isGpuClock() ? ", modelled" : "";
-  say(lane.count, `${tokens} token${tokens === 1 ? "" : "s"} · ${number(rate, rate < 10 ? 1 : 0)} tokens/s${kind}`);
+  say(lane.count, `${counted(tokens, "token")} · ${number(rate, rate < 10 ? 1 : 0)} tokens/s${kind}`);
   say(lane.flag, isOver ? flagOf(side) : "");
   lane.bar.value = side.tokens ? tokens / side.tokens : 1;
   lane.box.classList.toggle("is-over", isOver);

@@ -191,8 +191,9 @@ def _demo(problems: list[str]) -> dict[str, Any]:
 def _tuned() -> dict[str, Any]:
     """The measured step times of each model."""
     found = {
-        ", ".join(filter(None, list(asdict(t.place).values())[:-1])): t.summary()
+        ", ".join(filter(None, (p.model, p.backbone, p.precision, p.device))): t.summary()
         for t in tuning_store.all_tunings()
+        for p in [t.place]
     }
     return found or {"measured": "nothing yet (the page measures when idle; bench measures too)"}
 

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from medusa_chat import paths
 from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.errors import ModelError, UsageError
-from medusa_chat.hub.catalog import model_preset, repo_of
+from medusa_chat.hub.catalog import repo_of
 from medusa_chat.hub.dataset import dataset_files
 from medusa_chat.messages import LoadRequest
 from medusa_chat.trees.presets import load_tree
@@ -111,9 +111,9 @@ class LoadOptions:
 def named(checkpoint: str | None, backbone: str | None) -> tuple[str, str | None]:
     """The checkpoint and the backbone to use with it: a backbone that is named alone is loaded
     alone, and without either it is the demo. The name of heads that ship means their base there."""
-    if checkpoint and backbone and model_preset(backbone):
-        backbone = repo_of(backbone)
-    return (checkpoint, backbone) if checkpoint else (backbone or "demo", None)
+    if not checkpoint:
+        return backbone or "demo", None
+    return checkpoint, backbone and repo_of(backbone)
 
 
 def values_of(options: type, command: object) -> dict[str, Any]:

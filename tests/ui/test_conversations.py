@@ -373,7 +373,8 @@ def test_a_conversation_is_saved_as_it_was_written(server):
     chat = say(server, tab, 'a/b: "c"\n<b>bold</b> *and* more')
     chat.set_system("Be brief.")
     line = json.loads(server.save_conversation(tab, event(id=chat.id)))
-    assert line["number"] == 1 and line["name"] == "a b c.md"
+    assert line["name"] == "a b c.md"
+    assert json.loads(server.save_conversation(tab, event(id=chat.id)))["at"] > line["at"]
     question, answer = (message["content"] for message in chat.transcript.messages)
     assert line["text"] == (
         '# a/b: "c"\n\n## System prompt\n\nBe brief.\n\n'

@@ -20,7 +20,7 @@ class Tab:
     showed at the last look, where that was not the last one sent. turns: how often it was drawn
     anew, which ends the stream of before. taken: how many messages it sent and the server took.
     given, back: how many texts came to nothing, and the last, for its box. told: how many failures
-    of the store it was told. saved: how many files it was sent.
+    of the store it was told.
     """
 
     scope: str = ""
@@ -47,7 +47,6 @@ class Tab:
     given: int = 0
     back: str = ""
     told: int = 0
-    saved: int = 0
 
     def take(self) -> None:
         """What its box held was sent: the browser takes it out of the box."""

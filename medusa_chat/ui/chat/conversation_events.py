@@ -1,5 +1,6 @@
 """ConversationEvents: what the list of conversations and the versions of messages do."""
 
+import time
 from typing import Any
 
 import gradio as gr
@@ -60,8 +61,7 @@ class ConversationEvents(ChatViewer):
         if chat is None:
             return gr.skip()
         self.sessions.reread(chat)
-        tab.saved += 1
-        return to_line({"number": tab.saved, **SavedFile.of(chat.stored)._asdict()})
+        return to_line({"at": time.time(), **SavedFile.of(chat.stored)._asdict()})
 
     def delete_conversation(self, tab: Tab, event: gr.EventData) -> View:
         """Take a conversation out of the list. An empty one is shown where it was."""
